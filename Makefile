@@ -5,11 +5,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 E2E_VENV ?= .venv-e2e
 
-.PHONY: test check lint types unit fuzz browser e2e docs pictures lock clean
+.PHONY: test check fast lint types unit fuzz browser e2e docs pictures lock clean
 
 test: lint types unit
 
 check: lint types  ## the quick part
+
+fast: $(STAMP)  ## tests of every package in a minute of CPU
+	$(BIN)/pytest -m fast -n auto
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -14,6 +14,17 @@ settings.load_profile("repeatable")
 #: Files whose tests share what is made once, and take longer when two workers make it.
 TOGETHER = {"workflow": "workflows", "test_scripts_matrix": "matrix"}
 
+#: Modules whose tests take more than two seconds of CPU. All others are ``-m fast``: less than a minute together.
+SLOW = {
+    "answer", "api", "calibrate", "capacity", "check", "classes", "cli", "cli_bad_input", "cli_startup",
+    "cli_streams", "cli_together", "client", "compare", "completion", "deploy", "deploy_hostile", "docs",
+    "documents", "examples", "fitting_shipped", "fleet", "launches", "next_run", "nodes", "offloading",
+    "one_screen", "plan_file", "recommend", "recommend_targets", "relations", "report", "results", "same_figures",
+    "sanity", "scheduler", "scripts", "scripts_classes", "scripts_hostile", "scripts_matrix", "scripts_native",
+    "scripts_nodes", "scripts_partition", "scripts_preflight", "scripts_run", "split", "tune", "ui", "verdict",
+    "workflow_table", "workflows", "workflows_run",
+}  # fmt: skip
+
 #: What a shell without job control starts in the background ignores Ctrl-C, down to the commands that tests break.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -28,6 +39,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next((group for part, group in TOGETHER.items() if part in nodeid), nodeid)
 
     return Scheduling(config, log) if config.getoption("dist") == "load" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test ``slow`` or ``fast`` by its module."""
+    for item in items:
+        item.add_marker("slow" if item.path.stem.removeprefix("test_") in SLOW else "fast")
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,40 @@
+"""What a contributor relies on beside the code: the fast tests cover every package, forms and hooks can be read."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import yaml
+from test_layers import DOORS
+
+ROOT = Path(__file__).parent.parent
+SLOW: set[str] = runpy.run_path(str(ROOT / "tests" / "conftest.py"))["SLOW"]
+
+
+def test_every_package_has_fast_tests_and_each_slow_module_exists() -> None:
+    modules = {path for path in (ROOT / "tests").rglob("test_*.py")}
+    names = {path.stem.removeprefix("test_") for path in modules}
+    assert names >= SLOW, f"no such modules: {sorted(SLOW - names)}"
+    fast = {path.parent.name for path in modules if path.stem.removeprefix("test_") not in SLOW}
+    assert fast >= {*DOORS, "commands"}
+
+
+def test_a_report_of_a_wrong_prediction_asks_for_the_plan_and_the_result() -> None:
+    forms = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")}
+    needed = {
+        name: {field["id"] for field in form["body"] if field.get("validations", {}).get("required")}
+        for name, form in forms.items()
+        if name != "config"
+    }
+    assert needed["wrong_prediction"] >= {"plan", "result", "version"}
+    assert needed["bug"] >= {"command", "output"} and "sources" in needed["new_gpu_or_model"]
+    for form in forms.values():
+        ids = [field["id"] for field in form.get("body", []) if "id" in field]
+        assert len(ids) == len(set(ids))
+
+
+def test_hooks_are_local() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    assert [repo["repo"] for repo in hooks["repos"]] == ["local"]
+    assert {hook["id"] for repo in hooks["repos"] for hook in repo["hooks"]} >= {"ruff", "mypy", "layers"}
