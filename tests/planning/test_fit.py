@@ -22,34 +22,24 @@ from planner.planning.deployment import resolve_deployment
 from planner.planning.fit import Fit, explain, sweep_settings
 from planner.planning.serving import Serving
 
-CONTRACT = {
-    "schema_version", "fits", "verdict", "model", "gpu", "engine_version", "tensor_parallel_size", "weight_dtype",
-    "kv_cache_dtype", "max_model_len", "gpu_memory_utilization", "weights_bytes", "activation_bytes",
-    "cuda_graph_bytes", "non_torch_bytes", "kv_cache_bytes", "kv_bytes_per_token", "kv_cache_tokens",
-    "max_concurrency", "min_tensor_parallel_size", "options", "notes",
-}  # fmt: skip
 
-
-def test_llama_2_13b_does_not_fit_a_cpx_partition() -> None:
-    """The document's example: 26.03 GB of fp16 weights against 24 GiB (25.77 GB); 819,200 B of KV per token."""
-    result = fitted("meta-llama/Llama-2-13b-hf", "mi300x-cpx", "0.11.0")
-    found = result.to_json()
-    assert (found["fits"], found["verdict"]) == (False, "does not fit")
-    assert found["weights_bytes"] == 26_031_728_640
-    assert found["kv_bytes_per_token"] == 819_200
-    assert found["min_tensor_parallel_size"] is None  # TP 1 only, and it does not fit
-    assert "out of memory while loading" in result.reason
-    assert found["options"]
-
-
-def test_llama_2_7b_fits_a_cpx_partition() -> None:
-    result = fitted("meta-llama/Llama-2-7b-hf", "mi300x-cpx", "0.11.0")
-    found = result.to_json()
-    assert (found["fits"], found["verdict"], found["reason"]) == (True, "fits", "")
-    assert found["weights_bytes"] == 13_476_831_232
-    assert found["kv_bytes_per_token"] == 524_288
-    assert found["min_tensor_parallel_size"] == 1
-    assert found["max_concurrency"] >= 1
+@pytest.mark.parametrize(
+    ("name", "fits", "weights_bytes", "kv_bytes_per_token", "smallest"),
+    [
+        # the document's examples: 26.03 GB of fp16 weights against 24 GiB (25.77 GB), and half of that
+        ("meta-llama/Llama-2-13b-hf", False, 26_031_728_640, 819_200, None),  # TP 1 only, and it does not fit
+        ("meta-llama/Llama-2-7b-hf", True, 13_476_831_232, 524_288, 1),
+    ],
+)
+def test_the_documents_models_on_a_cpx_partition(
+    name: str, fits: bool, weights_bytes: int, kv_bytes_per_token: int, smallest: int | None
+) -> None:
+    answer = fitted(name, "mi300x-cpx", "0.11.0").to_json()
+    assert (answer["fits"], answer["verdict"]) == (fits, "fits" if fits else "does not fit")
+    assert (answer["weights_bytes"], answer["kv_bytes_per_token"]) == (weights_bytes, kv_bytes_per_token)
+    assert answer["min_tensor_parallel_size"] == smallest
+    assert bool(answer["options"]) is not fits
+    assert answer["reason"].startswith("" if fits else "out of memory while loading")
 
 
 def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
@@ -63,14 +53,6 @@ def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
     assert short.verdict == "too close to call" and 0.05 < short.deployment.checked.probability_fits < 0.95
     assert short.verdict_words.startswith("too close to call: starts with ")
     assert 0 < short.largest_max_model_len < 131_072
-
-
-def test_json_has_the_contracts_keys() -> None:
-    found = fitted("meta-llama/Llama-3.1-8B", "h100", "0.33.0").to_json()
-    assert found.keys() >= CONTRACT
-    assert found["model"]["total_params"] == 8_030_261_248
-    assert found["gpu"] == {"id": "h100-sxm", "memory_bytes": load_profile("h100").memory_bytes}
-    assert (found["engine_version"], found["gpu_memory_utilization"]) == ("0.33.0", 0.92)
 
 
 @pytest.mark.parametrize(
@@ -203,13 +185,6 @@ def test_the_documents_slip_is_pointed_out() -> None:
     assert "26.03 GB" in text
 
 
-def test_sweep_covers_tp_precision_and_kv_dtype() -> None:
-    serving = Serving.of(model("meta-llama/Llama-3.1-8B"), load_profile("h100"), version=version("0.33.0"))
-    results = sweep_settings(serving, weight_dtypes=("bf16", "fp8"))
-    seen = {(r.config.tensor_parallel_size, r.config.weight_dtype, r.config.kv_cache_dtype) for r in results}
-    assert seen == {(t, w, k) for t in (1, 2, 4, 8) for w in ("bf16", "fp8") for k in ("bf16", "fp8")}
-
-
 def test_sweep_leaves_out_what_vllm_refuses() -> None:
     partition = Serving.of(model("meta-llama/Llama-2-7b-hf"), load_profile("mi300x-cpx"), version=version("0.11.0"))
     results = sweep_settings(partition)
@@ -222,19 +197,15 @@ def test_stages_of_a_pipeline_bind_one_by_one() -> None:
     assert any("pipeline stages" in note for note in found.notes)
 
 
+MODELS = (
+    "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-32B", "Qwen/Qwen3-30B-A3B", "openai/gpt-oss-120b",
+    "deepseek-ai/DeepSeek-V3", "Qwen/Qwen3-Next-80B-A3B-Instruct", "google/gemma-3-27b-it",
+)  # fmt: skip
+
+
 @settings(max_examples=60)
 @given(
-    name=st.sampled_from(
-        [
-            "meta-llama/Llama-3.1-8B",
-            "Qwen/Qwen3-32B",
-            "Qwen/Qwen3-30B-A3B",
-            "openai/gpt-oss-120b",
-            "deepseek-ai/DeepSeek-V3",
-            "Qwen/Qwen3-Next-80B-A3B-Instruct",
-            "google/gemma-3-27b-it",
-        ]
-    ),
+    name=st.sampled_from(MODELS),
     gpu=st.sampled_from(["h100", "h200", "mi300x", "mi355x", "b200", "l40s"]),
     release=st.sampled_from(["0.11.2", "0.16.0", "0.19.1", "0.22.0", "0.30.0", "0.33.0"]),
     size=st.sampled_from([1, 2, 4, 8]),
@@ -263,8 +234,7 @@ def test_what_is_accepted_satisfies_vllms_own_inequality(
 
 def test_the_arithmetic_counts_the_layers_that_keep_latents() -> None:
     """Kimi-K3: 24 of 93 layers have latent attention, 576 elements of 2 bytes a token each; 69 keep a state."""
-    asked = EngineArgs(tensor_parallel_size=8)
-    found = Serving.of(model("moonshotai/Kimi-K3"), load_profile("b300"), asked, version("0.27.1")).fit()
+    found = fitted("moonshotai/Kimi-K3", "b300", "0.27.1", tensor_parallel_size=8)
     line = next(line for line in explain(found) if line.label == "KV cache per token")
     assert line.value == f"{24 * 576 * 2:,} B"
     assert line.how.startswith("24 layers of 576")
@@ -279,24 +249,21 @@ def test_the_arithmetic_counts_the_layers_that_keep_latents() -> None:
     ],
 )
 def test_the_arithmetic_says_how_a_version_keeps_latents(release: str, value: int, words: str) -> None:
-    asked = EngineArgs(tensor_parallel_size=8, max_model_len=4096)
-    found = Serving.of(model("deepseek-ai/DeepSeek-V3"), load_profile("h200"), asked, version(release)).fit()
+    found = fitted("deepseek-ai/DeepSeek-V3", "h200", release, tensor_parallel_size=8, max_model_len=4096)
     line = next(line for line in explain(found) if line.label == "KV cache per token")
     assert (line.value, line.how) == (f"{value:,} B", words)
 
 
 def test_the_smallest_size_may_fill_several_nodes() -> None:
     """Llama-3.1-405B is 812 GB in 16 bits: more than 8 H100, less than 16."""
-    llama, node = model("meta-llama/Llama-3.1-405B-Instruct"), load_profile("h100")
     for asked, smallest in ((8, None), (16, 16), (32, 16)):
-        found = Serving.of(llama, node, EngineArgs(tensor_parallel_size=asked), version("0.27.1")).fit()
+        found = fitted("meta-llama/Llama-3.1-405B-Instruct", "h100", "0.27.1", tensor_parallel_size=asked)
         assert found.min_tensor_parallel_size == smallest
 
 
 def test_no_gpu_is_a_way_out_that_needs_more_nodes() -> None:
     """DeepSeek-V3 on 8 H100: eight GB10, one in a node, are none; a node of H200 is."""
-    asked = EngineArgs(tensor_parallel_size=8)
-    found = Serving.of(model("deepseek-ai/DeepSeek-V3"), load_profile("h100"), asked, version("0.11.0")).fit()
+    found = fitted("deepseek-ai/DeepSeek-V3", "h100", "0.11.0", tensor_parallel_size=8)
     named = {option.settings["gpu"] for option in found.options if "gpu" in option.settings}
     assert "h200-sxm" in named
     assert all(load_profile(str(name)).gpus_per_node >= 8 for name in named)
@@ -335,12 +302,3 @@ def test_several_changes_together_where_none_is_enough() -> None:
     assert four.settings["weight_dtype"] == "int4-awq" and four.settings["tensor_parallel_size"] == 4
     assert sixteen.settings.keys() == {"tensor_parallel_size", "max_model_len"}
     assert sixteen.settings["tensor_parallel_size"] == 8 and 8_192 < int(sixteen.settings["max_model_len"]) < 131_072
-
-
-@pytest.mark.parametrize("place", range(3))
-def test_several_changes_are_what_the_flags_say(place: int) -> None:
-    """Asked again with these flags, it fits: each option was checked as it is told."""
-    option = fitted("meta-llama/Llama-3.3-70B-Instruct", "rtx-4090", "0.27.1").options[place]
-    words = ["fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "rtx-4090", "--engine-version", "0.27.1"]
-    outcome = run(*words, *(word for flag in option.flags for word in flag.split(" ")), "--format", "json")
-    assert outcome.status == 0 and json.loads(outcome.out)["verdict"] == "fits"
