@@ -22,7 +22,7 @@ from planner.evidence.server_log import ServerLog, read_server_log
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, PlannedWorkload, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
-from planner.units import MOST_FIGURE
+from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import OF_A_REQUEST
 
 #: Tokens that a prompt may gain or lose when random ids are turned into text and back.
@@ -39,6 +39,7 @@ LARGEST_FILE = 10 * 2**20  #: bytes; nothing that the planner writes comes near
 _WRITE_AGAIN = "write the folder again with planner recommend -o"
 
 Figure = Annotated[float, Field(strict=True, ge=0, le=MOST_FIGURE)]  # nor NaN
+Positive = Annotated[float, Field(strict=True, ge=LEAST_FIGURE, le=MOST_FIGURE)]  # a ratio to it is finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +340,10 @@ class PlannedPoint:
 
     name: str
     key: str  #: of the result file: ``avg_latency`` in seconds, else tokens per second
-    predicted: Figure | None
-    lo: Figure | None
-    hi: Figure | None
-    published: Figure | None
+    predicted: Positive | None
+    lo: Positive | None
+    hi: Positive | None
+    published: Positive | None
 
 
 class _Points(BaseModel):

@@ -386,7 +386,9 @@ def test_offline_results_stand_beside_the_printed_and_the_predicted_ones(tmp_pat
         result.write_text(broken)
         assert run("validate", str(tmp_path)).status == 2
     result.unlink()
-    for broken in ("[]", '{"digest": "x", "points": [{"name": 1}]}', '{"digest": "x", "points": 5}'):
+    tiny = {"name": "a", "key": "k", "predicted": 5e-324, "lo": 5e-324, "hi": 5e-324, "published": None}
+    endless = json.dumps({"digest": "x", "points": [tiny]})  # what is measured is beyond any float of it
+    for broken in ("[]", '{"digest": "x", "points": [{"name": 1}]}', '{"digest": "x", "points": 5}', endless):
         (tmp_path / "points.json").write_text(broken)
         assert "points.json is" in run("validate", str(tmp_path)).err
 
