@@ -581,7 +581,8 @@ def test_what_cannot_be_is_refused() -> None:
 def test_the_command_line_lists_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["workflow", "list", "--format", "json"]) == 0
     listed = json.loads(capsys.readouterr().out)
-    assert [row["name"] for row in listed] == list(NAMES) and all(row["scripts"] for row in listed)
+    assert [row["name"] for row in listed] == list(NAMES)
+    assert all(row["scripts"] and row["sources"] for row in listed)
     target = tmp_path / "plan"
     assert main(["workflow", "sweep", "--max-concurrency", "32", "-o", str(target)]) == 0
     assert (target / "sweep.sh").stat().st_mode & 0o100

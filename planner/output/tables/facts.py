@@ -144,7 +144,10 @@ def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
 
 
 def print_workflows(rows: Sequence[Row], output: str) -> None:
-    """Print a row for each workflow, with its default model, GPU and version."""
+    """Print a row for each workflow, with its default model, GPU and version; JSON also has its sources."""
+    if output == "json":
+        print(json_text(rows), end="")
+        return
     print_records(rows, output, WORKFLOW_COLUMNS)
 
 
