@@ -1,6 +1,6 @@
 """Compare kernel surfaces with today's operator times, with surfaces of relatives, and with measured runs.
 
-    python benchmarks/kernel_comparison.py [FOLDER] [--runs RUNS.csv ...] [--sections relatives today sources]
+    python benchmarks/kernel_comparison.py FOLDER --runs RUNS.csv ... [--sections relatives today sources]
 
 Writes three sections of ``benchmarks/results/kernels.md``: how well a GPU is predicted from the surfaces of a relative;
 today's time of an operator over its table, beside the surface's; and whole steps from tables alone, by source of the
@@ -338,9 +338,8 @@ def sources(paths: list[Path]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    shared = surfaces.ROOT.parent / "shared" / "measured"
-    parser.add_argument("folder", nargs="?", type=Path, default=shared / "kernels")
-    parser.add_argument("--runs", nargs="+", type=Path, default=sorted(shared.glob("runs*.csv")))
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("--runs", nargs="+", type=Path, required=True, metavar="RUNS.csv")
     parser.add_argument("--sections", nargs="+", default=["relatives", "today", "sources"])
     args = parser.parse_args()
     if {"relatives", "today"} & set(args.sections):

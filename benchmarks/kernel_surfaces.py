@@ -1,11 +1,11 @@
 """Fit surfaces to published kernel timings, and report their errors on shapes that the fit did not see.
 
-    python benchmarks/kernel_surfaces.py [FOLDER] [--kinds gemm experts ...] [--form]
+    python benchmarks/kernel_surfaces.py FOLDER [--kinds gemm experts ...] [--form]
 
-``FOLDER`` holds the tables (default ``../shared/measured/kernels``, see its README; they are never committed). Writes
-``hardware/calibration/kernels.json``, which ``planner.timing.kernels`` evaluates, and
-``benchmarks/results/kernels.md``. ``--kinds`` fits only these and keeps the rest of both files. Whole shapes are left
-out: a matrix (n, k), the experts of a model, a head configuration. Parsed tables are cached under the temporary folder.
+``FOLDER`` holds the published tables, which are never committed. Writes ``hardware/calibration/kernels.json``, which
+``planner.timing.kernels`` evaluates, and ``benchmarks/results/kernels.md``. ``--kinds`` fits only these and keeps the
+rest of both files. Whole shapes are left out: a matrix (n, k), the experts of a model, a head configuration. Parsed
+tables are cached under the temporary folder.
 """
 
 from __future__ import annotations
@@ -636,7 +636,7 @@ def replace_section(name: str, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT.parent / "shared" / "measured" / "kernels")
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--kinds", nargs="+", choices=list(FORMS), default=list(FORMS))
     args = parser.parse_args()
     if not args.folder.is_dir():
