@@ -334,8 +334,8 @@ class _Script:
         if self.frames and (conditions := self.frames[-1].conditions) is not None:
             conditions.append(words)
             return
-        if not all(frame.active for frame in self.frames):
-            return
+        if words[0].startswith("[[") or not all(frame.active for frame in self.frames):
+            return  # a test launches nothing, whatever names it compares
         declared = words[0] in _DECLARE
         sets = [word for word in words[declared:] if _SET.fullmatch(word)]
         for frame in self.frames[-1:]:

@@ -18,6 +18,7 @@ import pytest
 from script_plans import bench, emission, plan, serve
 from shell_checks import check_scripts
 
+from planner.engine.launches import find_launches
 from planner.errors import IllegalPlanError
 from planner.output.scripts.emission import Emission, render_scripts, result_name
 from planner.output.scripts.folder import write_folder
@@ -121,6 +122,13 @@ def runs(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+def test_check_reads_the_line_back_from_the_script() -> None:
+    """Its functions name vLLM in tests, and launch nothing."""
+    made = native()
+    (launch,) = find_launches(render_scripts(made)["launch.sh"])
+    assert launch.server and launch.server.argv == made.file.plan.serve_argv
 
 
 def test_the_scripts_are_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
