@@ -1,6 +1,6 @@
-"""How long is one step? Operators, roofline, collectives and host; the efficiencies and what is known of them.
+"""The time of one step: operators, roofline, collectives and host; the efficiencies and their uncertainty.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+``__init__.pyi`` lists the names that other packages may use; each is imported when it is first used.
 """
 
 import lazy_loader as lazy

@@ -1,13 +1,13 @@
 from .belief import Key as Key
 from .belief import Known as Known
 from .belief import Spread as Spread
-from .covariates import covariates_of as covariates_of
 from .drafts import SpeculativeStep as SpeculativeStep
 from .drafts import speculative_step as speculative_step
 from .efficiencies import CLIENT_DELAYS as CLIENT_DELAYS
 from .efficiencies import PARAMETERS as PARAMETERS
 from .efficiencies import SHARES as SHARES
 from .efficiencies import Efficiency as Efficiency
+from .efficiencies import covariates_of as covariates_of
 from .efficiencies import prior_values as prior_values
 from .efficiencies import targets as targets
 from .fit_steps import StepTimes as StepTimes

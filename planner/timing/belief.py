@@ -1,17 +1,14 @@
-"""What is known of the efficiencies: one normal distribution of their logarithms.
+"""The distribution of the efficiencies: one normal distribution of their logarithms.
 
 The logarithm of an efficiency is its prior, plus the factors whose covariates match. Before any run each factor lies
-around 0 with the standard deviation of its line, and all are independent. Runs make them known and tie them::
+around 0 with the standard deviation of its line, and all are independent. Runs narrow and correlate them::
 
-    covariance of the factors = diag(sd^2) + U diag(sign) U'       sign -1: what runs taught, +1: what was taken away
+    covariance of the factors = diag(sd^2) + U diag(sign) U'       sign -1: learnt from runs, +1: taken away again
 
-A factor of which no run speaks has no row in U: a GPU, a model or a machine that was never measured keeps the whole
-deviation of its line. So the uncertainty of a figure, to first order the deviation of
-
-    log figure = g' log efficiencies                               g: its derivatives
-
-is small near what was measured and grows with the distance, and two figures that hang on the same factors err
-together. What a user's own runs taught are more columns of sign -1, which engines on the GPU of these runs alone have.
+A factor without runs has no row in U: a GPU, a model or a machine that was never measured keeps the whole deviation
+of its line. The uncertainty of a figure is, to first order, the deviation of ``log figure = g' log efficiencies``,
+with g its derivatives. It is small near measured runs and grows with the distance. Two figures that depend on the same
+factors err together. A user's own runs are more columns of sign -1, for engines on the GPU of these runs alone.
 Such models are called random effects, or kriging (Rasmussen and Williams, "Gaussian Processes for Machine
 Learning", 2006, chapter 2).
 """
@@ -35,7 +32,6 @@ Floats = NDArray[np.float64]
 Key = tuple[str, tuple[tuple[str, str], ...]]
 #: Covariates that most engines do not have: a factor with one of them is of those that have it.
 SPECIAL = ("partition", "nodes")
-INDEX = {name: i for i, name in enumerate(PARAMETERS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,34 +53,33 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Spread:
-    """How uncertain the logarithm of a figure is: its loading on each factor, and on what is known of these."""
+    """The uncertainty of the logarithm of a figure: its loading on each factor, and on the columns of U."""
 
     own: Mapping[Key, float]  #: in deviations of the factor
     known: Floats  #: loading on each column of U
     signs: Floats
 
     def covariance(self, other: Spread) -> float:
-        """Of the logarithms of two figures."""
+        """Covariance of the logarithms of two figures."""
         both = sum(loading * other.own[key] for key, loading in self.own.items() if key in other.own)
         return both + float((self.known * self.signs) @ other.known)
 
     @cached_property
     def variance(self) -> float:
-        """Of the logarithm."""
         return max(self.covariance(self), 0.0)
 
     def times(self, power: float) -> Spread:
-        """Of the figure taken to ``power``."""
+        """Uncertainty of the figure taken to ``power``."""
         return Spread({key: power * loading for key, loading in self.own.items()}, power * self.known, self.signs)
 
     def difference_sd(self, other: Spread) -> float:
-        """Standard deviation of the logarithm of the ratio of two figures: what both hang on cancels."""
+        """Standard deviation of the logarithm of the ratio of two figures: common factors cancel."""
         return sqrt(max(self.variance + other.variance - 2 * self.covariance(other), 0.0))
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What is known of the efficiencies of one engine: its factors, in their order."""
+    """The distribution of the efficiencies of one engine: its factors, in their order."""
 
     keys: tuple[Key, ...]
     sd: Floats  #: (factors,)
@@ -94,35 +89,21 @@ class Known:
 
     @cached_property
     def covariance(self) -> Floats:
-        """Of the logarithms of the efficiencies, (parameters, parameters)."""
+        """Covariance of the logarithms of the efficiencies, (parameters, parameters)."""
         own, known = self.powers * self.sd[:, None], self.powers.T @ self.rows
         result: Floats = own.T @ own + (known * self.signs) @ known.T
         return result
 
     def variance(self, gradient: Floats) -> Floats:
-        """Of the logarithms of figures whose derivatives are ``gradient``, (figures, parameters)."""
-        found: Floats = np.maximum(np.einsum("ij,jk,ik->i", gradient, self.covariance, gradient), 0.0)
-        return found
+        """Variance of the logarithms of figures whose derivatives are ``gradient``, (figures, parameters)."""
+        result: Floats = np.maximum(np.einsum("ij,jk,ik->i", gradient, self.covariance, gradient), 0.0)
+        return result
 
     def spread(self, gradient: Floats) -> Spread:
         """The uncertainty of one figure, whose derivatives are ``gradient``, (parameters,)."""
         loading = self.powers @ gradient
         own = dict(zip(self.keys, (loading * self.sd).tolist(), strict=True))
         return Spread(own, loading @ self.rows, self.signs)
-
-
-@dataclass(frozen=True, eq=False)
-class Taught:
-    """What a user's own runs on one GPU taught: columns of sign -1, for engines on that GPU."""
-
-    gpu: str
-    rows: Mapping[Key, Sequence[float]]  #: as long for each factor
-
-    def rows_of(self, covariates: Mapping[str, str], keys: Sequence[Key]) -> Floats:
-        """Of the factors of an engine, (factors, columns)."""
-        none = [0.0] * len(next(iter(self.rows.values()), ()))
-        held = self.rows if covariates.get("gpu") == self.gpu else {}
-        return np.array([held.get(key, none) for key in keys], dtype=np.float64).reshape(len(keys), len(none))
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,42 +114,44 @@ class Belief:
     keys: tuple[Key, ...] = ()  #: factors with a row
     rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))  #: U, (factors, columns)
     signs: Floats = field(default_factory=lambda: np.zeros(0))  #: (columns,)
-    taught: tuple[Taught, ...] = ()
-    _found: dict[object, Known] = field(
-        default_factory=dict, init=False, repr=False
-    )  #: searches ask for the same engines again
-
-    @cached_property
-    def _row(self) -> dict[Key, int]:
-        return {key: row for row, key in enumerate(self.keys)}
+    #: columns of sign -1 of a user's own runs, by the GPU whose engines have them; as long for each factor
+    taught: Mapping[str, Mapping[Key, Sequence[float]]] = field(default_factory=dict)
+    _known: dict[object, Known] = field(default_factory=dict, init=False, repr=False)
 
     def of(self, covariates: Mapping[str, str]) -> Known:
-        """What is known of an engine with ``covariates``."""
+        """The distribution of the efficiencies of an engine."""
         where = tuple(covariates.items())
-        if where not in self._found:
-            self._found[where] = self._of(covariates)
-        return self._found[where]
+        if where not in self._known:  # searches ask for the same engines again
+            pairs = [(key, line.sd) for line in self.lines if (key := line.key(covariates))]
+            keys = tuple(key for key, _ in pairs)
+            own = (self._own_rows(gpu, keys, covariates) for gpu in self.taught)
+            rows = np.hstack([self._shipped_rows(keys), *own])
+            signs = np.concatenate([self.signs, np.full(rows.shape[1] - len(self.signs), -1.0)])
+            self._known[where] = Known(keys, np.array([sd for _, sd in pairs]), _powers(keys), rows, signs)
+        return self._known[where]
 
-    def _of(self, covariates: Mapping[str, str]) -> Known:
-        pairs = [(key, line.sd) for line in self.lines if (key := line.key(covariates))]
-        keys = tuple(key for key, _ in pairs)
-        rows = np.hstack([self._rows(keys), *(taught.rows_of(covariates, keys) for taught in self.taught)])
-        signs = np.concatenate([self.signs, np.full(rows.shape[1] - len(self.signs), -1.0)])
-        return Known(keys, np.array([sd for _, sd in pairs]), _powers(keys), rows, signs)
+    def with_taught(self, taught: Mapping[str, Mapping[Key, Sequence[float]]]) -> Belief:
+        """A copy with a user's own runs."""
+        return Belief(self.lines, self.keys, self.rows, self.signs, taught)
 
-    def with_taught(self, taught: Iterable[Taught]) -> Belief:
-        """The same with what a user's own runs taught."""
-        return Belief(self.lines, self.keys, self.rows, self.signs, tuple(taught))
+    @cached_property
+    def _places(self) -> dict[Key, int]:
+        return {key: row for row, key in enumerate(self.keys)}
 
-    def _rows(self, keys: Sequence[Key]) -> Floats:
-        found = np.zeros((len(keys), len(self.signs)))
+    def _shipped_rows(self, keys: Sequence[Key]) -> Floats:
+        rows = np.zeros((len(keys), len(self.signs)))
         for place, key in enumerate(keys):
-            if (row := self._row.get(key)) is not None:
-                found[place] = self.rows[row]
-        return found
+            if (row := self._places.get(key)) is not None:
+                rows[place] = self.rows[row]
+        return rows
+
+    def _own_rows(self, gpu: str, keys: Sequence[Key], covariates: Mapping[str, str]) -> Floats:
+        none = [0.0] * len(next(iter(self.taught[gpu].values()), ()))
+        learnt = self.taught[gpu] if covariates.get("gpu") == gpu else {}
+        return np.array([learnt.get(key, none) for key in keys], dtype=np.float64).reshape(len(keys), len(none))
 
     def save(self, path: Path) -> None:
-        """Write what runs taught; the lines stand in the file of fits."""
+        """Write keys, rows and signs; the lines stand in the file of fits."""
         with_temporary = path.with_suffix(".tmp.npz")
         names = np.array([_text(key) for key in self.keys])
         np.savez_compressed(with_temporary, keys=names, rows=self.rows.astype(np.float16), signs=self.signs)
@@ -177,18 +160,17 @@ class Belief:
 
 
 def load_belief(path: Path, lines: Iterable[Line]) -> Belief:
-    """What ``Belief.save`` wrote."""
+    """Read a file that ``Belief.save`` wrote."""
     with np.load(path) as stored:
         keys = tuple(map(_key, stored["keys"].tolist()))
         return Belief(tuple(lines), keys, stored["rows"].astype(np.float64), stored["signs"])
 
 
 def _powers(keys: Sequence[Key]) -> Floats:
-    found = np.zeros((len(keys), len(PARAMETERS)))
-    for place, (target, _) in enumerate(keys):
-        for name, power in targets(target).items():
-            found[place, INDEX[name]] = power
-    return found
+    powers = [targets(target) for target, _ in keys]
+    return np.array([[one.get(name, 0) for name in PARAMETERS] for one in powers], dtype=np.float64).reshape(
+        len(keys), len(PARAMETERS)
+    )
 
 
 def _text(key: Key) -> str:

@@ -69,7 +69,7 @@ class SpeculativeStep:
         return self._search_s_per_tok * batch.decode_context_tok
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
-        """The same step, part by part; the names of drafting parts start with ``draft:``."""
+        """A step part by part; the names of drafting parts start with ``draft:``."""
         verification = self.target.breakdown(self.verified(batch))
         *parts, host = verification.parts or (None,)
         drafts, search_s = tuple(self._draft_parts(batch)), self._search_s(batch)
@@ -83,7 +83,7 @@ class SpeculativeStep:
         )
 
     def verified(self, batch: Batch) -> Batch:
-        """What the model computes in the step of ``batch``: drafted tokens too."""
+        """The batch that the model computes in the step of ``batch``: drafted tokens too."""
         tok = self.drafted_tok + 1
         return batch._replace(decode_query_tok=tok, decode_sampled=tok)
 
@@ -184,17 +184,17 @@ def module_model(model: Model) -> Model:
 
 
 def _module_quantization(model: Model) -> Quantization:
-    """One precision for the module's matrices and one for its experts, found under their own names."""
-    found = model.quantization
+    """One precision for the module's matrices and one for its experts, by their own names."""
+    whole = model.quantization
     names = {w.name: "expert" if w.copies > 1 else "linear" for w in model.mtp if w.linear and len(w.shape) == 2}
     kinds = {
-        kind: found.precision_of(name, linear=True, routed_expert=kind == "expert")
+        kind: whole.precision_of(name, linear=True, routed_expert=kind == "expert")
         for name, kind in reversed(names.items())
         if kind == "expert" or ".self_attn." in name
     }
-    linear_precision = kinds.get("linear", found.base)
+    linear_precision = kinds.get("linear", whole.base)
     return replace(
-        found, linear=linear_precision, expert=kinds.get("expert"), rules=(), method=found.method or "module"
+        whole, linear=linear_precision, expert=kinds.get("expert"), rules=(), method=whole.method or "module"
     )
 
 

@@ -1,4 +1,4 @@
-"""The efficiencies of an engine: what each means, and what is believed of it before any run of vLLM."""
+"""The efficiencies of an engine: their meaning, the covariates that they depend on, and their priors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from planner.engine import EngineConfig, features_of
 from planner.hardware import GpuProfile, Quantity, constant
+from planner.model import Attention, CompressedAttention, LatentAttention, Model, StateMixer
 from planner.resources import data_dir
-from planner.timing.links import bus_bytes_per_s, latency_factor
+from planner.timing.links import bus_bytes_per_s, joined_nodes, latency_factor
 from planner.units import KIB, MIB
 
 EfficiencyBasis = Literal["gpu", "architecture", "global"]
@@ -57,16 +59,15 @@ class Efficiency:
     host_step_s: float  #: scheduling, input preparation and output of one step
     host_seq_s: float  #: and of each sequence in it
     request_s: float  #: from the client to the scheduler and back, once for each request
-    frontend_s: float  #: of the front end, for each request of a burst; none goes on before all are read
+    frontend_s: float  #: of the API server, for each request of a burst; none goes on before all are read
     tokenize_s: float  #: and for each token of a prompt
     # shapes
     coverage_exponent: float  #: n tokens touch as many experts as n^exponent independent ones
     tile_tok: float  #: rows that pad a matrix multiplication of few rows
     expert_tile_tok: float  #: and that of one expert
     overlap: float  #: share of the shorter of compute and memory that is hidden behind the longer
-    basis: EfficiencyBasis = (
-        "global"  #: the closest that runs were measured to this engine: on its GPU, its architecture, or elsewhere
-    )
+    #: the nearest measured runs: on its GPU, on its architecture, or elsewhere
+    basis: EfficiencyBasis = "global"
 
 
 PARAMETERS: tuple[str, ...] = tuple(f.name for f in fields(Efficiency) if f.name != "basis")
@@ -82,8 +83,8 @@ SHARES: frozenset[str] = frozenset(
 )
 
 
-#: Targets of their own, factors on time: all of the GPU's, and what steps with many prompt tokens are made of. Both
-#: multiply fixed costs and divide shares.
+#: Targets of their own, factors on time: all of the GPU's, and that of steps with many prompt tokens. Both multiply
+#: fixed costs and divide shares.
 SLOWDOWN, PREFILL = "slowdown", "prefill"
 _FIXED_COSTS = frozenset(
     ("gemm_launch_s", "expert_launch_s", "expert_each_s", "attention_launch_s", "small_launch_s", "collective_s")
@@ -111,7 +112,7 @@ def targets(target: str) -> dict[str, int]:
 
 
 class Prior(BaseModel):
-    """What is believed of an efficiency before any run of vLLM."""
+    """An efficiency before any run of vLLM."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -122,7 +123,6 @@ class Prior(BaseModel):
 
 @lru_cache(maxsize=1)
 def load_priors() -> dict[str, Prior]:
-    """Our priors, by parameter."""
     path = data_dir("hardware") / "calibration" / "priors.toml"
     return {name: Prior(**entry) for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
 
@@ -133,7 +133,7 @@ def prior_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
 
 
 def kernel_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
-    """What the profile's published kernel measurements say, as shares of its peaks and seconds."""
+    """The profile's published kernel measurements, as shares of its peaks and seconds."""
     kernels, memory, compute = profile.kernels, profile.memory, profile.compute
     shares = {
         "weight_bandwidth_16": _share(kernels.gemv_bandwidth or memory.bandwidth_measured, memory.bandwidth),
@@ -165,3 +165,63 @@ def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
         bus = size * 2 * (ranks - 1) / ranks / max(time - small_s, 1e-9)
         values["link_share"] = min(bus / bus_bytes_per_s(profile, ranks), 1.0)
     return values
+
+
+# --- covariates -----------------------------------------------------------------------------------------------------
+
+#: Architectures that vLLM serves with the kernels of another one: they differ in their peaks only.
+SAME_KERNELS = {"sm_103": "sm_100"}
+
+
+def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> dict[str, str]:
+    """The covariates of an engine, which its efficiencies may depend on.
+
+    ``machine`` stands for the differences of machines with the same GPUs. ``gpu`` is the whole GPU of a partition,
+    ``partition`` its mode or empty, ``nodes`` the number that a network joins or empty. ``release`` is the major and
+    minor version of vLLM, ``kind`` dense or moe, ``shape`` one architecture at one size, whoever trained it.
+    """
+    nodes = joined_nodes(model, profile, config)
+    return {
+        "machine": "",  # the user's own
+        "gpu": profile.whole,
+        "partition": profile.partition.compute_mode if profile.partition else "",
+        "architecture": SAME_KERNELS.get(profile.architecture, profile.architecture),
+        "platform": profile.platform,
+        "links": profile.interconnect.kind,
+        "nodes": str(nodes) if nodes > 1 else "",
+        "generation": engine_generation(config, profile),
+        "release": ".".join(map(str, config.version.release[:2])),
+        "weights": config.weight_dtype,
+        "attention": attention_class(model),
+        "kind": "moe" if model.is_moe else "dense",
+        "shape": f"{model.model_type or model.architecture}-{model.num_layers}x{model.hidden_size}",
+        "tp": str(config.tensor_parallel_size),
+    }
+
+
+def attention_class(model: Model) -> str:
+    """``mha`` (grouped or not), ``window``, ``mla``, ``sparse`` (an indexer picks), ``hybrid`` (with states)."""
+    mixers = list(model.mixers())
+    if any(isinstance(m, StateMixer) for m in mixers):
+        return "hybrid"
+    if any(isinstance(m, CompressedAttention) or getattr(m, "indexer", None) for m in mixers):
+        return "sparse"
+    if any(isinstance(m, LatentAttention) for m in mixers):
+        return "mla"
+    return "window" if any(isinstance(m, Attention) and m.span_tokens for m in mixers) else "mha"
+
+
+def engine_generation(config: EngineConfig, profile: GpuProfile) -> str:
+    """The generation of the engine: versions that share the way they schedule and capture graphs.
+
+    ``v0``; ``v1`` (graphs leave attention out), ``v1-full`` (graphs of whole decode steps), ``v1-async`` (scheduling
+    overlaps the GPU); ``atom`` (AMD's plugin).
+    """
+    if config.version.build == "vllm+atom-plugin":
+        return "atom"
+    if config.engine == "V0":
+        return "v0"
+    found = features_of(config, profile)
+    if found.async_scheduling:
+        return "v1-async"
+    return "v1-full" if found.graph_mode == "full-and-piecewise" else "v1"

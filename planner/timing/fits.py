@@ -13,18 +13,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from planner.engine import EngineConfig
-from planner.errors import InputError
+from planner.errors import InputError, fault_in
 from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.resources import data_dir
-from planner.timing.covariates import covariates_of
-from planner.timing.efficiencies import PARAMETERS, SHARES, Efficiency, EfficiencyBasis, prior_values, targets
+from planner.timing.efficiencies import (
+    PARAMETERS,
+    SHARES,
+    Efficiency,
+    EfficiencyBasis,
+    covariates_of,
+    prior_values,
+    targets,
+)
 
 if TYPE_CHECKING:
     from planner.timing.belief import Belief, Known
 
 SHIPPED = "shipped"
-COVARIANCE = "covariance.npz"  #: what the runs taught of the factors, beside ``efficiency.json``
+COVARIANCE = "covariance.npz"  #: what the runs teach of the factors, beside ``efficiency.json``
 #: Two-sided levels that a file of fits gives the reach of its errors for.
 LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98)
 
@@ -43,14 +50,14 @@ class Effect(FitRecord):
     factor: float = Field(ge=1e-6, le=1e6)
     sd: float = Field(ge=0)  #: of its logarithm
     rows: int = Field(default=0, ge=0)  #: measured runs with these covariates
-    gpu: str = ""  #: of the user's own runs that taught it: engines on that GPU have it; empty: all
-    #: What these runs taught: a row of ``belief.Taught``. Its logarithms and their spreads are of the order of one.
+    gpu: str = ""  #: of the user's own runs behind it: engines on that GPU have it; empty: all
+    #: A row of ``Belief.taught``. Its logarithms and their spreads are of the order of one.
     known: tuple[Annotated[float, Field(ge=-1e3, le=1e3)], ...] = ()
     origin: str = Field(default=SHIPPED, exclude=True)  #: the file it was read from, where that is not ours
 
 
 class Scatter(FitRecord):
-    """How far measurements of one kind of metric lie from predictions, by runs that the fit did not see."""
+    """Distance of measurements of one kind of metric from predictions, by runs that the fit did not see."""
 
     noise: float = Field(ge=0)  #: standard deviation of the logarithm that no factor explains
     #: at each of ``LEVELS``: that share of the measurements lies within so many predicted standard deviations
@@ -117,22 +124,18 @@ class Calibration(FitRecord):
         return next((e.origin for e in self._matching(covariates) if e.origin != SHIPPED), SHIPPED)
 
     def known(self, covariates: Mapping[str, str]) -> Known:
-        """How far the efficiencies of an engine are known."""
+        """The distribution of the efficiencies of an engine."""
         return self.whole_belief.of(covariates)
 
     @cached_property
     def whole_belief(self) -> Belief:
-        """What is known of all factors, with what the user's own runs taught."""
+        """The distribution of all factors, with the user's own runs."""
         belief: Belief = self.belief or shipped_belief()
-        own = [effect for effect in self.effects if effect.known]
-        if not own:
-            return belief
-        from planner.timing.belief import Taught
-
         rows: dict[str, dict[Any, tuple[float, ...]]] = defaultdict(dict)
-        for effect in own:
-            rows[effect.gpu][effect.target, tuple(sorted(effect.when.items()))] = effect.known
-        return belief.with_taught(Taught(gpu, of_gpu) for gpu, of_gpu in rows.items())
+        for effect in self.effects:
+            if effect.known:
+                rows[effect.gpu][effect.target, tuple(sorted(effect.when.items()))] = effect.known
+        return belief.with_taught(rows) if rows else belief
 
     def with_own(self, effects: Iterable[Effect], origin: str) -> Calibration:
         """These fits with a user's own ``effects`` on top; ``origin`` is the file that holds them."""
@@ -147,7 +150,7 @@ class Calibration(FitRecord):
 
 @lru_cache(maxsize=1)
 def shipped_belief() -> Belief:
-    """What our runs taught of the factors."""
+    """The distribution of the factors by our runs."""
     from planner.timing.belief import Line, load_belief  # numpy, which ``fit`` is spared
 
     lines = (Line(line.target, line.scope, line.sd, line.where) for line in load_calibration().lines)
@@ -174,9 +177,7 @@ def parse_calibration(content: Any, where: str) -> Calibration:
     try:
         calibration = Calibration.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise InputError(f"{where}: {field}: {first['msg']}", hint="write it with planner calibrate") from error
+        raise InputError(f"{where}: {fault_in(error)}", hint="write it with planner calibrate") from error
     for effect in calibration.effects:
         if not targets(effect.target):
             raise InputError(
@@ -235,9 +236,9 @@ def base_digest() -> str:
 
 
 def parse_local(content: Any, where: str) -> LocalFits:
-    """What a file holds under ``efficiency``. Raises InputError naming the field that is wrong.
+    """Read the ``efficiency`` of a file. Raises InputError naming the field that is wrong.
 
-    What was fitted on top of other fits than those shipped now means nothing, whatever its form: its runs count.
+    Factors on top of other fits than those shipped now mean nothing, whatever their form: their runs count.
     """
     hint = "write it with planner calibrate"
     if isinstance(content, dict) and content.get("base") != base_digest():
@@ -245,9 +246,7 @@ def parse_local(content: Any, where: str) -> LocalFits:
     try:
         local = LocalFits.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, ("efficiency", *first["loc"])))
-        raise InputError(f"{where}: {field}: {first['msg']}", hint=hint) from error
+        raise InputError(f"{where}: efficiency.{fault_in(error)}", hint=hint) from error
     unknown = next((effect.target for effect in local.effects if not targets(effect.target)), None)
     if unknown is not None:
         raise InputError(f"{where}: efficiency.effects: no parameter is called {unknown!r}", hint=hint)

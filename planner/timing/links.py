@@ -48,7 +48,7 @@ class Collective:
 
 
 def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple[Collective, ...]:
-    """What the ranks of one DP rank exchange in a step, and what DP ranks exchange that share experts.
+    """Collectives of a step: those of the ranks of one DP rank, and those of DP ranks that share experts.
 
     Tensor parallelism reduces the hidden vector after each row-split matrix: after the mixer and after the MLP of
     a layer. DP ranks of an MoE share the experts: they gather each other's tokens before them and scatter the sums
@@ -81,7 +81,7 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
 
 
 def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
-    """What ranks exchange that share the tokens of the cache: in each layer, for each token that is decoded.
+    """Collectives of ranks that share the tokens of the cache: in each layer, for each token that is decoded.
 
     ::
 
@@ -114,7 +114,7 @@ def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
 
 
 def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Iterator[Collective]:
-    """What pipeline stages hand over: hidden vector and residual of each token.
+    """Hops between pipeline stages: hidden vector and residual of each token.
 
     Each rank of a TP group sends its slice, and the next stage gathers the slices (``all_gather_group`` in
     ``execute_model`` of ``v1/worker/gpu_worker.py``, vLLM 0.11 to 0.27).
@@ -166,7 +166,7 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
 
 
 def _network_bytes_per_s(profile: GpuProfile, ranks: int, span: int) -> float:
-    """The same between nodes: the adapters of all ranks of a node together, at most what links inside it carry."""
+    """Peak bus bandwidth between nodes: the adapters of all ranks of a node together, at most that of links inside."""
     network = profile.interconnect.network_bandwidth
     if network is None:
         raise InputError(
@@ -233,7 +233,7 @@ def host_bytes_per_s(profile: GpuProfile, what: str) -> float:
 
 
 def host_read_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Term | None:
-    """What one pass through all stages reads from host memory; None without ``--cpu-offload-gb``.
+    """Reads from host memory of one pass through all stages; None without ``--cpu-offload-gb``.
 
     Raises InputError where the speed of the link is not known.
     """

@@ -82,7 +82,7 @@ FP32_BYTES = 4
 
 
 class OperatorKind(StrEnum):
-    """What limits an operator, beyond its FLOP and bytes: which efficiency applies."""
+    """Kinds of operators, each with efficiencies of its own."""
 
     GEMM = "gemm"
     EXPERTS = "experts"
@@ -93,7 +93,7 @@ class OperatorKind(StrEnum):
 
 
 class Driver(StrEnum):
-    """What the work of an operator grows with."""
+    """Quantities that the work of an operator is linear in."""
 
     TOKENS = "tokens"  # all tokens of the step
     SAMPLED = "sampled"  # sequences that get a token
@@ -106,7 +106,7 @@ class Driver(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """A driver and its limits."""
+    """The driver of an operator, with its limits."""
 
     driver: Driver
     span: float = inf  #: CONTEXT, PAIRS: rows that a query sees at most
@@ -142,11 +142,10 @@ def step_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
 
     With pipeline parallelism these are the operators of all stages together: what one token passes through.
     """
-    found: list[Operator] = []
+    operators: list[Operator] = []
     for kind in model.layer_kinds:
-        found += _layer_operators(model, kind.layer, kind.precisions, len(kind.indices), config)
-    found += _outer_operators(model, config)
-    return _merged(found)
+        operators += _layer_operators(model, kind.layer, kind.precisions, len(kind.indices), config)
+    return _merged([*operators, *_outer_operators(model, config)])
 
 
 def _layer_operators(
@@ -169,8 +168,15 @@ def _layer_operators(
     for precision, weights in experts.items():
         yield from _expert_operators(layer, weights, precision, times, config)
     if layer.mixer is not None:
-        for operator in mixer_operators(layer.mixer, config):
-            yield _times(operator, times)
+        for op in mixer_operators(layer.mixer, config):
+            yield replace(
+                op,
+                count=op.count * times,
+                flop_per_unit=op.flop_per_unit * times,
+                fixed_bytes=op.fixed_bytes * times,
+                bytes_per_unit=op.bytes_per_unit * times,
+                bytes_per_row=op.bytes_per_row * times,
+            )
     yield Operator(
         "norms and activations", OperatorKind.SMALL, TOKENS, SMALL_KERNELS_PER_LAYER * times,
         bytes_per_unit=times * elements * ACTIVATION_BYTES,
@@ -180,11 +186,6 @@ def _layer_operators(
 def _pieces(weights: Iterable[Weight], config: EngineConfig) -> list[Piece]:
     layout = Layout.of(config)
     return [held_piece(weight, layout) for weight in weights]
-
-
-def _kernel(weight: Weight) -> object:
-    """The kernel that ``weight`` is part of: matrices with the same input run as one."""
-    return weight.name if _is_output(weight) else (weight.shape[-1], weight.shard)
 
 
 def _is_output(weight: Weight) -> bool:
@@ -209,7 +210,8 @@ def _gemm(
 ) -> Operator:
     """Matrices that the same tokens are multiplied with; those that share input and split run as one kernel."""
     pieces = _pieces(weights, config)
-    inputs = {_kernel(weight): piece.copies * piece.inputs for weight, piece in zip(weights, pieces, strict=True)}
+    kernels = (weight.name if _is_output(weight) else (weight.shape[-1], weight.shard) for weight in weights)
+    inputs = {kernel: piece.copies * piece.inputs for kernel, piece in zip(kernels, pieces, strict=True)}
     elements = sum(inputs.values()) + sum(piece.copies * piece.outputs for piece in pieces)
     return Operator(
         name, OperatorKind.GEMM, load, len(inputs) * times,
@@ -360,12 +362,8 @@ def _state(mixer: StateMixer, tensor_parallel_size: int) -> list[Operator]:
     state_bytes = 2 * (elements * STATE_BYTES + mixer.conv_elements * share * ACTIVATION_BYTES)
     return [
         Operator(
-            "state decode",
-            OperatorKind.STATE,
-            StepLoad(Driver.DECODES),
-            2,
-            flop_per_unit=6 * elements,
-            bytes_per_unit=state_bytes,
+            "state decode", OperatorKind.STATE, StepLoad(Driver.DECODES), 2,
+            flop_per_unit=6 * elements, bytes_per_unit=state_bytes,
         ),
         Operator(
             "state prefill", OperatorKind.STATE, StepLoad(Driver.PREFILL), 6,
@@ -391,19 +389,10 @@ def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
         yield Operator("logits copy", OperatorKind.SMALL, SAMPLED, 1, bytes_per_unit=logits_bytes)
 
 
-def _times(operator: Operator, times: int) -> Operator:
-    """The same operator in ``times`` layers."""
-    return Operator(
-        operator.name, operator.kind, operator.load, operator.count * times,
-        operator.flop_per_unit * times, operator.fixed_bytes * times, operator.bytes_per_unit * times,
-        operator.bytes_per_row * times, operator.compute_dtype, operator.storage,
-    )  # fmt: skip
-
-
-def _merged(found: Iterable[Operator]) -> tuple[Operator, ...]:
+def _merged(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     """Operators that differ in nothing but their layers become one."""
     merged: dict[tuple[object, ...], Operator] = {}
-    for op in found:
+    for op in operators:
         key = (op.name, op.kind, op.load, op.compute_dtype, op.storage)
         old = merged.get(key)
         merged[key] = op if old is None else Operator(
@@ -429,7 +418,7 @@ def _merged(found: Iterable[Operator]) -> tuple[Operator, ...]:
 
 
 def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
-    """The operators that ``--enable-lora`` adds to a step, all layers together; none without it."""
+    """The operators that ``--enable-lora`` adds to a step, all layers together; empty without it."""
     lora = config.lora
     if lora is None:
         return ()
@@ -443,7 +432,10 @@ def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...
         for weight in adapted(layer, lora):
             moe = layer.moe if weight.component is Component.ROUTED_EXPERT else None
             load = _expert_load(moe, config) if moe else TOKENS
-            fused[load].add(() if moe else _runs_with(weight))
+            with_it = (
+                (weight.name,) if weight.shard is Shard.ROW else (weight.component, weight.shape[-1], weight.shard)
+            )
+            fused[load].add(() if moe else with_it)
             matrices[load] += times
             sides[load] += times * sum(held_piece(weight, Layout.of(config)).shape[-2:])
         for load, weights in fused.items():
@@ -459,8 +451,3 @@ def _adapters(load: StepLoad, kernels: int, matrices: int, sides: int, lora: Lor
     if load == TOKENS:
         return Operator("adapters", OperatorKind.GEMM, load, kernels, flop, read_bytes, token_bytes)
     return Operator("expert adapters", OperatorKind.EXPERTS, load, kernels, flop, 0.0, read_bytes, token_bytes)
-
-
-def _runs_with(weight: Weight) -> tuple[object, ...]:
-    """Equal for matrices that share their inputs and run as one."""
-    return (weight.name,) if weight.shard is Shard.ROW else (weight.component, weight.shape[-1], weight.shard)

@@ -37,7 +37,7 @@ COMPUTE_BITS = {"fp32": 16, "tf32": 16, "bf16": 16, "fp16": 16, "fp8": 8, "int8"
 
 
 class Part(IntEnum):
-    """Which part of a term's time a cost belongs to."""
+    """Parts of a term's time."""
 
     FIXED = 0
     COMPUTE = 1
@@ -45,7 +45,7 @@ class Part(IntEnum):
 
 
 class Per(IntEnum):
-    """What a cost is multiplied by."""
+    """Multipliers of a cost."""
 
     STEP = 0
     UNIT = 1  # of the driver of the term
@@ -88,7 +88,7 @@ def operator_term(operator: Operator, profile: GpuProfile) -> Term:
 
 
 def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Iterator[Cost]:
-    """What an operator takes.
+    """The costs of an operator.
 
     A matrix multiplication of few rows is padded to its tile: by ``tile_tok`` rows, or by ``expert_tile_tok`` for
     each expert. An expert costs ``expert_each_s`` beside its bytes.
@@ -153,7 +153,7 @@ class TimedTerm:
         return max((self.fixed_s, "launch"), (compute_s, "compute"), (memory_s, self.term.path))[1]
 
 
-#: Of a term: the index of its driver, fixed seconds, compute and memory seconds per step, unit and row.
+#: Numbers of a term: the index of its driver, fixed seconds, compute and memory seconds per step, unit and row.
 Row = tuple[int, float, float, float, float, float, float, float]
 
 
@@ -170,14 +170,14 @@ def sum_s(terms: Sequence[Row], drivers: Sequence[tuple[float, float]], overlap:
 
 
 def _unpacking(operator: Operator, profile: GpuProfile) -> float:
-    """What emulation multiplies the bytes of weights by: unpacked, they are written and read once more."""
+    """The factor of emulation on the bytes of weights: unpacked, they are written and read once more."""
     bits = UNPACKED_BITS.get(operator.storage)
     if bits is None or operator.kind is not OperatorKind.GEMM or profile.platform != "rocm":
         return 1.0
     return 1 + 2 * 16 / bits if operator.storage in profile.emulated else 1.0
 
 
-#: Which efficiency is the fixed cost of a kernel of each kind.
+#: The efficiency that is the fixed cost of a kernel of each kind.
 _LAUNCH = {
     OperatorKind.GEMM: "gemm_launch_s",
     OperatorKind.EXPERTS: "expert_launch_s",

@@ -21,10 +21,9 @@ from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
-from planner.engine import EngineConfig, lone_steps, tagged
+from planner.engine import EngineConfig, features_of, graph_batches, lone_steps, tagged
 from planner.hardware import GpuProfile, constant
 from planner.model import Model, PerModel
-from planner.timing.covariates import graphs
 from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import efficiency_for
 from planner.timing.links import collective_term, host_read_term, step_collectives
@@ -37,7 +36,7 @@ MOST_DECODES = 4096  #: batches that only decode, of which all but the attention
 
 
 class Batch(NamedTuple):
-    """What one step computes. All zero is an empty step. A tuple, since a replay makes some for every request."""
+    """The work of one step. All zero is an empty step. A tuple, since a replay makes some for every request."""
 
     decode_seqs: int = 0
     decode_context_tok: float = 0.0  #: sum of context lengths over the decoding sequences
@@ -83,7 +82,7 @@ def distinct_experts(num_experts: Any, top_k: Any, tokens: Any, coverage_exponen
 
 
 def _independent(tokens: Any, exponent: Any) -> Any:
-    """tokens^exponent, and fewer tokens than one as they are."""
+    """tokens ** exponent above one token, unchanged below."""
     several = tokens > 1
     return (several * tokens + (1 - several)) ** exponent * (several + (1 - several) * tokens)
 
@@ -104,7 +103,7 @@ def hottest_rows(rows: float, ranks: int, spread: float = 1.0) -> float:
 
 
 def combine_shares(gpu_s: Any, launch_s: Any, host_s: Any, asynchronous: Any, unhidden: float) -> tuple[Any, Any, Any]:
-    """What counts of the GPU's time, of launches and of the host's time in a step. For numbers, and for arrays.
+    """Shares of the GPU's time, of launches and of the host's time in a step. For numbers, and for arrays.
 
     The longer of GPU and launches counts. Asynchronous scheduling hides it behind the host where the host takes
     longer still, and hides all but ``unhidden`` of the host's time where it does not.
@@ -131,7 +130,7 @@ class StepModel:
         self._timed, self._rows = made_of.timed(self.efficiency)
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
         self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
-        self._graphs = graphs(config, profile)
+        self._graphs = Graphs.of(config, profile)
         self._lone = lone_steps(model, config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
@@ -148,11 +147,10 @@ class StepModel:
         return self._total_s(self.device_s(batch) + besides_s, 0.0, self._host_s(seqs))
 
     def device_s(self, batch: Batch) -> float:
-        """Seconds of the same step on the GPU alone: what a pass costs that the scheduler does not see."""
+        """Seconds of a step on the GPU alone: the cost of a pass that the scheduler does not see."""
         return max(self._gpu_s(batch), self._launch_s(batch))
 
     def _gpu_s(self, batch: Batch) -> float:
-        """Seconds of operators and collectives."""
         if batch.prefill_seqs or batch.prefill_tok or batch.prefill_pair_tok or batch.prefill_finishing:
             return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
         beside_s = self._beside_context_s(
@@ -161,12 +159,12 @@ class StepModel:
         return beside_s + sum_s(self._context_rows, self._drivers(batch, self._contexts), self.efficiency.overlap)
 
     def _without_context_s(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> float:
-        """Seconds of all in a step that only decodes but what reads cached tokens."""
+        """Seconds of a step that only decodes, without the terms that read cached tokens."""
         batch = Batch(seqs, decode_query_tok=query_tok, decode_sampled=sampled, peer_tok=peer_tok)
         return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
-        """The same step, part by part."""
+        """A step part by part."""
         if not batch.decode_seqs + batch.prefill_seqs:
             return StepBreakdown((), 0.0, 0.0, 0.0, 0.0)
         drivers = self._drivers(batch, self._loads)
@@ -216,7 +214,6 @@ class StepModel:
         return 1.0 / max(1, min(stages, batch.decode_seqs + batch.prefill_seqs))
 
     def _launch_s(self, batch: Batch) -> float:
-        """Seconds of launching kernel by kernel."""
         return self.eager_kernels(batch) * self.efficiency.eager_launch_s
 
     def eager_kernels(self, batch: Batch) -> int:
@@ -269,8 +266,34 @@ class StepModel:
         return touched / load.ranks, hottest_rows(tokens * load.top_k, load.ranks, self._row_spread)
 
 
+@dataclass(frozen=True, slots=True)
+class Graphs:
+    """Steps that replay a captured graph."""
+
+    max_tok: int  #: largest batch, tokens
+    prefill: bool  #: steps with prompt tokens too, if piece by piece
+    max_context_tok: float  #: longest context of a decoding sequence
+
+    def holds(self, decode_seqs: float, decode_context_tok: float, prefill_tok: float) -> bool:
+        """Whether a step of such a batch replays a graph."""
+        fits = decode_seqs + prefill_tok <= self.max_tok and (self.prefill or not prefill_tok)
+        return fits and decode_context_tok <= self.max_context_tok * max(decode_seqs, 1)
+
+    @classmethod
+    def of(cls, config: EngineConfig, profile: GpuProfile) -> Graphs:
+        """vLLM's defaults: V0 captures decode steps, V1 any step.
+
+        V0 before 0.6 ran eager beyond a context of 8,192 tokens (``max_context_len_to_capture``); runs of later V0
+        releases show no such step.
+        """
+        features = features_of(config, profile)
+        sizes = graph_batches(config, features)
+        most_context_tok = 8192 if config.version.release < (0, 6) else inf
+        return cls(sizes[-1] if sizes else 0, features.graph_mode != "decode", most_context_tok)
+
+
 class _Parts:
-    """What a step is made of, and its times under each set of efficiencies that was asked for."""
+    """The terms of a step, and their times under each set of efficiencies that was asked for."""
 
     def __init__(self, model: Model, profile: GpuProfile, config: EngineConfig) -> None:
         self.profile = profile
@@ -290,15 +313,15 @@ class _Parts:
         return self._timed[efficiency]
 
 
-_kept: PerModel[list[_Parts]] = PerModel(lambda _model, _gpu, _config: [])
+_cache: PerModel[list[_Parts]] = PerModel(lambda _model, _gpu, _config: [])
 
 
 def _parts_of(model: Model, profile: GpuProfile, config: EngineConfig) -> _Parts:
-    """Kept: engines that differ in the limits of a step alone are made of the same."""
-    kept = _kept(model, profile.id, config.changed(**dict.fromkeys(tagged("batch"), 0)))
-    if not kept or kept[0].profile is not profile:
-        kept[:] = [_Parts(model, profile, config)]
-    return kept[0]
+    """The parts from a cache: engines that differ in the limits of a step alone share them."""
+    cached = _cache(model, profile.id, config.changed(**dict.fromkeys(tagged("batch"), 0)))
+    if not cached or cached[0].profile is not profile:
+        cached[:] = [_Parts(model, profile, config)]
+    return cached[0]
 
 
 def _each_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Iterator[Term]:

@@ -21,8 +21,7 @@ from planner.hardware.profiles import GpuProfile
 from planner.model.architecture import Model
 from planner.resources import data_dir
 from planner.simulator import StepSum
-from planner.timing.covariates import covariates_of
-from planner.timing.efficiencies import PARAMETERS, Efficiency, load_priors, prior_values, targets
+from planner.timing.efficiencies import PARAMETERS, Efficiency, covariates_of, load_priors, prior_values, targets
 from planner.timing.fits import Calibration, Effect
 from planner.timing.step import Batch, StepModel
 

@@ -13,9 +13,18 @@ from planner.engine.version import known_version
 from planner.errors import InputError
 from planner.hardware.profiles import AllReduceCurve, Kernels, load_profile
 from planner.model.architecture import SparseIndexer
-from planner.timing.covariates import attention_class, covariates_of, engine_generation, graphs
-from planner.timing.efficiencies import PARAMETERS, SHARES, kernel_values, load_priors, prior_values
+from planner.timing.efficiencies import (
+    PARAMETERS,
+    SHARES,
+    attention_class,
+    covariates_of,
+    engine_generation,
+    kernel_values,
+    load_priors,
+    prior_values,
+)
 from planner.timing.fits import LEVELS, Calibration, Effect, efficiency_for, load_calibration, to_text
+from planner.timing.step import Graphs
 
 HERE = {
     "gpu": "a",
@@ -156,15 +165,15 @@ def test_atom_is_an_engine_of_its_own() -> None:
 
 
 def test_v0_replays_decode_steps_only_and_v1_any_small_step() -> None:
-    old, new = graphs(engine(engine="V0", version=known_version("0.7.3")), gpu()), graphs(engine(), gpu())
+    old, new = Graphs.of(engine(engine="V0", version=known_version("0.7.3")), gpu()), Graphs.of(engine(), gpu())
     assert old.holds(8, 8 * 1000, 0) and new.holds(8, 8 * 1000, 0)
     assert not old.holds(8, 8 * 1000, 100) and new.holds(8, 8 * 1000, 100)
     assert not new.holds(8, 8 * 1000, 4000)
-    assert not graphs(engine(enforce_eager=True), gpu()).holds(1, 100, 0)
+    assert not Graphs.of(engine(enforce_eager=True), gpu()).holds(1, 100, 0)
 
 
 def test_the_first_v0_releases_ran_long_contexts_without_graphs() -> None:
-    early = graphs(engine(engine="V0", version=known_version("0.4.2")), gpu())
+    early = Graphs.of(engine(engine="V0", version=known_version("0.4.2")), gpu())
     assert early.holds(2, 2 * 8000, 0)
     assert not early.holds(2, 2 * 9000, 0)
 

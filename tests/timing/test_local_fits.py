@@ -19,7 +19,7 @@ def content(*known: tuple[str, list[float]]) -> dict[str, object]:
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -1e200])
 def test_what_no_run_teaches_is_refused(value: float) -> None:
-    with pytest.raises(InputError, match=r"machine.toml: efficiency.effects.0.known.1: "):
+    with pytest.raises(InputError, match=r"machine.toml: efficiency.effects.0.known.1 is "):
         parse_local(content(("h100-sxm", [0.1, value])), "machine.toml")
 
 
@@ -27,7 +27,7 @@ def test_what_no_run_teaches_is_refused(value: float) -> None:
 def test_no_factor_is_beyond_a_million(factor: float) -> None:
     file: Any = content(("h100-sxm", [0.1]))
     file["effects"][0]["factor"] = factor
-    with pytest.raises(InputError, match=r"machine.toml: efficiency.effects.0.factor: "):
+    with pytest.raises(InputError, match=r"machine.toml: efficiency.effects.0.factor is "):
         parse_local(file, "machine.toml")
 
 
