@@ -473,9 +473,9 @@ def design(form: Form, work: Work, low: np.ndarray, high: np.ndarray) -> np.ndar
     return np.hstack([columns, *(product(term)[:, None] for term in form.everywhere)])
 
 
-def robust(matrix: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+def robust(matrix: np.ndarray, wanted: np.ndarray, shrink: float = 1e-5) -> np.ndarray:
     """Coefficients with the least absolute error, held near zero where nothing determines them."""
-    weights, ridge = np.ones(len(wanted)), np.eye(matrix.shape[1]) * 1e-5 * len(wanted)
+    weights, ridge = np.ones(len(wanted)), np.eye(matrix.shape[1]) * shrink * len(wanted)
     for _ in range(12):
         weighted = matrix * weights[:, None]
         solution = np.linalg.solve(matrix.T @ weighted + ridge, weighted.T @ wanted)
@@ -494,9 +494,9 @@ class Fit:
     solution: np.ndarray
 
 
-#: Whose surface the few shapes of another precision correct, by a factor for each knot.
+#: Whose surface a precision with few shapes starts from.
 DONORS = {"int4": ("bf16",), "mxfp4": ("nvfp4", "bf16"), "mxfp4_mxfp8": ("nvfp4", "bf16")}
-FEW_SHAPES = 4
+FEW_SHAPES, SHRUNK = 4, 0.01
 
 
 def fitted(block: Block, form: Form, fits: list[Fit]) -> Fit:
@@ -510,10 +510,10 @@ def fitted(block: Block, form: Form, fits: list[Fit]) -> Fit:
     base = np.log(floor_us + block.work.base_s * 1e6)
     ends = [(block.work.at[name].min(), block.work.at[name].max()) for name in form.names]
     low, high = (np.array(end, float) for end in zip(*ends, strict=True))
-    start, free = np.zeros(0), slice(None)
+    start, shrink = np.zeros(0), 1e-5
     if donor and shapes < FEW_SHAPES:
         low, high = (np.array(donor.surface[name], float) for name in ("low", "high"))
-        start, free = donor.solution, slice(0, len(form.knots) * len(form.terms), len(form.terms))
+        start, shrink = donor.solution, SHRUNK
     matrix, wanted = design(form, block.work, low, high), np.log(block.us) - base
     if not len(start):
         start = np.zeros(matrix.shape[1])
@@ -525,12 +525,11 @@ def fitted(block: Block, form: Form, fits: list[Fit]) -> Fit:
     for fold in np.unique(folds):
         seen = folds != fold
         if seen.any():
-            predicted[~seen] = matrix[~seen, free] @ robust(matrix[seen, free], wanted[seen])
+            predicted[~seen] = matrix[~seen] @ robust(matrix[seen], wanted[seen], shrink)
     predicted += matrix @ start + base
     errors = np.maximum(predicted, np.log(block.work.bound_s * 1e6 + 1e-12)) - np.log(block.us)
     judged = slice(None) if block.judged is None else block.judged
-    solution = start.copy()
-    solution[free] += robust(matrix[:, free], wanted)
+    solution = start + robust(matrix, wanted, shrink)
     count = len(form.knots) * len(form.knots2)
     split = count * len(form.terms)
     surface = {
@@ -622,6 +621,21 @@ def write(folder: Path, kinds: list[str]) -> None:
     COEFFICIENTS.write_text(f'{text},"surfaces":[\n{lines}\n]}}\n')
     for kind, section in sections.items():
         replace_section(kind, section)
+    replace_section("summary", summary(surfaces))
+
+
+def summary(written: list[dict[str, object]]) -> str:
+    """One line for each kind: measured kernels and tuned ones apart."""
+    lines = ["| kind | surfaces | rows | median error | worst | over 10 % |", "|" + " --- |" * 6]
+    for kind in FORMS:
+        for bound in (False, True):
+            ours = [one for one in written if one["kind"] == kind and bool(one.get("bound")) == bound]
+            if ours:
+                errors, rows = 100 * np.array([one["error"] for one in ours]), sum(one["rows"] for one in ours)
+                words = [kind + " (tuned)" * bound, str(len(ours)), f"{rows:,}", f"{np.median(errors):.1f} %",
+                         f"{errors.max():.1f} %", str(np.sum(errors > 10))]  # fmt: skip
+                lines.append("| " + " | ".join(words) + " |")
+    return "\n".join(lines)
 
 
 def replace_section(name: str, text: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 
-#: Of a precision: bytes of a weight and of an activation with their scales, and the peaks it may run against.
+#: By precision: bytes of a weight and of an activation with their scales, and the peaks it may run against.
 PRECISIONS: dict[str, tuple[float, float, tuple[str, ...]]] = {
     "bf16": (2, 2, ("bf16", "fp16")),
     "fp8": (1, 1, ("fp8",)),
@@ -26,6 +26,7 @@ PRECISIONS: dict[str, tuple[float, float, tuple[str, ...]]] = {
     "mxfp4_mxfp4": (0.53, 0.53, ("fp4",)),
 }
 KV_BYTES = {"bf16": 2, "fp8": 1}
+LONGEST_PROMPT = 16384  #: that was measured: of longer ones only the tiles of queries count
 SKEWED_EXPONENT = 0.88  #: n tokens routed by a power law touch as many experts as n^0.88 routed at random
 
 
@@ -120,8 +121,9 @@ def prefill_attention_work(
     span = windowed * _least(length, window) + (1 - windowed) * length
     pairs = span * (span + 1) / 2 + (length - span) * span
     moved = batch * length * head_dim * (4 * heads + kv_heads * (8 + 2 * KV_BYTES[kv]))
+    parallel = batch * heads * length / _least(length, LONGEST_PROMPT)
     at = {
-        "length": length, "parallel": batch * heads, "windowed": 1 + (e - 1) * windowed,
+        "length": length, "parallel": parallel, "windowed": 1 + (e - 1) * windowed,
         "beyond": length / span, "group": heads / kv_heads, "head_dim": head_dim, "batch": batch,
     }  # fmt: skip
     return peaks.work(4 * batch * pairs * heads * head_dim, moved, 0.0, ("bf16", "fp16"), at)

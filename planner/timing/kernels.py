@@ -33,7 +33,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
-from math import ceil, exp, hypot, inf, log, log2, prod
+from math import ceil, exp, floor, hypot, inf, log, log2, prod
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -141,33 +141,36 @@ def _hats(value: float, knots: tuple[float, ...]) -> list[tuple[int, float]]:
 class Grid:
     """A time that grows with two sizes: ``time_s`` at powers of two, made monotone, interpolated in logarithms.
 
-    Sizes below one half count as one half. Beyond ``most`` times are those of ``time_s``, never less than at ``most``.
+    Smaller sizes count as ``least``. Beyond ``most`` times are those of ``time_s``, never less than at ``most``.
     """
 
-    def __init__(self, time_s: Callable[[float, float], float], most: float, most2: float = 1.0) -> None:
+    def __init__(
+        self, time_s: Callable[[float, float], float], most: float, most2: float = 1.0, least: float = 0.5
+    ) -> None:
         self._time_s, self._most = time_s, (most, most2)
-        self._last = ceil(log2(most)), ceil(log2(most2))
+        self._ends = tuple((floor(log2(low)), ceil(log2(high))) for low, high in ((least, most), (0.5, most2)))
+        (low, high), (low2, high2) = self._ends
         self._logs: list[list[float]] = []
-        for i in range(-1, self._last[0] + 1):
+        for i in range(low, high + 1):
             row: list[float] = []
-            for j in range(-1, self._last[1] + 1):
-                below = self._logs[-1][j + 1] if self._logs else -inf
+            for j in range(low2, high2 + 1):
+                below = self._logs[-1][j - low2] if self._logs else -inf
                 row.append(max(log(time_s(2.0**i, 2.0**j)), row[-1] if row else below, below))
             self._logs.append(row)
 
     def time_s(self, x: float, y: float = 1.0) -> float:
         """Seconds at sizes ``x`` and ``y``; never less for more of either."""
-        i, right = _place(x, self._last[0])
-        j, upper = _place(y, self._last[1])
+        i, right = _place(x, *self._ends[0])
+        j, upper = _place(y, *self._ends[1])
         here, there = (row[j] * (1 - upper) + row[j + 1] * upper for row in self._logs[i : i + 2])
         inside_s = exp(here * (1 - right) + there * right)
         return inside_s if x <= self._most[0] and y <= self._most[1] else max(inside_s, self._time_s(x, y))
 
 
-def _place(value: float, last: int) -> tuple[int, float]:
+def _place(value: float, low: int, high: int) -> tuple[int, float]:
     """The node below ``value``, and how far it lies towards the next one."""
-    position = min(log2(max(value, 0.5)), last) + 1
-    below = min(int(position), last)
+    position = min(max(log2(max(value, 1e-9)), low), high) - low
+    below = min(int(position), high - low - 1)
     return below, position - below
 
 
@@ -269,7 +272,7 @@ class Kernels:
         shape = (heads, kv_heads, head_dim, window)
         return self._grid(
             "prefill_attention", kv, shape, lambda x, y: prefill_attention_work(self.peaks, kv, x, y, *shape),
-            256, 131072,
+            256, 131072, 2**-8,
         ).time_s(tokens / length, length)  # fmt: skip
 
     def all_reduce_s(self, library: str, size: float, ranks: int) -> float:

@@ -195,3 +195,15 @@ def test_a_surface_with_missing_coefficients_is_refused() -> None:
     Surface(**fields, by_knot=((1, 2), (3, 4)))
     with pytest.raises(ValidationError, match="coefficients"):
         Surface(**fields, by_knot=((1, 2),))
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "b200-sxm"])
+def test_the_chunks_of_a_long_prompt_add_up(gpu: str) -> None:
+    # 65,536 tokens in chunks of 4,096. Each sees all tokens before it, and smaller ones use a GPU less
+    one, chunk = kernels(gpu), 4096
+    chunks = sum(
+        one.prefill_attention_s("bf16", chunk, chunk * (start + (chunk + 1) / 2), 32, 8, 128)
+        for start in range(0, 65536, chunk)
+    )
+    whole = one.prefill_attention_s("bf16", 65536, 65536 * 65537 / 2, 32, 8, 128)
+    assert 0.9 * whole < chunks < 1.35 * whole
