@@ -1,5 +1,6 @@
 # The settings, each declared once, and what they become; variables
 from .settings import SETTINGS as SETTINGS
+from .settings import PLANNED as PLANNED
 from .settings import EngineArgs as EngineArgs
 from .settings import EngineConfig as EngineConfig
 from .settings import SpeculativeConfig as SpeculativeConfig
@@ -21,6 +22,7 @@ from .beside import read_drafts as read_drafts
 
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
 from .version import EngineVersion as EngineVersion
+from .version import existing_version as existing_version
 from .version import parse_version as parse_version
 from .flags import env_status as env_status
 from .flags import flag_status as flag_status

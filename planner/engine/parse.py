@@ -281,7 +281,7 @@ def read_line(
     reader.read(words)
     reader.combine()
     environment = dict(env or {})
-    reader.settings["env"] = _simulated(environment, platform)
+    reader.settings["env"] = _simulated(environment, version, platform)
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
     problems = [problem for problem in judged if problem.word not in seen]
@@ -304,11 +304,12 @@ def read_line(
     )
 
 
-def _simulated(env: Mapping[str, str], platform: str) -> Environment:
-    """The variables of a line that change memory on ``platform``."""
+def _simulated(env: Mapping[str, str], version: EngineVersion, platform: str) -> Environment:
+    """The variables of a line that change memory on ``platform``, as far as ``version`` reads them."""
     others = "gpu" if platform == "cpu" else "cpu" if platform else ""
-    known = {name: env[name] for name, one in VARIABLES.items() if env.get(name) and one.on and one.on != others}
-    return Environment({name: value for name, value in known.items() if is_value(name, value)})
+    names = (name for name, one in VARIABLES.items() if env.get(name) and one.on and one.on != others)
+    read = (name for name in names if env_status(version, name, platform=platform))
+    return Environment({name: env[name] for name in read if is_value(name, env[name])})
 
 
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
@@ -461,6 +462,5 @@ def _reader(row: Setting) -> Callable[[str], Any]:
     """Function that reads the text of a value; it raises ValueError or InputError."""
     if row.name == "speculative_config":
         return parse_speculative_config
-    if row.scaled:
-        return _count
-    return next(kind for kind in (int, float, str) if kind in (row.kind, *get_args(row.kind)))
+    reader: Callable[[str], Any] = _count if row.scaled else row.value_type
+    return reader

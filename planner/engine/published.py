@@ -28,7 +28,7 @@ from typing import Any
 from planner.engine.features import default_engine, uses_latent_attention
 from planner.engine.flags import FlagProblem, VllmCommand, env_status, flag_status, value_status
 from planner.engine.settings import Engine, EngineConfig
-from planner.engine.version import EngineVersion, known_version, release_of
+from planner.engine.version import RELEASES, EngineVersion, known_version, release_of
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import Model
@@ -166,11 +166,11 @@ def _check_architecture(profile: GpuProfile, version: EngineVersion) -> None:
 
 def _by_name(profile: GpuProfile, version: EngineVersion) -> Image:
     rule = _images_table()["naming"][profile.platform]
-    if version.release < release_of(rule["since"]):
+    if version.release < release_of(rule["since"]) or version.release not in RELEASES:
         known = sorted({i.version for i in _images() if i.platform == profile.platform})
         raise IllegalPlanError(
             f"no image of vLLM {version} is known for {profile.name}",
-            hint=f"choose --engine-version from: {', '.join(map(str, known))}, or {rule['since']} and later",
+            hint=f"choose --engine-version from: {', '.join(map(str, known))}, or a release from {rule['since']} on",
         )
     name = rule["name"].format(version=version)
     note = "follows the naming of vLLM's release images; no source was seen running it on this GPU"

@@ -25,7 +25,6 @@ from planner.engine.features import (
 )
 from planner.engine.flags import (
     FLASHINFER_SAMPLER,
-    MXFP4_MARLIN,
     USE_V1,
     VARIABLES,
     Environment,
@@ -155,10 +154,7 @@ class _Resolver:
             )
 
     def _environment(self) -> Environment:
-        """The variables that count on this device. Raises IllegalPlanError for one that the version does not read.
-
-        What is said of kernels counts in any version: later ones choose them by other options.
-        """
+        """The variables that count on this device. Raises IllegalPlanError for one that the version does not read."""
         counted: dict[str, str] = {}
         for name, value in self.args.env.items():
             known, on_cpu = VARIABLES.get(name), self.profile.kv_cache_is_given
@@ -166,7 +162,7 @@ class _Resolver:
                 self._took(f"{name} has no effect on {'a CPU' if on_cpu else 'a GPU'}")
                 continue
             status = env_status(self.version, name, platform=self.profile.platform)
-            if not status and name != MXFP4_MARLIN:
+            if not status:
                 raise IllegalPlanError(
                     f"{name}: vLLM {self.version} does not read it ({status})", hint=status.hint or "leave it out"
                 )

@@ -116,6 +116,26 @@ def parse_version(text: str, *, date: str = "") -> EngineVersion:
     return EngineVersion(release, build, text, note or _unknown_note(release), "V0" if "V0 engine" in text else "")
 
 
+def existing_version(text: str) -> EngineVersion:
+    """The version that ``--engine-version`` asks for. Raises InputError for a number that no release has.
+
+    >>> existing_version("0.99.0")
+    Traceback (most recent call last):
+    planner.errors.InputError: --engine-version 0.99.0: there is no such release of vLLM
+    """
+    version = parse_version(text)
+    numbered = _NUMBERED.fullmatch(version.text)
+    is_release = numbered and not re.search(r"a|b|rc|dev", numbered[2])
+    if is_release and version.release >= (0, 4) and version.release not in RELEASES:
+        nearest = max(known for known in RELEASES if known < version.release)
+        others = f"{release_text(nearest)} is the release before it, " if nearest != NEWEST else ""
+        raise InputError(
+            f"--engine-version {text[:40]}: there is no such release of vLLM",
+            hint=f"{others}{release_text(NEWEST)} is the newest known",
+        )
+    return version
+
+
 def known_version(name: str) -> EngineVersion:
     """A release by its number, for tables in this package: ``known_version("0.20.0")``."""
     return EngineVersion(release_of(name), text=name)

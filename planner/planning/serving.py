@@ -19,8 +19,8 @@ from planner.engine import (
     EngineVersion,
     Environment,
     default_version,
+    existing_version,
     flag_of,
-    parse_version,
     read_drafts,
 )
 from planner.errors import InputError, UnknownNameError
@@ -341,7 +341,7 @@ def list_models() -> tuple[str, ...]:
 
 def asked_version(text: str | None) -> EngineVersion | None:
     """The version asked for, if any."""
-    return None if text is None else parse_version(typed("engine_version", text, str))
+    return None if text is None else existing_version(typed("engine_version", text, str))
 
 
 def version_for(text: str | None, profile: GpuProfile) -> EngineVersion:

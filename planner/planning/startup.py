@@ -18,6 +18,7 @@ from planner.engine import (
     MXFP4_MARLIN,
     SHORT_NAMES,
     EngineArgs,
+    env_status,
     parse_version,
     tagged,
 )
@@ -130,7 +131,8 @@ def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
-    taken["env"] = {name: log.settings[key] for key, name in KERNELS.items() if key in log.settings}
+    kernels = {name: log.settings[key] for key, name in KERNELS.items() if key in log.settings}
+    taken["env"] = {name: value for name, value in kernels.items() if env_status(serving.version, name)}
     if log.given_cache and log.kv_cache_bytes and log.kv_cache_bytes % GIB == 0:  # counts on a CPU alone
         taken["env"][CPU_KVCACHE_SPACE] = int(log.kv_cache_bytes / GIB)
     method = log.settings.get("quantization")

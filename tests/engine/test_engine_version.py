@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.engine.version import NEWEST, RELEASES, known_version, newest_by, parse_version
+from planner.engine.version import NEWEST, RELEASES, existing_version, known_version, newest_by, parse_version
 from planner.errors import InputError
 
 # Every way in which published runs and start-up logs name a version, and the release that is meant: numbers as they
@@ -120,6 +120,18 @@ def test_releases_outside_the_table_are_named_as_such() -> None:
     assert "newer" in parse_version("0.40.0").note
     assert "older" in parse_version("0.3.1").note
     assert "0.11.2" in parse_version("0.11.3").note
+
+
+@pytest.mark.parametrize("text", ["0.99.0", "0.40.0", "0.9.5", "v0.11.3", "0.9.5.post1"])
+def test_a_release_that_does_not_exist_cannot_be_asked_for(text: str) -> None:
+    with pytest.raises(InputError, match="there is no such release") as caught:
+        existing_version(text)
+    assert "0.33.0" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["0.33", "v0.8.5.post1", "0.34.0rc1.dev3", "0.3.1", "2025-10", "0.8.x"])
+def test_releases_dates_and_development_builds_can_be_asked_for(text: str) -> None:
+    assert existing_version(text) == parse_version(text)
 
 
 def test_later_releases_came_out_later() -> None:

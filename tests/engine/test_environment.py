@@ -55,6 +55,10 @@ def test_what_is_refused(given: Any, cause: str, hint: str) -> None:
 def test_variables_of_other_versions_are_refused() -> None:
     with pytest.raises(IllegalPlanError, match=r"VLLM_USE_V1: vLLM 0.20.0 does not read it \(gone in 0.11.1\)"):
         config("h100", "0.20.0", VLLM_USE_V1="1")
+    with pytest.raises(
+        IllegalPlanError, match=r"VLLM_MXFP4_USE_MARLIN: vLLM 0.24.0 does not read it \(gone in 0.24.0\)"
+    ):
+        config("h100", "0.24.0", VLLM_MXFP4_USE_MARLIN="1")
     with pytest.raises(IllegalPlanError, match=r"not before 0\.8\.2"):
         config("mi300x", "0.8.0", VLLM_ROCM_USE_AITER="1")
 

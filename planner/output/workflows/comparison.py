@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.engine import default_version, parse_version
+from planner.engine import default_version, existing_version
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
@@ -41,7 +41,7 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[s
         raise IllegalPlanError(
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
         )
-    version = parse_version(choice.engine_version) if choice.engine_version else default_version(whole)
+    version = existing_version(choice.engine_version) if choice.engine_version else default_version(whole)
     resolved, load, fits = choice.resolve(choice.model or workflow.model), chosen_load(workflow, choice), choice.local
     points, refused = compare_partitions(Serving.of(resolved, whole, version=version, local=fits), whole, load)
     rejected = [f"{gone.gpu}: {gone.reason}" for gone in refused]

@@ -20,6 +20,7 @@ from planner.engine import (
     builds,
     default_version,
     env_status,
+    existing_version,
     flag_status,
     image_for,
     known_issues,
@@ -302,7 +303,7 @@ def _version(workflow: Workflow, profile: GpuProfile, choice: Choice) -> tuple[E
     An image is built if the workflow is about that, or if no registry has it. A commit takes the options of one
     version: raises IllegalPlanError for another one if the workflow is that commit.
     """
-    asked = parse_version(choice.engine_version) if choice.engine_version else None
+    asked = existing_version(choice.engine_version) if choice.engine_version else None
     if asked:
         version = asked
     elif workflow.engine_version and profile.id in workflow.gpus:
