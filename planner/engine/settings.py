@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import inf
-from typing import Any, Literal, Self, get_type_hints
+from typing import Any, Literal, Self, get_args, get_type_hints
 
 from planner.engine.flags import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
 from planner.engine.version import EngineVersion
@@ -90,6 +90,11 @@ class Setting:
     def is_switch(self) -> bool:
         """True for an option without a value."""
         return self.kind in (bool, bool | None)
+
+    @property
+    def value_type(self) -> Any:
+        """Type of a value that is given: int, float, str, ..."""
+        return next(kind for kind in (self.kind, *get_args(self.kind)) if isinstance(kind, type))
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -266,6 +271,10 @@ def tagged(tag: Tag) -> tuple[str, ...]:
     return tuple(name for name, row in SETTINGS.items() if tag in row.tags.split())
 
 
+#: Settings that a plan repeats: layout and element types, bounds of one step, others.
+PLANNED = tuple(dict.fromkeys((*tagged("axes"), "weight_dtype", "kv_cache_dtype", *tagged("batch"), *tagged("plan"))))
+
+
 #: Options of vLLM that change memory or time and have no row: ``check`` says that it leaves them out of account.
 NOT_SIMULATED = frozenset((
     "--num-gpu-blocks-override", "--offload-group-size",
@@ -338,7 +347,7 @@ class EngineConfig(EngineArgs):
     @property
     def planned(self) -> dict[str, Any]:
         """The settings that a plan repeats."""
-        return self.choice | self.settings("plan")
+        return {name: getattr(self, name) for name in PLANNED}
 
     @property
     def drafted_tok(self) -> int:

@@ -50,8 +50,8 @@ ASSUMED = {
     "cache, if the engine has one that holds them all",
     "input_len of lm-arena-chat, gpqa and sourcegraph-fim": "150, 250 and 400; such runs are of a window in which "
     "the batch is full, and are replayed as one batch of requests that are alike",
-    "kv_cache_dtype": "fp8 where the weights have 8 bits or fewer (V1), unless max_num_seqs and max_num_batched_tokens "
-    "are stated; else the default",
+    "kv_cache_dtype": f"fp8 where the weights have 8 bits or fewer (V1), unless {' and '.join(tagged('batch'))} are "
+    "stated; else the default",
 }
 #: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
 PUBLISHED_PROMPTS_PER_SLOT = 10
@@ -258,7 +258,7 @@ def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineA
 
     deployment = with_cache(args.kv_cache_dtype)
     narrow = deployment.config.weight_dtype in NARROW_WEIGHTS and deployment.config.engine == "V1"
-    careful = run.max_num_seqs and run.max_num_batched_tokens  # who states both would state that cache too
+    careful = all(getattr(run, name) for name in tagged("batch"))  # who states both would state that cache too
     if run.kv_cache_dtype or careful or not narrow:
         return deployment
     try:

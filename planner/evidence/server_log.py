@@ -13,21 +13,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from planner.engine import SETTINGS, tagged
+
 Setting = int | float | bool | str
 
-#: Settings that change what is measured. The start-up prints them as ``'max_num_seqs': 8`` among the arguments that
-#: are not defaults, in older versions as ``max_num_seqs=8``, in the engine's summary as ``enforce_eager=False``.
+#: Numbers and switches of a result. The start-up prints them as ``'max_model_len': 8`` among the arguments that are not
+#: defaults, in older versions as ``max_model_len=8``, in the engine's summary as ``enforce_eager=False``.
 _SETTINGS: dict[str, Callable[[str], Setting]] = {
-    "tensor_parallel_size": int,
-    "pipeline_parallel_size": int,
-    "data_parallel_size": int,
-    "max_num_seqs": int,
-    "max_num_batched_tokens": int,
-    "max_model_len": int,
-    "gpu_memory_utilization": float,
-    "enforce_eager": lambda text: text == "True",
-    "enable_prefix_caching": lambda text: text == "True",
-    "enable_expert_parallel": lambda text: text == "True",
+    name: (lambda text: text == "True") if SETTINGS[name].is_switch else SETTINGS[name].value_type
+    for name in tagged("result")
+    if SETTINGS[name].value_type is not str
 }
 _SETTING = re.compile(rf"['\"]?\b({'|'.join(_SETTINGS)})['\"]?\s?[=:]\s?(\d+(?:\.\d+)?|True|False)\b")
 #: Settings that are words. They count only on lines where a server prints its settings.

@@ -211,7 +211,7 @@ class _Evidence:
         """Most tokens that the load holds at once in one engine."""
         plan, load = self.measured.plan, self.measured.plan.workload.sent
         in_flight = load.max_concurrency or load.num_prompts
-        requests = min(ceil(in_flight / plan.data_parallel_size), plan.max_num_seqs)
+        requests = ceil(min(in_flight, plan.max_running) / plan.data_parallel_size)
         shared = load.prefix_len if plan.enable_prefix_caching else 0  # kept once
         return requests * (load.max_total_len - shared) + shared
 

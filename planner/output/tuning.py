@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
+from planner.engine import tagged
 from planner.errors import InputError
 from planner.evidence import CalibrationOutcome, Stated, calibrate, read_measured, read_sources
 from planner.hardware import load_profile
 from planner.memory import read_startup_log
 from planner.output.scripts.folder import run_script, wait_for, write_folder
-from planner.output.tables.shared import layout_in_words
+from planner.output.tables.shared import batch_in_words, layout_in_words
 from planner.output.workflows.render import plan_files
 from planner.planning import (
     Local,
@@ -87,8 +88,7 @@ class Tuner:
     def words(self, number: int) -> str:
         """A setting in a few words."""
         plan = self.plan(number)
-        batch = f"batch {plan.max_num_seqs:,}, {plan.max_num_batched_tokens:,} tokens"
-        return f"{plan.weight_dtype} {layout_in_words(plan)}, KV {plan.kv_cache_dtype}, {batch}"
+        return f"{plan.weight_dtype} {layout_in_words(plan)}, KV {plan.kv_cache_dtype}, {batch_in_words(plan)}"
 
     def result(self, number: int) -> Mapping[str, Any]:
         """The result of ``vllm bench serve`` of a measured setting."""
@@ -193,9 +193,8 @@ class Tuner:
     def _larger(self, number: int) -> Iterator[int]:
         """Settings still open that differ in a larger batch or token budget alone."""
         one = self.plan(number)
-        free = {"max_num_seqs", "max_num_batched_tokens", "max_model_len"}
-        layout = {"model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-                  "enable_expert_parallel", "kv_cache_dtype"}  # fmt: skip
+        free = {*tagged("batch"), "max_model_len"}
+        layout = {"model", *tagged("axes"), "kv_cache_dtype"}
         done = {run.setting for run in self.state.runs}
         for other in set(range(len(self.state.folders))) - done:
             plan = self.plan(other)
@@ -234,7 +233,8 @@ def _not_ready(folder: Path, said: list[str]) -> InputError:
 def _name(number: int, plan: Plan) -> str:
     """A folder's name: ``03-fp8-tp4-b256-t8192``."""
     layout = layout_in_words(plan).lower().replace(" + ", "-").replace(" ", "")
-    return f"{number:02}-{plan.weight_dtype}-{layout}-b{plan.max_num_seqs}-t{plan.max_num_batched_tokens}"
+    batch, tokens = (getattr(plan, name) for name in tagged("batch"))
+    return f"{number:02}-{plan.weight_dtype}-{layout}-b{batch}-t{tokens}"
 
 
 def _reason(folder: Path) -> tuple[str, bool]:

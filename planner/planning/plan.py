@@ -291,6 +291,11 @@ class Plan(_Record):
         return replace(self.workload.sent, recorded=sent, classes=classes)
 
     @property
+    def max_running(self) -> int:
+        """Requests that run at once at most, all DP ranks together."""
+        return self.max_num_seqs * self.data_parallel_size
+
+    @property
     def nodes(self) -> int:
         """Nodes that one server fills."""
         return -(-self.num_gpus // self.gpus_per_node)

@@ -27,7 +27,7 @@ from planner.output.report.page import (
     table_of,
 )
 from planner.output.tables.recommendation import Recommendation
-from planner.output.tables.shared import layout_in_words
+from planner.output.tables.shared import batch_in_words, layout_in_words
 from planner.planning import LoadPoint, Plan, PlanFile, Sweep, defaults
 
 PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
@@ -117,7 +117,7 @@ def _rung(plan: Plan | None) -> tuple[str, ...]:
     service = plan.service
     servers, gpus = (service.replicas, service.total_gpus) if service else (1, plan.num_gpus)
     usd = service.usd_per_hour if service else None
-    setting = f"{layout_in_words(plan)}, {plan.weight_dtype}, batch {plan.max_num_seqs:,}"
+    setting = f"{layout_in_words(plan)}, {plan.weight_dtype}, {batch_in_words(plan)}"
     return plan.gpu, setting, f"{servers:,}", f"{gpus:,}", "-" if usd is None else f"{usd:,.2f}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from planner import progress
+from planner.engine import tagged
 from planner.evidence import PlanFolder, PlanFolders
 from planner.output.charts.figure import Bar, BarPanel, Chart, LinePanel, Mark, Segment, Series, Style, Table
 from planner.planning import LoadPoint, Local, Plan, Sweep, sweep_loads
@@ -25,6 +26,7 @@ FREE = "unused"
 BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
 SHOWN_OPERATORS = 11
 GPU_RATE, USER_RATE = "output_throughput_per_gpu", "output_throughput_per_user"
+BATCH, TOKENS = tagged("batch")
 MARKERS = "osD^vP"
 
 
@@ -129,7 +131,7 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
 def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
     rows = [row for row in folder.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
     return [
-        (f"TP {row.get('tensor_parallel_size')}, batch {row.get('max_num_seqs')}, {row.get('weight_dtype')}", row)
+        (f"TP {row.get('tensor_parallel_size')}, batch {row.get(BATCH)}, {row.get('weight_dtype')}", row)
         for row in sorted(rows, key=lambda row: float(row[USER_RATE]))
     ]
 
@@ -203,7 +205,7 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
         own = entry.plan.service.targets if entry.plan.service else ()
         limits_ms = {one.metric.split("_")[-2]: one.limit_ms for one in own if not one.of_class}
     axis = "requests/s" if swept.by == "rate" else "requests in flight"
-    most_in_flight = entry.plan.max_num_seqs * entry.plan.data_parallel_size
+    most_in_flight = entry.plan.max_running
     planned = next((point.load for point in swept.points if point.planned), None)
     panels = tuple(
         _latency_panel(metric, axis, planned, entry, swept, limits_ms.get(metric)) for metric in OF_A_REQUEST

@@ -14,11 +14,13 @@ from typing import Any
 import jinja2
 
 from planner import __version__, progress
+from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
 from planner.output.charts.draw import CHART_WIDTH, NARROW, svg
 from planner.output.charts.figure import Chart, style_sheet
 from planner.output.render import command_parts
 from planner.output.report.figures import (
+    BATCH,
     interval_of,
     latency_chart,
     layout_of,
@@ -34,11 +36,6 @@ from planner.resources import data_dir
 from planner.units import GIB, MS
 
 SHOWN_WHOLE = 8  #: with more plans there are tables only
-SETTINGS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "weight_dtype",
-    "kv_cache_dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "block_size",
-    "enable_prefix_caching", "async_scheduling", "enforce_eager",
-)  # fmt: skip
 #: Key, heading and unit of the main figures of a plan.
 FIGURES = (
     ("output_throughput_per_gpu", "Throughput", "tokens/s per GPU"),
@@ -47,10 +44,7 @@ FIGURES = (
     ("mean_tpot_ms", "TPOT", "ms, mean"),
     ("mean_e2el_ms", "E2EL", "s, mean"),
 )
-SIZES = (
-    ("tensor_parallel_size", "TP"), ("pipeline_parallel_size", "PP"), ("data_parallel_size", "DP"),
-    ("max_num_seqs", "batch"),
-)  # fmt: skip
+SIZES = (*zip(tagged("axes"), ("TP", "PP", "DP"), strict=False), (BATCH, "batch"))
 _NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
 MEASURED = ("metric", "unit", "predicted", "bounds", "measured", "difference", "verdict")
 
@@ -141,7 +135,7 @@ def _summary(entry: PlanFolder) -> dict[str, Any]:
         "layout": layout_of(plan),
         "weights": plan.weight_dtype,
         "cache": plan.kv_cache_dtype,
-        "batch": f"{plan.max_num_seqs:,}",
+        "batch": f"{getattr(plan, BATCH):,}",
         "servers": plan.service.replicas if plan.service else 1,
         "figures": [figure_of(plan.predicted, *names) for names in FIGURES],
     }
@@ -164,7 +158,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "model": plan.model,
         "arrival": _arrival(plan),
         "command": command_text(plan),
-        "settings": [(name, _plain(getattr(plan, name))) for name in SETTINGS],
+        "settings": [(name, _plain(getattr(plan, name))) for name in PLANNED],
         "why": plan.why,
         "warnings": (*plan.warnings, *swept.notes),
         "memory": [(name, f"{value / GIB:,.2f} GiB") for name, value in _bytes(plan)],

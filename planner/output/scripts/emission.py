@@ -22,7 +22,16 @@ from math import ceil
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from planner.engine import CPU_KVCACHE_SPACE, EVERYWHERE, LOOPBACK, flag_status, parse_version
+from planner.engine import (
+    CPU_KVCACHE_SPACE,
+    EVERYWHERE,
+    LOOPBACK,
+    PLANNED,
+    SETTINGS,
+    flag_status,
+    parse_version,
+    tagged,
+)
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, refuse_tokens, render_template, with_option, without_option
@@ -52,10 +61,9 @@ PLACEMENT_VARIABLES = frozenset((
 _BUILT_BY = re.compile(r"^built .*\bby (build_(?:image|engine)\.sh)$")
 #: Arguments of lm_eval that the script adds: the server's name and address.
 _ADDED_BY_SCRIPT = frozenset(("model", "base_url"))
-_SETTINGS = (
-    "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "weight_dtype", "kv_cache_dtype",
-    "max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization", "engine_version", "image",
-)  # fmt: skip
+#: Settings that the scripts list: numbers and types of a result.
+_LISTED = {"weight_dtype"} | {name for name in tagged("result") if not SETTINGS[name].is_switch}
+_SETTINGS = (*(name for name in PLANNED if name in _LISTED), "engine_version", "image")
 
 Join = Literal["mp", "ray", "dp"]
 #: The head's port, at which the others join: of vLLM's processes, Ray's own default, of vLLM's page on DP.
@@ -409,7 +417,7 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
     plan = emission.file.plan
     arguments: dict[str, Any] = {
         "model": served_name(plan),
-        "num_concurrent": min(ACCURACY_CONCURRENCY, plan.max_num_seqs),
+        "num_concurrent": min(ACCURACY_CONCURRENCY, plan.max_running),
         "timeout": 600,
         "max_retries": 5,
         "tokenized_requests": False,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from planner.engine import has_both_engines
 from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
-from planner.output.tables.shared import MORE, items, listed
+from planner.output.tables.shared import MORE, batch_in_words, items, listed
 from planner.planning import Fit, LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Load
@@ -299,7 +299,7 @@ def _start_lines(answer: LineVerdict) -> Iterator[str]:
         ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)}{on_each}, {fit.config.weight_dtype}"),
         ("KV cache", f"{format_bytes(fit.kv_cache.mid)}, {fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}"),
         ("context", f"{fit.config.max_model_len:,} tokens, {fit.max_concurrency:.2f} requests of that length at once"),
-        ("batch", f"{fit.config.max_num_seqs:,} requests, {fit.config.max_num_batched_tokens:,} tokens{_engine(fit)}"),
+        ("batch", f"{batch_in_words(fit.config)}{_engine(fit)}"),
     ))  # fmt: skip
     for option in fit.options:
         yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    ")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.engine import LOOPBACK
+from planner.engine import LOOPBACK, tagged
 from planner.hardware import GpuProfile
 from planner.output.render import SPACE, wrapped
 from planner.planning import price_of, span_figures
@@ -135,6 +135,12 @@ def layout_in_words(settings: Any) -> str:
     sizes["DP"] = settings.data_parallel_size
     words = [f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1]
     return " + ".join([*words, *["EP"] * bool(settings.enable_expert_parallel)]) or "TP 1"
+
+
+def batch_in_words(settings: Any) -> str:
+    """The largest batch and the token budget, such as ``256 requests, 8,192 tokens``."""
+    batch, tokens = (getattr(settings, name) for name in tagged("batch"))
+    return f"{batch:,} requests, {tokens:,} tokens"
 
 
 def from_host(shares: Any, without_gpu_share: float, then: str) -> str:
