@@ -116,13 +116,13 @@ def check_command(
     ``line`` is the command or the text of a script with it; or its words; or the path of a script, a compose file or a
     Kubernetes manifest. It may be a plan's folder, whose plan gives the GPU and the load where nothing else does. A
     client beside the server (``vllm bench serve``) says the load; ``vllm bench latency`` and ``throughput`` are judged
-    as engines of their own. Where a script has branches that its GPU or ``variables`` do not decide, each is judged:
-    ``answer.branches``. ``as_model`` is what a path in the line stands for. Lengths are tokens; where no load is given
-    it is 1024 in and out, and as many requests as run at once. ``goal`` is the goal of a better plan, ``gpus`` how many
-    it may use (as many as the line). ``url`` is a running vLLM server. It is asked what it runs, unless ``line`` says
-    so, and watched for ``url_seconds`` (5) to see its load; ``answer.seen`` has the rest.
+    as engines of their own. If a text starts several engines, each is judged: ``answer.branches``. ``variables`` are
+    those that the script leaves to its caller. ``as_model`` is what a path in the line stands for. Lengths are tokens;
+    where no load is given it is 1024 in and out, and as many requests as run at once. ``goal`` is the goal of a better
+    plan, ``gpus`` how many it may use (as many as the line). ``url`` is a running vLLM server. It is asked what it
+    runs, unless ``line`` says so, and watched for ``url_seconds`` (5) to see its load; ``answer.seen`` has the rest.
 
-    ``answer.ok`` is true if it starts, in every branch; ``answer.record`` has the rest. Raises InputError where there
+    ``answer.ok`` is true if every engine starts; ``answer.record`` has the rest. Raises InputError where there
     is no such line, or several that differ, and for a load that its context does not hold.
     """
     from planner.output import CheckAnswer
@@ -153,9 +153,9 @@ def check_command(
     if plan:
         asked = asked.as_planned(plan)
     judge = _Judge(profile, version, as_model, asked, planning.fits_for(calibration), hub, plan)
-    judged = tuple(((), judge.verdict(launch)) for launch in _launches(text, profile, variables))
+    judged = [judge.verdict(launch) for launch in _launches(text, profile, variables)]
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
-    return replace(CheckAnswer.of(judged, tuple(dict.fromkeys(remarks))), seen=seen, explain=explain)
+    return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), seen, explain)
 
 
 def _watched(url: str | None, seconds: float | None) -> "SeenServer | None":

@@ -107,7 +107,7 @@ class Tuner:
 
     def _begin(self, local: Local) -> TuningState:
         """Write a folder for each setting, then the state."""
-        self.tell("choosing the settings that may be the best")
+        self.tell("selecting candidate configurations")
         merit, settings = tuned_settings(self.file, local)
         folders = [".", *(f"{FOLDER}/{_name(number, one.plan)}" for number, one in enumerate(settings) if number)]
         for folder, setting in zip(folders[1:], settings[1:], strict=True):
@@ -117,7 +117,7 @@ class Tuner:
         plan = self.file.plan
         state = TuningState.begun(__version__, plan.digest, merit, prospects, folders, plan.targets)
         state.save(self.path)
-        self.tell(f"{len(folders)} settings may be the best")
+        self.tell(f"{len(folders)} candidate configurations")
         return state
 
     def _next(self) -> int | None:
@@ -208,7 +208,7 @@ class Tuner:
     def _known(self) -> str:
         standing = self.state.standing
         if standing.best is None:
-            return f"no setting keeps the targets with {percent(standing.known)} probability"
+            return f"no setting meets the targets with {percent(standing.known)} probability"
         return f"the best measured is the best with {percent(standing.known)} probability"
 
 

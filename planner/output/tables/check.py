@@ -12,7 +12,7 @@ from planner.engine import has_both_engines
 from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
 from planner.output.tables.shared import MORE, batch_in_words, items, listed
-from planner.planning import Fit, LineVerdict, PlannedWorkload, Served, percent
+from planner.planning import LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Load
 
@@ -30,45 +30,31 @@ COLUMNS = (
 )
 #: On one screen.
 BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)
-
-
-BRIEF_WAYS = 8
+BRIEF_LAUNCHES = 8
 BRIEF_PROBLEMS = 3
 BRIEF_START = 8
 BRIEF_CHANGES = 8
-_MOST_OF_A_CONDITION = 70  #: characters that are shown
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way through a script, judged."""
+class JudgedLaunch:
+    """One engine that a script or a manifest starts, and better plans."""
 
-    when: tuple[str, ...]  #: its conditions
     record: LineVerdict
     better: tuple[Served, ...]  #: plans that are worth a change, best first, replayed
 
     @property
-    def condition(self) -> str:
-        """The conditions, each once and on one line."""
-        short = []
-        for condition in self.when:
-            text = " ".join(condition.replace("\\\n", " ").split())
-            text = text.removeprefix("not: ! ") if text.startswith("not: ! ") else text.replace("not: ", "not ", 1)
-            short.append(text if len(text) <= _MOST_OF_A_CONDITION else f"{text[:_MOST_OF_A_CONDITION]} ...")
-        return f"if {' and '.join(dict.fromkeys(short))}" if short else "otherwise"
-
-    @property
     def has_speed(self) -> bool:
         """True if there is a load, and so a speed."""
-        return self.record.offline is not None or (
-            not self.record.line.is_offline and bool(self.record.served or self.record.workload)
-        )
+        record = self.record
+        return record.offline is not None or bool(not record.line.is_offline and (record.served or record.workload))
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The line and the better plans under its load."""
-        own = self.record.model
-        plans = [_row(plan.model if plan.model != own else "same model, other settings", plan) for plan in self.better]
-        return [*([_row("this line", self.record.served)] if self.record.served else []), *plans]
+    def rows(self, most: int | None = None) -> list[dict[str, Any]]:
+        """The line, and ``most`` of the better plans, under its load."""
+        own, served = self.record.model, self.record.served
+        names = (plan.model if plan.model != own else "same model, other settings" for plan in self.better[:most])
+        plans = [_row(name, plan) for name, plan in zip(names, self.better[:most], strict=True)]
+        return [*([_row("this line", served)] if served else []), *plans]
 
 
 @dataclass(frozen=True, repr=False)
@@ -77,119 +63,104 @@ class CheckAnswer(Answer):
 
     verdict_first = True
     columns = COLUMNS
-    ways: tuple[Way, ...]  #: through the script; one where it has no branches
+    launches: tuple[JudgedLaunch, ...]  #: the engines that the text starts, mostly one
     remarks: tuple[str, ...] = ()
     seen: SeenServer | None = None  #: the running server whose load it is
     explain: bool = False
 
     @classmethod
-    def of(cls, judged: Sequence[tuple[tuple[str, ...], LineVerdict]], remarks: tuple[str, ...] = ()) -> CheckAnswer:
-        """The answer for each way through a script, its better plans replayed.
-
-        Ways with the same text are one, under the conditions that they share; conditions that all ways share are left
-        out.
-        """
-        ways: dict[tuple[str, ...], Way] = {}
-        for when, record in judged:
-            way = Way(when, record, tuple(record.better()))
-            text = (*_start(way), *_speed(way))
-            first = ways.get(text, way)
-            ways[text] = replace(first, when=tuple(one for one in first.when if one in when))
-        everywhere = [one for one in judged[0][0] if all(one in way.when for way in ways.values())]
-        shown = [replace(way, when=tuple(one for one in way.when if one not in everywhere)) for way in ways.values()]
-        return cls(tuple(shown), remarks)
+    def of(cls, judged: Sequence[LineVerdict], *more: Any) -> CheckAnswer:
+        """The answer, its better plans replayed, launches with the same text once; ``more`` are the other fields."""
+        launches: dict[tuple[str, ...], JudgedLaunch] = {}
+        for record in judged:
+            launch = JudgedLaunch(record, tuple(record.better()))
+            launches.setdefault((*_start(launch), *_speed(launch)), launch)
+        return cls(tuple(launches.values()), *more)
 
     @property
     def record(self) -> LineVerdict:
-        """The verdict; of several ways through a script the first."""
-        return self.ways[0].record
+        """The verdict; of several launches the first."""
+        return self.launches[0].record
 
     @property
-    def branches(self) -> tuple[tuple[tuple[str, ...], LineVerdict], ...]:
-        """The conditions and the verdict of each way where a script has several; else empty."""
-        return tuple((way.when, way.record) for way in self.ways) if len(self.ways) > 1 else ()
+    def branches(self) -> tuple[LineVerdict, ...]:
+        """The verdict on each launch where there are several; else empty."""
+        return tuple(launch.record for launch in self.launches) if len(self.launches) > 1 else ()
 
     @property
     def ok(self) -> bool:
-        """True if it starts, in every branch."""
-        return all(way.record.starts for way in self.ways)
+        """True if every launch starts."""
+        return all(launch.record.starts for launch in self.launches)
 
     def _object(self) -> dict[str, Any]:
-        several = self.ways if len(self.ways) > 1 else ()
-        branches = [{"when": list(way.when), **_judged(way)} for way in several]
+        branches = [{"when": [], **_judged(launch)} for launch in (self.launches if self.branches else ())]
         names = ("url", "version", "model", "max_model_len", "kv_cache_tokens", "in_flight", "input_len", "output_len",
                  "window_s", "ended_in_window", "measured")  # fmt: skip
         seen = {"server": fields_of(self.seen, *names)} if self.seen else {}
-        return {**_judged(self.ways[0]), "starts": self.ok, "branches": branches, **seen}
+        return {**_judged(self.launches[0]), "starts": self.ok, "branches": branches, **seen}
 
     def _records(self) -> list[dict[str, Any]]:
-        if len(self.ways) > 1:
-            return [_row(way.condition, way.record.served) for way in self.ways]
+        if self.branches:
+            return [_row(record.line.command, record.served) for record in self.branches]
         measured = [{"what": "measured", **self.seen.measured}] if self.seen else []
         own = [] if self.record.served else [_row("this line", None)]
-        return [*measured, *own, *self.ways[0].rows()]
+        return [*measured, *own, *self.launches[0].rows()]
 
     def sentences(self) -> Iterator[str]:
         """The verdict, the remarks on options, the memory, and the speed beside that of better plans."""
-        yield from self._each_way() if self.explain else self._one_screen()
+        yield from self._every_launch() if self.explain else self._one_screen()
         if self.seen:
             yield from _seen_lines(self.seen, self.record)
 
-    def _each_way(self) -> Iterator[str]:
+    def _every_launch(self) -> Iterator[str]:
         before: list[str] = []
-        for way in self.ways:
-            start = list(_start(way))
+        for launch in self.launches:
+            start = list(_start(launch))
             if start != before:  # an engine that several loads share is shown once
-                if before:
-                    yield ""
-                if any(other.when for other in self.ways):
-                    yield wrapped(f"{way.condition}:")
-                yield from start
-                if way.has_speed:
-                    yield ""
+                yield from ([""] if before else [])
+                yield from (*start, *([""] if launch.has_speed else []))
             before = start
-            yield from _speed(way)
+            yield from _speed(launch)
 
     def _one_screen(self) -> Iterator[str]:
-        """The verdict; of several ways through a script one line each, and the first that does not start whole."""
-        starting = sum(way.record.starts for way in self.ways)
-        shown = next((way for way in self.ways if not way.record.starts), self.ways[0])
-        line = shown.record.line
-        if len(self.ways) > 1:
-            where = f"{starting} of {len(self.ways)} ways through the script start"
-            yield wrapped(f"{shown.record.model} on {shown.record.serving.profile.id}: {where}")
-            for way in self.ways[:BRIEF_WAYS]:
-                yield from items("-" if way.record.starts else "x", [f"{way.condition}: {_verdict(way.record)}"])
-            if len(self.ways) > BRIEF_WAYS:
-                yield f"  and {len(self.ways) - BRIEF_WAYS} more"
+        """The verdict; of several launches one line each, and the first that does not start whole."""
+        starting = sum(launch.record.starts for launch in self.launches)
+        shown = next((launch for launch in self.launches if not launch.record.starts), self.launches[0])
+        problems = shown.record.line.problems
+        if self.branches:
+            gpu = shown.record.serving.profile.id
+            yield wrapped(f"{shown.record.model} on {gpu}: {starting} of {len(self.launches)} launches start")
+            for record in self.branches[:BRIEF_LAUNCHES]:
+                yield from items("-" if record.starts else "x", [f"{record.line.command}: {_verdict(record)}"])
+            if len(self.launches) > BRIEF_LAUNCHES:
+                yield f"  and {len(self.launches) - BRIEF_LAUNCHES} more"
             yield ""
         yield wrapped(_headline(shown.record))
-        for problem in sorted(line.problems, key=lambda one: not one.fatal)[:BRIEF_PROBLEMS]:
+        for problem in sorted(problems, key=lambda one: not one.fatal)[:BRIEF_PROBLEMS]:
             yield from items("x" if problem.fatal else "!", [str(problem)])
-        if len(line.problems) > BRIEF_PROBLEMS:
-            yield f"  and {len(line.problems) - BRIEF_PROBLEMS} more remarks on options"
+        if len(problems) > BRIEF_PROBLEMS:
+            yield f"  and {len(problems) - BRIEF_PROBLEMS} more remarks on options"
         yield from list(_start_lines(shown.record))[:BRIEF_START]
         if shown.has_speed:
             yield ""
-            yield from _speed(shown, brief=True, with_command=len(self.ways) == 1)
+            yield from _speed(shown, brief=True, with_command=not self.branches)
 
     def _brief_notes(self) -> Iterator[str]:
-        skipped = self.record.line.not_simulated
-        yield from _about_drafts(self.record)
-        yield from _about_engine(self.record)
-        fits = [f"calibration: {used}"] if (used := _calibration(self.record)) else []
-        yield "; ".join([*([f"not simulated: {', '.join(skipped)}"] if skipped else []), *fits, MORE])
+        skipped, used = self.record.line.not_simulated, _calibration(self.record)
+        yield from _caveats(self.record)
+        unknown = [f"not simulated: {', '.join(skipped)}"] if skipped else []
+        yield "; ".join([*unknown, *([f"calibration: {used}"] if used else []), MORE])
 
     def _title(self) -> str:
         return _headline(self.record)
 
     def _notes(self) -> Iterator[str]:
-        for way in self.ways:
-            yield from _notes(way.record)
+        for launch in self.launches:
+            yield from _notes(launch.record)
 
 
-def _judged(way: Way) -> dict[str, Any]:
-    record = way.record
+def _judged(launch: JudgedLaunch) -> dict[str, Any]:
+    record = launch.record
     return {
         "starts": record.starts,
         "model": fields_of(record.serving.resolved, "requested", "resolved"),
@@ -206,7 +177,7 @@ def _judged(way: Way) -> dict[str, Any]:
         "delivers": _figures(record.served) if record.served else None,
         "offline": record.offline.result if record.offline else None,
         "goal": record.goal,
-        "better": [_plan(record, plan) for plan in way.better],
+        "better": [_plan(record, plan) for plan in launch.better],
         "notes": list(_notes(record)),
     }
 
@@ -236,33 +207,32 @@ def _seen_lines(seen: SeenServer, record: LineVerdict) -> Iterator[str]:
     yield table_text(rows, tuple(column for column in COLUMNS if column.key in ("what", *seen.measured)))
 
 
-def _headline(answer: LineVerdict) -> str:
-    where = f"{answer.settings.get('tensor_parallel_size', 1)} x {answer.serving.profile.id}"
-    if answer.fit:
-        where = f"{answer.fit.config.num_gpus} x {answer.serving.profile.id}"
-    return f"{answer.serving.resolved.resolved} on {where}, vLLM {answer.serving.version}: {_verdict(answer)}"
+def _headline(record: LineVerdict) -> str:
+    size = record.fit.config.num_gpus if record.fit else record.settings.get("tensor_parallel_size", 1)
+    serving = record.serving
+    return f"{record.model} on {size} x {serving.profile.id}, vLLM {serving.version}: {_verdict(record)}"
 
 
-def _start(way: Way) -> Iterator[str]:
+def _start(launch: JudgedLaunch) -> Iterator[str]:
     """The verdict, the remarks on options, and the memory."""
-    yield wrapped(_headline(way.record))
-    for problem in way.record.line.problems:
+    yield wrapped(_headline(launch.record))
+    for problem in launch.record.line.problems:
         yield from items("x" if problem.fatal else "!", [str(problem)])
-    yield from _start_lines(way.record)
+    yield from _start_lines(launch.record)
 
 
-def _speed(way: Way, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
+def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
     """The speed of the line, and the plans that are better."""
-    if way.record.offline:
-        yield from _offline_lines(way.record, way.record.offline.result)
-    elif way.has_speed:
-        yield from _load_lines(way, brief=brief, with_command=with_command)
+    if launch.record.offline:
+        yield from _offline_lines(launch.record, launch.record.offline.result)
+    elif launch.has_speed:
+        yield from _load_lines(launch, brief=brief, with_command=with_command)
 
 
-def _offline_lines(answer: LineVerdict, result: Mapping[str, Any]) -> Iterator[str]:
+def _offline_lines(record: LineVerdict, result: Mapping[str, Any]) -> Iterator[str]:
     """The result of an offline benchmark, with its interval."""
-    load = answer.workload
-    lengths = (
+    load = record.workload
+    words = (
         f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, " if load else ""
     )
     for key, name, digits in (
@@ -271,49 +241,45 @@ def _offline_lines(answer: LineVerdict, result: Mapping[str, Any]) -> Iterator[s
     ):
         if key in result:
             ends = " to ".join(format(result[end], digits) for end in (f"{key}_lo", f"{key}_hi") if end in result)
-            yield f"{lengths}offline: {result[key]:{digits}} {name}{f' ({ends})' if ends else ''}"
+            yield f"{words}offline: {result[key]:{digits}} {name}{f' ({ends})' if ends else ''}"
 
 
-def _verdict(answer: LineVerdict) -> str:
-    if answer.refusal:
+def _verdict(record: LineVerdict) -> str:
+    if record.refusal:
         return "vLLM refuses these settings"
-    fit = answer.fit
+    fit = record.fit
     memory = fit.verdict if fit else "too close to call"
     odds = f"starts with {percent(fit.deployment.checked.probability_fits)} probability" if fit else "may not start"
     words = {"fits": "starts", "does not fit": "does not fit", "too close to call": odds}
-    if answer.line.refused:
+    if record.line.refused:
         return f"vLLM refuses an option; without it: {words[memory]}"
     return words[memory]
 
 
-def _start_lines(answer: LineVerdict) -> Iterator[str]:
-    if answer.refusal:
-        yield from items("x", [f"{answer.refusal.cause} ({answer.refusal.hint})"])
-    fit = answer.fit
+def _start_lines(record: LineVerdict) -> Iterator[str]:
+    if record.refusal:
+        yield from items("x", [f"{record.refusal.cause} ({record.refusal.hint})"])
+    fit = record.fit
     if not fit:
         return
     if fit.reason:
         yield from items("!" if fit.fits else "x", [fit.reason])
+    engine = f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
     on_each = " on each GPU" if fit.config.num_gpus > 1 else ""
     yield from pair_lines((
         ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)}{on_each}, {fit.config.weight_dtype}"),
         ("KV cache", f"{format_bytes(fit.kv_cache.mid)}, {fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}"),
         ("context", f"{fit.config.max_model_len:,} tokens, {fit.max_concurrency:.2f} requests of that length at once"),
-        ("batch", f"{batch_in_words(fit.config)}{_engine(fit)}"),
+        ("batch", f"{batch_in_words(fit.config)}{engine}"),
     ))  # fmt: skip
     for option in fit.options:
         yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    ")
 
 
-def _engine(fit: Fit) -> str:
-    """The engine, for versions that have two."""
-    return f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
-
-
-def _load_lines(way: Way, *, brief: bool, with_command: bool = True) -> Iterator[str]:
+def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Iterator[str]:
     """The speed of the line beside that of better plans, their changes and commands; ``brief``: of the best."""
-    record, shown = way.record, way.better[:1] if brief else way.better
-    rows = replace(way, better=shown).rows()
+    record, most = launch.record, 1 if brief else None
+    rows, shown = launch.rows(most), launch.better[:most]
     if record.workload:
         yield wrapped(f"{_load_words(record.workload)}:")
     if rows:
@@ -325,8 +291,7 @@ def _load_lines(way: Way, *, brief: bool, with_command: bool = True) -> Iterator
         if brief:
             yield from items("-", [f"the goal {record.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
         else:
-            yield f"\n{row['what']}:"
-            yield from (f"  {change}" for change in changes)
+            yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
         if with_command:
             yield from command_lines(plan.env, plan.command)
 
@@ -341,36 +306,31 @@ def _load_words(load: Load) -> str:
     return f"{requests}{varied}{shared}{rate}{limit}"
 
 
-def _calibration(answer: LineVerdict) -> str | None:
+def _calibration(record: LineVerdict) -> str | None:
     """The fits behind the prediction; None without one."""
-    if answer.offline and answer.fit:
-        return answer.fit.deployment.calibrated_by
-    return answer.served.deployment.calibrated_by if answer.served else None
+    if record.offline and record.fit:
+        return record.fit.deployment.calibrated_by
+    return record.served.deployment.calibrated_by if record.served else None
 
 
-def _about_drafts(answer: LineVerdict) -> Iterator[str]:
-    drafts = answer.line.args.speculative_config
+def _caveats(record: LineVerdict) -> Iterator[str]:
+    """Notes on drafts, on servers over several nodes, and on blocks in host memory."""
+    drafts = record.line.args.speculative_config
     if drafts and not drafts.acceptance_rates:
         yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
-
-
-def _about_engine(answer: LineVerdict) -> Iterator[str]:
-    if answer.served:
-        engine = answer.served.deployment
+    if record.served:
+        engine = record.served.deployment
         yield from filter(None, (engine.network_remark, engine.unused_host_remark))
 
 
-def _notes(answer: LineVerdict) -> Iterator[str]:
-    if used := _calibration(answer):
+def _notes(record: LineVerdict) -> Iterator[str]:
+    if used := _calibration(record):
         yield f"calibration: {used}"
-    yield from answer.serving.resolved.notes
-    if answer.serving.version.note:
-        yield answer.serving.version.note
-    if answer.line.not_simulated:
-        yield f"not simulated: {', '.join(answer.line.not_simulated)}"
-    yield from _about_drafts(answer)
-    yield from _about_engine(answer)
-    if answer.fit:
-        if answer.fit.config.defaults_taken:
-            yield f"defaults: {', '.join(answer.fit.config.defaults_taken)}"
-        yield from answer.fit.notes
+    yield from (*record.serving.resolved.notes, *filter(None, [record.serving.version.note]))
+    if record.line.not_simulated:
+        yield f"not simulated: {', '.join(record.line.not_simulated)}"
+    yield from _caveats(record)
+    if record.fit:
+        if record.fit.config.defaults_taken:
+            yield f"defaults: {', '.join(record.fit.config.defaults_taken)}"
+        yield from record.fit.notes
