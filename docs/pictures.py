@@ -81,7 +81,7 @@ def playing() -> Iterator[str]:
     words = [sys.executable, "-m", "planner", "ui", "--port", "0"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     try:
-        yield f"{process.stderr.readline().strip() if process.stderr else ''}?{PLAYED}"
+        yield f"{process.stderr.readline().strip() if process.stderr else ''}&{PLAYED}"
     finally:
         process.terminate()
         process.wait(20)

@@ -2,4 +2,5 @@
 
 from planner.commands import run
 
-run()
+if __name__ == "__main__":  # worker processes of planner ui import this module under another name
+    run()

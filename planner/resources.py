@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
 from glob import escape
 from pathlib import Path
@@ -18,6 +19,7 @@ MOST_FILE_BYTES = 64 * 2**20  #: of a file that a user names; the largest config
 MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
 
 _PACKAGE = Path(__file__).resolve().parent
+_NAMES_ONLY: ContextVar[bool] = ContextVar("names_only", default=False)
 
 
 @cache
@@ -40,6 +42,21 @@ def user_data_dir() -> Path:
     from platformdirs import user_data_path  # only runs that look at local fits need it
 
     return user_data_path("planner", appauthor=False)
+
+
+@contextmanager
+def names_only() -> Iterator[None]:
+    """Within this block nothing that a user gives is the name of a file: for answers over a network."""
+    token = _NAMES_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _NAMES_ONLY.reset(token)
+
+
+def may_be_path() -> bool:
+    """True if what a user gives may be the name of a file."""
+    return not _NAMES_ONLY.get()
 
 
 def check_file(path: Path, *, most_bytes: float) -> None:

@@ -45,6 +45,7 @@ OWNERS = {
     "yaml": {"output", "engine"},
     "starlette": {"commands"},
     "uvicorn": {"commands"},
+    "anyio": {"commands"},
     "plotext": {"output"},
     "scipy": {"planning", "evidence"},
     "huggingface_hub": {"model"},

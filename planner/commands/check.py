@@ -26,7 +26,7 @@ from planner.commands.options import (
 )
 from planner.errors import InputError
 from planner.planning import defaults
-from planner.resources import read_given
+from planner.resources import may_be_path, read_given
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,7 +266,7 @@ def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[s
 
     if not isinstance(line, str | PathLike):
         return list(line), None
-    if isinstance(line, str) and (" " in line.strip() or "\n" in line) and not _exists(line):
+    if isinstance(line, str) and (not may_be_path() or ((" " in line.strip() or "\n" in line) and not _exists(line))):
         return line, None  # the text itself
     path = Path(line)
     try:
@@ -283,6 +283,6 @@ def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[s
 def _exists(text: str) -> bool:
     """True if ``text`` is the path of something; a text too long for a path is none."""
     try:
-        return Path(text).exists()
+        return may_be_path() and Path(text).exists()
     except (OSError, ValueError):
         return False

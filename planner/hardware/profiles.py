@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.errors import InputError, UnknownNameError
-from planner.resources import data_dir, read_given
+from planner.resources import data_dir, may_be_path, read_given
 from planner.units import FACTORS, to_base
 
 STATED = "stated"  #: source of a figure that a command line gives
@@ -359,7 +359,7 @@ def load_profile(name: str) -> GpuProfile:
 
     Raises UnknownNameError for a name that is neither, and InputError for a file that cannot be read or is no profile.
     """
-    if name.lower().endswith(".toml"):
+    if name.lower().endswith(".toml") and may_be_path():
         return _read(Path(name))
     wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
     profile_id = aliases().get(wanted, wanted)

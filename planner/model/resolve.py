@@ -12,7 +12,7 @@ from planner.model import hub
 from planner.model.architecture import Model
 from planner.model.catalog import find_entry, nearest_ids
 from planner.model.hub import CONFIG, SIDECAR
-from planner.resources import read_given
+from planner.resources import may_be_path, read_given
 
 Source = Literal["path", "catalog", "cache", "hub"]
 
@@ -68,7 +68,7 @@ def _existing(name: str) -> Path | None:
         raise InputError("the model's name is empty", hint="give a hub id, or a folder with a config.json")
     try:
         path = Path(name).expanduser()
-        return path if path.exists() else None
+        return path if may_be_path() and path.exists() else None
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, no permission, no such user
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(

@@ -43,8 +43,7 @@ async function search() {
   status.textContent = "searching …";
   try {
     const said = await fetch("/answer?" + query, { signal: mine.signal });
-    if (!said.ok) throw new Error(said.status);
-    if (said.status === 204) return;
+    if (!said.ok && !(said.headers.get("content-type") || "").startsWith("text/html")) throw new Error(said.status);
     show(answer, await said.text());
     document.title = query.get("model") + " on " + query.getAll("gpu").join(", ") + ": planner";
     status.textContent = answer.querySelector("#verdict").textContent;
@@ -63,7 +62,6 @@ async function ladder() {
 
 function changed(event) {
   arrange();
-ladder();
   history.replaceState(null, "", "/?" + asked());
   clearTimeout(quiet);
   const field = event.target;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import socket
 import sys
 import threading
 import time
@@ -20,10 +21,12 @@ import uvicorn
 from command_line import error_of, run, start
 
 from planner.commands.web.api import ANSWERED, openapi, operations
-from planner.commands.web.app import HEADERS, make_app
+from planner.commands.web.app import make_app
+from planner.commands.web.guard import HEADERS, Protocol
 from planner.commands.web.play import address, read_asked
 from planner.errors import InputError
 
+ROOT = Path(__file__).parents[2]
 MODEL, GPU = "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm"
 PLAN = {"model": MODEL, "gpu": GPU, "gpus": 1, "flight": 8, "input_len": 256, "output_len": 64}
 TOKEN = "a-token-of-this-test"
@@ -42,14 +45,13 @@ class Answer(NamedTuple):
 class Server:
     """The application behind a real uvicorn on a free port."""
 
-    def __init__(self, token: str = "") -> None:
-        import socket
-
-        self.socket = socket.socket()
-        self.socket.bind(("127.0.0.1", 0))
+    def __init__(self, seconds: float = 60, loopback: bool = True) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0))
         self.port = self.socket.getsockname()[1]
-        config = uvicorn.Config(make_app(token=token), log_level="error", lifespan="off")
-        self.server = uvicorn.Server(config)
+        app = make_app(token=TOKEN, loopback=loopback, seconds=seconds)
+        self.server = uvicorn.Server(
+            uvicorn.Config(app, http=Protocol, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+        )
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
         self.thread.start()
         while not self.server.started:
@@ -58,6 +60,7 @@ class Server:
     def get(self, path: str, query: object = None, method: str = "GET", **headers: str) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         full = f"{path}?{urlencode(query, doseq=True)}" if query else path  # type: ignore[arg-type]
+        headers = {"Authorization": f"Bearer {TOKEN}", **headers}
         connection.request(method, full, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
         found = Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
@@ -67,18 +70,12 @@ class Server:
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join(10)
+        assert not self.thread.is_alive()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     found = Server()
-    yield found
-    found.stop()
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[Server]:
-    found = Server(TOKEN)
     yield found
     found.stop()
 
@@ -114,31 +111,196 @@ def test_a_name_that_somebody_pointed_here_is_refused(server: Server) -> None:
         assert server.get("/style.css", Host=host).status == 200, host  # the last through a tunnel
 
 
-def test_other_sites_get_nothing(server: Server) -> None:
-    for site in ("cross-site", "same-site"):
-        assert server.get("/api/fit", PLAN, Sec_Fetch_Site=site, Sec_Fetch_Mode="no-cors").status == 403
-    assert server.get("/style.css", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors").status == 200
-    assert server.get("/style.css", Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate").status == 200  # a link
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("/api/fit", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "no-cors"}),
+        ("/style.css", {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "no-cors"}),
+        ("/style.css", {"Origin": "https://evil.example"}),
+        ("/style.css", {"Origin": "null"}),
+        ("/", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "iframe"}),
+        ("/style.css", {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "iframe"}),
+        ("/answer", {"Sec_Fetch_Site": "cross-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}),
+        ("/api/fit", {"Sec_Fetch_Site": "same-site", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}),
+    ],
+)
+def test_other_sites_get_nothing(server: Server, path: str, headers: dict[str, str]) -> None:
+    """By no means of a page: an image, a script, a form, a frame, a window."""
+    assert server.get(path, PLAN, **headers).status == 403
 
 
-def test_bound_elsewhere_it_asks_for_a_token(guarded: Server) -> None:
-    assert guarded.get("/style.css").status == guarded.get("/style.css", {"token": "another"}).status == 401
-    assert guarded.get("/style.css", Authorization=f"Bearer {TOKEN}").status == 200
-    first = guarded.get("/style.css", {"token": TOKEN, "x": "1"})
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec_Fetch_Site": "same-origin", "Sec_Fetch_Mode": "cors", "Sec_Fetch_Dest": "empty"},
+        {"Sec_Fetch_Site": "none", "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"},
+        {"Origin": "http://127.0.0.1:{port}"},
+    ],
+)
+def test_the_page_and_the_address_bar_are_answered(server: Server, headers: dict[str, str]) -> None:
+    sent = {name: value.replace("{port}", str(server.port)) for name, value in headers.items()}
+    assert server.get("/api/openapi.json", **sent).status == 200
+
+
+def test_every_request_needs_the_token(server: Server) -> None:
+    """Also on this machine: other users, and other pages of its browsers, have none."""
+    for given in ("", f"Basic {TOKEN}", "Bearer another", f"Bearer{TOKEN}"):
+        for path in ("/", "/style.css", "/api/openapi.json", "/nowhere"):
+            assert server.get(path, Authorization=given).status == 401, (given, path)
+    assert server.get("/style.css", {"token": "another"}, Authorization="").status == 401
+    assert server.get("/style.css", Authorization=f"bearer {TOKEN}").status == 200
+    first = server.get("/style.css", {"token": TOKEN, "x": "1"}, Authorization="")
     assert first.status == 303 and first.headers["location"] == "/style.css?x=1"
     cookie = first.headers["set-cookie"]
-    assert "HttpOnly" in cookie and "SameSite=strict" in cookie
-    assert guarded.get("/style.css", Cookie=cookie.partition(";")[0]).status == 200
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and str(server.port) in cookie.partition("=")[0]
+    assert server.get("/style.css", Authorization="", Cookie=cookie.partition(";")[0]).status == 200
 
 
-@pytest.mark.parametrize(("host", "token"), [("127.0.0.1", False), ("0.0.0.0", True)])
-def test_the_command_prints_the_address_and_ctrl_c_ends_it(host: str, token: bool) -> None:
+@pytest.mark.parametrize("path", ["//evil.example", "//evil.example/%2e%2e", "/\\evil.example", "///evil.example"])
+def test_the_token_leads_nowhere_else(server: Server, path: str) -> None:
+    answer = server.get(path, {"token": TOKEN})
+    assert answer.status == 400 and "location" not in answer.headers
+
+
+def test_a_server_for_others_needs_no_name() -> None:
+    server = Server(loopback=False)
+    assert server.get("/style.css", Host="planner.example:8321").status == 200
+    server.stop()
+
+
+# --- what a request may cost -----------------------------------------------------------------------------------------
+
+#: Much longer than any deadline here.
+HEAVY = {"model": MODEL, "gpu": GPU, "input_len": 9000, "output_len": 90_000, "num_prompts": 10_000,
+         "max_concurrency": 500}  # fmt: skip
+
+
+@pytest.fixture
+def hasty() -> Iterator[Server]:
+    """A server with little time for an answer."""
+    found = Server(seconds=4)
+    assert found.get("/api/fit", {"model": MODEL, "gpu": GPU}).status == 200  # a worker is there
+    yield found
+    found.stop()
+
+
+def test_an_answer_has_its_time(hasty: Server) -> None:
+    began = time.monotonic()
+    answer = hasty.get("/api/predict/serve", HEAVY)
+    assert answer.status == 504 and "4 s" in json.loads(answer.text)["error"]
+    assert time.monotonic() - began < 8 and {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert hasty.get("/api/fit", {"model": MODEL, "gpu": GPU}).status == 200  # another worker has its place
+
+
+def test_of_many_requests_each_is_answered_or_refused_soon(hasty: Server) -> None:
+    """Fifty at once, on all paths that compute: the style sheet still comes at once."""
+    asked = {**PLAN, "flight": 4096, "input_len": 9000, "output_len": 90_000}
+    paths = [
+        ("/", asked),
+        ("/scripts.zip", asked),
+        ("/api/predict/serve", HEAVY),
+        ("/answer", asked),
+        ("/ladder", asked),
+    ]
+    statuses: list[tuple[int, float]] = []
+
+    def ask(path: str, query: object) -> None:
+        began = time.monotonic()
+        answer = hasty.get(path, query)
+        statuses.append((answer.status, time.monotonic() - began))
+        assert answer.status != 503 or int(answer.headers["retry-after"]) > 0
+
+    threads = [threading.Thread(target=ask, args=paths[number % len(paths)]) for number in range(50)]
+    for thread in threads:
+        thread.start()
+    slowest = 0.0
+    while any(thread.is_alive() for thread in threads):
+        began = time.monotonic()
+        assert hasty.get("/style.css").status == 200
+        slowest = max(slowest, time.monotonic() - began)
+        time.sleep(0.2)
+    assert len(statuses) == 50 and {status for status, _ in statuses} <= {200, 400, 503, 504}
+    assert sum(status == 503 for status, _ in statuses) >= 25 and max(taken for _, taken in statuses) < 15
+    assert slowest < 1.0
+
+
+def test_what_nobody_waits_for_is_not_computed() -> None:
+    server = Server(seconds=60)
+    gone = []
+    for _ in range(4):  # twice the places
+        connection = http.client.HTTPConnection("127.0.0.1", server.port)
+        connection.request(
+            "GET", f"/api/predict/serve?{urlencode(HEAVY)}", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        gone.append(connection)
+    time.sleep(1)
+    for connection in gone:
+        connection.close()
+    began = time.monotonic()
+    assert server.get("/api/fit", {"model": MODEL, "gpu": GPU}).status == 200
+    assert time.monotonic() - began < 10
+    server.stop()
+
+
+def test_a_million_prompts_are_refused(server: Server) -> None:
+    answer = server.get("/api/predict/serve", {**HEAVY, "num_prompts": 1_000_000})
+    assert answer.status == 400 and "num_prompts" in json.loads(answer.text)["error"]
+
+
+def test_many_fields_are_refused_with_all_headers(server: Server) -> None:
+    for path in ("/", "/answer", "/api/fit", "/style.css"):
+        answer = server.get(path, [("x", "1")] * 201)
+        assert answer.status == 400 and {name: answer.headers[name] for name in HEADERS} == HEADERS
+
+
+def test_slow_headers_are_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.commands.web.guard.HEADERS_S", 0.5)
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
+    for one in slow:
+        one.sendall(b"GET / HTTP/1.1\r\nHost: 127")
+    assert server.get("/style.css").status == 200
+    for one in slow:
+        one.settimeout(5)
+        assert one.recv(100) == b""
+        one.close()
+
+
+def test_errors_of_the_server_are_logged_at_once(tmp_path: Path) -> None:
+    """A broken installation: the trace is on stderr while the server runs, and an answer without it is sent."""
+    program = (
+        "import planner.output, sys\n"
+        "planner.output.style = None\n"
+        "from planner.commands.main import main\n"
+        "main(['ui', '--port', '0'])"
+    )
+    process = start(program=("-c", program), PLANNER_TOKEN=TOKEN)
+    assert process.stderr is not None
+    address = process.stderr.readline().decode().strip()
+    assert address.endswith(f"/?token={TOKEN}") and "Ctrl-C" in process.stderr.readline().decode()
+    connection = http.client.HTTPConnection("127.0.0.1", int(re.findall(r":(\d+)/", address)[0]))
+    connection.request("GET", "/style.css", headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = connection.getresponse()
+    assert answer.status == 500 and {name: answer.headers[name] for name in HEADERS} == HEADERS
+    assert "TypeError" not in answer.read().decode()
+    while b"TypeError" not in process.stderr.readline():
+        pass
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_ctrl_c_ends_the_command_also_while_it_searches(host: str) -> None:
     process = start("ui", "--port", "0", "--host", host)
     assert process.stderr is not None
     printed = process.stderr.readline().decode().strip()
-    assert printed.startswith(f"http://{host}:") and ("?token=" in printed) == token
+    name, port, token = re.fullmatch(r"http://([\w.-]+):(\d+)/\?token=([\w-]{30,})", printed).groups()  # type: ignore[union-attr]
+    warned = process.stderr.readline().decode()
+    assert name != "0.0.0.0" and ("plain HTTP" in warned) == (host == "0.0.0.0")
+    connection = http.client.HTTPConnection(name, int(port))
+    connection.request("GET", f"/api/predict/serve?{urlencode(HEAVY)}", headers={"Authorization": f"Bearer {token}"})
+    time.sleep(3)
     process.send_signal(2)
-    assert process.wait(20) == 130
+    assert process.wait(10) == 130
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +430,8 @@ def test_every_state_is_an_address() -> None:
         ({"goal": ["fast"]}, "unknown goal"),
         ({"gpu": ["nothing"]}, "unknown GPU"),
         ({"gpu": ["all"]}, "GPUs are chosen"),
-        ({"gpu": ["/etc/passwd.toml"]}, "no GPU is named"),
+        ({"gpu": ["/etc/passwd.toml"]}, "unknown GPU"),
+        ({"gpu": ["/etc/passwd.toml,h100"]}, "unknown GPU"),
         ({"model": [""]}, "no model is named"),
     ],
 )
@@ -349,6 +512,41 @@ def test_no_is_an_answer_and_bad_input_an_error(server: Server) -> None:
         answer = server.get(f"/api/{path}", query)
         said = json.loads(answer.text)
         assert answer.status == 400 and words in said["error"] and said["hint"] and said["exit_status"] == 2, said
+
+
+def test_nothing_names_a_file(server: Server, tmp_path: Path) -> None:
+    """A file that is there is answered like one that is not: by no parameter is it read, or its existence told."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    config = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    (folder / "config.json").write_text(config)
+    (folder / "h.toml").write_text((ROOT / "hardware" / "h100-sxm.toml").read_text())
+    (folder / "launch.sh").write_text(f"vllm serve {MODEL} --max-num-seqs 77\n")
+    draft = json.dumps({"model": "@", "num_speculative_tokens": 2})
+    for path, query in [
+        ("fit", {"model": "@", "gpu": GPU}),
+        ("fit", {"model": "@/config.json", "gpu": GPU}),
+        ("fit", {"model": MODEL, "gpu": "@/h.toml"}),
+        ("fits", {"model": MODEL, "gpu": "@/h.toml,h100"}),
+        ("recommend", {"model": MODEL, "gpu": "@/h.toml"}),
+        ("check", {"line": "@/launch.sh", "gpu": GPU}),
+        ("check", {"line": "@", "gpu": GPU}),
+        ("check", {"line": ["@/launch.sh", ""], "gpu": GPU}),
+        ("check", {"line": "vllm serve @/", "gpu": GPU}),
+        ("check", {"line": f"vllm serve {MODEL}", "gpu": GPU, "as_model": "@"}),
+        ("check", {"line": f"vllm serve {MODEL} --speculative-config '{draft}'", "gpu": GPU}),
+        ("check", {"line": "vllm serve --config @/config.json", "gpu": GPU}),
+    ]:
+        answers = []
+        for place in (folder, tmp_path / "b folder"):
+            named = {
+                name: [one.replace("@", str(place)) for one in ([text] if isinstance(text, str) else text)]
+                for name, text in query.items()
+            }
+            answer = server.get(f"/api/{path}", named)
+            answers.append((answer.status, answer.text.replace(f"{tmp_path}/b", f"{tmp_path}/a")))
+        assert answers[0] == answers[1] and "77" not in answers[0][1], (path, query)
+        assert answers[0][0] == 400 or path == "check", (path, query, answers[0])
 
 
 def test_the_description_has_every_operation_with_its_parameters(server: Server) -> None:

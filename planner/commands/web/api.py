@@ -1,7 +1,8 @@
 """The commands as an HTTP API: parameters, checks and documentation follow from the declarations.
 
 ``GET /api/fit?model=...&gpu=...`` calls the function of ``planner fit`` with these keywords. A parameter that is a list
-is repeated. Files (a trace, a calibration, a start-up log) and other servers cannot be named.
+is repeated. Nothing names a file: a model and a GPU are names, a line is text, and parameters that are paths (a trace,
+a calibration, a start-up log) are not offered. Neither are other servers.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from os import PathLike
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
 
+from annotated_types import Interval
 from pydantic import TypeAdapter
 
 import planner
@@ -42,6 +44,7 @@ CLOSED = frozenset((
     "force", "sweep",
 ))  # fmt: skip
 LINE = "line"  #: of check: text only, never the name of a file
+MOST_PROMPTS = 10_000  #: requests of one question
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,10 @@ class Operation:
     def parameters(self) -> Mapping[str, Parameter]:
         """The keywords that are offered, by name."""
         every = dict(self.command.parameters)
+        if prompts := every.get("num_prompts"):
+            every["num_prompts"] = replace(prompts, bounds=(Interval(ge=1, le=MOST_PROMPTS),))
         if self.path == "fit":  # one GPU; the path fits is for several
-            every["gpu"] = replace(every["gpu"], option=Option(kind=str, help="Profile id, alias or file; or 'local'."))
+            every["gpu"] = replace(every["gpu"], option=Option(kind=str, help="Profile id or alias; or 'local'."))
             del every["partitions"]
         return {name: one for name, one in every.items() if name not in CLOSED and not _names_a_file(one)}
 
@@ -74,10 +79,17 @@ class Operation:
         return self.function(**{name: _value(self.parameters[name], texts) for name, texts in given.items()})
 
 
+@cache
 def operations() -> dict[str, Operation]:
     """The operations, by path below /api."""
     functions = {path: getattr(planner, name) for path, (_, name) in ANSWERED.items()}  # declares their commands
     return {path: Operation(path, COMMANDS[ANSWERED[path][0]], function) for path, function in functions.items()}
+
+
+def call(path: str, query: Iterable[tuple[str, str]]) -> tuple[str, bool]:
+    """The answer of an operation as JSON, and whether it is positive."""
+    answer = operations()[path].answer(query)
+    return answer.to_json(), answer.ok
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -109,7 +121,8 @@ def _value(parameter: Parameter, texts: list[str]) -> Any:
     if value is not texts and len(texts) > 1:
         raise InputError(f"{name} is given {len(texts)} times", hint="give it once")
     if kind in (int, float, bool):
-        value = typed(name, value, kind, flag=name, strict=False)
+        bounds = parameter.bounds if name == "num_prompts" else ()  # the function checks the others
+        value = typed(name, value, Annotated[kind, *bounds] if bounds else kind, flag=name, strict=False)
     return value if option.read is None else option.read(value)
 
 
@@ -153,7 +166,10 @@ def _described(one: Operation) -> Iterator[tuple[str, Any]]:
         {
             "200": {"description": "The answer.", "content": kinds},
             "400": {"description": "Bad input: exit status 2.", "content": failed},
+            "401": {"description": "The token is missing: send it as Authorization: Bearer TOKEN."},
             "502": {"description": "The hub could not be reached, or refused: exit status 3.", "content": failed},
+            "503": {"description": "Busy; the header Retry-After has the seconds to wait.", "content": failed},
+            "504": {"description": "The answer would take too long.", "content": failed},
         },
     )
 

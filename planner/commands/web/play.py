@@ -1,20 +1,21 @@
 """The page's questions: from its address to ``recommend_plans``, and one replay while a slider moves.
 
-What was found is remembered, so that a plan can be asked again at another load in a fraction of a second.
+``search`` gives the answer and a ``Played`` in bytes. The server keeps both, so that the plan can be replayed at
+another load in a fraction of a second. What is computed here runs in worker processes.
 """
 
 from __future__ import annotations
 
+import pickle
 import zipfile
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from hashlib import sha256
 from io import BytesIO
 from math import ceil
-from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 from urllib.parse import urlencode
 
 from annotated_types import Interval
@@ -23,9 +24,11 @@ from planner import planning
 from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
+from planner.resources import names_only
 
 if TYPE_CHECKING:
-    from planner.output import Asked, Played, Probed
+    from planner.output import Asked, Played, Probed, Recommendation
+    from planner.planning import Deployment, Plan
     from planner.workload import Load
 
 #: Field of ``Asked`` -> type and bounds.
@@ -43,8 +46,14 @@ NUMBERS: Mapping[str, Any] = {
 WORDS = {"goal": get_args(defaults.Goal), "by": ("flight", "rate"), "percentile": ("50", "90", "99", "mean")}
 MOST_GPUS = 8  #: of one question
 MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
-REMEMBERED = 24  #: searches
 LIVE_PROMPTS = 100  #: of a replay while a slider moves: enough for a mean, and about for a p90
+
+
+class Search(NamedTuple):
+    """The answer of a search, and its ``Played`` as bytes."""
+
+    html: str
+    played: bytes
 
 
 def read_asked(query: Mapping[str, list[str]]) -> Asked:
@@ -65,7 +74,8 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
             raise UnknownNameError(name, text[:80], WORDS[name], see="the page")
         else:
             given[name] = text
-    profiles, _ = planning.find_gpus([name for name in given["gpu"] if not name.lower().endswith(".toml")])
+    with names_only():
+        profiles, _ = planning.find_gpus(given["gpu"])
     if len(profiles) > MOST_GPUS:
         raise InputError(f"{len(profiles)} GPUs are chosen", hint=f"the page compares up to {MOST_GPUS}")
     if not given["model"]:
@@ -81,79 +91,70 @@ def address(asked: Asked) -> str:
                                 if value is not None)])  # fmt: skip
 
 
-class Memory:
-    """The latest searches."""
-
-    def __init__(self) -> None:
-        self._found: OrderedDict[str, Played] = OrderedDict()
-        self._alone = Lock()  # requests are answered by several threads
-
-    def search(self, asked: Asked) -> Played:
-        """The search, made or remembered. Raises what ``recommend_plans`` raises."""
-        key = sha256(address(asked).encode()).hexdigest()[:16]
-        played = self.remembered(key) or _searched(asked, key)
-        with self._alone:
-            self._found[key] = played
-            self._found.move_to_end(key)
-            while len(self._found) > REMEMBERED:
-                self._found.popitem(last=False)
-        return played
-
-    def ladder(self, asked: Asked) -> list[Played]:
-        """Searches of the question at other confidences, the lowest first."""
-        return [self.search(replace(asked, confidence=level)) for level in defaults.LADDER]
-
-    def remembered(self, key: str) -> Played | None:
-        """The search of that name, if it is still known."""
-        return self._found.get(key)
+def key_of(asked: Asked) -> str:
+    """The name of a question while its search is remembered."""
+    return sha256(address(asked).encode()).hexdigest()[:16]
 
 
-def _searched(asked: Asked, key: str) -> Played:
-    from planner.output import Played
+def search(asked: Asked) -> Search:
+    """Search plans. Raises what ``recommend_plans`` raises."""
+    from planner.output import Played, whole_answer
     from planner.planning import Sweep, fits_for, sweep_loads
 
     began_s = monotonic()
-    load: dict[str, Any] = {"request_rate": asked.rate} if asked.by == "rate" else {"max_concurrency": asked.flight}
-    targets: dict[str, Any] = (
-        {**asked.targets, "percentile": asked.percentile, "confidence": asked.confidence} if asked.targets else {}
-    )
-    promised = bool(targets) or asked.by == "rate"
-    answer = recommend_plans(
-        asked.model,
-        asked.gpu,
-        goal=None if promised else asked.goal,
-        gpus=asked.gpus,
-        input_len=asked.input_len,
-        output_len=asked.output_len,
-        **load,
-        **targets,
-    )
+    answer = _recommended(asked)
     plan = answer.best
     sweep = sweep_loads(plan, fits_for(None)) if plan else Sweep()
-    played = Played(asked, key, answer, plan, sweep, None, 0.0)
-    return replace(played, own=replayed(played), seconds=monotonic() - began_s)
+    played = Played(asked, answer.command, answer.request.goal, plan, sweep)
+    if plan:
+        played = replace(played, own=_replayed(plan, planning.redeploy(plan, fits_for(None)), asked))
+    shown = whole_answer(played, answer, address(asked), key=key_of(asked), seconds=monotonic() - began_s)
+    return Search(shown, pickle.dumps(played))
 
 
-def moved(played: Played, asked: Asked) -> Played | None:
-    """Reuse a search if only load, targets or confidence changed; else None."""
+@lru_cache(maxsize=2)  # the scripts of a search often follow it
+def _recommended(asked: Asked) -> Recommendation:
+    load: dict[str, Any] = {"request_rate": asked.rate} if asked.by == "rate" else {"max_concurrency": asked.flight}
+    if asked.targets:
+        load |= {**asked.targets, "percentile": asked.percentile, "confidence": asked.confidence}
+    elif asked.by != "rate":
+        load["goal"] = asked.goal
+    load |= {"gpus": asked.gpus, "input_len": asked.input_len, "output_len": asked.output_len}
+    return recommend_plans(asked.model, asked.gpu, **load)
+
+
+def rungs(searches: Iterable[bytes]) -> str:
+    """The cost of each confidence level, from searches of the same question."""
+    from planner.output import ladder
+
+    return ladder([pickle.loads(one) for one in searches])  # noqa: S301 - written by ``search``
+
+
+def move(before: bytes, asked: Asked) -> str | None:
+    """The plan of a search at another load, under other targets or at another confidence; None for other changes."""
+    from planner.output import live_answer
+
+    played, engine = _remembered(before)
     same = ("model", "gpu", "gpus", "by", "input_len", "output_len", "percentile")
-    if any(getattr(played.asked, name) != getattr(asked, name) for name in same):
+    if not played.plan or not engine or any(getattr(played.asked, name) != getattr(asked, name) for name in same):
         return None
-    return replace(played, asked=asked)
+    return live_answer(replace(played, asked=asked), _replayed(played.plan, engine, asked))
 
 
-def replayed(played: Played) -> Probed | None:
-    """One replay of the best plan's server at the load that is asked for; None without a plan."""
+@lru_cache(maxsize=4)
+def _remembered(before: bytes) -> tuple[Played, Deployment | None]:
+    """A search with the engine of its plan, which keeps the times of its steps."""
+    played = pickle.loads(before)  # noqa: S301 - written by ``search``
+    return played, planning.redeploy(played.plan, planning.fits_for(None)) if played.plan else None
+
+
+def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
+    """One replay of a plan's server at the load that is asked for."""
     from planner.output import Probed
     from planner.planning import LoadPoint, Prediction
 
-    plan, asked = played.plan, played.asked
-    if plan is None:
-        return None
-    ranking = next(one for one, made in zip(played.found.rankings, played.found.plans, strict=True) if made is plan)
-    deployment = ranking.candidates[played.found.pick - 1].deployment
     sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
-    answer = Prediction.of(deployment, sent, percentiles=(50, 90, 99))
+    answer = Prediction.of(engine, sent, percentiles=(50, 90, 99))
     rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
     if sent.max_concurrency:
         rates["output_throughput_per_user"] = answer.figures["output_throughput"] / sent.max_concurrency
@@ -175,9 +176,9 @@ def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
     return replace(sent, max_concurrency=flying, num_prompts=prompts), float(flying)
 
 
-def zipped(played: Played) -> bytes:
+def zipped(asked: Asked) -> bytes:
     """The scripts of the search's plans as a zip file: the same bytes for the same plans."""
-    files = script_files(played.found)
+    files = script_files(_recommended(asked))
     if not files:
         raise InputError("no plan, and so no script", hint="loosen a target, or choose another GPU")
     written = BytesIO()

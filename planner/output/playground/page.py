@@ -69,15 +69,14 @@ class Probed:
 
 @dataclass(frozen=True)
 class Played:
-    """A search and the replays around its best plan."""
+    """The best plan of a search and the replays around it."""
 
     asked: Asked
-    key: str  #: names it while it is remembered
-    found: Recommendation
+    command: str  #: on the command line
+    goal: defaults.Goal
     plan: Plan | None
     sweep: Sweep
-    own: Probed | None  #: at the load of the search
-    seconds: float
+    own: Probed | None = None  #: at the load of the search
 
 
 def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequence[tuple[str, str]]) -> str:
@@ -121,13 +120,13 @@ def _rung(plan: Plan | None) -> tuple[str, ...]:
     return plan.gpu, setting, f"{servers:,}", f"{gpus:,}", "-" if usd is None else f"{usd:,.2f}"
 
 
-def whole_answer(played: Played, query: str) -> str:
-    """The answer of a search; ``query`` is the address that asks it."""
-    answer, plan = played.found.to_dict(), played.plan
-    folders = _folders(played)
+def whole_answer(played: Played, search: Recommendation, query: str, *, key: str, seconds: float) -> str:
+    """The answer of a search; ``query`` is the address that asks it, ``key`` names it while it is remembered."""
+    answer, plan = search.to_dict(), played.plan
+    folders = PlanFolders(NOWHERE, (_entry(played, plan),) if plan else (), answer)
     context = {
-        "key": played.key,
-        "seconds": f"{played.seconds:.1f}",
+        "key": key,
+        "seconds": f"{seconds:.1f}",
         "live": live_answer(played, None) if plan else "",
         "plan": plan,
         "closest": [line for one in answer.get("closest", ()) for line in _closest(one)],
@@ -137,10 +136,10 @@ def whole_answer(played: Played, query: str) -> str:
         "rejected": table_of(
             ("GPU", "model", "setting", "reason"), [rejected_cells(row) for row in answer["rejected"]]
         ),
-        "plans": _plans(played),
+        "plans": _plans(search),
         "command": command_text(plan) if plan else "",
-        "typed": played.found.command,
-        "notes": [*played.found.notes, *played.sweep.notes],
+        "typed": played.command,
+        "notes": [*search.notes, *played.sweep.notes],
         "scripts": f"/scripts.zip?{query}",
     }
     return _render("answer.html.j2", context)
@@ -199,9 +198,9 @@ def _closest(point: Mapping[str, Any]) -> Iterator[str]:
     yield f"nearest: {setting}"
 
 
-def _plans(played: Played) -> dict[str, Any] | None:
+def _plans(search: Recommendation) -> dict[str, Any] | None:
     """The plan of each GPU, where there are several."""
-    plans = [plan for plan in played.found.plans if plan]
+    plans = [plan for plan in search.plans if plan]
     if len(plans) < 2:
         return None
     headings = ("GPU", "layout", "weights", "servers", *(f"{heading}, {unit}" for _, heading, unit in FIGURES))
@@ -217,12 +216,5 @@ def _plans(played: Played) -> dict[str, Any] | None:
 
 
 def _entry(played: Played, plan: Plan) -> PlanFolder:
-    file = PlanFile(
-        planner_version=__version__, command=played.found.command, goal=played.found.request.goal, plan=plan
-    )
+    file = PlanFile(planner_version=__version__, command=played.command, goal=played.goal, plan=plan)
     return PlanFolder(NOWHERE, file, {})
-
-
-def _folders(played: Played) -> PlanFolders:
-    entries = (_entry(played, played.plan),) if played.plan else ()
-    return PlanFolders(NOWHERE, entries, played.found.to_dict())
