@@ -13,7 +13,6 @@ import csv
 import json
 import re
 import subprocess
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,7 @@ from functools import cache
 from typing import Any
 
 from planner.errors import InputError
-from planner.hardware.profiles import GpuProfile, load_all, load_profile
-from planner.resources import package_dir
+from planner.hardware.profiles import GpuProfile, devices, load_all, load_profile
 from planner.units import GIB, MIB, whole_number
 
 TIMEOUT_S = 30  #: a driver that hangs must not hang us
@@ -301,9 +299,8 @@ def _plain(name: str) -> str:
 @cache
 def _devices() -> dict[str, str]:
     """Map each PCI id and each plain name to a profile id."""
-    table = tomllib.loads((package_dir("hardware") / "devices.toml").read_text(encoding="utf-8"))
     return {
         key: profile_id
-        for profile_id, entry in table.items()
+        for profile_id, entry in devices().items()
         for key in (*entry.get("pci", []), *map(_plain, entry["names"]))
     }

@@ -12,17 +12,20 @@ Every number carries unit, source and kind. A vendor's figure is ``spec``, a pub
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from functools import cache
+from math import inf, log
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.errors import InputError, UnknownNameError
-from planner.resources import data_dir, may_be_path, read_given
-from planner.units import FACTORS, to_base
+from planner.resources import data_dir, may_be_path, package_dir, read_given
+from planner.units import FACTORS, GB, to_base
 
 STATED = "stated"  #: source of a figure that a command line gives
 Kind = Literal["spec", "measured", "derived"]
@@ -338,6 +341,8 @@ def _figures(facts: BaseModel, path: str) -> Iterator[tuple[str, Quantity | Part
 # --- the files ---------------------------------------------------------------------------------------------------
 
 _ALIASES = "aliases.toml"
+_BRANDS = re.compile(r"\b(?:nvidia|amd|geforce|instinct|tesla|quadro|radeon(?: ai pro)?)\b")
+_COUNTED = re.compile(r"(\d{1,3})-?[x*]-?(.+)|(.+\d.*?)-?[x*]-?(\d{1,3})")
 _HINT = "start from the file of a similar GPU; every number is { value, unit, source, kind }"
 
 
@@ -354,19 +359,73 @@ def aliases() -> dict[str, str]:
     return {alias: profile_id for profile_id, names in table.items() for alias in names}
 
 
-def load_profile(name: str) -> GpuProfile:
-    """The profile called ``name``: an id or an alias in any case, or the path of a ``.toml`` file.
+@cache
+def devices() -> dict[str, dict[str, list[str]]]:
+    """PCI ids and the names that the vendors' tools print, by profile id."""
+    return tomllib.loads((package_dir("hardware") / "devices.toml").read_text(encoding="utf-8"))
 
-    Raises UnknownNameError for a name that is neither, and InputError for a file that cannot be read or is no profile.
+
+def load_profile(name: str) -> GpuProfile:
+    """The profile called ``name``: an id, an alias or a vendor's name in any case, or the path of a ``.toml`` file.
+
+    A count (``8xH100``) is that of the GPUs in a node. Raises UnknownNameError for an unknown name, and InputError for
+    a file that is no profile and for more GPUs than a node has.
+
+    >>> load_profile("NVIDIA GeForce RTX 4090").id, load_profile("4xH100").gpus_per_node
+    ('rtx-4090', 4)
     """
     if name.lower().endswith(".toml") and may_be_path():
         return _read(Path(name))
-    wanted = name.strip().lower().replace("_", "-").replace(" ", "-")
-    profile_id = aliases().get(wanted, wanted)
-    if profile_id not in profile_ids():
-        known = (*profile_ids(), *aliases())
-        raise UnknownNameError("GPU", name, known, see="`planner hardware list`, or give the path of a .toml file")
-    return _shipped(profile_id)
+    plain, count = _plain(name), ""
+    if plain not in _names() and (match := _COUNTED.fullmatch(plain)):
+        plain, count = match[2] or match[3], match[1] or match[4]
+    if plain not in _names():
+        see = "`planner hardware list`, or give the path of a .toml file"
+        raise UnknownNameError("GPU", name, see=see, near=_nearest(plain))
+    profile = _shipped(_names()[plain])
+    if count and not 1 <= int(count) <= profile.gpus_per_node:
+        raise InputError(
+            f"{name}: a node of {profile.id} has {profile.gpus_per_node} GPUs",
+            hint=f"give --gpu {profile.id}, and how many of them by --tensor-parallel-size, or by --gpus and --nodes",
+        )
+    return profile.with_node(int(count)) if count else profile
+
+
+def _plain(name: str) -> str:
+    """A name in lower case, without brands, its words joined by hyphens: ``h100-80gb``."""
+    return "-".join(re.findall(r"[^\s_-]+", re.sub(r"(?<=\d) (?=gb)", "", _BRANDS.sub(" ", name.lower()))))
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Profile ids by every name that ``load_profile`` takes."""
+    printed = {_plain(name): profile_id for profile_id, device in devices().items() for name in device["names"]}
+    return {**printed, **aliases(), **{profile_id: profile_id for profile_id in profile_ids()}}
+
+
+def _nearest(name: str) -> list[str]:
+    """Ids of whole GPUs: of the nearest generation and memory where the GPU is known, else spelled alike."""
+    others: dict[str, list[Any]] = tomllib.loads((package_dir("hardware") / "unprofiled.toml").read_text("utf-8"))
+    fits = [other for other in others if re.match(rf"(?:[rg]tx-?)?{other}(?!\d)", name)]
+    if not fits:
+        first: dict[str, str] = {}
+        for known in get_close_matches(name, [one for one in _names() if one != "cpu"], n=9, cutoff=0.5):
+            first.setdefault(_names()[known], known)
+        return list(first.values())[:3]
+    architecture, memory_gb = others[max(fits, key=len)]
+
+    def distance(profile: GpuProfile) -> tuple[float, float]:
+        vendor = profile.architecture[:2] == architecture[:2]
+        generations = abs(_generation(profile.architecture) - _generation(architecture))
+        return (generations if vendor else inf), abs(log(profile.memory_bytes / (memory_gb * GB)))
+
+    return [profile.id for profile in sorted(load_all(), key=distance)][:3]
+
+
+def _generation(architecture: str) -> int:
+    """First number of an architecture: 9 for sm_90 and for gfx942."""
+    number = re.fullmatch(r"sm_(\d+)\d|gfx(\d+)\w\w", architecture)
+    return int(number[1] or number[2]) if number else 0
 
 
 def load_all(*, partitions: bool = False) -> tuple[GpuProfile, ...]:

@@ -49,6 +49,9 @@ _MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
 _SERVED_ON: dict[str, tuple[str, ...]] = {"nvfp4": ("nvidia",)}
 
 _SEPARATORS = re.compile(r"[-_. ]")
+_WORD = re.compile(r"\d+(?:\.\d+)*[a-z]*|[a-z]+")
+#: Words of an id that people leave out: publishers in front, forms of the same model behind.
+_PUBLISHERS, _FORMS = ("meta", "nvidia"), ("instruct", "it", "chat", "hf", "bf", "16")
 _RANGES = re.compile(r"\{([\d,-]+)\}")
 
 
@@ -104,8 +107,9 @@ def catalog_ids() -> list[str]:
 
 
 def find_entry(name: str) -> CatalogEntry | None:
-    """The entry of a hub id in any case, of an older name of it, or of its last part alone if that is unique."""
-    record = _record(name) if "/" in name else _only(name)
+    """The entry of a hub id in any case, of an older name of it, or of a name that means one model, see `meant_ids`."""
+    ids = [name] if "/" in name else meant_ids(name)
+    record = _record(ids[0]) if len(ids) == 1 else None
     if record is None:
         return None
     renamed = () if "/" in name else (f"{name} is taken for {record['id']}",)
@@ -113,6 +117,48 @@ def find_entry(name: str) -> CatalogEntry | None:
         renamed = (f"{record['id']} {record['why']}: {record['alias_of']} is taken",)
         record = _known(record["alias_of"])
     return _entry(record, renamed)
+
+
+def meant_ids(name: str) -> list[str]:
+    """Ids that a name without organisation may mean, whatever separates its words: one if it means a single model.
+
+    >>> meant_ids("llama 3.3 70b"), meant_ids("deepseek r1")
+    (['meta-llama/Llama-3.3-70B-Instruct'], ['deepseek-ai/DeepSeek-R1'])
+    >>> meant_ids("gpt-oss")
+    ['openai/gpt-oss-120b', 'openai/gpt-oss-20b']
+    """
+    asked = _WORD.findall(name.lower())
+    if not asked:
+        return []
+    found: dict[str, list[str]] = {}
+    for records in ([r for r in _everything() if "base" not in r], _everything()):
+        for record in records:
+            rest, target = _rest(asked, record["id"]), str(record.get("alias_of", record["id"]))
+            if rest is not None and len(rest) <= len(found.get(target, rest)):
+                found[target] = rest
+        if found:
+            break
+    models = {i: tuple(word for word in rest if word not in _FORMS) for i, rest in found.items()}
+    plain = [i for i, words in models.items() if not words] or list(models)
+    if len({models[i] for i in plain}) == 1:  # one model: of its forms the one that was named, else the shortest
+        shortest = min(len(found[i]) for i in plain)
+        plain = [i for i in plain if len(found[i]) == shortest]
+    return sorted(plain, key=lambda i: (len(found[i]), i.lower()))
+
+
+def _rest(asked: list[str], repo_id: str) -> list[str] | None:
+    """Words of an id beside those of ``asked``; None unless it begins with the first and has the others in order."""
+    words, at, rest = _WORD.findall(repo_id.partition("/")[2].lower()), 0, list[str]()
+    if words[0] in _PUBLISHERS and asked[0] != words[0]:
+        words = words[1:]
+    if words[0] != asked[0]:
+        return None
+    for word in asked:
+        if word not in words[at:]:
+            return None
+        place = words.index(word, at)
+        rest, at = rest + words[at:place], place + 1
+    return rest + words[at:]
 
 
 def nearest_ids(name: str, n: int = 3) -> list[str]:
@@ -252,9 +298,3 @@ def _known(name: str) -> Record:
 def _everything() -> Iterator[Record]:
     for organisation in sorted(_files()):
         yield from _organisation(organisation).values()
-
-
-def _only(last_part: str) -> Record | None:
-    """The record whose id ends in ``/last_part``, where there is just one."""
-    records = [record for record in _everything() if record["id"].lower().partition("/")[2] == last_part.lower()]
-    return records[0] if len(records) == 1 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,11 +11,18 @@ from typing import Any, Literal
 from planner.errors import HubError, InputError, UnknownNameError
 from planner.model import hub
 from planner.model.architecture import Model
-from planner.model.catalog import find_entry, nearest_ids
+from planner.model.catalog import find_entry, meant_ids, nearest_ids
 from planner.model.hub import CONFIG, SIDECAR
 from planner.resources import may_be_path, read_given
 
 Source = Literal["path", "catalog", "cache", "hub"]
+#: Models that only their vendors serve.
+CLOSED = re.compile(
+    r"(?:(?:openai|anthropic|google|xai|x-ai)/)?"
+    r"(?:chatgpt|gpt[ -]?[345]|o[134](?![a-z0-9.])|claude|gemini|grok[ -]?[345]|text-(?:davinci|embedding))",
+    re.IGNORECASE,
+)
+MOST_IDS = 6  #: that a refusal lists
 
 
 @dataclass(frozen=True)
@@ -98,7 +106,17 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
         raise InputError(f"{name} is neither a file nor a folder", hint="give a folder with a config.json")
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".json", ".gguf")):
         raise InputError(f"{name[:200]!r}: no such file or folder", hint="check the path, or give a hub id")
-    if "/" not in name and hub.is_repo_id(f"organisation/{name}"):
+    if CLOSED.match(name):
+        raise InputError(
+            f"{name[:80]} has no open weights: only its vendor serves it",
+            hint="give a model with published weights, such as openai/gpt-oss-120b; see planner models list",
+        )
+    if "/" not in name and (ids := meant_ids(name)):
+        raise InputError(
+            f"{name[:80]!r} may be any of {len(ids)} models",
+            hint=f"give one of: {', '.join(ids[:MOST_IDS])}; see planner models list",
+        )
+    if "/" not in name and hub.is_repo_id(f"organisation/{'-'.join(name.split())}"):
         raise UnknownNameError("model", name, near=nearest_ids(name), see="planner models list")
     hub.check_repo_id(name)
 

@@ -323,9 +323,39 @@ def test_partitions_name_a_whole_gpu() -> None:
 def test_unknown_gpu_offers_the_nearest_names() -> None:
     with pytest.raises(UnknownNameError) as caught:
         load_profile("mi3000x")
-    assert "mi300x" in caught.value.nearest
     assert "planner hardware list" in caught.value.hint
     assert "mi3000x" in caught.value.cause
+
+
+@pytest.mark.parametrize(
+    ("name", "profile_id", "node"),
+    [
+        ("MI300", "mi300x", 8), ("4090", "rtx-4090", 8), ("nvidia H100", "h100-sxm", 8), ("H100 80 GB", "h100-sxm", 8),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm", 8), ("AMD Instinct MI300X", "mi300x", 8), ("8xH100", "h100-sxm", 8),
+        ("2 x MI300X", "mi300x", 2), ("h100x4", "h100-sxm", 4), ("2x4090", "rtx-4090", 2), ("4xGB300", "gb300", 4),
+    ],
+)  # fmt: skip
+def test_gpus_are_called_as_people_write_them(name: str, profile_id: str, node: int) -> None:
+    profile = load_profile(name)
+    assert (profile.id, profile.gpus_per_node) == (profile_id, node)
+
+
+def test_a_node_has_no_more_gpus_than_its_profile() -> None:
+    with pytest.raises(InputError, match="a node of h100-sxm has 8 GPUs"):
+        load_profile("16xH100")
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("2080 Ti", "rtx-4090"), ("H800", "h100-sxm"), ("Tesla T4", "l4"), ("MI250", "mi300x"), ("B100", "b200-sxm"),
+        ("L40", "l40s"), ("Radeon 7900 XTX", "r9700"), ("mi3000x", "mi300x"),
+    ],
+)  # fmt: skip
+def test_the_nearest_gpus_are_of_the_nearest_generation(name: str, nearest: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        load_profile(name)
+    assert nearest in caught.value.nearest and "h200" not in caught.value.nearest
 
 
 def test_one_name_reads_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from planner.model.catalog import (
     CatalogEntry,
     catalog_ids,
     find_entry,
+    meant_ids,
     nearest_ids,
     quantized_checkpoints,
 )
@@ -236,7 +237,24 @@ def test_a_name_without_organisation_is_found_when_it_is_unique() -> None:
     entry = entry_of("llama-3.3-70b-instruct")
     assert entry.id == "meta-llama/Llama-3.3-70B-Instruct"
     assert entry.notes
-    assert find_entry("Llama-3.3-70B") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"), ("qwen3 32b", "Qwen/Qwen3-32B"),
+        ("deepseek r1", "deepseek-ai/DeepSeek-R1"), ("gemma 3 27b", "google/gemma-3-27b-it"),
+        ("llama 4 scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct"), ("gpt oss 120b", "openai/gpt-oss-120b"),
+        ("Llama 2 13B", "meta-llama/Llama-2-13b-hf"), ("qwen3 32b awq", "Qwen/Qwen3-32B-AWQ"),
+    ],
+)  # fmt: skip
+def test_a_name_without_organisation_may_leave_out_what_is_clear(name: str, repository: str) -> None:
+    assert meant_ids(name) == [repository] == [entry_of(name).id]
+
+
+@pytest.mark.parametrize("name", ["gpt-oss", "mistral small", "qwen", "deepseek", "nemotron nano"])
+def test_a_name_of_several_models_means_none_of_them(name: str) -> None:
+    assert len(meant_ids(name)) > 1 and find_entry(name) is None
 
 
 def test_nearest_names_are_spelled_as_on_the_hub() -> None:

@@ -199,6 +199,18 @@ def test_a_bare_name_gets_the_nearest_ids() -> None:
     assert "meta-llama/llama-3.3-70b-instruct" in error.value.hint.lower()
 
 
+@pytest.mark.parametrize("name", ["gpt-4o", "openai/o3-mini", "claude-sonnet-4", "Gemini 2.5 Pro", "grok-4", "ChatGPT"])
+def test_models_without_open_weights_are_named_as_such(name: str) -> None:
+    with pytest.raises(InputError, match="has no open weights"):
+        resolve_model(name, network=False)
+
+
+def test_a_name_of_several_models_lists_them() -> None:
+    with pytest.raises(InputError, match="'gpt-oss' may be any of 2 models") as error:
+        resolve_model("gpt-oss", network=False)
+    assert "openai/gpt-oss-120b, openai/gpt-oss-20b" in error.value.hint
+
+
 # --- cache and hub -------------------------------------------------------------------------------------------------
 
 
