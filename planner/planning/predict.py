@@ -411,16 +411,16 @@ class _Steps:
             Batch(others, others * context_tok, 1, chunk_tok, pairs_tok, 1),
         )
         decodes = (output_len - 1) / deployment.tokens_per_step
-        waits = others * _ranks_waited_for(deployment, others * chunks / max(decodes, 1.0))
-        ttft, e2el = (0.5, 0.0, float(chunks)), (decodes, -waits * chunks, (1 + waits) * chunks)
+        waits = _steps_held_up(deployment, decodes, chunks, concurrency)
+        ttft, e2el = (0.5, 0.0, float(chunks)), (decodes, -waits, waits + chunks)
         more_tok = max(output_len - 1, 1)
         tpot = ((e2el[0] - ttft[0]) / more_tok, e2el[1] / more_tok, (e2el[2] - ttft[2]) / more_tok)
         return cls(batches, {"ttft": ttft, "tpot": tpot, "e2el": e2el, "throughput": e2el})
 
 
-def _ranks_waited_for(deployment: Deployment, prompts_per_step: float) -> float:
-    """Prompts of all DP ranks that hold a step up, for each of its own; those of one moment hold it up once."""
-    config, share = deployment.config, min(prompts_per_step, 1.0)
-    if config.data_parallel_size == 1 or not deployment.model.is_moe or share <= 0:
-        return 1.0
-    return float((1 - (1 - share) ** config.data_parallel_size) / share)
+def _steps_held_up(deployment: Deployment, decodes: float, chunks: int, concurrency: int) -> float:
+    """Steps of a request's decoding that hold a prompt: one for each of its own rank, and those of ranks beside it."""
+    ranks = deployment.config.data_parallel_size if deployment.model.is_moe else 1
+    here = (concurrency - 1) * chunks
+    share = min(concurrency * chunks / max(decodes, 1.0), 1.0)  # of the steps of each other rank
+    return here + max(decodes - here, 0.0) * (1 - (1 - share) ** (ranks - 1))

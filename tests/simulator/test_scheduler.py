@@ -107,6 +107,30 @@ def test_two_prompts_share_a_budget_of_eight_tokens() -> None:
     ]
 
 
+@dataclass
+class Prompts:
+    """A step takes one second, and three with a prompt in it."""
+
+    def step_s(self, batch: Batch) -> float:
+        return 3.0 if batch.prefill_tok else 1.0
+
+
+def test_prompts_take_the_budget_that_decoding_leaves() -> None:
+    """The order of ``vllm/v1/core/sched/scheduler.py``: running requests first, then waiting ones, in one budget."""
+    # step 1, to 3:   four tokens of A                          A samples its 1st
+    # step 2, to 6:   A, seven of B's sixteen                   A its 2nd
+    # step 3, to 9:   A, seven more of B                        A its 3rd
+    # step 4, to 12:  A, the other two of B, all five of C      A its 4th, B and C their 1st
+    # step 5, to 13:  all decode                                A its 5th, B and C their 2nd and last
+    # step 6, to 14:  A decodes                                 A its 6th and last
+    eight = replace(ROOMY, max_num_batched_tokens=8)
+    served = serve([(4, 6), (16, 2), (5, 2)], eight, timer=Prompts(), arrival_s=[0, 1, 2])
+    assert times(served) == [(3, 14), (12, 13), (12, 13)]
+    gaps_s, tokens = served.token_runs.gaps()
+    # A's gaps in steps 2, 3 and 4 hold a prompt; its gaps in steps 5 and 6, and those of B and C, do not
+    assert sorted(np.repeat(gaps_s, tokens).tolist()) == [1, 1, 1, 1, 3, 3, 3]
+
+
 def test_one_output_token_needs_no_decode_step() -> None:
     served = serve([(5, 1)])
     assert times(served) == [(1, 1)]
