@@ -40,10 +40,12 @@ GPUS: dict[str, tuple[str, float | None]] = {
     "RTX PRO 6000 Blackwell": ("rtx-pro-6000", None),
     "H100 80GB": ("h100-sxm", None),
     "H200": ("h200-sxm", None),
+    "H200 MIG 3g.71gb": ("h200-mig-3g.71gb", None),
     "A100 80GB": ("a100-sxm-80gb", None),
     "A100 40GB": ("a100-sxm-40gb", None),
     "GH200 96GB": ("gh200-96gb", None),
     "B200": ("b200-sxm", None),
+    "GB300": ("gb300", None),
     "L4": ("l4", None),
     "L40S": ("l40s", None),
     "RTX 3090": ("rtx-3090", None),
@@ -72,6 +74,10 @@ SAME_AS: dict[str, tuple[str, str | None]] = {
     "Qwen/Qwen3-Reranker-0.6B": ("Qwen/Qwen3-0.6B", None),
     "Qwen/Qwen2.5-32B fp8": ("Qwen/Qwen2.5-32B-Instruct", "fp8"),
     "Qwen/Qwen3-30B-A3B fp8": ("Qwen/Qwen3-30B-A3B-FP8", None),
+    "/mnt/vast/models/minimax-m2.5-nvfp4": ("nvidia/MiniMax-M2.5-NVFP4", None),
+    "/mnt/vast/models/kimi-k25-nvfp4": ("nvidia/Kimi-K2.5-NVFP4", None),
+    "/mnt/vast/tom.chen/dsv4": ("deepseek-ai/DeepSeek-V4-Pro", None),
+    "cpatonn/Qwen3-30B-A3B-Thinking-2507-AWQ-4bit": ("cpatonn/Qwen3-Coder-30B-A3B-Instruct-GPTQ-4bit", None),
     "DeepSeek-R1-Distill-Qwen-32B (fine-tune)": ("deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", None),
     "train/checkpoints/qwen25-3b-distill-merged": ("Qwen/Qwen2.5-3B-Instruct", None),
 }
@@ -91,13 +97,20 @@ SPOILT = {
 }
 #: Versions that a row leaves open, or names by a count of commits.
 VERSIONS = {
+    # builds on the way from 0.19 to 0.20, whose figures add up only if the estimate of graphs is in the budget
+    **dict.fromkeys(("48471528", "4b62498f", "5db10c41"), "0.20.0"),
+    **dict.fromkeys(("3ca42ab9", "54e1b2a6"), "0.9.2 (V0 engine)"),
     **dict.fromkeys(("6cf173e6", "ee498063", "45878836"), "2025-10"),
     "8f117f6a": "0.8.5 (V0 engine)",  # 0.7 or 0.8; no products of projections are among its weights
 }
 #: Weights that are, to the last digit, those of the model without its vision tower.
 WITHOUT_VISION = frozenset(("4b62498f",))
 #: Start-ups whose notes say that FlashInfer was installed by hand.
-FLASHINFER = frozenset(("904d911f", "4c9cd594"))
+FLASHINFER = frozenset(("904d911f", "4c9cd594", "4b27f780", "6cdfa561", "3aa16850"))
+#: Total of the GPU in GiB where the notes of a start-up imply another than the profile's.
+TOTALS = dict.fromkeys(("35522d2f", "4478bd76", "53e089fe"), 31.84)
+#: Sequences where the row has none: NVML names the whole GPU's memory on MIG, so the class ``LLM`` takes 1,024.
+SEQUENCES = dict.fromkeys(("4b27f780", "6cdfa561", "3aa16850"), 1024)
 #: Start-ups with draft tokens of an MTP module; how many follows from the block size that was logged, or from tokens
 #: and concurrency of the cache that was logged, which are then right to the last digit.
 DRAFTS = {"5db10c41": 3, "5279f232": 1, "a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
@@ -155,6 +168,8 @@ def _compared(row: Row, log_id: str, what: str, budget: MemoryBudget) -> Compare
     tokens = number(row, "kv_cache_tokens")
     if tokens is None and (logged_blocks := number(row, "gpu_blocks")):
         tokens = logged_blocks * budget.pool.block_size
+    if tokens is None and (requests := number(row, "max_concurrency")):
+        tokens = requests * budget.config.max_model_len
     interval = budget.logged_tokens(blocks.low), budget.logged_tokens(blocks.high)
     uniform = len(budget.pool.groups) == 1 and len(budget.pool.groups[0].specs) == 1
     stated = row["vllm_version"] and row["gpu"] and row["util_evidence"] in ("stated", "default assumed")
@@ -195,7 +210,8 @@ def _load(name: str, configs: Path | None) -> Model:
 
 def predict(row: Row, model: Model, constants: Constants | None = None) -> MemoryBudget:
     """The budget that the engine of a row should have found, with ``constants`` other than ours."""
-    profile = find_gpu(row["gpu"], number(row, "gpu_mem_total_gib"))
+    log_id = row["log_id"][:8]
+    profile = find_gpu(row["gpu"], number(row, "gpu_mem_total_gib") or TOTALS.get(log_id))
     version = parse_version(VERSIONS.get(row["log_id"][:8]) or row["vllm_version"] or "2025-11")
     kv = "fp8" if row["kv_cache_dtype"].startswith("fp8") else "auto"
     drafts = DRAFTS.get(row["log_id"][:8])
@@ -207,7 +223,7 @@ def predict(row: Row, model: Model, constants: Constants | None = None) -> Memor
         dtype=row["weight_dtype"] if row["weight_dtype"] in ("float16", "bfloat16") else "auto",
         kv_cache_dtype=kv,
         max_model_len=whole(row, "max_model_len"),
-        max_num_seqs=whole(row, "max_num_seqs"),
+        max_num_seqs=whole(row, "max_num_seqs") or SEQUENCES.get(log_id),
         max_num_batched_tokens=whole(row, "max_num_batched_tokens"),
         gpu_memory_utilization=number(row, "gpu_memory_utilization"),
         block_size=_block_size(row),

@@ -1,19 +1,21 @@
-"""How much of the memory model's accuracy is memory: each log predicted with constants fitted without its host.
+"""How well the memory model predicts what it has not seen: each log with constants fitted without its source or kind.
 
     python benchmarks/memory_leave_out.py LOGS.csv [LOGS.csv ...] [--configs FOLDER] [--write]
 
-A host is one machine, or one series of machines, of one source: what its logs share, drivers and habits, must not
-predict them. The constants of ``hardware/calibration/memory.toml`` name the logs that they rest on. Here they are
-fitted by rule: each is the median, over hosts, of what would reproduce a host's logs one by one (their median), the
-other constants as they are, a few times over. A part that a log prints counts before one that is only what remains. A
-constant that rests on the left-out host alone stays as it was guessed for others: the next one that applies, or the
+A source is one repository, page or author: what its logs share, drivers and habits, must not predict them. A kind is
+what the form of a formula was chosen for: vision towers at TP > 1, gated delta nets, latent attention, sparse
+attention, ROCm, V0. The constants of ``hardware/calibration/memory.toml`` name the logs that they rest on. Here they
+are fitted by rule: each is the median, over sources, of what would reproduce a source's logs one by one (their median),
+the other constants as they are, a few times over. A part that a log prints counts before one that is only what remains.
+A constant that rests on the left-out logs alone stays as it was guessed for others: the next one that applies, or the
 middle of its interval ("alone").
 
 Intervals move with their constants, and are as many times as wide as they have to be so that nine logs in ten of the
-hosts that were not left out, each predicted without its own host, are inside. ``--write`` prints the constants fitted
-to all hosts, to be copied.
+sources that were not left out, each predicted without its own source, are inside. ``--write`` prints the constants
+fitted to all sources, to be copied.
 
-Printed are the errors of the KV cache tokens with the constants as shipped and fitted without the host.
+Printed are the errors of the KV cache tokens with the constants as shipped, without the source, and without the source
+and every log of the same kinds.
 """
 
 from __future__ import annotations
@@ -28,9 +30,8 @@ from pathlib import Path
 
 from memory import SPOILT, Compared, Row, compare, error, find_model, number, predict
 from planner.errors import PlannerError
-from planner.memory.budget import MemoryBudget, graph_captures
-from planner.memory.cache import element_bytes
-from planner.memory.overheads import Constants, FittedConstant, Interval, peak_terms, shipped
+from planner.memory.budget import MemoryBudget, graph_captures, peak_terms_of
+from planner.memory.overheads import Constants, FittedConstant, Interval, shipped
 from planner.memory.startup_log import PEAKS, StartupLog, cache_bytes, parts_of
 from planner.model.architecture import Model
 from planner.units import GIB
@@ -42,6 +43,13 @@ ROUNDS = 3
 FACTORS = tuple(0.5 + step / 10 for step in range(36))
 
 
+#: Start-ups of one author under several addresses.
+AUTHORS = dict.fromkeys(
+    ("TI:51912001300", "TI:52066611745", "TI:51830815744", "TI:51995050688", "TI:56730870618"), "TI:51912001300"
+)
+MIXERS = {"gdn": "GDN", "latent": "MLA", "compressed": "sparse"}
+
+
 @dataclass(frozen=True)
 class Start:
     """One start-up that can be predicted."""
@@ -49,6 +57,7 @@ class Start:
     row: Row
     model: Model
     log: StartupLog
+    kinds: frozenset[str]
     spoilt: bool  #: what remains is no truth; parts that it prints are
 
     def budget(self, constants: Constants) -> MemoryBudget:
@@ -56,21 +65,41 @@ class Start:
         return predict(self.row, self.model, constants)
 
     @property
-    def host(self) -> str:
-        """The machine, or the series of machines, of one source."""
-        return host_of(self.row)
+    def source(self) -> str:
+        """The repository, page or author."""
+        return source_of(self.row)
 
 
-def host_of(row: Row) -> str:
-    """The repository or page of the log, and the GPU in it."""
-    source = row["source"]
-    if source.startswith("https://github.com/"):
-        source = "/".join(source.split("/")[3:5])
-    return f"{source} {row['gpu'].split(' (')[0]}"
+def source_of(row: Row) -> str:
+    """The repository, page or author of the log."""
+    source = AUTHORS.get(row["source"], row["source"])
+    return "/".join(source.split("/")[3:5]) if source.startswith("https://github.com/") else source
+
+
+def kinds_of(model: Model, budget: MemoryBudget) -> Iterator[str]:
+    """The kinds that a start-up belongs to."""
+    where, config = budget.overheads.where, budget.config
+    indexed = any(getattr(mixer, "indexer", None) for mixer in model.mixers())
+    if mixers := "sparse" if indexed else MIXERS.get(where["attention"]):
+        yield mixers
+    if model.vision and config.tensor_parallel_size > 1 and not config.language_model_only:
+        yield "vision, TP > 1"
+    if where["vendor"] == "amd":
+        yield "ROCm"
+    if config.engine == "V0":
+        yield "V0"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Constants that were fitted without some logs."""
+
+    constants: Constants
+    alone: tuple[str, ...]  #: names of those that rest on the left-out logs alone
 
 
 def main() -> None:
-    """Print one line for each log and the summary."""
+    """Print one line for each log and the summaries."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("logs", type=Path, nargs="+")
     parser.add_argument("--configs", type=Path)
@@ -82,26 +111,83 @@ def main() -> None:
             rows |= {row["log_id"][:8]: row for row in csv.DictReader(file)}
     starts = dict(find_starts(rows, arguments.configs))
     if arguments.write:
-        write(refit(starts, without="")[0])
+        write(refit(starts, frozenset()).constants)
         return
-    judged = {log: c for log, row in rows.items() if (c := compare(row, arguments.configs)).judged and c.tokens}
-    hosts = dict.fromkeys(host_of(rows[log]) for log in judged)
-    fits = {host: refit(starts, without=host) for host in hosts}
-    factors = {host: factor_without(host, judged, rows, fits, arguments.configs) for host in hosts}
-    left_out: dict[str, Compared] = {}
-    for log, as_shipped in judged.items():
-        host = host_of(rows[log])
-        constants, alone = fits[host]
-        found = left_out[log] = compare(rows[log], arguments.configs, widened(constants, factors[host]))
-        errors = " ".join(
-            f"{error(c.tokens):>+7.1%} {'in ' if c.inside else 'out'}" for c in (as_shipped, found) if c.tokens
+    LeftOut(starts, arguments.configs).report()
+
+
+class LeftOut:
+    """Predictions without the source of each log, and without its kinds too."""
+
+    def __init__(self, starts: Mapping[str, Start], configs: Path | None) -> None:
+        self.starts, self.configs = starts, configs
+        self.shipped = {
+            log: found
+            for log, start in starts.items()
+            if (found := self.compare(log, shipped())).judged and found.tokens
+        }
+        self._fits: dict[frozenset[str], Fitted] = {}
+        self._inside: dict[tuple[str, float], bool] = {}
+
+    def compare(self, log: str, constants: Constants) -> Compared:
+        """One start-up, predicted."""
+        return compare(self.starts[log].row, self.configs, constants)
+
+    def without(self, log: str, *, kinds: bool) -> frozenset[str]:
+        """The logs that must not predict ``log``."""
+        this = self.starts[log]
+        return frozenset(
+            other
+            for other, start in self.starts.items()
+            if start.source == this.source or (kinds and start.kinds & this.kinds)
         )
-        print(f"{log} {as_shipped.what} {errors}  x{width(found):.3f}{'  alone: ' + ', '.join(alone) if alone else ''}")
-    print(f"\nfactor of the intervals: {min(factors.values()):.1f} to {max(factors.values()):.1f}")
-    print(summary("as shipped", list(judged.values())))
-    print(summary("without the host", list(left_out.values())))
-    print(by_host("as shipped", judged, rows))
-    print(by_host("without the host", left_out, rows))
+
+    def fitted(self, without: frozenset[str]) -> Fitted:
+        """The constants without these logs."""
+        if without not in self._fits:
+            self._fits[without] = refit(self.starts, without)
+        return self._fits[without]
+
+    def factor(self, without: frozenset[str]) -> float:
+        """The smallest factor with which nine tenths of the other sources' logs are inside, each source alike."""
+        for factor in FACTORS:
+            inside: dict[str, list[bool]] = defaultdict(list)
+            for log in self.shipped.keys() - without:
+                inside[self.starts[log].source].append(self.is_inside(log, factor))
+            if statistics.fmean(statistics.fmean(found) for found in inside.values()) >= 0.9:
+                return factor
+        return FACTORS[-1]
+
+    def is_inside(self, log: str, factor: float) -> bool:
+        """True if the tokens are inside the interval of constants fitted without the log's source."""
+        if (log, factor) not in self._inside:
+            fitted = self.fitted(self.without(log, kinds=False))
+            self._inside[log, factor] = self.compare(log, widened(fitted.constants, factor)).inside
+        return self._inside[log, factor]
+
+    def report(self) -> None:
+        """One line for each log; then summaries of all logs and of each kind."""
+        found: dict[str, dict[str, Compared]] = {"as shipped": self.shipped}
+        factors: list[float] = []
+        for title, kinds in (("without the source", False), ("without source and kinds", True)):
+            found[title] = {}
+            for log in self.shipped:
+                without = self.without(log, kinds=kinds)
+                factors.append(self.factor(without))
+                found[title][log] = self.compare(log, widened(self.fitted(without).constants, factors[-1]))
+        for log, as_shipped in self.shipped.items():
+            each = [one[log] for one in found.values()]
+            errors = " ".join(f"{error(c.tokens):>+7.1%} {'in ' if c.inside else 'out'}" for c in each if c.tokens)
+            alone = ", ".join(self.fitted(self.without(log, kinds=True)).alone)
+            print(f"{log} {as_shipped.what} {errors}  x{width(each[1]):.3f}{f'  alone: {alone}' if alone else ''}")
+        print(f"\nfactor of the intervals: {min(factors):.1f} to {max(factors):.1f}")
+        for title, compared in found.items():
+            print(summary(title, list(compared.values())))
+        for title, compared in found.items():
+            print(by_source(title, compared, self.starts))
+        for kind in sorted(set().union(*(self.starts[log].kinds for log in self.shipped))):
+            of_kind = [c for log, c in found["without source and kinds"].items() if kind in self.starts[log].kinds]
+            print(summary(f"without {kind}", of_kind))
 
 
 def width(compared: Compared) -> float:
@@ -115,19 +201,18 @@ def find_starts(rows: Mapping[str, Row], configs: Path | None) -> Iterator[tuple
     for log_id, row in rows.items():
         try:
             model = find_model(row["hub_id"] or row["model"], row, configs)
-            start = Start(row, model, as_log(row), log_id in SPOILT)
-            start.budget(shipped())
+            kinds = frozenset(kinds_of(model, predict(row, model, shipped())))
         except (PlannerError, LookupError):
             continue
-        yield log_id, start
+        yield log_id, Start(row, model, as_log(row), kinds, log_id in SPOILT)
 
 
-def refit(starts: Mapping[str, Start], *, without: str) -> tuple[Constants, list[str]]:
-    """The constants fitted to all hosts but one, and the names of those that rest on it alone."""
+def refit(starts: Mapping[str, Start], without: frozenset[str]) -> Fitted:
+    """The constants fitted to all logs but some."""
     fits, alone = [], []
     for fit in shipped().fits:
-        known = [starts[log].host for log in fit.logs if log in starts]
-        if fit.name in FITTED and without in known and not any(host != without for host in known):
+        known = [log for log in fit.logs if log in starts]
+        if fit.name in FITTED and known and without.issuperset(known):
             alone.append(fit.name)
             if another(fit, shipped().fits):
                 continue
@@ -135,18 +220,20 @@ def refit(starts: Mapping[str, Start], *, without: str) -> tuple[Constants, list
     constants = Constants(tuple(fits))
     for _ in range(ROUNDS):
         constants = Constants(tuple(refitted(fit, starts, constants, without) for fit in constants.fits))
-    return constants, list(dict.fromkeys(alone))
+    return Fitted(constants, tuple(dict.fromkeys(alone)))
 
 
-def refitted(fit: FittedConstant, starts: Mapping[str, Start], constants: Constants, without: str) -> FittedConstant:
-    """One constant as the hosts of its logs imply it: the median, and their range."""
+def refitted(
+    fit: FittedConstant, starts: Mapping[str, Start], constants: Constants, without: frozenset[str]
+) -> FittedConstant:
+    """One constant as the sources of its logs imply it: the median."""
     if fit.name not in FITTED:
         return fit
     implied: dict[str, list[tuple[float, bool]]] = defaultdict(list)
     for log in fit.logs:
         start = starts.get(log)
-        if start and start.host != without and (found := imply(fit.name, start, start.budget(constants))):
-            implied[start.host].append(found)
+        if start and log not in without and (found := imply(fit.name, start, start.budget(constants))):
+            implied[start.source].append(found)
     values = [
         statistics.median([v for v, printed in found if printed] or [v for v, _ in found]) for found in implied.values()
     ]
@@ -169,35 +256,6 @@ def _scaled(fit: FittedConstant, factor: float) -> Interval:
     if fit.name not in FITTED:
         return fit.interval
     return Interval(mid, max(0.0, mid - factor * (mid - low)), mid + factor * (high - mid))
-
-
-def factor_without(
-    host: str,
-    judged: Mapping[str, Compared],
-    rows: Mapping[str, Row],
-    fits: Mapping[str, tuple[Constants, list[str]]],
-    configs: Path | None,
-) -> float:
-    """The smallest factor with which nine tenths of the other hosts' logs are inside, each host of the same weight."""
-    for factor in FACTORS:
-        inside: dict[str, list[bool]] = defaultdict(list)
-        for log in judged:
-            other = host_of(rows[log])
-            if other != host:
-                inside[other].append(_inside(rows[log], configs, fits[other][0], factor))
-        if statistics.fmean(statistics.fmean(found) for found in inside.values()) >= 0.9:
-            return factor
-    return FACTORS[-1]
-
-
-_known_inside: dict[tuple[str, float], bool] = {}
-
-
-def _inside(row: Row, configs: Path | None, constants: Constants, factor: float) -> bool:
-    key = row["log_id"], factor
-    if key not in _known_inside:
-        _known_inside[key] = compare(row, configs, widened(constants, factor)).inside
-    return _known_inside[key]
 
 
 def write(constants: Constants) -> None:
@@ -237,12 +295,8 @@ def remainder(start: Start, budget: MemoryBudget, others: float) -> tuple[float,
 
 def of_peak(name: str, peak_bytes: float, budget: MemoryBudget) -> float | None:
     """The constant of a term of the profile run; None where another term is the peak."""
-    terms, overheads = peak_terms(budget.model, budget.config, element_bytes(budget.config.dtype)), budget.overheads
-    sizes = {
-        "sampler": (terms.logits_bytes, terms.hidden_bytes),
-        "forward": (terms.forward_bytes, 0),
-        "encoder": (terms.encoder_bytes, 0),
-    }
+    overheads = budget.overheads
+    sizes = peak_terms_of(budget.model, budget.config, overheads).scaled
     largest = max(sizes, key=lambda term: overheads[term].mid * sizes[term][0] + sizes[term][1])
     size, fixed = sizes[name]
     return max(0.0, peak_bytes - fixed) / size if name == largest else None
@@ -289,25 +343,25 @@ def summary(kind: str, compared: list[Compared]) -> str:
     inside = sum(c.inside for c in compared)
     within = sum(e <= 0.10 for e in errors) / len(errors)
     return (
-        f"{kind:<26} n {len(errors)}  median {statistics.median(errors):.2%}  mean {statistics.fmean(errors):.2%}  "
+        f"{kind:<35} n {len(errors):>3}  median {statistics.median(errors):.2%}  mean {statistics.fmean(errors):.2%}  "
         f"within 10 %: {within:.0%}  worst {max(errors):.1%}  inside the interval {inside} of {len(errors)}  "
         f"median width {statistics.median(width(c) for c in compared):.3f}"
     )
 
 
-def by_host(kind: str, compared: Mapping[str, Compared], rows: Mapping[str, Row]) -> str:
-    """The same with each host counted once: the means of its logs."""
-    hosts: dict[str, list[Compared]] = defaultdict(list)
+def by_source(kind: str, compared: Mapping[str, Compared], starts: Mapping[str, Start]) -> str:
+    """The same with each source counted once: the means of its logs."""
+    sources: dict[str, list[Compared]] = defaultdict(list)
     for log, found in compared.items():
-        hosts[host_of(rows[log])].append(found)
-    errors = [statistics.fmean(abs(error(c.tokens)) for c in found if c.tokens) for found in hosts.values()]
-    inside = statistics.fmean(statistics.fmean(c.inside for c in found) for found in hosts.values())
+        sources[starts[log].source].append(found)
+    errors = [statistics.fmean(abs(error(c.tokens)) for c in found if c.tokens) for found in sources.values()]
+    inside = statistics.fmean(statistics.fmean(c.inside for c in found) for found in sources.values())
     within = statistics.fmean(
-        statistics.fmean(abs(error(c.tokens)) <= 0.10 for c in found if c.tokens) for found in hosts.values()
+        statistics.fmean(abs(error(c.tokens)) <= 0.10 for c in found if c.tokens) for found in sources.values()
     )
     return (
-        f"{kind + ', by host':<26} n {len(hosts)}  median {statistics.median(errors):.2%}  within 10 %: {within:.0%}  "
-        f"inside the interval {inside:.0%}"
+        f"{kind + ', by source':<35} n {len(errors)}  median {statistics.median(errors):.2%}  "
+        f"within 10 %: {within:.0%}  inside the interval {inside:.0%}"
     )
 
 

@@ -32,7 +32,7 @@ from planner.engine.flags import (
     flag_status,
     value_status,
 )
-from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig
+from planner.engine.settings import SETTINGS, Engine, EngineArgs, EngineConfig, media_limits
 from planner.engine.version import EngineVersion, release_text
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
@@ -148,10 +148,10 @@ class _Resolver:
                 raise IllegalPlanError(f"{row.flag}: vLLM does not use it on a CPU", hint="leave it out")
             if row.name != "speculative_config":  # whose older spellings are checked below
                 flag_status(self.version, row.flag).require(f"{row.flag}: vLLM {self.version}")
-        if self.args.scheduling_policy not in (None, *POLICIES):
-            raise InputError(
-                f"--scheduling-policy {self.args.scheduling_policy!r} is unknown", hint=f"use {' or '.join(POLICIES)}"
-            )
+        for name, known in (("scheduling_policy", POLICIES), ("mm_encoder_tp_mode", ("weights", "data"))):
+            if (value := getattr(self.args, name)) not in (None, *known):
+                raise InputError(f"{SETTINGS[name].flag} {value!r} is unknown", hint=f"use {' or '.join(known)}")
+        media_limits(self.args.limit_mm_per_prompt or "{}")
 
     def _environment(self) -> Environment:
         """The variables that count on this device. Raises IllegalPlanError for one that the version does not read."""

@@ -16,6 +16,7 @@ planner.errors.InputError: --max-num-seqs must be at least 1, got 0
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -198,6 +199,11 @@ class EngineArgs:
         metavar="POLICY",
     )
     language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
+    limit_mm_per_prompt: str | None = _row(None, "Most images and videos of a prompt.", metavar="JSON", only="memory")
+    skip_mm_profiling: bool = _row(False, "No images in the profile run.", "logged", only="memory")
+    mm_encoder_tp_mode: str | None = _row(
+        None, "Vision tower cut over the ranks (weights) or whole on each (data).", metavar="MODE", only="memory"
+    )
     env: Environment = _row(
         Environment(),
         f"Variable of the server, such as {CPU_KVCACHE_SPACE}=40, {FLASHINFER_SAMPLER}=1 or VLLM_USE_V1=0. Repeatable.",
@@ -266,6 +272,18 @@ SETTINGS: Mapping[str, Setting] = _settings()
 
 
 @cache
+def media_limits(text: str) -> Mapping[str, int]:
+    """Read ``--limit-mm-per-prompt``: JSON, with a count or an object with one, or ``image=2,video=0`` as to 0.9."""
+    try:
+        pairs = json.loads(text) if text.startswith("{") else dict(pair.split("=") for pair in text.split(","))
+        return {name: int(value["count"] if isinstance(value, dict) else value) for name, value in pairs.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InputError(
+            f"--limit-mm-per-prompt {text[:80]!r} is not read", hint="""give JSON, such as '{"image": 0, "video": 0}'"""
+        ) from error
+
+
+@cache
 def tagged(tag: Tag) -> tuple[str, ...]:
     """Names of the settings of one use, in the order of the declaration."""
     return tuple(name for name, row in SETTINGS.items() if tag in row.tags.split())
@@ -281,7 +299,7 @@ NOT_SIMULATED = frozenset((
     "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
     "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
     "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
-    "--max-num-partial-prefills", "--mamba-cache-mode", "--limit-mm-per-prompt",
+    "--max-num-partial-prefills", "--mamba-cache-mode",
     "--moe-backend", "--all2all-backend", "--kv-offloading-backend",
 ))  # fmt: skip
 

@@ -16,13 +16,13 @@ memory, graphs too: vLLM profiles nothing then (``determine_available_memory`` o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from math import ceil
 
 from planner.engine import CPU_KVCACHE_SPACE, EngineConfig, EngineVersion, Features, Layout, features_of, graph_batches
 from planner.hardware import GpuProfile
 from planner.memory.cache import BlockPool, CacheSettings, CacheSpec, block_pool, element_bytes, layer_specs
-from planner.memory.overheads import Constants, Interval, Overheads, peak_terms, shipped, total
+from planner.memory.overheads import Constants, Interval, Overheads, PeakTerms, peak_terms, shipped, total
 from planner.memory.weights import (
     MARLIN,
     RankWeights,
@@ -32,7 +32,7 @@ from planner.memory.weights import (
     with_drafts,
     with_extras,
 )
-from planner.model import Attention, CompressedAttention, LatentAttention, Model, PerModel
+from planner.model import Attention, CompressedAttention, LatentAttention, Model, PerModel, StateMixer
 from planner.units import GIB
 
 
@@ -157,7 +157,8 @@ def memory_budget(
     activation = activation_peak(model, config, overheads)
     non_torch = overheads.non_torch_bytes
     graphs = graph_bytes(model, config, found, overheads)
-    unexplained = total((overheads["reported_memory"].scaled(requested), overheads["unexplained"]))
+    others = (overheads["reported_memory"].scaled(requested), overheads["unexplained"], overheads["loading"])
+    unexplained = total(others)
     stages = tuple(
         StageBudget(
             stage,
@@ -185,6 +186,7 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "gpu": profile.id,
             "vendor": profile.vendor,
             "architecture": profile.architecture,
+            "capability": (profile.compute_capability or (0, 0))[0],
             "link": profile.interconnect.kind,
             "model": model.id,
             "weight_dtype": config.weight_dtype,
@@ -192,14 +194,20 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "attention": _attention(model),
             "tensor_parallel_size": talking_ranks(model, config),
             "sampler": found.sampler,
+            "engine": config.engine,
+            "model_type": model.model_type,
+            "graphs_in_budget": found.graphs_in_budget,
         },
     )
 
 
 def _attention(model: Model) -> str:
     """Kinds of attention whose profile run or start takes memory of its own."""
-    kinds = {type(mixer) for mixer in model.mixers()}
-    return "compressed" if CompressedAttention in kinds else "latent" if LatentAttention in kinds else ""
+    kinds = {mixer.kind if isinstance(mixer, StateMixer) else type(mixer) for mixer in model.mixers()}
+    if "gdn" in kinds or CompressedAttention in kinds:
+        return "gdn" if "gdn" in kinds else "compressed"
+    states = any(isinstance(kind, str) for kind in kinds)
+    return "state" if states else "latent" if LatentAttention in kinds else ""
 
 
 def talking_ranks(model: Model, config: EngineConfig) -> int:
@@ -267,10 +275,15 @@ def states_per_request(config: EngineConfig) -> int:
 
 def activation_peak(model: Model, config: EngineConfig, overheads: Overheads) -> Interval:
     """Peak of the profile run beside the weights: the sampler, the forward pass or the vision encoder."""
-    terms = peak_terms(model, config, element_bytes(config.dtype))
-    sampling = total((overheads["sampler"].scaled(terms.logits_bytes), Interval.exact(terms.hidden_bytes)))
-    forward = overheads["forward"].scaled(terms.forward_bytes)
-    return sampling.larger(forward).larger(overheads["encoder"].scaled(terms.encoder_bytes))
+    terms = peak_terms_of(model, config, overheads).scaled
+    peaks = [total((overheads[name].scaled(size), Interval.exact(fixed))) for name, (size, fixed) in terms.items()]
+    return reduce(Interval.larger, peaks)
+
+
+def peak_terms_of(model: Model, config: EngineConfig, overheads: Overheads) -> PeakTerms:
+    """The terms of the profile run on the GPU that ``overheads`` are of."""
+    rocm = overheads.where["vendor"] == "amd"
+    return peak_terms(model, config, element_bytes(config.dtype), rocm=rocm)
 
 
 def graph_bytes(model: Model, config: EngineConfig, found: Features, overheads: Overheads) -> Interval:

@@ -8,11 +8,14 @@ What the profile run needs at its peak: one forward pass of the whole token budg
 
 vLLM runs the model once with ``max_num_batched_tokens`` dummy tokens before it has a KV cache, then computes
 logits for as many rows as requests run at once and samples; models with vision encode a full budget
-of images before. The largest of these peaks is taken from the cache::
+of images before, and keep the outputs. The largest of these peaks is taken from the cache::
 
     sampler  = copies x rows x vocabulary x 4 bytes + hidden states     logits are gathered: TP does not shrink them
     forward  = tokens x 2 bytes x (residuals x hidden + widest part of a layer on the rank)
-    encoder  = patches of a full budget of images x 2 bytes x (residuals x hidden + two wide vectors)
+    encoder  = patches of a full budget of images x 2 bytes x (3 x hidden + 5 x widest matrix on the rank)
+
+Outputs of the encoder and workspaces of sparse attention come on top of the first two. With MLA the forward pass also
+up-projects the latents of a long context.
 
 The widest part is the MLP (gate, up and their product), attention (q, k, v and its output) or the buffers of the
 routed experts: ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate for every token. How many
@@ -29,9 +32,9 @@ from functools import cache, cached_property
 from math import hypot, isfinite, log2
 from typing import Any
 
-from planner.engine import EngineConfig, Layout, held_heads, held_piece
+from planner.engine import EngineConfig, Layout, held_heads, held_piece, media_limits
 from planner.errors import InputError
-from planner.model import Component, LatentAttention, Layer, Model, PerModel, Shard, Weight
+from planner.model import Component, CompressedAttention, LatentAttention, Layer, Model, PerModel, Shard, Weight
 from planner.resources import data_dir
 from planner.units import to_base
 
@@ -224,10 +227,36 @@ def _release(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
 LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
 #: Hidden vectors of a token alive at the widest point: residual, normed input, output and its reduced copy.
 RESIDUALS = 4
-#: Patches that are merged into one token, and tokens of the largest image, by model type: from the defaults of the
-#: image processors. Gemma 3: 64 x 64 patches in 256 tokens; Mistral 3: 110 x 110 patches, merged by 2 x 2; Llama 4: 16
-#: tiles and a whole of 144 tokens; others: ``max_pixels`` of Qwen-VL, 12,845,056 / 28**2.
-IMAGES = {"": (4, 16384), "gemma3": (16, 256), "mistral3": (4, 3025), "llama4": (4, 2448)}
+#: Vectors of a patch alive in the vision encoder: of its hidden size on every rank, and of its widest matrix, which TP
+#: divides (queries and keys in 32 bits while they are rotated, padded heads).
+ENCODER_HIDDEN, ENCODER_WIDE = 3, 5
+#: MLA up-projects the latents of so many tokens of context at once (``determine_chunked_prefill_workspace_size``).
+LATENT_ROWS, LATENT_ROWS_BEFORE_0_11 = 64 * 1024, 128 * 1024
+#: A sparse indexer gathers the keys of this many contexts (``get_max_prefill_buffer_size``), FlashMLA this many rows.
+INDEXER_CONTEXTS, SPARSE_CONTEXTS = 40, 5
+INDEXER_LOGITS_BYTES = 512 * 2**20  #: ``VLLM_SPARSE_INDEXER_MAX_LOGITS_MB``, from 0.15 on
+COMPRESSED_CHUNK = 4  #: requests that DeepSeek-V4 gathers at once (``PREFILL_CHUNK_SIZE``)
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Sizes of the images that the profile run encodes: defaults of the image processors, in no ``config.json``."""
+
+    patches: int = 4  #: merged into one token
+    largest_tok: int = 16384  #: of one image: ``max_pixels`` of Qwen-VL, 12,845,056 / 28**2
+    outputs: int = 1  #: hidden vectors of a token that the encoder returns
+    videos: bool = True  #: takes videos too
+    video_places: float = 0.0  #: places in the prompt that 0.11.0 to 0.13 count for a token of a video of 12,288
+
+
+#: By model type. Gemma 3: 64 x 64 patches in 256 tokens; Mistral 3: 110 x 110 patches, merged by 2 x 2; Llama 4: 16
+#: tiles and a whole of 144 tokens; Kimi-K2.5: 16,384 patches; Qwen3-VL returns three levels of features more.
+IMAGES = {
+    "gemma3": Images(16, 256, videos=False), "mistral3": Images(4, 3025, videos=False),
+    "llama4": Images(4, 2448, videos=False), "kimi_k25": Images(4, 4096),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), Images(outputs=4, video_places=12.5)),
+}  # fmt: skip
+VIDEO_TOK = 12288
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +266,82 @@ class PeakTerms:
     logits_bytes: int  #: one copy
     hidden_bytes: int  #: alive while the logits are sampled
     forward_bytes: int
+    transient_bytes: int  #: of attention, beside the forward pass
     encoder_bytes: int
+    held_bytes: int  #: workspaces, and outputs of the encoder, alive during forward pass and sampling
+
+    @property
+    def scaled(self) -> dict[str, tuple[int, int]]:
+        """For each constant of a peak: the bytes that it multiplies, and those that come on top."""
+        held = self.held_bytes
+        return {
+            "sampler": (self.logits_bytes, self.hidden_bytes + held),
+            "forward": (self.forward_bytes, self.transient_bytes + held),
+            "encoder": (self.encoder_bytes, 0),
+        }
 
 
-def peak_terms(model: Model, config: EngineConfig, element_bytes: int) -> PeakTerms:
+def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: bool = False) -> PeakTerms:
     """The terms for a profile run of ``max_num_batched_tokens`` tokens of ``element_bytes`` bytes an element."""
-    num_tokens = config.max_num_batched_tokens
+    num_tokens, layout = config.max_num_batched_tokens, Layout.of(config)
+    forward, transient = forward_bytes(model, layout, num_tokens, element_bytes), 0
+    up_projected = latent_elements(model, config) * element_bytes
+    if up_projected:
+        latent = num_tokens * element_bytes * (RESIDUALS * model.hidden_size + _latent_width(model, layout))
+        if latent + up_projected > forward:
+            forward, transient = latent, up_projected
+    workspace, logits = sparse_bytes(model, config, rocm=rocm)
+    encoder, outputs = encoder_bytes(model, config, element_bytes)
     return PeakTerms(
         config.sampled_rows * model.vocab_size * LOGIT_BYTES,
         hidden_bytes(model, num_tokens, element_bytes),
-        forward_bytes(model, Layout.of(config), num_tokens, element_bytes),
-        encoder_bytes(model, num_tokens, element_bytes),
+        forward,
+        transient + logits,
+        encoder,
+        outputs + workspace,
     )
+
+
+def latent_elements(model: Model, config: EngineConfig) -> int:
+    """Elements of keys and values that MLA up-projects from cached latents at once, on one rank.
+
+    ``forward`` of ``MLACommonImpl`` allocates them in the profile run; sparse attention works on latents.
+    """
+    release, heads = config.version.release, config.tensor_parallel_size
+    if release < (0, 8):
+        return 0
+    most = LATENT_ROWS_BEFORE_0_11 if release < (0, 11) else LATENT_ROWS
+    rows = min(max(8 * config.max_model_len, 4 * config.max_num_seqs * config.block_size), most)
+    widths = (
+        held_heads(mixer.num_heads, heads) * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+        for mixer in dict.fromkeys(model.mixers())
+        if isinstance(mixer, LatentAttention) and not mixer.indexer
+    )
+    return max(rows, config.max_num_seqs * config.block_size) * max(widths, default=0)
+
+
+def sparse_bytes(model: Model, config: EngineConfig, *, rocm: bool) -> tuple[int, int]:
+    """(workspace, logits) that sparse attention reserves in the profile run.
+
+    Source, 0.14.0 and 0.27.1: ``sparse_attn_indexer``, ``FlashMLASparseImpl`` and the attention of DeepSeek-V4, which
+    share one workspace, as large as the largest needs; on ROCm ``rocm_aiter_sparse_attn_indexer_fake``.
+    """
+    length, tokens, release = config.max_model_len, config.max_num_batched_tokens, config.version.release
+    needs = [0]
+    for mixer in dict.fromkeys(model.mixers()):
+        ratio, indexer = 1, mixer.indexer if isinstance(mixer, LatentAttention | CompressedAttention) else None
+        if isinstance(mixer, CompressedAttention) and mixer.compress_ratio:
+            ratio = mixer.compress_ratio
+            needs.append(COMPRESSED_CHUNK * (length // ratio + mixer.window + tokens) * mixer.head_dim * 2)
+        if indexer and indexer.head_dim:
+            needs.append(INDEXER_CONTEXTS * length // ratio * (indexer.head_dim + LOGIT_BYTES))
+            if rocm:
+                needs.append(tokens * (length // ratio) * LOGIT_BYTES)
+        if isinstance(mixer, LatentAttention) and indexer and config.kv_cache_dtype.startswith("fp8"):
+            needs.append(SPARSE_CONTEXTS * length * mixer.kv_elements_per_token * 2)
+    if release < (0, 12) or not any(needs):
+        return 0, 0
+    return max(needs), INDEXER_LOGITS_BYTES if release >= (0, 15) else 0
 
 
 def hidden_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:
@@ -267,18 +360,32 @@ def _widest(model: Model, layout: Layout) -> int:
     return max((_layer_width(layer, layout) for layer in dict.fromkeys(model.layers)), default=0)
 
 
-def encoder_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:
-    """Peak of the vision encoder over a full budget of images; 0 without one.
+def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tuple[int, int]:
+    """(peak of the vision encoder over a full budget of images, its outputs), on one rank; 0 without one.
 
-    Rough: sizes of images are not in a model's config. A budget holds at least one image of the largest size.
+    ``profile_run`` of ``v1/worker/gpu_model_runner.py`` keeps the outputs until it has sampled; 0.11.0 to 0.13 copy
+    each into a tensor as long as the budget.
     """
     repeated = [w.shape for w in model.vision if w.copies > 1 and len(w.shape) == 2]
-    if not repeated:
-        return 0
+    images, limits = IMAGES.get(model.model_type, Images()), media_limits(config.limit_mm_per_prompt or "{}")
+    asked = ("image", "video") if images.videos else ("image",)
+    if not repeated or config.skip_mm_profiling or all(limits.get(name) == 0 for name in asked):
+        return 0, 0
     hidden, wide = min(map(min, repeated)), max(map(max, repeated))
-    per_token, largest = IMAGES.get(model.model_type, IMAGES[""])
-    patches = per_token * max(num_tokens, largest)
-    return patches * element_bytes * (RESIDUALS * hidden + 2 * wide)
+    release, ranks = config.version.release, config.tensor_parallel_size
+    copied, largest = (0, 11) <= release < (0, 14), images.largest_tok
+    budget = max(config.max_num_batched_tokens, largest)
+    if copied and images.video_places:
+        budget = max(budget, int(VIDEO_TOK * images.video_places))
+        items, largest = 1, VIDEO_TOK
+    else:
+        items = budget // largest
+    rows = items * (budget if copied else largest) if config.engine == "V1" else 0
+    if config.mm_encoder_tp_mode == "data":
+        items, ranks = -(-items // ranks), 1
+    width = ENCODER_HIDDEN * hidden + ENCODER_WIDE * wide // ranks
+    outputs = rows * images.outputs * model.hidden_size
+    return images.patches * items * largest * element_bytes * width, outputs * element_bytes
 
 
 def _layer_width(layer: Layer, layout: Layout) -> int:
@@ -286,10 +393,20 @@ def _layer_width(layer: Layer, layout: Layout) -> int:
     widths = [_flow(weights, layout) for component, weights in parts.items() if component in _DENSE]
     widths.append(_expert_width(layer, layout) + _flow(parts[Component.SHARED_EXPERT], layout))
     if isinstance(layer.mixer, LatentAttention):
-        mixer = layer.mixer
-        per_head = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + 2 * mixer.v_head_dim
-        widths.append(held_heads(mixer.num_heads, layout.tensor_parallel_size) * per_head)
+        widths.append(_heads_width(layer.mixer, layout))
     return max(widths)
+
+
+def _heads_width(mixer: LatentAttention, layout: Layout) -> int:
+    per_head = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + 2 * mixer.v_head_dim
+    return held_heads(mixer.num_heads, layout.tensor_parallel_size) * per_head
+
+
+@PerModel
+def _latent_width(model: Model, layout: Layout) -> int:
+    """Elements per token of queries, keys and values of MLA on one rank."""
+    latent = (m for m in dict.fromkeys(model.mixers()) if isinstance(m, LatentAttention))
+    return max((_heads_width(mixer, layout) for mixer in latent), default=0)
 
 
 def _flow(weights: Iterable[Weight], layout: Layout) -> int:

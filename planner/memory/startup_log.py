@@ -38,9 +38,8 @@ from typing import Any
 from planner.engine import SETTINGS, tagged
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.memory.budget import MemoryBudget, graph_captures
-from planner.memory.cache import element_bytes
-from planner.memory.overheads import FittedConstant, Interval, peak_terms, spread
+from planner.memory.budget import MemoryBudget, graph_captures, peak_terms_of
+from planner.memory.overheads import FittedConstant, Interval, spread
 from planner.units import GIB
 
 _N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
@@ -332,7 +331,8 @@ def learn_constants(
     cache = cache_bytes(log, budget)
     if own and cache is not None:
         rest = _requested(log, budget) - cache
-        own |= {"unexplained": _unexplained(rest, parts, budget), "reported_memory": Interval.exact(0)}
+        nothing = dict.fromkeys(("reported_memory", "loading"), Interval.exact(0))
+        own |= {"unexplained": _unexplained(rest, parts, budget), **nothing}
     gpu = {"gpu": profile.id, "tensor_parallel_size": budget.config.tensor_parallel_size}
     major, minor = (*budget.config.version.release, 0)[:2]
 
@@ -396,12 +396,7 @@ def _peaks(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Inte
     if parts.activation is None:
         return
     overheads, exact = budget.overheads, _rounded(parts.activation.mid)
-    terms = peak_terms(budget.model, budget.config, element_bytes(budget.config.dtype))
-    sizes = {
-        "sampler": (terms.logits_bytes, terms.hidden_bytes),
-        "forward": (terms.forward_bytes, 0),
-        "encoder": (terms.encoder_bytes, 0),
-    }
+    sizes = peak_terms_of(budget.model, budget.config, overheads).scaled
     largest = max(sizes, key=lambda name: overheads[name].mid * sizes[name][0] + sizes[name][1])
 
     def constant(peak: Interval, size: int, fixed: int) -> Interval:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
 
 from planner.engine.sharding import Layout
+from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.memory.overheads import (
     Interval,
@@ -18,8 +19,10 @@ from planner.memory.overheads import (
     encoder_bytes,
     forward_bytes,
     hidden_bytes,
+    latent_elements,
     peak_terms,
     shipped,
+    sparse_bytes,
     total,
 )
 from planner.units import GIB
@@ -107,15 +110,16 @@ def test_the_budget_is_a_share_of_the_total_rounded_up() -> None:
 def test_all_parts_add_up_to_the_budget() -> None:
     stage = budget("meta-llama/Llama-3.1-8B", "h100", "0.33.0").binding
     assert stage.graphs_in_budget
-    parts = stage.activation.mid + stage.non_torch.mid + stage.graphs.mid + stage.available.mid
-    assert stage.weights.loaded_bytes + parts == pytest.approx(stage.requested_bytes)
+    parts = (stage.activation, stage.non_torch, stage.graphs, stage.unexplained, stage.available)
+    assert stage.weights.loaded_bytes + sum(part.mid for part in parts) == pytest.approx(stage.requested_bytes)
 
 
 def test_graphs_came_on_top_of_the_budget_until_0_20() -> None:
     before = budget("meta-llama/Llama-3.1-8B", "h100", "0.19.1").binding
     assert not before.graphs_in_budget
     assert before.graphs.mid > 0
-    without = before.weights.loaded_bytes + before.activation.mid + before.non_torch.mid + before.available.mid
+    parts = (before.activation, before.non_torch, before.unexplained, before.available)
+    without = before.weights.loaded_bytes + sum(part.mid for part in parts)
     assert without == pytest.approx(before.requested_bytes)
 
 
@@ -149,10 +153,76 @@ def test_expert_buffers_hold_every_token_top_k_times() -> None:
 
 
 def test_the_vision_encoder_sees_a_full_budget_of_images() -> None:
-    """Gemma 3: 16 patches a token; per patch 4 x 1,152 and 2 x 4,304 elements of 2 bytes. Text models have none."""
-    expected = 8192 * 16 * 2 * (4 * 1152 + 2 * 4304)
-    assert encoder_bytes(model("google/gemma-3-27b-it"), 8192, 2) == expected
-    assert encoder_bytes(model("Qwen/Qwen3-8B"), 8192, 2) == 0
+    """Gemma 3: 16 patches a token; per patch 3 x 1,152 and 5 x 4,304 elements of 2 bytes. Text models have none."""
+    expected = 8192 * 16 * 2 * (3 * 1152 + 5 * 4304)
+    asked = {"max_num_batched_tokens": 8192}
+    assert encoder_peak("google/gemma-3-27b-it", "0.27.1", **asked) == (expected, 8192 * 5376 * 2)
+    assert encoder_peak("Qwen/Qwen3-8B", "0.27.1", **asked) == (0, 0)
+
+
+def encoder_peak(name: str, release: str, **flags: object) -> tuple[int, int]:
+    """The peak of the encoder and what it keeps, on an H100."""
+    return encoder_bytes(model(name), config(name, "h100", release, **flags), 2)
+
+
+def test_matrices_of_the_vision_encoder_are_cut_over_the_ranks() -> None:
+    """``--mm-encoder-tp-mode weights``, the default; with ``data`` each rank encodes whole images: here the one."""
+    name = "Qwen/Qwen3.6-27B"
+    alone, cut, whole = (
+        encoder_peak(name, "0.27.1", **flags)[0]
+        for flags in ({}, {"tensor_parallel_size": 4}, {"tensor_parallel_size": 4, "mm_encoder_tp_mode": "data"})
+    )
+    assert alone == whole == 65536 * 2 * (3 * 1152 + 5 * 4304)
+    assert cut == 65536 * 2 * (3 * 1152 + 5 * 4304 // 4)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"skip_mm_profiling": True},
+        {"limit_mm_per_prompt": '{"image": 0, "video": {"count": 0}}'},
+        {"limit_mm_per_prompt": "image=0,video=0"},
+    ],
+)
+def test_without_images_the_profile_run_has_no_encoder(flags: dict[str, object]) -> None:
+    """``profile_run`` of 0.27.1, and ``MultiModalBudget``: no modality is left."""
+    assert encoder_peak("Qwen/Qwen3.6-27B", "0.27.1", **flags) == (0, 0)
+
+
+def test_qwen3_vl_kept_a_long_video_before_0_14() -> None:
+    """``get_max_video_tokens`` of 0.11.0: 12,288 x 12.5 places; each is as wide as 1 + 3 hidden vectors of 2,048."""
+    name = "Qwen/Qwen3-VL-30B-A3B-Instruct"
+    assert encoder_peak(name, "0.11.0")[1] == 153_600 * 8192 * 2
+    assert encoder_peak(name, "0.14.0")[1] == 16_384 * 8192 * 2
+
+
+@pytest.mark.parametrize("text", ["{", "image", '{"image": "many"}', '{"image": {}}', "[1]"])
+def test_limits_of_media_are_read_or_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--limit-mm-per-prompt"):
+        config("Qwen/Qwen3.6-27B", "h100", "0.27.1", limit_mm_per_prompt=text)
+
+
+def test_mla_up_projects_a_long_context() -> None:
+    """``determine_chunked_prefill_workspace_size``: 65,536 rows from 0.11.0 on, 131,072 before; 16 heads of 256."""
+    rows = {"0.10.2": 131_072, "0.11.0": 65_536}
+    for release, expected in rows.items():
+        asked = config("deepseek-ai/DeepSeek-V3", "h200", release, tensor_parallel_size=8)
+        assert latent_elements(model("deepseek-ai/DeepSeek-V3"), asked) == expected * 16 * 256
+
+
+def test_sparse_attention_reserves_a_workspace() -> None:
+    """``get_max_prefill_buffer_size``: 40 contexts of 132 bytes, and 512 MiB of logits; in V4 the context is cut by 4.
+
+    GLM-5.1, 202,752 tokens; DeepSeek-V4, 1,048,576 (``indexer.py`` and ``deepseek_v4/attention.py`` of 0.27.1). On ROCm
+    the logits of all decode tokens as well (``rocm_aiter_mla_sparse.py``).
+    """
+    glm, flash = "zai-org/GLM-5.1-FP8", "deepseek-ai/DeepSeek-V4-Flash"
+    asked = config(glm, "h200", "0.27.1", tensor_parallel_size=8, kv_cache_dtype="bfloat16", max_model_len=202_752)
+    assert sparse_bytes(model(glm), asked, rocm=False) == (40 * 202_752 * 132, 512 * 2**20)
+    settings = {"max_model_len": 1_048_576, "max_num_batched_tokens": 8192}
+    asked = config(flash, "b200", "0.27.1", tensor_parallel_size=8, **settings)
+    assert sparse_bytes(model(flash), asked, rocm=False) == (40 * 1_048_576 // 4 * 132, 512 * 2**20)
+    assert sparse_bytes(model(flash), asked, rocm=True) == (8192 * 1_048_576 // 4 * 4, 512 * 2**20)
 
 
 def test_the_stage_with_the_fewest_blocks_binds() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from planner.engine.flags import Environment
-from planner.engine.resolution import resolve
-from planner.engine.settings import EngineArgs
+from planner.engine.resolution import Usage, resolve
+from planner.engine.settings import EngineArgs, SpeculativeConfig
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware.profiles import load_profile
@@ -22,11 +22,12 @@ MARLIN = Environment(VLLM_MXFP4_USE_MARLIN="1")
 FLASHINFER = Environment(VLLM_USE_FLASHINFER_SAMPLER="1")
 
 
-def start(model_id: str, gpu: str, version: str, **settings: Any) -> MemoryBudget:
+def start(model_id: str, gpu: str, version: str, *, offline: bool = False, **settings: Any) -> MemoryBudget:
     """The budget of a start-up."""
     args = EngineArgs(**settings)
     model, profile = served_model(resolve_model(model_id, network=False).model, args), load_profile(gpu)
-    return memory_budget(model, profile, resolve(args, model, profile, parse_version(version)))
+    usage: Usage = "offline" if offline else "serve"
+    return memory_budget(model, profile, resolve(args, model, profile, parse_version(version), usage=usage))
 
 
 def loaded_gib(found: MemoryBudget) -> float:
@@ -193,13 +194,15 @@ def test_dp_ranks_of_experts_have_communicators() -> None:
             "openai/gpt-oss-120b", "h100-sxm", "0.11.0",
             {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024},
         ),
-        (  # 8260c314: 5.44 GiB were left
+        (  # 8260c314, the class LLM: 5.44 GiB were left, 6.66 GiB needed
             "deepseek-ai/DeepSeek-V4-Flash", "gh200-96gb", "0.22.0",
-            {"tensor_parallel_size": 2, "max_model_len": 30000, "gpu_memory_utilization": 0.95},
+            {"tensor_parallel_size": 2, "max_model_len": 30000, "gpu_memory_utilization": 0.95,
+             "max_num_batched_tokens": 16384},
         ),
         (  # 5279f232: 12.09 GiB were left, 14.88 GiB needed
             "deepseek-ai/DeepSeek-V4-Pro", "mi355x", "0.26.0",
-            {"data_parallel_size": 4, "enable_expert_parallel": True, "max_model_len": 1048576},
+            {"data_parallel_size": 4, "enable_expert_parallel": True, "max_model_len": 1048576,
+             "speculative_config": SpeculativeConfig("mtp", 1)},
         ),
     ],
 )  # fmt: skip
@@ -223,9 +226,9 @@ def test_the_estimate_of_graphs_does_not_grow_with_ranks(ranks: int, estimated: 
 
 
 def test_gb10_takes_gigabytes_outside_torch() -> None:
-    """4b62498f: 47.55 GiB were left on a DGX Spark of 121.63 GiB, 3.3 GiB less than weights and sampling explain."""
+    """4b62498f: 47.55 GiB were left on a DGX Spark of 121.63 GiB, of which weights, sampling and graphs leave 49."""
     found = start(
-        "Qwen/Qwen3.6-35B-A3B", "gb10", "0.19.1", language_model_only=True, max_model_len=131072,
+        "Qwen/Qwen3.6-35B-A3B", "gb10", "0.20.0", language_model_only=True, max_model_len=131072,
         gpu_memory_utilization=0.95, enable_prefix_caching=False,
     ).binding.available  # fmt: skip
     assert found.mid / GIB == pytest.approx(47.55, rel=0.02)
@@ -235,5 +238,86 @@ def test_gb10_takes_gigabytes_outside_torch() -> None:
 def test_cards_of_one_name_report_different_totals() -> None:
     """RTX 4090: 23.52 GiB in the profile, up to 23.65 in logs: 0.13 GiB more may be there, and next to nothing less."""
     stage = start("Qwen/Qwen3-8B", "rtx-4090", "0.12.0", max_model_len=4096).binding
-    assert -stage.unexplained.low / GIB == pytest.approx(0.9 * 0.13, rel=0.02)
-    assert stage.unexplained.high / GIB < 0.02
+    assert stage.unexplained.low / GIB == pytest.approx(-0.9 * 0.13, abs=0.025)
+    assert stage.unexplained.high / GIB < 0.11
+
+
+#: Start-ups behind each cause that was wrong before: model, GPU, version, settings, tokens that vLLM logged, tolerance.
+FP8_MIG = {"quantization": "fp8", "dtype": "float16", "max_model_len": 2668, "gpu_memory_utilization": 0.95}
+QWEN36 = {"gpu_memory_utilization": 0.9, "kv_cache_dtype": "fp8"}
+FLASH = {"enable_expert_parallel": True, "max_model_len": 1048576, "max_num_seqs": 256, "gpu_memory_utilization": 0.95}
+GB300 = {"tensor_parallel_size": 4, "gpu_memory_utilization": 0.9, "kv_cache_dtype": "fp8"}
+STARTS: dict[str, tuple[str, str, str, dict[str, Any], float, float]] = {
+    "befda11d": (  # R9700, 0.13: 0.57 GiB outside torch, and 0.07 more weights than on CUDA
+        "meta-llama/Llama-3.1-8B-Instruct", "r9700", "0.13.0",
+        {"max_model_len": 65536, "gpu_memory_utilization": 0.98, "max_num_seqs": 64}, 125_616, 0.02,
+    ),
+    "eac2b563": (  # R9700, 0.11.2: 3 GiB
+        "cpatonn/Qwen3-Coder-30B-A3B-Instruct-GPTQ-4bit", "r9700", "0.11.2",
+        {"max_model_len": 24576, "gpu_memory_utilization": 0.98, "max_num_seqs": 64}, 128_976, 0.02,
+    ),
+    "cad117c2": (  # MI300X, 0.30: 8.9 GiB of graphs are estimated
+        "RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "mi300x", "0.30.0",
+        {"max_model_len": 16384, "max_num_seqs": 256, "gpu_memory_utilization": 0.9, "enable_prefix_caching": False},
+        300_192, 0.02,
+    ),
+    "3ca42ab9": (  # V0 on MI300X: the whole prompt is profiled
+        "meta-llama/Llama-3.1-8B-Instruct", "mi300x", "0.9.2",
+        {"dtype": "float16", "max_model_len": 131072, "gpu_memory_utilization": 0.8, "enable_chunked_prefill": False,
+         "env": Environment(VLLM_USE_V1="0")}, 62_971 * 16, 0.01,
+    ),
+    "a803ebb6": (  # the features of a long video are kept while the sampler sorts; vision tower at TP 4
+        "Qwen/Qwen3-VL-30B-A3B-Instruct", "rtx-3090", "0.11.0",
+        {"tensor_parallel_size": 4, "max_model_len": 65536, "env": Environment(VLLM_USE_FLASHINFER_SAMPLER="0")},
+        100_752, 0.12,
+    ),
+    "42baf040": ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "gb10", "0.20.0",
+                 {**QWEN36, "max_model_len": 65536, "max_num_seqs": 1, "max_num_batched_tokens": 8192},
+                 2_158_880, 0.01),
+    "a47d7052": ("deepseek-ai/DeepSeek-V4-Flash-0731", "b200", "0.25.0",
+                 {**FLASH, "data_parallel_size": 8}, 19.6125 * 1048576, 0.01),
+    "fd50bc90": ("deepseek-ai/DeepSeek-V4-Flash-0731", "b200", "0.25.0",
+                 {**FLASH, "tensor_parallel_size": 8}, 20.43 * 1048576, 0.01),
+    "81384bdb": ("nvidia/MiniMax-M2.5-NVFP4", "gb300", "0.21.0",
+                 {**GB300, "enable_expert_parallel": True, "max_model_len": 40960, "max_num_seqs": 256,
+                  "max_num_batched_tokens": 65536}, 7_026_112, 0.01),
+    "0cda7df5": ("nvidia/Kimi-K2.5-NVFP4", "gb300", "0.21.0", {**GB300, "max_num_seqs": 128}, 3_098_848, 0.02),
+    "eb9d3ff9": ("zai-org/GLM-5.1-FP8", "h200", "0.19.1",
+                 {"tensor_parallel_size": 8, "enforce_eager": True, "max_model_len": 202752}, 343_744, 0.04),
+    "e838273b": ("meta-llama/Llama-3.1-8B-Instruct", "h200-mig-3g.71gb", "0.17.1",
+                 {**FP8_MIG, "max_num_seqs": 1024, "max_num_batched_tokens": 16384, "enforce_eager": True},
+                 456_496, 0.01),
+    "4b27f780": ("meta-llama/Llama-3.1-8B-Instruct", "h200-mig-3g.71gb", "0.10.0",
+                 {"max_model_len": 131072, "max_num_batched_tokens": 131072, "env": FLASHINFER,
+                  "gpu_memory_utilization": 0.9}, 271_872, 0.01),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("log_id", STARTS)
+def test_start_ups_that_were_predicted_badly(log_id: str) -> None:
+    name, gpu, version, settings, logged, tolerance = STARTS[log_id]
+    found = start(name, gpu, version, **settings)
+    assert tokens(found) == pytest.approx(logged, rel=tolerance)
+    assert found.logged_tokens(found.num_blocks.low) <= logged <= found.logged_tokens(found.num_blocks.high)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "version", "settings", "logged_gib"),
+    [
+        ("nvidia/Kimi-K2.5-NVFP4", "gb300", "0.21.0", {**GB300, "max_num_seqs": 128}, 2.70),
+        ("nvidia/Kimi-K2.5-NVFP4", "gb300", "0.21.0", {**GB300, "max_num_seqs": 16}, 2.57),
+        ("deepseek-ai/DeepSeek-V4-Pro", "gb300", "0.21.0", {**GB300, "max_num_seqs": 128}, 4.10),
+        ("nvidia/MiniMax-M2.5-NVFP4", "gb300", "0.21.0", {**GB300, "max_num_seqs": 1024}, 1.76),
+        ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "mi300x", "0.30.0", {"max_num_seqs": 256}, 0.0465 * 191.98),
+        ("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "rtx-5090", "0.20.0", {**QWEN36, "max_num_seqs": 4}, 0.45),
+        ("openai/gpt-oss-120b", "h200", "0.22.1", {"max_num_seqs": 64, "max_cudagraph_capture_size": 2048}, 1.05),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "h100", "0.22.1", {"quantization": "fp8", "max_num_seqs": 64}, 0.14),
+    ],
+)
+def test_the_estimate_of_graphs_that_counts_since_0_20(
+    name: str, gpu: str, version: str, settings: dict[str, Any], logged_gib: float
+) -> None:
+    """0cda7df5, 8c74d27a, dcce8ccc, aa94fb92, cad117c2, 53e089fe, e9c69e7d, e7a0a403."""
+    graphs = start(name, gpu, version, **settings).binding.graphs
+    assert graphs.low <= logged_gib * GIB <= graphs.high
+    assert graphs.mid / GIB == pytest.approx(logged_gib, rel=0.25, abs=0.12)
