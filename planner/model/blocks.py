@@ -385,6 +385,37 @@ def mtp_layers(config: Config, layer: Layer, *, tables: bool) -> tuple[Weight, .
     return weights
 
 
+def mixed_decoder(
+    config: Config,
+    kinds: Sequence[tuple[Any, bool]],
+    mixing: Callable[[Any], tuple[Weight, ...]],
+    moe: Moe | None,
+    sparse: tuple[Weight, ...],
+    *,
+    dense: str = "intermediate_size",
+    prefix: str = "mlp.",
+    norm_names: tuple[str, ...] = PRE_NORMS,
+    mtp_tables: bool | None = None,
+    **outer: Any,
+) -> ModelParts:
+    """A decoder with either ``moe`` or an MLP in each layer: ``kinds`` has the mixer of each, and True for experts.
+
+    ``mixing`` makes the weights of a mixer, ``sparse`` are those of a layer's experts, ``dense`` is the key of the
+    MLP's size. ``mtp_tables``: see ``mtp_layers``; None for no MTP modules. ``outer`` goes to ``decoder``.
+    """
+    hidden = config.hidden_size
+
+    def make(kind: tuple[Any, bool]) -> Layer:
+        mixer, is_sparse = kind
+        weights = mixing(mixer) + norms(hidden, *norm_names)
+        if is_sparse:
+            return Layer(weights + sparse, mixer, moe)
+        return Layer(weights + mlp(hidden, config.size(dense), prefix=prefix), mixer)
+
+    mtp = () if mtp_tables is None else mtp_layers(config, make((kinds[0][0], True)), tables=mtp_tables)
+    return decoder(config, layers_by_kind(kinds, make), mtp=mtp, **outer)
+
+
 def mtp_projections(mtp: tuple[Weight, ...]) -> list[Weight]:
     """The projection of each module among the weights ``mtp``."""
     return [weight for weight in mtp if weight.name.rpartition(".")[2] in PROJECTIONS]

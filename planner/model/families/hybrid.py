@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil
+from typing import Any
 
-from planner.model.architecture import Attention, Component, LatentAttention, Layer, Moe, Shard, StateMixer, Weight
+from planner.model.architecture import Attention, Component, Layer, Moe, Shard, StateMixer, Weight
 from planner.model.blocks import (
     PLAIN,
     PRE_NORMS,
@@ -24,6 +25,7 @@ from planner.model.blocks import (
     decoder,
     layers_by_kind,
     linear,
+    mixed_decoder,
     mlp,
     moe_mlp,
     mtp_module,
@@ -139,41 +141,26 @@ def jamba(config: Config) -> ModelParts:
         config.size("num_experts_per_tok", default=2),
         config.size("intermediate_size"),
     )
-
-    def make(kind: tuple[bool, bool]) -> Layer:
-        is_attention, is_moe = kind
-        mixer: Attention | StateMixer
-        mixer, mixing = (attention, attention_weights(attention, hidden)) if is_attention else _jamba_mamba(config)
-        ffn = mlp(hidden, moe.intermediate_size, prefix="feed_forward.")
-        if is_moe:
-            ffn = moe_mlp(hidden, moe, prefix="feed_forward.", router="router")
-        weights = (*mixing, *ffn, *norms(hidden, "input_layernorm", "pre_ff_layernorm"))
-        return Layer(weights, mixer, moe if is_moe else None)
-
-    on_attention, routed = _jamba_picks(config, "attn", 8, 4), _jamba_picks(config, "expert", 2, 1)
-    kinds = [(i in on_attention, moe.num_experts > 1 and i in routed) for i in range(config.num_layers)]
-    return decoder(config, layers_by_kind(kinds, make), OuterNames(norm="model.final_layernorm"))
-
-
-def _jamba_picks(config: Config, name: str, period: int, offset: int) -> range:
-    """Layers of one kind: every ``period``-th, from ``offset`` on."""
-    key = f"{name}_layer_offset"
-    first = config.size(key, default=0) if config.has(key) else offset
-    return range(first, config.num_layers, config.size(f"{name}_layer_period", default=period))
-
-
-def _jamba_mamba(config: Config) -> Mixing:
-    return mamba(
-        config.hidden_size,
-        config.hidden_size * config.size("mamba_expand", default=2),
-        config.size("mamba_d_state", default=16),
-        config.size("mamba_d_conv", default=4),
-        time_step_rank(config, "mamba_dt_rank"),
-        prefix="mamba.",
-        conv_bias=config.flag("mamba_conv_bias", default=True),
-        bias=config.flag("mamba_proj_bias", default=False),
+    state, state_weights = mamba(
+        hidden, hidden * config.size("mamba_expand", default=2), config.size("mamba_d_state", default=16),
+        config.size("mamba_d_conv", default=4), time_step_rank(config, "mamba_dt_rank"), prefix="mamba.",
+        conv_bias=config.flag("mamba_conv_bias", default=True), bias=config.flag("mamba_proj_bias", default=False),
         inner_norms=True,
-    )
+    )  # fmt: skip
+
+    def picks(name: str, period: int, offset: int) -> range:
+        """Every ``period``-th layer, from ``offset`` on."""
+        key = f"{name}_layer_offset"
+        first = config.size(key, default=0) if config.has(key) else offset
+        return range(first, config.num_layers, config.size(f"{name}_layer_period", default=period))
+
+    on_attention, routed = picks("attn", 8, 4), picks("expert", 2, 1) if moe.num_experts > 1 else ()
+    kinds = [(attention if i in on_attention else state, i in routed) for i in range(config.num_layers)]
+    return mixed_decoder(
+        config, kinds, lambda mixer: attention_weights(attention, hidden) if mixer is attention else state_weights,
+        moe, moe_mlp(hidden, moe, prefix="feed_forward.", router="router"), prefix="feed_forward.",
+        norm_names=("input_layernorm", "pre_ff_layernorm"), names=OuterNames(norm="model.final_layernorm"),
+    )  # fmt: skip
 
 
 # --- Nemotron-H --------------------------------------------------------------------------------------------------
@@ -261,54 +248,39 @@ def _nemotron_mtp(config: Config) -> tuple[Weight, ...]:
 
 @family("GraniteMoeHybridForCausalLM")
 def granite_hybrid(config: Config) -> ModelParts:
-    """Granite 4: Mamba-2 or attention, then a shared MLP beside routed experts (or alone, where there are none)."""
-    hidden, attention = config.hidden_size, read_attention(config)
-    experts, shared = config.size("num_local_experts", default=0), config.size("shared_intermediate_size")
+    """Granite 4: Mamba-2 or attention, then a shared MLP beside routed experts (or alone, where there are none).
 
-    def make(kind: str) -> Layer:
-        mixer: Attention | StateMixer
-        mixer, mixing = (
-            (attention, attention_weights(attention, hidden)) if kind == "attention" else _granite_mamba(config)
-        )
-        weights = norms(hidden, *PRE_NORMS) + mixing
-        weights += _granite_mlp("shared_mlp.", hidden, shared, SHARED if experts else Component.MLP)
-        if not experts:
-            return Layer(weights, mixer)
+    Gate and up are one matrix in the checkpoint.
+    """
+    hidden, attention, heads = config.hidden_size, read_attention(config), config.size("mamba_n_heads")
+    experts, head_dim = config.size("num_local_experts", default=0), config.get("mamba_d_head")
+    inner = hidden * config.size("mamba_expand", default=2)
+    state, state_weights = mamba2(
+        hidden, heads, inner // heads if head_dim in (None, "auto") else config.size("mamba_d_head"),
+        config.size("mamba_n_groups", default=1), config.size("mamba_d_state", default=256),
+        config.size("mamba_d_conv", default=4), prefix="mamba.",
+        conv_bias=config.flag("mamba_conv_bias", default=True), bias=config.flag("mamba_proj_bias", default=False),
+    )  # fmt: skip
+    shared, part = config.size("shared_intermediate_size"), SHARED if experts else Component.MLP
+    ffn = (
+        *linear("shared_mlp.input_linear", 2 * shared, hidden, part, Shard.COLUMN),
+        *linear("shared_mlp.output_linear", hidden, shared, part, Shard.ROW),
+    )
+    moe, stem = None, "block_sparse_moe."
+    if experts:
         moe = Moe(experts, config.size("num_experts_per_tok"), config.size("intermediate_size"), num_shared_experts=1)
-        weights += linear("block_sparse_moe.router.layer", experts, hidden, Component.ROUTER)
-        weights += _granite_mlp("block_sparse_moe.", hidden, moe.intermediate_size, ROUTED, experts)
-        return Layer(weights, mixer, moe)
-
+        size = moe.intermediate_size
+        ffn += linear(f"{stem}router.layer", experts, hidden, Component.ROUTER)
+        ffn += linear(f"{stem}input_linear", 2 * size, hidden, ROUTED, Shard.EXPERT_COLUMN, copies=experts)
+        ffn += linear(f"{stem}output_linear", hidden, size, ROUTED, Shard.EXPERT_ROW, copies=experts)
     kinds = config.names("layer_types", "layers_block_type", count=config.num_layers)
     if not kinds or not set(kinds) <= {"mamba", "attention"}:
         raise config.refuse("layer_types", "a list of 'mamba' and 'attention'")
-    return decoder(config, layers_by_kind(kinds, make), tied=True)
-
-
-def _granite_mamba(config: Config) -> Mixing:
-    hidden, heads = config.hidden_size, config.size("mamba_n_heads")
-    head_dim = config.get("mamba_d_head")
-    inner = hidden * config.size("mamba_expand", default=2)
-    return mamba2(
-        hidden,
-        heads,
-        inner // heads if head_dim in (None, "auto") else config.size("mamba_d_head"),
-        config.size("mamba_n_groups", default=1),
-        config.size("mamba_d_state", default=256),
-        config.size("mamba_d_conv", default=4),
-        prefix="mamba.",
-        conv_bias=config.flag("mamba_conv_bias", default=True),
-        bias=config.flag("mamba_proj_bias", default=False),
-    )
-
-
-def _granite_mlp(prefix: str, hidden: int, size: int, component: Component, copies: int = 1) -> tuple[Weight, ...]:
-    """Gate and up are one matrix in the checkpoint."""
-    column, row = (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW) if component is ROUTED else (Shard.COLUMN, Shard.ROW)
-    return (
-        *linear(f"{prefix}input_linear", 2 * size, hidden, component, column, copies=copies),
-        *linear(f"{prefix}output_linear", hidden, size, component, row, copies=copies),
-    )
+    mixers: list[tuple[Any, bool]] = [(attention if kind == "attention" else state, True) for kind in kinds]
+    return mixed_decoder(
+        config, mixers, lambda mixer: attention_weights(attention, hidden) if mixer is attention else state_weights,
+        moe, ffn, tied=True,
+    )  # fmt: skip
 
 
 # --- MiniMax-M1 --------------------------------------------------------------------------------------------------
@@ -327,20 +299,14 @@ def minimax_m1(config: Config) -> ModelParts:
         *linear("self_attn.out_proj", hidden, inner, STATE, Shard.ROW),
         *vector("self_attn.norm", inner),
     )
-    rest = (
-        *moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2),
-        *norms(hidden, *PRE_NORMS),
-    )
-
-    def make(is_softmax: int) -> Layer:
-        if is_softmax:
-            return Layer(attention_weights(attention, hidden) + rest, attention, moe)
-        return Layer(linear_attention + rest, lightning, moe)
-
-    kinds = config.sizes("attn_type_list", count=config.num_layers)
     if config.size("shared_intermediate_size", default=0):
         raise config.refuse("shared_intermediate_size", "0: shared experts of MiniMax-Text-01 are not understood")
-    return decoder(config, layers_by_kind(kinds, make))
+    softmax = config.sizes("attn_type_list", count=config.num_layers)
+    kinds: list[tuple[Any, bool]] = [(attention if kind else lightning, True) for kind in softmax]
+    return mixed_decoder(
+        config, kinds, lambda mixer: attention_weights(attention, hidden) if mixer is attention else linear_attention,
+        moe, moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2),
+    )  # fmt: skip
 
 
 # --- Qwen3-Next and Qwen3.5 --------------------------------------------------------------------------------------
@@ -359,34 +325,33 @@ def qwen3_5_text(config: Config) -> ModelParts:
 
 
 def _qwen_decoder(config: Config, *, fused: bool, has_mtp: bool) -> ModelParts:
-    full = _full_layer(config)
-    layers = layers_by_kind(
-        _kinds(config), lambda kind: full if kind == "full_attention" else _delta_layer(config, fused=fused)
-    )
-    return decoder(config, layers, mtp=_qwen_mtp(config, full) if has_mtp else ())
+    """``fused``: Qwen3-Next stores the input projections of delta layers as two matrices, Qwen3.5 as four.
 
-
-def _kinds(config: Config) -> list[str]:
-    """``linear_attention`` or ``full_attention``, layer by layer."""
-    count = config.num_layers
-    every = config.size("full_attention_interval", default=4)
-    default = ["full_attention" if (i + 1) % every == 0 else "linear_attention" for i in range(count)]
-    return config.names("layer_types", count=count) or default
-
-
-def _full_layer(config: Config) -> Layer:
-    """Attention whose q projection also yields the gate of its output."""
-    hidden, attention = config.hidden_size, read_attention(config)
+    The q projection of a full layer also yields the gate of its output. The MTP module is one more full layer.
+    """
+    hidden, count, attention = config.hidden_size, config.num_layers, read_attention(config)
     q, *others = attention_weights(attention, hidden, qk_norm="head")
     if config.flag("attn_output_gate", default=True):
         q = replace(q, shape=(2 * q.shape[0], hidden))
+    delta, delta_weights = _delta(config, fused=fused)
     ffn, moe = _qwen_ffn(config)
-    return Layer((q, *others, *ffn, *norms(hidden, *PRE_NORMS)), attention, moe)
+    every = config.size("full_attention_interval", default=4)
+    default = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(count)]
+    types = config.names("layer_types", count=count) or default
+    kinds: list[tuple[Any, bool]] = [(attention if kind == "full_attention" else delta, True) for kind in types]
+    mtp: tuple[Weight, ...] = ()
+    if has_mtp:
+        full = (q, *others, *ffn, *norms(hidden, *PRE_NORMS))
+        layer = Layer(tuple(replace(w, name=f"layers.0.{w.name}") for w in full))
+        names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        mtp = mtp_module(layer, hidden, "mtp.", projection="fc", norm_names=names)
+    parts = mixed_decoder(config, kinds, lambda mixer: (q, *others) if mixer is attention else delta_weights, moe, ffn)
+    return replace(parts, mtp=mtp)
 
 
-def _delta_layer(config: Config, *, fused: bool) -> Layer:
-    """A gated delta layer; ``fused``: Qwen3-Next stores the input projections as two matrices, Qwen3.5 as four."""
-    hidden = config.hidden_size
+def _delta(config: Config, *, fused: bool) -> Mixing:
+    """A gated delta network."""
+    hidden, stem = config.hidden_size, "linear_attn."
     key_heads, value_heads = config.size("linear_num_key_heads"), config.size("linear_num_value_heads")
     key_dim, value_dim = config.size("linear_key_head_dim"), config.size("linear_value_head_dim")
     kernel = config.size("linear_conv_kernel_dim", default=4)
@@ -394,31 +359,16 @@ def _delta_layer(config: Config, *, fused: bool) -> Layer:
     sizes = {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": value_heads, "in_proj_a": value_heads}
     if fused:
         sizes = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * value_heads}
-    weights = [
-        w for name, size in sizes.items() for w in linear(f"linear_attn.{name}", size, hidden, STATE, Shard.COLUMN)
-    ]
-    ffn, moe = _qwen_ffn(config)
-    mixer = StateMixer(
-        "gdn",
-        conv_elements=(2 * keys + values) * (kernel - 1),
-        recurrent_elements=value_heads * value_dim * key_dim,
-        num_heads=value_heads,
-        recurrent_dtype=state_dtype(config, "mamba_ssm_dtype"),
+    weights = (
+        *(w for name, size in sizes.items() for w in linear(stem + name, size, hidden, STATE, Shard.COLUMN)),
+        *convolution(stem, 2 * keys + values, kernel, bias=False),
+        column(f"{stem}dt_bias", value_heads),
+        column(f"{stem}A_log", value_heads),
+        *vector(f"{stem}norm", value_dim),
+        *linear(f"{stem}out_proj", hidden, values, STATE, Shard.ROW),
     )
-    return Layer(
-        (
-            *weights,
-            *convolution("linear_attn.", 2 * keys + values, kernel, bias=False),
-            column("linear_attn.dt_bias", value_heads),
-            column("linear_attn.A_log", value_heads),
-            *vector("linear_attn.norm", value_dim),
-            *linear("linear_attn.out_proj", hidden, values, STATE, Shard.ROW),
-            *ffn,
-            *norms(hidden, *PRE_NORMS),
-        ),
-        mixer,
-        moe,
-    )
+    dtype, convolved = state_dtype(config, "mamba_ssm_dtype"), (2 * keys + values) * (kernel - 1)
+    return StateMixer("gdn", convolved, value_heads * value_dim * key_dim, value_heads, dtype), weights
 
 
 def _qwen_ffn(config: Config) -> tuple[tuple[Weight, ...], Moe | None]:
@@ -435,13 +385,6 @@ def _qwen_ffn(config: Config) -> tuple[tuple[Weight, ...], Moe | None]:
     ), moe
 
 
-def _qwen_mtp(config: Config, full: Layer) -> tuple[Weight, ...]:
-    """One more layer of full attention; embedding and lm_head are the main model's."""
-    layer = Layer(tuple(replace(w, name=f"layers.0.{w.name}") for w in full.weights))
-    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-    return mtp_module(layer, config.hidden_size, "mtp.", projection="fc", norm_names=names)
-
-
 # --- Kimi Linear and Kimi K3 -------------------------------------------------------------------------------------
 
 
@@ -451,25 +394,26 @@ def kimi_linear_text(config: Config) -> ModelParts:
     K3 adds experts in a narrower latent space and residual mixing over blocks of layers. Written after vLLM's
     ``models/kimi_k3``.
     """
-    hidden = config.hidden_size
+    hidden, latent = config.hidden_size, read_latent(config)
     linear_config = config.nested("linear_attn_config")
-    delta = {i - 1 for i in linear_config.sizes("kda_layers")}  # counted from 1
+    on_delta = {i - 1 for i in linear_config.sizes("kda_layers")}  # counted from 1
     dense = config.size("first_k_dense_replace", default=0)
-    kinds = [(i in delta, i >= dense) for i in range(config.num_layers)]
-    residual = config.has("attn_res_block_size")
-
-    def make(kind: tuple[bool, bool]) -> Layer:
-        is_delta, is_moe = kind
-        mixer, mixing = _kimi_delta(linear_config, hidden) if is_delta else _kimi_latent(config)
-        ffn, moe = _kimi_moe(config) if is_moe else (mlp(hidden, config.size("intermediate_size")), None)
-        weights = (*mixing, *ffn, *norms(hidden, *PRE_NORMS))
-        if residual:
-            weights += norms(hidden, "self_attention_res_norm", "mlp_res_norm")
-            weights += norms(hidden, "self_attention_res_proj", "mlp_res_proj")
-        return Layer(weights, mixer, moe)
-
-    mixing_norms = ("model.output_attn_res_norm", "model.output_attn_res_proj") if residual else ()
-    return decoder(config, layers_by_kind(kinds, make), extra=norms(hidden, *mixing_norms))
+    delta, delta_weights = _kimi_delta(linear_config, hidden)
+    full = latent_weights(latent, hidden)
+    if config.flag("mla_use_output_gate", default=False):
+        full += linear(
+            "self_attn.g_proj", latent.num_heads * latent.v_head_dim, hidden, Component.ATTENTION, Shard.COLUMN
+        )
+    ffn, moe = _kimi_moe(config)
+    residual = [f"{part}_res_{kind}" for kind in ("norm", "proj") for part in ("self_attention", "mlp")]
+    mixing_norms = ["model.output_attn_res_norm", "model.output_attn_res_proj"]
+    if not config.has("attn_res_block_size"):
+        residual, mixing_norms = [], []
+    kinds: list[tuple[Any, bool]] = [(delta if i in on_delta else latent, i >= dense) for i in range(config.num_layers)]
+    return mixed_decoder(
+        config, kinds, lambda mixer: delta_weights if mixer is delta else full, moe, ffn,
+        norm_names=(*PRE_NORMS, *residual), extra=norms(hidden, *mixing_norms),
+    )  # fmt: skip
 
 
 def _kimi_delta(config: Config, hidden: int) -> Mixing:
@@ -497,15 +441,6 @@ def _kimi_delta(config: Config, hidden: int) -> Mixing:
         *linear("self_attn.o_proj", hidden, inner, STATE, Shard.ROW),
     )
     return StateMixer("kda", 3 * inner * (kernel - 1), inner * head_dim, heads, "fp32"), weights
-
-
-def _kimi_latent(config: Config) -> tuple[LatentAttention, tuple[Weight, ...]]:
-    hidden, mixer = config.hidden_size, read_latent(config)
-    weights = latent_weights(mixer, hidden)
-    if config.flag("mla_use_output_gate", default=False):
-        values = mixer.num_heads * mixer.v_head_dim
-        weights += linear("self_attn.g_proj", values, hidden, Component.ATTENTION, Shard.COLUMN)
-    return mixer, weights
 
 
 def _kimi_moe(config: Config) -> tuple[tuple[Weight, ...], Moe]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from planner.model.architecture import (
@@ -28,6 +29,7 @@ from planner.model.blocks import (
     fused,
     layers_by_kind,
     linear,
+    mixed_decoder,
     mlp,
     moe_mlp,
     mtp_layers,
@@ -139,24 +141,11 @@ def granite_moe(config: Config) -> ModelParts:
 def mixed(
     config: Config, moe: Moe, sparse: tuple[Weight, ...], *, mtp_tables: bool | None = None, **projections: Any
 ) -> ModelParts:
-    """Layers that share attention and norms, with either the weights ``sparse`` or an MLP of ``intermediate_size``.
-
-    ``projections`` goes to ``attention_weights``. ``mtp_tables``: see ``mtp_layers``; None for no MTP modules.
-    """
-    hidden, attention = config.hidden_size, read_attention(config)
-    common = attention_weights(attention, hidden, **projections) + norms(hidden, *PRE_NORMS)
-
-    def make(kind: tuple[int | None, bool]) -> Layer:
-        window, is_sparse = kind
-        mixer = replace(attention, window=window)
-        if is_sparse:
-            return Layer(common + sparse, mixer, moe)
-        return Layer(common + mlp(hidden, config.size("intermediate_size")), mixer)
-
-    spans = windows(config, full_before=config.size("max_window_layers", default=0))
-    layers = layers_by_kind(list(zip(spans, sparse_layers(config), strict=True)), make)
-    module = Layer(common + sparse, attention, moe)
-    return decoder(config, layers, mtp=() if mtp_tables is None else mtp_layers(config, module, tables=mtp_tables))
+    """Layers of attention that differ in windows; ``projections`` goes to ``attention_weights``."""
+    attention, spans = read_attention(config), windows(config, full_before=config.size("max_window_layers", default=0))
+    kinds = [(replace(attention, window=w), s) for w, s in zip(spans, sparse_layers(config), strict=True)]
+    mixing = partial(attention_weights, hidden_size=config.hidden_size, **projections)
+    return mixed_decoder(config, kinds, mixing, moe, sparse, mtp_tables=mtp_tables)
 
 
 @family("Ernie4_5_MoeForCausalLM")
@@ -164,16 +153,12 @@ def ernie_moe(config: Config) -> ModelParts:
     """ERNIE 4.5 with experts: shared ones as one wide MLP, MoE between a first and a last layer; tied."""
     hidden, attention = config.hidden_size, read_attention(config)
     moe = read_moe(config, shared=config.size("moe_num_shared_experts", default=0))
-    bias = config.flag("use_bias", default=False)
-    common = attention_weights(attention, hidden, bias=bias) + norms(hidden, *PRE_NORMS)
+    mixing = partial(attention_weights, hidden_size=hidden, bias=config.flag("use_bias", default=False))
     correction = vector("mlp.moe_statics.e_score_correction_bias", moe.num_experts, Component.ROUTER)
-    sparse = experts(hidden, moe) + correction
     count, every = config.num_layers, config.size("moe_layer_interval", default=1)
     first, last = config.size("moe_layer_start_index", default=0), config.size("moe_layer_end_index", default=count - 1)
-    dense = mlp(hidden, config.size("intermediate_size"))
-    kinds = [first <= i <= last and (i + 1) % every == 0 for i in range(count)]
-    layers = layers_by_kind(kinds, lambda s: Layer(common + (sparse if s else dense), attention, moe if s else None))
-    return decoder(config, layers, tied=True)
+    kinds = [(attention, first <= i <= last and (i + 1) % every == 0) for i in range(count)]
+    return mixed_decoder(config, kinds, mixing, moe, experts(hidden, moe) + correction, tied=True)
 
 
 @family("Qwen2MoeForCausalLM")
@@ -223,29 +208,21 @@ def laguna(config: Config) -> ModelParts:
 
     ``g_proj`` gates the output of each head. Source: ``models/laguna.py`` of vLLM.
     """
-    count, full = config.num_layers, read_attention(config)
+    hidden, count, full = config.hidden_size, config.num_layers, read_attention(config)
     heads = config.sizes("num_attention_heads_per_layer", count=count) or [full.num_heads] * count
-    kinds = list(zip(windows(config), sparse_layers(config), heads, strict=True))
-    return decoder(config, layers_by_kind(kinds, lambda kind: _laguna_layer(config, *kind)))
-
-
-def _laguna_layer(config: Config, window: int | None, sparse: bool, heads: int) -> Layer:
-    hidden, attention = config.hidden_size, replace(read_attention(config), window=window, num_heads=heads)
-    weights = (
-        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False), qk_norm="head"),
-        *norms(hidden, *PRE_NORMS),
-    )
+    spans = [replace(full, window=w, num_heads=h) for w, h in zip(windows(config), heads, strict=True)]
     gating = config.get("gating", default=False)
     if gating not in (False, True, "per-head"):
         raise config.refuse("gating", "false, true or 'per-head'")
-    if gating:
-        weights += linear("self_attn.g_proj", heads, hidden, Component.ATTENTION, Shard.COLUMN)
-    if not sparse:
-        return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
     shared = config.size("shared_expert_intermediate_size", default=0)
-    moe = read_moe(config, shared=1 if shared else 0)
-    weights += moe_mlp(hidden, moe) + shared_expert(hidden, shared, prefix="mlp.shared_expert.")
-    return Layer(weights, attention, moe)
+    moe, bias = read_moe(config, shared=1 if shared else 0), config.flag("attention_bias", default=False)
+    sparse = moe_mlp(hidden, moe) + shared_expert(hidden, shared, prefix="mlp.shared_expert.")
+
+    def mixing(attention: Attention) -> tuple[Weight, ...]:
+        gate = linear("self_attn.g_proj", attention.num_heads, hidden, ATTENTION, Shard.COLUMN) if gating else ()
+        return attention_weights(attention, hidden, bias=bias, qk_norm="head") + gate
+
+    return mixed_decoder(config, list(zip(spans, sparse_layers(config), strict=True)), mixing, moe, sparse)
 
 
 # --- multi-head latent attention: DeepSeek V2 to V3.2, Kimi K2, GLM-5, MiniCPM3 -----------------------------------
@@ -286,17 +263,6 @@ def latent_weights(mla: LatentAttention, hidden: int, *, bias: bool = False) -> 
     )
 
 
-def indexer_weights(indexer: SparseIndexer, hidden: int, q_rank: int) -> tuple[Weight, ...]:
-    """The scorer of DeepSeek sparse attention, held whole by every rank."""
-    part, stem = Component.ATTENTION, "self_attn.indexer."
-    return (
-        *linear(f"{stem}wq_b", indexer.num_heads * indexer.head_dim, q_rank, part),
-        *linear(f"{stem}wk", indexer.head_dim, hidden, part),
-        *norms(indexer.head_dim, f"{stem}k_norm", bias=True),
-        *linear(f"{stem}weights_proj", indexer.num_heads, hidden, part),
-    )
-
-
 def read_indexers(config: Config) -> list[SparseIndexer | None]:
     """The indexer of each layer: none before V3.2; GLM-5.2 reuses that of an earlier layer in three of four."""
     count = config.num_layers
@@ -304,34 +270,33 @@ def read_indexers(config: Config) -> list[SparseIndexer | None]:
         return [None] * count
     top_k = config.size("index_topk")
     full = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), top_k)
-    reused = SparseIndexer(0, 0, top_k)
     types = config.names("indexer_types", count=count) or ["full"] * count
-    return [reused if kind == "shared" else full for kind in types]
+    return [SparseIndexer(0, 0, top_k) if kind == "shared" else full for kind in types]
 
 
 @family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM",
         "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "Mistral4ForCausalLM")  # fmt: skip
 def deepseek(config: Config) -> ModelParts:
     """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5: MLA, the first layers dense, shared experts in the others."""
-    hidden = config.hidden_size
+    hidden, stem = config.hidden_size, "self_attn.indexer."
     bias = config.flag("attention_bias", default=False)
     moe = read_moe(config, shared=config.size("n_shared_experts", default=0))
 
-    def make(kind: tuple[SparseIndexer | None, bool]) -> Layer:
-        indexer, sparse = kind
-        mla = read_latent(config, indexer)
-        weights = latent_weights(mla, hidden, bias=bias) + norms(hidden, *PRE_NORMS)
-        if indexer and indexer.num_heads:
-            weights += indexer_weights(indexer, hidden, config.size("q_lora_rank"))
-        if not sparse:
-            return Layer(weights + mlp(hidden, config.size("intermediate_size")), mla)
-        return Layer(weights + experts(hidden, moe), mla, moe)
+    def mixing(mla: LatentAttention) -> tuple[Weight, ...]:
+        weights, indexer = latent_weights(mla, hidden, bias=bias), mla.indexer
+        if indexer and indexer.num_heads:  # held whole by every rank
+            size = indexer.num_heads * indexer.head_dim
+            weights += linear(f"{stem}wq_b", size, config.size("q_lora_rank"), ATTENTION)
+            weights += linear(f"{stem}wk", indexer.head_dim, hidden, ATTENTION)
+            weights += norms(indexer.head_dim, f"{stem}k_norm", bias=True)
+            weights += linear(f"{stem}weights_proj", indexer.num_heads, hidden, ATTENTION)
+        return weights
 
-    indexers = read_indexers(config)
-    layers = layers_by_kind(list(zip(indexers, sparse_layers(config), strict=True)), make)
-    mtp = mtp_layers(config, make((indexers[0], True)), tables=config.architecture.startswith("Deepseek"))
-    kimi = config.text("model_type", default="") == "kimi_k2"  # its tokenizer is its own
-    return decoder(config, layers, mtp=mtp, remote_code=kimi)
+    kinds = [(read_latent(config, i), s) for i, s in zip(read_indexers(config), sparse_layers(config), strict=True)]
+    return mixed_decoder(
+        config, kinds, mixing, moe, experts(hidden, moe), mtp_tables=config.architecture.startswith("Deepseek"),
+        remote_code=config.text("model_type", default="") == "kimi_k2",  # its tokenizer is its own
+    )  # fmt: skip
 
 
 @family("MiniCPM3ForCausalLM")
@@ -458,36 +423,24 @@ def _v4_mtp(config: Config, ratio: int, prefix: str) -> tuple[Weight, ...]:
 @family("MiMoV2FlashForCausalLM")
 def mimo_v2(config: Config) -> ModelParts:
     """MiMo-V2-Flash: keys wider than values, and sliding layers with heads of their own and a sink per head."""
-    hidden, count = config.hidden_size, config.num_layers
-    sliding = config.sizes("hybrid_layer_pattern", count=count)
-    routed = config.sizes("moe_layer_freq", count=count)
+    hidden, count, moe = config.hidden_size, config.num_layers, read_moe(config)
+    if config.size("n_shared_experts", default=0):
+        raise config.refuse("n_shared_experts", "0 or null")
+    keys = ("num_attention_heads", "num_key_value_heads", "head_dim", "v_head_dim")
+    heads, kv_heads, head_dim, v_head_dim = (config.size(key) for key in keys)
+    full = Attention(heads, kv_heads, head_dim, v_head_dim)
+    heads, kv_heads, head_dim, v_head_dim = (config.size(f"swa_{key}") for key in keys)
+    sliding = Attention(heads, kv_heads, head_dim, v_head_dim, window=config.size("sliding_window"))
+    kinds = [sliding if slides else full for slides in config.sizes("hybrid_layer_pattern", count=count)]
 
-    def make(kind: tuple[int, int]) -> Layer:
-        is_sliding, is_moe = kind
-        attention = _mimo_attention(config, sliding=bool(is_sliding))
-        weights = attention_weights(attention, hidden) + norms(hidden, *PRE_NORMS)
-        sinks = "add_swa_attention_sink_bias" if is_sliding else "add_full_attention_sink_bias"
-        if config.flag(sinks, default=False):
+    def mixing(attention: Attention) -> tuple[Weight, ...]:
+        weights = attention_weights(attention, hidden)
+        if config.flag(f"add_{'swa' if attention.window else 'full'}_attention_sink_bias", default=False):
             weights += (Weight("self_attn.attention_sink_bias", ATTENTION, (attention.num_heads,), shard=Shard.COLUMN),)
-        if not is_moe:
-            return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
-        if config.size("n_shared_experts", default=0):
-            raise config.refuse("n_shared_experts", "0 or null")
-        moe = read_moe(config)
-        return Layer(weights + moe_mlp(hidden, moe), attention, moe)
+        return weights
 
-    return decoder(config, layers_by_kind(list(zip(sliding, routed, strict=True)), make))
-
-
-def _mimo_attention(config: Config, *, sliding: bool) -> Attention:
-    prefix = "swa_" if sliding else ""
-    return Attention(
-        config.size(f"{prefix}num_attention_heads"),
-        config.size(f"{prefix}num_key_value_heads"),
-        config.size(f"{prefix}head_dim"),
-        config.size(f"{prefix}v_head_dim"),
-        window=config.size("sliding_window") if sliding else None,
-    )
+    routed = map(bool, config.sizes("moe_layer_freq", count=count))
+    return mixed_decoder(config, list(zip(kinds, routed, strict=True)), mixing, moe, moe_mlp(hidden, moe))
 
 
 # --- Step-3.7-Flash ----------------------------------------------------------------------------------------------
@@ -499,50 +452,29 @@ def step3p7_text(config: Config) -> ModelParts:
     Sliding layers have half as many heads again (96 beside 64): the published total, 201,365,316,160, needs them,
     and some copies of config.json leave ``attention_other_setting`` out.
     """
-    first_moe = config.size("first_k_dense_replace", default=3)
-    kinds = [(window, i >= first_moe) for i, window in enumerate(windows(config))]
-    note = "the vision tower is that of the published checkpoint; config.json does not describe it"
-    layers = layers_by_kind(kinds, lambda kind: _step_layer(config, *kind))
-    return decoder(config, layers, mtp=_step_mtp(config), notes=(note,))
-
-
-def _step_layer(config: Config, window: int | None, is_moe: bool) -> Layer:
-    hidden = config.hidden_size
-    attention = _step_attention(config, window)
-    weights = (
-        *attention_weights(attention, hidden, qk_norm="head"),
-        *linear("self_attn.g_proj", attention.num_heads, hidden, ATTENTION, Shard.COLUMN),
-        *norms(hidden, *PRE_NORMS),
-    )
-    if not is_moe:
-        return Layer(weights + mlp(hidden, config.size("intermediate_size")), attention)
-    moe = read_moe(config, shared=1)
-    weights += (
-        *moe_mlp(hidden, moe, prefix="moe."),
-        *shared_expert(hidden, config.size("share_expert_dim"), prefix="share_expert."),
-    )
-    return Layer(weights, attention, moe)
-
-
-def _step_attention(config: Config, window: int | None) -> Attention:
+    hidden, other = config.hidden_size, config.nested("attention_other_setting")
     heads, kv_heads = config.size("num_attention_heads"), config.size("num_key_value_heads", "num_attention_groups")
-    head_dim = config.size("head_dim")
-    if window:
-        other = config.nested("attention_other_setting")
-        more = heads * 3 // 2 if other is config else other.size("num_attention_heads")
-        return Attention(more, kv_heads, head_dim, head_dim, window)
-    return Attention(heads, kv_heads, head_dim, head_dim)
+    full = Attention(heads, kv_heads, config.size("head_dim"), config.size("head_dim"))
+    more = heads * 3 // 2 if other is config else other.size("num_attention_heads")
+    sliding = replace(full, num_heads=more, window=config.size("sliding_window"))
+    first_moe = config.size("first_k_dense_replace", default=3)
+    kinds = [(sliding if window else full, i >= first_moe) for i, window in enumerate(windows(config))]
 
+    def mixing(attention: Attention) -> tuple[Weight, ...]:
+        gate = linear("self_attn.g_proj", attention.num_heads, hidden, ATTENTION, Shard.COLUMN)
+        return attention_weights(attention, hidden, qk_norm="head") + gate
 
-def _step_mtp(config: Config) -> tuple[Weight, ...]:
-    """Each prediction layer is a dense sliding layer with an lm_head of its own."""
-    hidden, vocab = config.hidden_size, config.size("vocab_size")
-    weights: tuple[Weight, ...] = ()
-    for i in range(config.size("num_nextn_predict_layers", default=0)):
-        head = Weight("shared_head.output", Component.MTP, (vocab, hidden), shard=Shard.VOCAB)
-        layer = Layer((*_step_layer(config, config.size("sliding_window"), is_moe=False).weights, head))
-        weights += mtp_module(layer, hidden, f"model.layers.{config.num_layers + i}.")
-    return weights
+    moe = read_moe(config, shared=1)
+    shared = shared_expert(hidden, config.size("share_expert_dim"), prefix="share_expert.")
+    # each prediction layer is a dense sliding layer with an lm_head of its own
+    head = Weight("shared_head.output", Component.MTP, (config.size("vocab_size"), hidden), shard=Shard.VOCAB)
+    dense = mlp(hidden, config.size("intermediate_size"))
+    layer = Layer((*mixing(sliding), *dense, *norms(hidden, *PRE_NORMS), head))
+    parts = mixed_decoder(
+        config, kinds, mixing, moe, moe_mlp(hidden, moe, prefix="moe.") + shared,
+        notes=("the vision tower is that of the published checkpoint; config.json does not describe it",),
+    )  # fmt: skip
+    return replace(parts, mtp=mtp_layers(config, layer, tables=False))
 
 
 # --- MiniMax-M3 --------------------------------------------------------------------------------------------------
@@ -550,34 +482,29 @@ def _step_mtp(config: Config) -> tuple[Weight, ...]:
 
 def minimax_m3_text(config: Config) -> ModelParts:
     """MiniMax-M3: GQA that reads the 16 blocks of 128 tokens that a light indexer picks; MoE with one shared expert."""
-    count = config.num_layers
-    sparse = config.nested("sparse_attention_config")
-    picked = sparse.sizes("sparse_attention_freq", count=count) if sparse is not config else [0] * count
-    routed = config.sizes("moe_layer_freq", count=count)
-    kinds = list(zip(picked, routed, strict=True))
-    layers = layers_by_kind(kinds, lambda kind: _m3_layer(config, sparse if kind[0] else None, bool(kind[1])))
-    return decoder(config, layers)
-
-
-def _m3_layer(config: Config, sparse: Config | None, is_moe: bool) -> Layer:
-    hidden, attention = config.hidden_size, read_attention(config)
-    qk_norm: QkNorm = "head" if config.flag("use_qk_norm", default=True) else None
-    weights = attention_weights(attention, hidden, qk_norm=qk_norm) + norms(hidden, *PRE_NORMS)
-    if sparse:
-        heads, head_dim = sparse.size("sparse_num_index_heads"), sparse.size("sparse_index_dim")
-        tokens = sparse.size("sparse_topk_blocks") * sparse.size("sparse_block_size")
-        attention = replace(attention, indexer=SparseIndexer(heads, head_dim, top_k=tokens))
-        weights += (
-            *linear("self_attn.index_q_proj", heads * head_dim, hidden, ATTENTION),
-            *linear("self_attn.index_k_proj", head_dim, hidden, ATTENTION),
-            *vector("self_attn.index_q_norm", head_dim),
-            *vector("self_attn.index_k_norm", head_dim),
-        )
-    if not is_moe:
-        return Layer(weights + mlp(hidden, config.size("dense_intermediate_size")), attention)
+    hidden, count, full, stem = config.hidden_size, config.num_layers, read_attention(config), "block_sparse_moe."
     moe = read_moe(config, size="intermediate_size", shared=config.size("n_shared_experts", default=0))
-    weights += moe_mlp(hidden, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
+    qk_norm: QkNorm = "head" if config.flag("use_qk_norm", default=True) else None
+    sparse, picked, indexed = config.nested("sparse_attention_config"), [0] * count, full
+    if sparse is not config:
+        tokens = sparse.size("sparse_topk_blocks") * sparse.size("sparse_block_size")
+        sizes = sparse.size("sparse_num_index_heads"), sparse.size("sparse_index_dim")
+        picked = sparse.sizes("sparse_attention_freq", count=count)
+        indexed = replace(full, indexer=SparseIndexer(*sizes, top_k=tokens))
+
+    def mixing(attention: Attention) -> tuple[Weight, ...]:
+        weights, indexer = attention_weights(attention, hidden, qk_norm=qk_norm), attention.indexer
+        if indexer:
+            size = indexer.head_dim
+            weights += linear("self_attn.index_q_proj", indexer.num_heads * size, hidden, ATTENTION)
+            weights += linear("self_attn.index_k_proj", size, hidden, ATTENTION)
+            weights += norms(size, "self_attn.index_q_norm", "self_attn.index_k_norm")
+        return weights
+
+    ffn = moe_mlp(hidden, moe, prefix=stem, names=W1_W3_W2)
     if moe.num_shared_experts:
         size = moe.num_shared_experts * config.size("shared_intermediate_size")
-        weights += shared_expert(hidden, size, prefix="block_sparse_moe.shared_experts.")
-    return Layer(weights, attention, moe)
+        ffn += shared_expert(hidden, size, prefix=f"{stem}shared_experts.")
+    routed = config.sizes("moe_layer_freq", count=count)
+    kinds = [(indexed if p else full, bool(r)) for p, r in zip(picked, routed, strict=True)]
+    return mixed_decoder(config, kinds, mixing, moe, ffn, dense="dense_intermediate_size")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 
 from planner.model.architecture import Component, Layer, Shard, Weight
@@ -18,6 +19,7 @@ from planner.model.blocks import (
     attention_weights,
     decoder,
     layers_by_kind,
+    mixed_decoder,
     mlp,
     moe_mlp,
     norms,
@@ -468,12 +470,8 @@ def kimi_k3_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
 
 #: The tower that the class builds where a config leaves keys, or all of it, out.
 MISTRAL3_VISION = {
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "patch_size": 14,
-}
+    "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14
+}  # fmt: skip
 
 
 @family("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
@@ -582,32 +580,21 @@ def gemma4_multimodal(config: Config) -> ModelParts:
 @family("Llama4ForCausalLM")
 def llama4_text(config: Config) -> ModelParts:
     """Llama 4: three of four layers see only their chunk of 8192 tokens; a shared expert in each MoE layer."""
-    count = config.num_layers
-    chunked = [bool(flag) for flag in config.sizes("no_rope_layers")] or [(i + 1) % 4 != 0 for i in range(count)]
+    count, hidden, full = config.num_layers, config.hidden_size, read_attention(config)
+    chunked = config.sizes("no_rope_layers") or [(i + 1) % 4 for i in range(count)]
     if len(chunked) != count:
         raise config.refuse("no_rope_layers", f"empty or a list of {count}")
-    step = config.size("interleave_moe_layer_step", default=1)
-    sparse = set(config.sizes("moe_layers")) or set(range(step - 1, count, step))
-    kinds = [(chunked[i], i in sparse) for i in range(count)]
-    return decoder(config, layers_by_kind(kinds, lambda kind: _llama4_layer(config, *kind)))
-
-
-def _llama4_layer(config: Config, chunked: bool, sparse: bool) -> Layer:
-    hidden, attention = config.hidden_size, read_attention(config)
-    if chunked:
-        attention = replace(attention, chunk=config.size("attention_chunk_size", default=8192))
-    weights = (
-        *attention_weights(attention, hidden, bias=config.flag("attention_bias", default=False)),
-        *norms(hidden, *PRE_NORMS),
-    )
-    if not sparse:
-        return Layer(weights + mlp(hidden, config.size("intermediate_size_mlp"), prefix="feed_forward."), attention)
+    step, stem = config.size("interleave_moe_layer_step", default=1), "feed_forward."
+    routed = set(config.sizes("moe_layers")) or set(range(step - 1, count, step))
+    part = replace(full, chunk=config.size("attention_chunk_size", default=8192))
     moe = read_moe(config, size="intermediate_size", shared=1)
-    weights += (
-        *moe_mlp(hidden, moe, prefix="feed_forward.", router="router", experts="experts.", names=FUSED_GATE_UP),
-        *shared_expert(hidden, moe.intermediate_size, prefix="feed_forward.shared_expert."),
+    sparse = (
+        *moe_mlp(hidden, moe, prefix=stem, router="router", experts="experts.", names=FUSED_GATE_UP),
+        *shared_expert(hidden, moe.intermediate_size, prefix=f"{stem}shared_expert."),
     )
-    return Layer(weights, attention, moe)
+    kinds = [(part if chunked[i] else full, i in routed) for i in range(count)]
+    mixing = partial(attention_weights, hidden_size=hidden, bias=config.flag("attention_bias", default=False))
+    return mixed_decoder(config, kinds, mixing, moe, sparse, dense="intermediate_size_mlp", prefix=stem)
 
 
 @family("Llama4ForConditionalGeneration")
@@ -623,24 +610,22 @@ def llama4(config: Config) -> ModelParts:
 def mllama(config: Config) -> ModelParts:
     """Llama 3.2 Vision: Llama 3.1 with gated cross-attention layers among its layers; eight rows more to embed."""
     text, vision = config.nested("text_config"), config.section("vision_config")
-    crossed = set(text.sizes("cross_attention_layers"))
-    layers = layers_by_kind([i in crossed for i in range(text.num_layers)], lambda cross: _mllama_layer(text, cross))
-    parts = decoder(text, layers)
+    hidden, attention, crossed = text.hidden_size, read_attention(text), set(text.sizes("cross_attention_layers"))
+
+    def make(cross: bool) -> Layer:
+        rest = mlp(hidden, text.size("intermediate_size")) + norms(hidden, *PRE_NORMS)
+        if not cross:
+            return Layer(attention_weights(attention, hidden) + rest, attention)
+        weights = (
+            *attention_weights(attention, hidden, prefix="cross_attn.", qk_norm="head"),
+            *vector("cross_attn_attn_gate", 1, Component.ATTENTION),
+            *vector("cross_attn_mlp_gate", 1, Component.MLP),
+        )
+        return Layer(weights + rest, replace(attention, cross=True))
+
+    parts = decoder(text, layers_by_kind([i in crossed for i in range(text.num_layers)], make))
     embedding, *others = parts.outer
-    embedding = replace(embedding, shape=(parts.vocab_size + 8, parts.hidden_size))
-    projector = matrix("multi_modal_projector", parts.hidden_size, vision.size("vision_output_dim"))
+    embedding = replace(embedding, shape=(parts.vocab_size + 8, hidden))
+    projector = matrix("multi_modal_projector", hidden, vision.size("vision_output_dim"))
     tower = (*mllama_vision(vision, "vision_model."), *projector)
     return with_vision(replace(parts, outer=(embedding, *others)), tower, text="language_model.")
-
-
-def _mllama_layer(config: Config, cross: bool) -> Layer:
-    hidden, attention = config.hidden_size, read_attention(config)
-    rest = mlp(hidden, config.size("intermediate_size")) + norms(hidden, *PRE_NORMS)
-    if not cross:
-        return Layer(attention_weights(attention, hidden) + rest, attention)
-    weights = (
-        *attention_weights(attention, hidden, prefix="cross_attn.", qk_norm="head"),
-        *vector("cross_attn_attn_gate", 1, Component.ATTENTION),
-        *vector("cross_attn_mlp_gate", 1, Component.MLP),
-    )
-    return Layer(weights + rest, replace(attention, cross=True))
