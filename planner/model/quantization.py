@@ -133,8 +133,11 @@ def _same_method(asked: str, stored: str) -> bool:
 def as_quantized(model: Model, weight_dtype: str) -> Model:
     """A copy of ``model``, quantised as publishers usually do for ``weight_dtype``.
 
-    A model that already has this weight dtype is returned unchanged. Raises InputError for a name outside
-    ``WEIGHT_DTYPES``.
+    A model that already has this weight dtype is returned unchanged. The forms are those of amd/*-MXFP4,
+    nvidia/*-NVFP4, RedHatAI/*-FP8-dynamic, Qwen/*-AWQ and *-GPTQ, deepseek-ai/DeepSeek-V4. Four-bit floats of a
+    mixture of experts leave attention in 16 bits, as AMD's and NVIDIA's do. MTP modules stay in 16 bits in all of
+    them: llm-compressor does not load them, NVIDIA's checkpoints list them as excluded. Raises InputError for a name
+    outside ``WEIGHT_DTYPES``.
     """
     if weight_dtype not in WEIGHT_DTYPES:
         raise InputError(f"unknown weight dtype {weight_dtype!r}", hint=f"one of: {', '.join(WEIGHT_DTYPES)}")
@@ -142,40 +145,26 @@ def as_quantized(model: Model, weight_dtype: str) -> Model:
         return model
     if weight_dtype in UNQUANTIZED:
         return replace(model, dtype=weight_dtype, quantization=Quantization(weight_dtype, UNQUANTIZED[weight_dtype]))
-    return replace(model, quantization=_usual_form(model, weight_dtype))
-
-
-def _usual_form(model: Model, weight_dtype: str) -> Quantization:
-    """Forms of amd/*-MXFP4, nvidia/*-NVFP4, RedHatAI/*-FP8-dynamic, Qwen/*-AWQ and *-GPTQ, deepseek-ai/DeepSeek-V4.
-
-    Four-bit floats of a mixture of experts leave attention in 16 bits, as AMD's and NVIDIA's do. MTP modules stay in
-    16 bits in all of them: llm-compressor does not load them, NVIDIA's checkpoints list them as excluded.
-    """
     base = model.quantization.base
-    forms: dict[str, tuple[str, Precision, Precision | None]] = {
-        "fp8": ("compressed-tensors", FP8_DYNAMIC, None),
-        "mxfp8": ("modelopt", MXFP8, None),
-        "mxfp4": ("quark", MXFP4, None),
-        "nvfp4": ("modelopt", NVFP4, None),
-        "int4-awq": ("awq", int4("int4-awq", base, zero_bits=4), None),
-        "int4-gptq": ("gptq", int4("int4-gptq", base, zero_bits=4, index_bytes=4), None),
-        "int8-gptq": ("gptq", int4("int8-gptq", base, zero_bits=8, bits=8, index_bytes=4), None),
-        "int4": ("compressed-tensors", int4("int4", base), None),
-        "fp4-experts+fp8": ("fp8", replace(FP8_BLOCK, scale_bytes=1), MXFP4),
+    forms: dict[str, tuple[str, Precision]] = {
+        "fp8": ("compressed-tensors", FP8_DYNAMIC),
+        "mxfp8": ("modelopt", MXFP8),
+        "mxfp4": ("quark", MXFP4),
+        "nvfp4": ("modelopt", NVFP4),
+        "int4-awq": ("awq", int4("int4-awq", base, zero_bits=4)),
+        "int4-gptq": ("gptq", int4("int4-gptq", base, zero_bits=4, index_bytes=4)),
+        "int8-gptq": ("gptq", int4("int8-gptq", base, zero_bits=8, bits=8, index_bytes=4)),
+        "int4": ("compressed-tensors", int4("int4", base)),
+        "fp4-experts+fp8": ("fp8", replace(FP8_BLOCK, scale_bytes=1)),
     }
-    method, linear, expert = forms[weight_dtype]
-    kept = (
-        rules(["self_attn", "linear_attn", "mamba", "attn"], None)
-        if model.is_moe and linear.compute_dtype == "fp4"
-        else ()
-    )
-    return Quantization(weight_dtype, base, method, linear, expert, kept + rules(_mtp_roots(model), None))
-
-
-def _mtp_roots(model: Model) -> set[str]:
-    """Roots of the paths of the MTP modules: ``mtp``, or a layer after the last (``layers.61``)."""
+    method, linear = forms[weight_dtype]
+    expert = MXFP4 if weight_dtype == "fp4-experts+fp8" else None
+    kept = ["self_attn", "linear_attn", "mamba", "attn"] if model.is_moe and linear.compute_dtype == "fp4" else []
+    # roots of the paths of the MTP modules: ``mtp``, or a layer after the last (``layers.61``)
     paths = (canonical(weight.name) for weight in model.mtp)
-    return {f"layers.{index}" if path.startswith("layers.#") else path.partition(".")[0] for path, index in paths}
+    roots = {f"layers.{index}" if path.startswith("layers.#") else path.partition(".")[0] for path, index in paths}
+    excluded = rules(kept, None) + rules(roots, None)
+    return replace(model, quantization=Quantization(weight_dtype, base, method, linear, expert, excluded))
 
 
 # --- the forms of quantization_config: a new one is one function and one line in READERS ---------------------------
@@ -259,31 +248,23 @@ def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
 
 
 def _fp8(form: QuantizationForm) -> Quantization:
-    """``fp8``: a scale per block of weights (DeepSeek-V3), or per tensor (AMD, with static scales of activations)."""
-    block = form.block
-    size = block.sizes("weight_block_size", count=2) if block.has("weight_block_size") else []
-    if size:
+    """``fp8``: a scale per block of weights (DeepSeek-V3), or per tensor (AMD, with static scales of activations).
+
+    DeepSeek-V4 has 8-bit scales and MXFP4 experts: ``expert_dtype`` says so, which vLLM takes for fp4 where that model
+    leaves it out. NVIDIA's re-quantises some experts to NVFP4; its ``ignore`` lists what was not re-quantised, which is
+    not what is 16-bit.
+    """
+    block, outer = form.block, form.config.outer
+    if size := block.sizes("weight_block_size", count=2) if block.has("weight_block_size") else []:
         linear = replace(FP8_BLOCK, group=(size[0], size[1]))
     else:
         linear = FP8_STATIC if block.text("activation_scheme", default="dynamic") == "static" else FP8_TENSOR
     kv_cache = bool(block.get("kv_cache_scheme", "kv_cache_quant_algo"))
-    if _fp4_experts(form.config):
-        return _deepseek_v4(form, replace(linear, scale_bytes=1), kv_cache)
-    return form.quantization("fp8", linear, kv_cache=kv_cache)
-
-
-def _fp4_experts(config: Config) -> bool:
-    """True for MXFP4 experts: ``expert_dtype``, which vLLM takes for fp4 where DeepSeek-V4 leaves it out."""
-    default = "fp4" if config.outer.get("model_type") == "deepseek_v4" else "fp8"
-    return config.outer.text("expert_dtype", default=default) == "fp4"
-
-
-def _deepseek_v4(form: QuantizationForm, linear: Precision, kv_cache: bool) -> Quantization:
-    """DeepSeek-V4: 8-bit blocks with 8-bit scales and MXFP4 experts; NVIDIA's re-quantises some experts to NVFP4.
-
-    There ``ignore`` lists what was not re-quantised, which is not what is 16-bit.
-    """
-    if not form.block.has("moe_quant_algo"):
+    default = "fp4" if outer.get("model_type") == "deepseek_v4" else "fp8"
+    if outer.text("expert_dtype", default=default) != "fp4":
+        return form.quantization("fp8", linear, kv_cache=kv_cache)
+    linear = replace(linear, scale_bytes=1)
+    if not block.has("moe_quant_algo"):
         return form.quantization("fp8", linear, expert=MXFP4, kv_cache=kv_cache, weight_dtype="fp4-experts+fp8")
     named = _quantized_layers(form)
     return Quantization(_label(None, named), form.base, "fp8", linear, MXFP4, named, "fp8" if kv_cache else None)
@@ -331,12 +312,18 @@ def _compressed_tensors(form: QuantizationForm) -> Quantization:
 def _scheme(form: QuantizationForm, weights: Config, activations: Config | None, packing: str) -> Precision:
     """Precision of one group; scales of floats and integers are stored in the model's 16 bits, of MX and NV in 8."""
     bits, kind, size = weights.size("num_bits"), weights.text("type", default="int"), _group(weights)
-    static = activations is not None and _stores_scale(activations)
     if (kind, bits) == ("float", 4):
         precision = NVFP4 if size == 16 or packing.startswith("nvfp4") else MXFP4
         return precision if activations else weight_only(precision, form.base)
     if (kind, bits) == ("float", 8):
-        precision = MXFP8 if size == 32 else _float8(weights, tensor_scales=int(static))
+        # a scale of activations is stored unless it is made anew: for all, or as NVFP4's for every group
+        anew = not activations or activations.get("dynamic") == "local" or activations.flag("dynamic", default=False)
+        strategy = weights.text("strategy", default="tensor")
+        group = PER_CHANNEL if strategy == "channel" else PER_TENSOR
+        precision = MXFP8 if size == 32 else Precision("fp8", 8, "fp8", 2, group, tensor_scales=int(not anew))
+        if strategy == "block" and size != 32:
+            rows, columns = weights.sizes("block_structure", count=2) or FP8_BLOCK.group or PER_TENSOR
+            precision = replace(FP8_BLOCK, group=(rows, columns))
         return precision if activations else weight_only(precision, form.base)
     if kind == "int" and bits in (4, 8):
         zero_bits = 0 if weights.flag("symmetric", default=True) else bits
@@ -344,20 +331,6 @@ def _scheme(form: QuantizationForm, weights: Config, activations: Config | None,
         precision = int4(name, form.base, size, zero_bits=zero_bits, bits=bits)
         return replace(precision, compute_dtype="int8") if activations and bits == 8 else precision
     raise form.unknown(f"{bits} bits of type {kind!r}")
-
-
-def _stores_scale(activations: Config) -> bool:
-    """True if a scale of the activations is stored: NVFP4's are ``local``, made anew for every group."""
-    return activations.get("dynamic") != "local" and not activations.flag("dynamic", default=False)
-
-
-def _float8(weights: Config, *, tensor_scales: int) -> Precision:
-    strategy = weights.text("strategy", default="tensor")
-    if strategy == "block":
-        size = weights.sizes("block_structure", count=2) or [128, 128]
-        return replace(FP8_BLOCK, group=(size[0], size[1]))
-    group = PER_CHANNEL if strategy == "channel" else PER_TENSOR
-    return Precision("fp8", 8, "fp8", 2, group, tensor_scales=tensor_scales)
 
 
 # --- mxfp4 and quark ---------------------------------------------------------------------------------------------
@@ -378,9 +351,7 @@ def _quark(form: QuantizationForm) -> Quantization:
     for name, exception in _parts(form.block, "layer_quant_config").items():
         named += form.rules([name], _quark_precision(form, exception))
     export = part(form.block, "export")
-    kv_cache = bool(form.block.get("kv_cache_quant_config")) or (
-        export is not None and bool(export.names("kv_cache_group"))
-    )
+    kv_cache = bool(form.block.get("kv_cache_quant_config") or (export and export.names("kv_cache_group")))
     return form.quantization("quark", _quark_precision(form, scheme), named=named, kv_cache=kv_cache)
 
 
@@ -391,19 +362,16 @@ def _quark_precision(form: QuantizationForm, scheme: Config) -> Precision | None
         return None
     dtype, size = weight.text("dtype"), _group(weight)
     static = inputs is not None and not inputs.flag("is_dynamic", default=False)
-    channel = weight.text("qscheme", default="") == "per_channel"
+    group = PER_CHANNEL if weight.text("qscheme", default="") == "per_channel" else PER_TENSOR
     if dtype == "fp4":
         return MXFP4 if inputs else weight_only(MXFP4, form.base)
     if dtype in ("fp8_e4m3", "fp8_e5m2"):
-        fp8 = Precision("fp8", 8, "fp8", 4, PER_CHANNEL if channel else PER_TENSOR, tensor_scales=int(static))
-        precision = MXFP8 if size == 32 else fp8
+        precision = MXFP8 if size == 32 else Precision("fp8", 8, "fp8", 4, group, tensor_scales=int(static))
         return precision if inputs else weight_only(precision, form.base)
     if dtype in ("int4", "uint4"):
         return int4("int4", form.base, size, zero_bits=4 if dtype == "uint4" else 0)
     if dtype == "int8":
-        return Precision(
-            "int8-gptq", 8, "int8" if inputs else form.base.name, 4, PER_CHANNEL if channel else PER_TENSOR
-        )
+        return Precision("int8-gptq", 8, "int8" if inputs else form.base.name, 4, group)
     raise form.unknown(f"quark's {dtype!r}")
 
 

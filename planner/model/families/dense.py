@@ -454,7 +454,10 @@ def _gemma4_layer(config: Config, window: int | None, shared: bool) -> Layer:
     )
     wide = 2 if shared and config.flag("use_double_wide_mlp", default=False) else 1
     weights += mlp(hidden, wide * config.size("intermediate_size")) + norms(hidden, *GEMMA_NORMS)
-    weights += _per_layer_gate(config)
+    if size := config.size("hidden_size_per_layer_input", default=0):  # of the layer's own embedding
+        weights += linear("per_layer_input_gate", size, hidden, Component.MLP)
+        weights += linear("per_layer_projection", hidden, size, Component.MLP)
+        weights += norms(hidden, "post_per_layer_input_norm")
     if not config.flag("enable_moe_block", default=False):
         return Layer(weights, attention)
     moe = Moe(config.size("num_experts"), config.size("top_k_experts"), config.size("moe_intermediate_size"))
@@ -467,71 +470,35 @@ def _gemma4_layer(config: Config, window: int | None, shared: bool) -> Layer:
     return Layer(weights, attention, moe)
 
 
-def _per_layer_gate(config: Config) -> tuple[Weight, ...]:
-    """The use of a layer's own embedding: a gate down to its size and a projection back up."""
-    hidden, size = config.hidden_size, config.size("hidden_size_per_layer_input", default=0)
-    if not size:
-        return ()
-    return (
-        *linear("per_layer_input_gate", size, hidden, Component.MLP),
-        *linear("per_layer_projection", hidden, size, Component.MLP),
-        *norms(hidden, "post_per_layer_input_norm"),
-    )
-
-
 # --- Nemotron NAS ------------------------------------------------------------------------------------------------
 
 
 @family("DeciLMForCausalLM")
 def nemotron_nas(config: Config) -> ModelParts:
     """Llama-Nemotron Super and Ultra: a search gave each layer its own KV heads and MLP size, or left a part out."""
-    blocks = config.need("block_configs")
+    blocks, hidden, heads = config.need("block_configs"), config.hidden_size, config.size("num_attention_heads")
     if not isinstance(blocks, list) or len(blocks) != config.num_layers:
         raise config.refuse("block_configs", "a list of one entry per layer")
-    kinds = [(_nas_attention(config, block), _nas_mlp(config, block)) for block in blocks]
-    return decoder(config, layers_by_kind(kinds, lambda kind: _nas_layer(config, *kind)))
 
+    def read(block: Any, part: str, key: str) -> float:
+        """A number of one half of a block; 0 where the search left the half out."""
+        half = block.get(part) if isinstance(block, Mapping) else None
+        if not isinstance(half, Mapping) or half.get("replace_with_linear") or half.get("sparsify"):
+            raise config.refuse("block_configs", f"made of {part!r} without 'replace_with_linear' and 'sparsify'")
+        number = 0 if half.get("no_op") else half.get(key)
+        if not isinstance(number, int | float) or not (half.get("no_op") or 0 < number < 10_000):
+            raise config.refuse("block_configs", f"with a positive {key}")
+        return number
 
-def _nas_part(config: Config, block: Any, part: str) -> Mapping[str, Any] | None:
-    """One half of a block; None where the search left it out."""
-    half = block.get(part) if isinstance(block, Mapping) else None
-    if not isinstance(half, Mapping):
-        raise config.refuse("block_configs", f"made of entries with {part!r}")
-    if half.get("replace_with_linear") or half.get("sparsify"):
-        raise config.refuse("block_configs", "free of 'replace_with_linear' and 'sparsify', which are not understood")
-    return None if half.get("no_op") else half
+    def make(kind: tuple[float, float]) -> Layer:
+        group, multiple = kind
+        attention = read_attention(config, kv_heads=int(heads // group)) if group else None
+        weights = attention_weights(attention, hidden) + norms(hidden, PRE_NORMS[0]) if attention else ()
+        if multiple:  # two thirds of the multiple of the hidden size, rounded up to a multiple of 256
+            weights += mlp(hidden, -(-int(2 * multiple * hidden / 3) // 256) * 256) + norms(hidden, PRE_NORMS[1])
+        return Layer(weights, attention)
 
-
-def _nas_attention(config: Config, block: Any) -> int:
-    """KV heads; 0 where there is no attention."""
-    part = _nas_part(config, block, "attention")
-    if part is None:
-        return 0
-    group = part.get("n_heads_in_group")
-    heads = config.size("num_attention_heads")
-    if not isinstance(group, int) or group < 1 or heads % group:
+    kinds = [(read(b, "attention", "n_heads_in_group"), read(b, "ffn", "ffn_mult")) for b in blocks]
+    if any(group and heads % group for group, _ in kinds):
         raise config.refuse("block_configs", "with n_heads_in_group that divides the heads")
-    return heads // group
-
-
-def _nas_mlp(config: Config, block: Any) -> int:
-    """Intermediate size: two thirds of the multiple of the hidden size, rounded up to a multiple of 256; 0 for none."""
-    part = _nas_part(config, block, "ffn")
-    if part is None:
-        return 0
-    multiple = part.get("ffn_mult")
-    if not isinstance(multiple, int | float) or not 0 < multiple < 100:
-        raise config.refuse("block_configs", "with a positive ffn_mult")
-    size = int(2 * multiple * config.hidden_size / 3)
-    return -(-size // 256) * 256
-
-
-def _nas_layer(config: Config, kv_heads: int, mlp_size: int) -> Layer:
-    hidden = config.hidden_size
-    weights: tuple[Weight, ...] = ()
-    attention = read_attention(config, kv_heads=kv_heads) if kv_heads else None
-    if attention:
-        weights += attention_weights(attention, hidden) + norms(hidden, "input_layernorm")
-    if mlp_size:
-        weights += mlp(hidden, mlp_size) + norms(hidden, "post_attention_layernorm")
-    return Layer(weights, attention)
+    return decoder(config, layers_by_kind(kinds, make))

@@ -297,32 +297,24 @@ def mllama_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
     )
 
 
-def qwen2_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
-    """Qwen2-VL's tower and merger: LayerNorm and a plain MLP. Here ``hidden_size`` is the text model's."""
-    hidden, merge = config.size("embed_dim"), config.size("spatial_merge_size", default=2) ** 2
-    inner = config.size("mlp_ratio", default=4) * hidden
+def qwen2_vision(config: Config, _: ModelParts) -> tuple[Weight, ...]:
+    """Tower and merger of Qwen2-VL, with LayerNorm and a plain MLP, and of Qwen2.5-VL, with RMSNorm and a gated MLP.
+
+    ``hidden_size`` of Qwen2-VL is the text model's.
+    """
+    prefix, merge = "visual.", config.size("spatial_merge_size", default=2) ** 2
+    if first := config.architecture.startswith("Qwen2VL"):
+        hidden, out, names = config.size("embed_dim"), config.hidden_size, QWEN_NAMES
+        inner = config.size("mlp_ratio", default=4) * hidden
+    else:
+        hidden, out, names = config.hidden_size, config.size("out_hidden_size"), QWEN_GATED_NAMES
+        inner = config.size("intermediate_size")
     return (
         patch_embedding(f"{prefix}patch_embed.proj", config, hidden, depth=frames(config)),
-        *blocks(
-            f"{prefix}blocks.0.", hidden, inner, config.size("depth"), QWEN_NAMES,
-        ),
-        *norm(f"{prefix}merger.ln_q", hidden),
-        *merger_mlp(f"{prefix}merger.mlp.", merge * hidden, config.hidden_size, ("0", "2")),
-    )  # fmt: skip
-
-
-def qwen2_5_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
-    """Qwen2.5-VL's tower and merger: RMSNorm and a gated MLP with biases."""
-    hidden, merge = config.hidden_size, config.size("spatial_merge_size", default=2) ** 2
-    return (
-        patch_embedding(f"{prefix}patch_embed.proj", config, hidden, depth=frames(config)),
-        *blocks(
-            f"{prefix}blocks.0.", hidden, config.size("intermediate_size"), config.size("depth"), QWEN_GATED_NAMES,
-            norm_bias=False,
-        ),
-        *norm(f"{prefix}merger.ln_q", hidden, bias=False),
-        *merger_mlp(f"{prefix}merger.mlp.", merge * hidden, config.size("out_hidden_size"), ("0", "2")),
-    )  # fmt: skip
+        *blocks(f"{prefix}blocks.0.", hidden, inner, config.size("depth"), names, norm_bias=first),
+        *norm(f"{prefix}merger.ln_q", hidden, bias=first),
+        *merger_mlp(f"{prefix}merger.mlp.", merge * hidden, out, ("0", "2")),
+    )
 
 
 def qwen3_vision(config: Config, _: ModelParts) -> tuple[Weight, ...]:
@@ -387,22 +379,31 @@ def merger_mlp(prefix: str, wide: int, out: int, names: tuple[str, str], *, copi
 
 
 def moonvit_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
-    """MoonViT and its projector, as in Kimi-K2.5: interpolated positions, fused q, k, v."""
-    prefix = "vision_tower."
-    hidden = config.size("vt_hidden_size", "hidden_size")
-    height, width = config.size("init_pos_emb_height"), config.size("init_pos_emb_width")
-    wide = prod(config.sizes("merge_kernel_size")) * hidden
+    """MoonViT and its projector: of Kimi-K2.5, and of Kimi K3, without biases and with the second kind of merger."""
+    prefix, plain = "vision_tower.", not config.architecture.startswith("KimiK25")
+    hidden, out = config.size("vt_hidden_size", "hidden_size"), parts.hidden_size
+    positions = config.size("init_pos_emb_height"), config.size("init_pos_emb_width")
+    wide = 4 * hidden if plain else prod(config.sizes("merge_kernel_size")) * hidden
+    if plain and config.text("mm_projector_type", default="patchmergerv2") != "patchmergerv2":
+        raise config.refuse("mm_projector_type", "'patchmergerv2'")
+    projector = (
+        *matrix("mm_projector.linear_1", wide, wide, bias=False),
+        *matrix("mm_projector.linear_2", out, wide, bias=False),
+        *norm("mm_projector.post_norm", out, bias=False),
+    )
+    if not plain:
+        projector = norm("mm_projector.pre_norm", hidden) + merger_mlp("mm_projector.proj.", wide, out, ("0", "2"))
     return (
         patch_embedding(f"{prefix}patch_embed.proj", config, hidden),
-        tensor(f"{prefix}patch_embed.proj.bias", hidden),
-        tensor(f"{prefix}patch_embed.pos_emb", height, width, hidden),
+        *(() if plain else (tensor(f"{prefix}patch_embed.proj.bias", hidden),)),
+        tensor(f"{prefix}patch_embed.pos_emb", *positions, hidden),
         *blocks(
             f"{prefix}encoder.blocks.0.", hidden, config.size("vt_intermediate_size", "intermediate_size"),
-            config.size("vt_num_hidden_layers", "num_hidden_layers"), MOONVIT_NAMES,
+            config.size("vt_num_hidden_layers", "num_hidden_layers"), MOONVIT_NAMES, attention_bias=not plain,
+            mlp_bias=not plain, norm_bias=not plain, heads_size=config.size("qkv_hidden_size") if plain else 0,
         ),
-        *norm(f"{prefix}encoder.final_layernorm", hidden),
-        *norm("mm_projector.pre_norm", hidden),
-        *merger_mlp("mm_projector.proj.", wide, parts.hidden_size, ("0", "2")),
+        *norm(f"{prefix}encoder.final_layernorm", hidden, bias=not plain),
+        *projector,
     )  # fmt: skip
 
 
@@ -444,28 +445,6 @@ def minimax_m3_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
     )
 
 
-def kimi_k3_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
-    """MoonViT without biases, and the second kind of patch merger."""
-    if config.text("mm_projector_type", default="patchmergerv2") != "patchmergerv2":
-        raise config.refuse("mm_projector_type", "'patchmergerv2'")
-    hidden, patch, tower = config.size("vt_hidden_size"), config.size("patch_size"), "vision_tower."
-    merged = 4 * hidden
-    height, width = config.size("init_pos_emb_height"), config.size("init_pos_emb_width")
-    return (
-        tensor(f"{tower}patch_embed.proj", hidden, 3, patch, patch),
-        tensor(f"{tower}patch_embed.pos_emb", height, width, hidden),
-        *blocks(
-            f"{tower}encoder.blocks.0.", hidden, config.size("vt_intermediate_size"),
-            config.size("vt_num_hidden_layers"), MOONVIT_NAMES, attention_bias=False, mlp_bias=False, norm_bias=False,
-            heads_size=config.size("qkv_hidden_size"),
-        ),
-        *norm(f"{tower}encoder.final_layernorm", hidden, bias=False),
-        *matrix("mm_projector.linear_1", merged, merged, bias=False),
-        *matrix("mm_projector.linear_2", parts.hidden_size, merged, bias=False),
-        *norm("mm_projector.post_norm", parts.hidden_size, bias=False),
-    )  # fmt: skip
-
-
 # --- the models ---------------------------------------------------------------------------------------------------
 
 #: The tower that the class builds where a config leaves keys, or all of it, out.
@@ -477,8 +456,7 @@ MISTRAL3_VISION = {
 @family("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 def qwen2_vl(config: Config) -> ModelParts:
     """Qwen2-VL and Qwen2.5-VL: Qwen2 and the tower of its generation."""
-    tower = qwen2_vision if config.architecture.startswith("Qwen2VL") else qwen2_5_vision
-    return with_tower(config, qwen2, lambda vision, _: tower(vision, "visual."), prefix="")
+    return with_tower(config, qwen2, qwen2_vision, prefix="")
 
 
 @family("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
@@ -535,7 +513,7 @@ def qwen3_5(config: Config) -> ModelParts:
 @family("KimiLinearForCausalLM", "KimiK3ForConditionalGeneration")
 def kimi_linear(config: Config) -> ModelParts:
     """Kimi Linear, and Kimi K3 with its tower."""
-    return with_tower(config, kimi_linear_text, kimi_k3_vision, prefix="language_model.", optional=True)
+    return with_tower(config, kimi_linear_text, moonvit_vision, prefix="language_model.", optional=True)
 
 
 @family("Step3p7FlashForCausalLM", "Step3p7ForConditionalGeneration")
