@@ -235,17 +235,17 @@ def context_tokens(config: Config) -> int:
     return int(tokens * factor) if kind in STRETCHING and not already_counted else tokens
 
 
-def windows(config: Config, *, full_every: int = 0, full_before: int = 0) -> list[int | None]:
+def windows(config: Config, *, full_every: int = 0) -> list[int | None]:
     """Sliding window of each layer, None where a layer sees all tokens.
 
     ``layer_types`` decides where it is given; else every ``full_every``-th layer (0: none) and the first
-    ``full_before`` layers see all. ``use_sliding_window: false`` and a null ``sliding_window`` switch windows off.
+    ``max_window_layers`` see all. ``use_sliding_window: false`` and a null ``sliding_window`` switch windows off.
     """
     count = config.num_layers
     types = config.names("layer_types", count=count)
     if not config.flag("use_sliding_window", default=True) or not config.has("sliding_window"):
         return [None] * count
-    window = config.size("sliding_window")
+    window, full_before = config.size("sliding_window"), config.size("max_window_layers", default=0)
     if types:
         return [window if kind == "sliding_attention" else None for kind in types]
     full = [i < full_before or (full_every > 0 and (i + 1) % full_every == 0) for i in range(count)]
@@ -315,7 +315,6 @@ def uniform_decoder(
     norm_bias: bool = False,
     extra_weights: tuple[Weight, ...] = (),
     full_every: int = 0,
-    full_before: int = 0,
     names: OuterNames = LLAMA_NAMES,
     outer: Mapping[str, Any] | None = None,
     **projections: Any,
@@ -332,7 +331,7 @@ def uniform_decoder(
         *ffn,
         *norms(hidden, *norm_names, bias=norm_bias),
     )
-    spans = windows(config, full_every=full_every, full_before=full_before)
+    spans = windows(config, full_every=full_every)
     layers = layers_by_kind(spans, lambda window: Layer(weights, replace(shape, window=window), moe))
     return decoder(config, layers, names, norm_bias=norm_bias, **outer or {})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
@@ -58,20 +59,37 @@ def llama_like(
     config: Config, *, bias: bool | None = None, mlp_names: tuple[str, ...] = GATED, tied: bool = False, **other: Any
 ) -> ModelParts:
     """A decoder with the flags of Llama's config: ``attention_bias`` unless ``bias`` is given, and ``mlp_bias``."""
-    bias = config.flag("attention_bias", default=False) if bias is None else bias
+    if bias is None:
+        bias = config.flag("attention_bias", "bias", "use_bias", default=False)
+        other = {"qkv_bias": config.flag("qkv_bias", default=bias), **other}
     ffn = gated(config, names=mlp_names, bias=config.flag("mlp_bias", default=False))
     return uniform_decoder(config, ffn, bias=bias, outer={"tied": tied}, **other)
 
 
 # --- Llama and its relatives -------------------------------------------------------------------------------------
 
-
-@family("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
-        "AquilaForCausalLM", "AquilaModel", "CwmForCausalLM", "GraniteForCausalLM")  # fmt: skip
-def llama(config: Config) -> ModelParts:
-    """Llama, Mistral, Yi, SmolLM, Vicuna, Granite, ...: GQA and SwiGLU."""
-    bias = config.flag("attention_bias", "bias", default=False)
-    return llama_like(config, bias=bias, qkv_bias=config.flag("qkv_bias", default=bias))
+#: Llama, Mistral, Yi, SmolLM, Vicuna, Granite, ...: GQA and SwiGLU.
+llama = family(
+    "LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
+    "AquilaForCausalLM", "AquilaModel", "CwmForCausalLM", "GraniteForCausalLM",
+)(llama_like)  # fmt: skip
+# SmolLM3 (some layers go without rotary embeddings), ERNIE 4.5 and Gemma 1: Llama's weights, tied
+family("SmolLM3ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "GemmaForCausalLM")(
+    partial(llama_like, tied=True)
+)
+#: Qwen2, Qwen2.5, QwQ: biases on q, k and v.
+qwen2 = family("Qwen2ForCausalLM")(partial(llama_like, bias=False, qkv_bias=True))
+#: Qwen3: q and k are normalised, each head by itself.
+qwen3 = family("Qwen3ForCausalLM")(partial(llama_like, qk_norm="head"))
+# OLMo 2 and 3: norms after attention and MLP, q and k normalised over all heads; 3 slides in 3 of 4 layers
+family("Olmo2ForCausalLM", "Olmo3ForCausalLM")(
+    partial(llama_like, qk_norm="all heads", norm_names=POST_NORMS, full_every=4)
+)
+# Gemma 2: four norms, a sliding window in every other layer; tied
+family("Gemma2ForCausalLM")(partial(llama_like, norm_names=GEMMA_NORMS, tied=True, full_every=2))
+# Nemotron-3 and -4, Minitron, Arcee: a plain MLP of squared ReLU; Nvidia's have LayerNorm with bias
+family("NemotronForCausalLM")(partial(llama_like, mlp_names=PLAIN, norm_bias=True))
+family("ArceeForCausalLM")(partial(llama_like, mlp_names=PLAIN))
 
 
 @family("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -97,24 +115,6 @@ def eagle3(config: Config) -> ModelParts:
     return replace(parts, layers=(layer, *parts.layers[1:]), outer=outer, tied_embeddings=False)
 
 
-@family("SmolLM3ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM")
-def llama_tied(config: Config) -> ModelParts:
-    """SmolLM3 (some layers go without rotary embeddings) and ERNIE 4.5: Llama's weights, tied."""
-    return llama_like(config, bias=config.flag("attention_bias", "use_bias", default=False), tied=True)
-
-
-@family("Qwen2ForCausalLM")
-def qwen2(config: Config) -> ModelParts:
-    """Qwen2, Qwen2.5, QwQ: biases on q, k and v; windows, where used, start at layer ``max_window_layers``."""
-    return llama_like(config, bias=False, qkv_bias=True, full_before=config.size("max_window_layers", default=0))
-
-
-@family("Qwen3ForCausalLM")
-def qwen3(config: Config) -> ModelParts:
-    """Qwen3: q and k are normalised, each head by itself."""
-    return llama_like(config, qk_norm="head", full_before=config.size("max_window_layers", default=0))
-
-
 @family("MiMoForCausalLM")
 def mimo(config: Config) -> ModelParts:
     """MiMo-7B: Qwen2 with one MTP module."""
@@ -130,12 +130,6 @@ def seed_oss(config: Config) -> ModelParts:
     """Seed-OSS: one switch for biases of q, k and v, one for that of the output."""
     qkv_bias = config.flag("attention_bias", default=True)
     return llama_like(config, bias=config.flag("attention_out_bias", default=False), qkv_bias=qkv_bias)
-
-
-@family("Olmo2ForCausalLM", "Olmo3ForCausalLM")
-def olmo(config: Config) -> ModelParts:
-    """OLMo 2 and 3: norms after attention and MLP, q and k normalised over all heads; 3 slides in 3 of 4 layers."""
-    return llama_like(config, qk_norm="all heads", norm_names=POST_NORMS, full_every=4)
 
 
 @family("Exaone4ForCausalLM")
@@ -241,12 +235,6 @@ def chatglm(config: Config) -> ModelParts:
                          f"{stem}layers."),
         outer={"remote_code": True},
     )  # fmt: skip
-
-
-@family("NemotronForCausalLM", "ArceeForCausalLM")
-def squared_relu(config: Config) -> ModelParts:
-    """Nemotron-3 and -4, Minitron, Arcee: a plain MLP of squared ReLU; Nvidia's have LayerNorm with bias."""
-    return llama_like(config, mlp_names=PLAIN, norm_bias=config.architecture == "NemotronForCausalLM")
 
 
 @family("Starcoder2ForCausalLM")
@@ -380,18 +368,6 @@ GEMMA3_DEFAULTS = {
     "max_position_embeddings": 131072, "sliding_window": 4096,
 }  # fmt: skip
 GEMMA4_DEFAULTS = {"sliding_window": 512, "head_dim": 256, "global_head_dim": 512}
-
-
-@family("GemmaForCausalLM")
-def gemma(config: Config) -> ModelParts:
-    """Gemma 1: the weights of Llama with a tied lm_head."""
-    return llama_like(config, tied=True)
-
-
-@family("Gemma2ForCausalLM")
-def gemma2(config: Config) -> ModelParts:
-    """Gemma 2: four norms, a sliding window in every other layer; tied."""
-    return llama_like(config, norm_names=GEMMA_NORMS, tied=True, full_every=2)
 
 
 @family("Gemma3ForCausalLM")

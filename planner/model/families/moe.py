@@ -142,8 +142,8 @@ def mixed(
     config: Config, moe: Moe, sparse: tuple[Weight, ...], *, mtp_tables: bool | None = None, **projections: Any
 ) -> ModelParts:
     """Layers of attention that differ in windows; ``projections`` goes to ``attention_weights``."""
-    attention, spans = read_attention(config), windows(config, full_before=config.size("max_window_layers", default=0))
-    kinds = [(replace(attention, window=w), s) for w, s in zip(spans, sparse_layers(config), strict=True)]
+    attention, routed = read_attention(config), sparse_layers(config)
+    kinds = [(replace(attention, window=w), s) for w, s in zip(windows(config), routed, strict=True)]
     mixing = partial(attention_weights, hidden_size=config.hidden_size, **projections)
     return mixed_decoder(config, kinds, mixing, moe, sparse, mtp_tables=mtp_tables)
 
