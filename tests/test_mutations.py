@@ -8,13 +8,15 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import pytest
-from planning import test_closed_form, test_layouts
+from planning import test_capacity, test_closed_form, test_layouts
 from planning.test_layouts import COARSE, LATENT, OTHER
 from simulator import test_scheduler
+from workload import test_routing
 
 from planner.planning import capacity, predict
 from planner.planning.recommend import candidates
 from planner.simulator.rank import DpRank
+from planner.workload.load import Load
 
 Function = Callable[..., Any]
 
@@ -70,6 +72,14 @@ MUTATIONS: dict[str, tuple[Function, str, str, Function]] = {
     "a prompt that is finished leaves no budget to the next": (
         DpRank._schedule, "budget_tok - sum(new_tok for _, new_tok in chunks)", "0 if chunks else budget_tok",
         test_scheduler.test_prompts_take_the_budget_that_decoding_leaves,
+    ),
+    "the KV cache holds the new tokens of a request alone": (
+        Load.held_len, "sent.input_len + sent.output_len", "0 * sent.input_len + self.input_len + self.output_len",
+        test_routing.test_room_is_kept_for_whole_contexts_and_shared_pieces_count_once,
+    ),
+    "full batches are as large as max_num_seqs": (
+        capacity.most_held, "min(held, most_in_flight(deployment))", "most_in_flight(deployment)",
+        test_capacity.test_full_batches_are_those_that_the_cache_holds,
     ),
 }  # fmt: skip
 

@@ -246,9 +246,9 @@ class Steady:
     @classmethod
     def of(cls, deployment: Deployment, load: Load, doubt: Uncertainty | None = None) -> Steady:
         """With as many requests as serve fastest; ``doubt`` of a like engine, where it is at hand."""
-        steady = _fastest(deployment, load, most_in_flight(deployment))
+        steady = _fastest(deployment, load, most_held(deployment, load))
         doubt = doubt or doubt_at(deployment, load, steady.concurrency)
-        return cls(steady.output_tok_per_s / load.output_len, doubt)
+        return cls(_request_per_s(steady), doubt)
 
     def rate(self, confidence: float) -> float:
         """Requests per second, as measured with probability ``confidence``."""
@@ -370,6 +370,20 @@ def _closed_form_load(deployment: Deployment, load: Load, margins: Sequence[tupl
 def most_in_flight(deployment: Deployment) -> int:
     """Requests that the server computes at once, all DP ranks together."""
     return deployment.config.max_running
+
+
+def most_held(deployment: Deployment, load: Load) -> int:
+    """Requests of a usual length that the server computes at once, as far as its KV cache holds them; at least one."""
+    usual_len = (
+        load.total_len if load.recorded is None else load.held_len(caching=deployment.config.enable_prefix_caching)
+    )
+    held = deployment.requests_served(usual_len) * deployment.config.data_parallel_size
+    return max(int(min(held, most_in_flight(deployment))), 1)
+
+
+def steady_per_s(deployment: Deployment, load: Load) -> float:
+    """Requests per second that full batches serve in the steady state."""
+    return _request_per_s(_fastest(deployment, load, most_held(deployment, load)))
 
 
 def _fastest(deployment: Deployment, load: Load, most: int) -> Estimate:

@@ -19,7 +19,7 @@ from planner.engine import legal_tensor_parallel_sizes
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import in_flight, most_in_flight
+from planner.planning.capacity import in_flight, steady_per_s
 from planner.planning.cost import Price, Span, power_w, span_figures, tok_per_joule, tok_per_usd, usd_per_million_tok
 from planner.planning.defaults import TOLERANCE, Per
 from planner.planning.deployment import Deployment
@@ -235,7 +235,7 @@ class ComparedPoint:
         if self.workload.max_concurrency is not None:
             return True
         deployment, share = self.setup.deployment, self.shares[0].workload
-        return share.request_rate <= served_per_s(deployment, share) * (1 + TOLERANCE)
+        return share.request_rate <= steady_per_s(deployment, share) * (1 + TOLERANCE)
 
     @property
     def tok_per_s(self) -> Span:
@@ -380,7 +380,7 @@ def _closed_form_e2el_s(setup: Setup, workload: Load) -> float:
     ranks = deployment.config.data_parallel_size
     places = min(deployment.requests_served(workload.total_len), deployment.config.max_num_seqs)
     if share.max_concurrency is None:
-        overload = max(share.request_rate / served_per_s(deployment, share), 1.0)
+        overload = max(share.request_rate / steady_per_s(deployment, share), 1.0)
         flying = in_flight(deployment, share, share.request_rate) / ranks
     else:
         flying = share.max_concurrency / ranks
@@ -393,7 +393,7 @@ def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, 
     """``workload`` dealt evenly to ``servers``, the busiest first; servers that get nothing are left out."""
     if workload.max_concurrency is None:
         each = replace(workload, request_rate=workload.request_rate / servers)
-        most = served_per_s(deployment, each)  # beyond, only the queue grows
+        most = steady_per_s(deployment, each)  # beyond, only the queue grows
         flying = in_flight(deployment, each, min(each.request_rate, most))
         return (Share(servers, replace(each, num_prompts=_prompts(workload, servers, flying))),)
     small, more = divmod(workload.max_concurrency, servers)
@@ -403,14 +403,6 @@ def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, 
         for places, count in sizes
         if places and count
     )
-
-
-def served_per_s(deployment: Deployment, workload: Load) -> float:
-    """Requests per second that batches as full as the KV cache and ``max_num_seqs`` allow serve in the steady state."""
-    ranks = deployment.config.data_parallel_size
-    held = min(deployment.requests_served(workload.total_len), most_in_flight(deployment) / ranks)
-    steady = estimate(deployment, workload.input_len, workload.output_len, max(int(held), 1))
-    return steady.output_tok_per_s / workload.output_len * ranks
 
 
 def _prompts(workload: Load, servers: int, flying: float) -> int:

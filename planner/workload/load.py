@@ -63,6 +63,7 @@ PRIORITY = "priority"
 MOST_PRIORITY = 1_000_000
 MOST_CLASSES = 16
 MIXED_PROMPTS = 4000  #: of all classes together, where nobody says how many
+TOGETHER = 64  #: requests in the KV cache at once, for what they share
 TRACE_CLASSES = 3  #: that a trace is cut into
 BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace: beyond, gaps are told apart no more
 
@@ -331,6 +332,17 @@ class Load:
         if self.length_distribution == "conversation":
             return self.requests().max_total_len
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
+
+    def held_len(self, *, caching: bool = True) -> int:
+        """KV tokens that room is kept for per request: the longest that is drawn, of recorded ones the mean.
+
+        With a prefix cache (``caching``) what recorded requests share counts once for ``TOGETHER`` of them.
+        """
+        sent = self.recorded
+        if sent is None:
+            return self.max_total_len
+        shared_tok = sent.prefixes.shared_tok(TOGETHER) if caching and sent.prefixes else 0.0
+        return max(round(float((sent.input_len + sent.output_len).mean()) - shared_tok), 1)
 
     def longest(self, num_prompts: int) -> Load:
         """``num_prompts`` requests of the largest lengths that a uniform distribution may draw."""

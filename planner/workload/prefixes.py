@@ -133,6 +133,21 @@ class Prefixes:
             see(answer)
         return np.array(reusable, dtype=np.int64)
 
+    def shared_tok(self, together: int) -> float:
+        """Tokens of a prompt, on average, that are in the KV cache for others too, with ``together`` requests in it.
+
+        They are drawn from all requests: neighbours in a session follow each other. A node on the path of the share p
+        of all prompts is then held 1 - (1 - p)^together times instead of p x together times.
+        """
+        users = np.bincount(self.prompt[self.prompt >= 0], minlength=len(self.parent)).tolist()
+        parent = self.parent.tolist()
+        for node in range(len(parent) - 1, -1, -1):  # children come after their parents
+            if parent[node] >= 0:
+                users[parent[node]] += users[node]
+        size_tok = self.end_tok - np.where(self.parent >= 0, self.end_tok[self.parent], 0)
+        share = np.array(users) / len(self.prompt)
+        return float(size_tok @ (share - (1 - (1 - share) ** together) / together))
+
 
 def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[Nodes, Nodes, Nodes]:
     """The node of each piece, the parent of each node, and how many requests pass it.

@@ -63,6 +63,16 @@ def test_the_largest_load_keeps_the_targets_and_a_larger_one_breaks_them(by: By)
     assert not at(larger, TIGHT, by).meets
 
 
+def test_full_batches_are_those_that_the_cache_holds() -> None:
+    """Twelve times as many places as the cache has room for contexts serve no more."""
+    long = Load(100_000, 500, 1)
+    few, many = (
+        replace(server(), config=replace(server().config, max_num_seqs=seqs, max_model_len=120_000)) for seqs in (4, 50)
+    )
+    assert few.requests_served(long.total_len) < 5
+    assert steady_rate(many, long) == pytest.approx(steady_rate(few, long), rel=0.02)
+
+
 @given(
     st.lists(st.floats(0.0, 2.0), min_size=1, max_size=60),
     st.floats(1.0, 100.0),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests, share
 from planner.workload.sessions import named_sessions
@@ -69,3 +70,22 @@ def test_most_of_an_agents_prompts_are_there_already() -> None:
     """TraceLab: 52.6 of 54.9 billion input tokens were cached, 95.8 %, of contexts a quarter longer than these."""
     found = named_sessions()["coding-agent"].requests(2.0)
     assert 0.85 < found.reusable_tok / found.input_len.mean() < 0.958
+
+
+def test_room_is_kept_for_whole_contexts_and_shared_pieces_count_once() -> None:
+    """Two prompts of 512 shared tokens, 100 and 30 of their own, and 10 of answer each."""
+    sent = Requests(
+        np.array([612, 542]),
+        np.array([10, 10]),
+        np.array([0.0, 1.0]),
+        Prefixes.of([[1, 2], [1, 3]], [[512, 100], [512, 30]]),
+    )
+    load = Load.of_requests(sent, 1.0)
+    assert load.held_len(caching=False) == 587
+    # of 64 such requests each keeps 65 and 10 tokens of its own and a 64th of the shared 512
+    assert load.held_len() == 65 + 10 + 512 // 64
+    # turns of one conversation follow each other: what they share is in the cache of no other request
+    turns = Load.sessions("coding-agent", 1.0)
+    assert turns.held_len() == pytest.approx(turns.held_len(caching=False), rel=0.03)
+    assert turns.held_len() > 5 * (turns.input_len + turns.output_len)
+    assert Load(100, 20, prefix_len=50).held_len() == 170

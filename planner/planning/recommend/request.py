@@ -88,10 +88,8 @@ class Request:
 
     @property
     def total_len(self) -> int:
-        """Tokens of a request that room is kept for: the longest that is drawn, of a trace the average one."""
-        if self.load.recorded is not None:
-            return self.load.input_len + self.load.output_len
-        return self.load.max_total_len
+        """KV tokens that room is kept for per request."""
+        return self.load.held_len(caching=self.args.enable_prefix_caching is not False)
 
 
 @dataclass(frozen=True, slots=True)
