@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from functools import cache
 from glob import escape
 from pathlib import Path
-from typing import BinaryIO
 
 MOST_FILE_BYTES = 64 * 2**20  #: of a file that a user names; the largest config.json takes 3 MB
 MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
@@ -98,23 +97,24 @@ def write_then_rename(path: Path, content: bytes) -> None:
         _remove_unheld(left)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with _held(beside) as file:
-            file.write(content)
-            file.flush()
+        with _held(beside):
+            with beside.open("wb") as file:  # closed before it is renamed: some drives report a full disk only then
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # a power failure after the rename would leave an empty file
             beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[BinaryIO]:
-    """An empty file at ``path`` that ``_remove_unheld`` leaves alone."""
+def _held(path: Path) -> Iterator[None]:
+    """Hold a file at ``path`` that ``_remove_unheld`` leaves alone."""
     while True:
         with path.open("ab") as file:
             if _locked(file.fileno()) and not path.exists():  # another process deleted it before we had the lock
                 continue
-            file.truncate()
-            yield file
+            yield
             return
 
 

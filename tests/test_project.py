@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import runpy
+import tarfile
 from pathlib import Path
 
 import yaml
+from hatchling.builders.sdist import SdistBuilder
 from test_layers import DOORS
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +34,14 @@ def test_a_report_of_a_wrong_prediction_asks_for_the_plan_and_the_result() -> No
     for form in forms.values():
         ids = [field["id"] for field in form.get("body", []) if "id" in field]
         assert len(ids) == len(set(ids))
+
+
+def test_the_source_distribution_has_all_that_make_test_needs(tmp_path: Path) -> None:
+    with tarfile.open(next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    for needed in ("requirements-dev.txt", ".pre-commit-config.yaml", "SECURITY.md", "tests/conftest.py", "Makefile"):
+        assert needed in packed
+    assert {f"{path.relative_to(ROOT)}" for path in (ROOT / ".github").rglob("*.yml")} <= packed
 
 
 def test_hooks_are_local() -> None:

@@ -27,6 +27,7 @@ from planner.commands.adapter import FILE, FROM_FILE, Typed, add_command, read_d
 from planner.commands.declare import COMMANDS as DECLARED
 from planner.commands.streams import NO, YES, complain, progress_on, write
 from planner.errors import PlannerError
+from planner.resources import data_dir
 
 BUG = 70
 #: The error of the parser: the base of the bases of typer's own error, wherever its version keeps them.
@@ -49,6 +50,23 @@ GROUPS = {
     "hardware": "GPU profiles.",
     "models": "Model architectures.",
 }
+#: Dates in GPU profiles.
+FACTS, PRICES = r"^retrieved = ([\d-]+)$", r"^\[sources\.prices-([\d-]+)\]$"
+#: What ``planner`` alone prints.
+START = """\
+planner plans how to serve a large language model with vLLM. Four questions to begin with:
+
+Does it fit?
+  $ planner fit meta-llama/Llama-3.3-70B-Instruct --gpu h100 --tensor-parallel-size 4
+How fast will it be?
+  $ planner predict serve meta-llama/Llama-3.3-70B-Instruct --gpu mi300x --max-concurrency 32
+Which GPU and which settings, for how much?
+  $ planner recommend meta-llama/Llama-3.3-70B-Instruct --gpu h200 --gpu mi355x --request-rate 4 --ttft 2000 --tpot 50
+Would this command line start, and what would be faster?
+  $ planner check --gpu h100 -- vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4
+
+All commands: planner --help. Names: planner hardware list, planner models list. Interactive page: planner ui.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,6 +134,9 @@ def app_for(words: Sequence[str]) -> typer.Typer:
 
 def _run(typed: Typed) -> int:
     """The exit status of a command line. Raises whatever its command raises."""
+    if not typed.words:
+        print(START, end="")
+        return 0
     try:
         status = app_for(typed.words)(args=typed.words, prog_name=_program(), standalone_mode=False, obj=typed)
     except SystemExit as done:  # typer ends so when it has completed a word, or installed that it does
@@ -133,7 +154,14 @@ def _program() -> str:
 
 def _print_version(value: bool) -> None:
     if value:
+        from planner.engine import NEWEST, RELEASES, release_text
+
+        texts = [path.read_text("utf-8") for path in data_dir("hardware").glob("*.toml")]  # parsing takes 0.1 s
+        facts, prices = (max(re.findall(line, "".join(texts), re.MULTILINE)) for line in (FACTS, PRICES))
         print(f"planner {__version__}")
+        print(
+            f"newest vLLM known: {release_text(NEWEST)} of {RELEASES[NEWEST]}; GPU facts of {facts}, prices of {prices}"
+        )
         raise typer.Exit
 
 

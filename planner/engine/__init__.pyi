@@ -22,9 +22,12 @@ from .beside import RATE_FLAG as RATE_FLAG
 from .beside import read_drafts as read_drafts
 
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
+from .version import NEWEST as NEWEST
+from .version import RELEASES as RELEASES
 from .version import EngineVersion as EngineVersion
 from .version import existing_version as existing_version
 from .version import parse_version as parse_version
+from .version import release_text as release_text
 from .flags import env_status as env_status
 from .flags import flag_status as flag_status
 from .flags import value_status as value_status

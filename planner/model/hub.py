@@ -8,6 +8,7 @@ lacks: a limit for all bytes and one for the whole time. ``HF_ENDPOINT``, ``HF_H
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -34,6 +35,7 @@ MOST_BYTES = 64_000_000  #: of all answers about one model; the largest config.j
 PROXY = "check HF_ENDPOINT, and whether a proxy or a login page stands in between"
 FOLDER = "give a folder with the model's config.json"
 
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  #: errors of a disk, also without a file
 # The rule of huggingface_hub: letters, digits and "_", with "-" and "." inside, an organisation and a name.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"
 _REPO_ID = re.compile(rf"{_PART}/{_PART}")
@@ -80,7 +82,8 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Snapshot | Non
     config, sidecar = (find(repo_id, name, cache_dir=_cache_dir(), revision=revision) for name in (CONFIG, SIDECAR))
     if not isinstance(config, str) or not _holds_object(Path(config)):  # damaged, or the login page of a proxy
         return None
-    return Snapshot(Path(config).parent, complete=sidecar is not None)
+    whole = _holds_object(Path(sidecar)) if isinstance(sidecar, str) else sidecar is not None
+    return Snapshot(Path(config).parent, complete=whole)
 
 
 def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Snapshot:
@@ -266,9 +269,10 @@ class _Fetch(Thread):
         for kind, (cause, hint) in known.items():
             if isinstance(error, kind):
                 return HubError(cause, hint=hint)
-        if isinstance(error, OSError) and error.filename:
-            cause = f"the local hub cache cannot be used: {error.strerror} ({error.filename})"
-            return HubError(cause, hint="set HF_HOME to a folder that you may write")
+        if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
+            cause = f"the local hub cache cannot be used: {error.strerror}"
+            cause += f" ({error.filename})" if error.filename else ""
+            return HubError(cause, hint="free some space, or set HF_HOME to another folder that you may write")
         # in a few words and without the request, whose headers hold the token
         status, name = getattr(getattr(error, "response", None), "status_code", None), type(error).__name__
         cause = "no answer in time" if "Timeout" in name else f"could not be reached ({name})"

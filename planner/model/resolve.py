@@ -172,7 +172,8 @@ def _from_hub(
     """
 
     def read(snapshot: hub.Snapshot, source: Source, *more: str) -> ResolvedModel:
-        model = _read_model(snapshot.folder, snapshot.folder / CONFIG, model_id=repo_id)
+        beside = snapshot.folder if snapshot.complete else None  # a damaged sidecar is none
+        model = _read_model(beside, snapshot.folder / CONFIG, model_id=repo_id)
         return ResolvedModel(name, repo_id, model, source, (*notes, *more))
 
     cached = None if refresh else hub.cached_snapshot(repo_id, revision)

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shlex
 from io import StringIO
 from itertools import takewhile
 from pathlib import Path
@@ -9,6 +11,9 @@ from typing import Any
 
 import pytest
 from command_line import Outcome, error_of, run
+
+import planner
+from planner.engine import NEWEST, release_text
 
 LLAMA_7B, LLAMA_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
 SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "20", "--max-concurrency", "4")
@@ -462,10 +467,24 @@ def test_every_answer_names_the_engine_version(name: str) -> None:
 def test_version() -> None:
     outcome = run("--version")
     assert outcome.status == 0
-    assert outcome.out.startswith("planner ")
+    first, second = outcome.out.splitlines()
+    assert first == f"planner {planner.__version__}"
+    dates = re.fullmatch(r"newest vLLM known: (\S+) of (\S+); GPU facts of (\S+), prices of (\S+)", second)
+    assert dates and dates[1] == release_text(NEWEST) and all(day > "2026" for day in dates.groups()[1:])
 
 
-@pytest.mark.parametrize("words", [(), ("fit",), ("predict",), ("predict", "serve"), ("hardware",), ("models", "show")])
+def test_without_a_command_it_shows_what_to_ask() -> None:
+    """Four commands that answer; and where to go on."""
+    outcome = run()
+    assert outcome.status == 0 and outcome.err == "" and len(outcome.out.splitlines()) <= 15
+    examples = [line.removeprefix("  $ planner ") for line in outcome.out.splitlines() if line.startswith("  $ ")]
+    assert len(examples) == 4 and "planner --help" in outcome.out and "planner ui" in outcome.out
+    for example in examples:
+        answered = run(*shlex.split(example))
+        assert answered.status in (0, 1) and answered.out, example
+
+
+@pytest.mark.parametrize("words", [("fit",), ("predict",), ("predict", "serve"), ("hardware",), ("models", "show")])
 def test_help_is_data_and_a_missing_word_is_an_error(words: tuple[str, ...]) -> None:
     helped = run(*words, "--help")
     assert helped.status == 0

@@ -1,5 +1,6 @@
 """Processes that meet at one file, are killed at a bad moment, or are given what is no file."""
 
+import errno
 import fcntl
 import os
 import shutil
@@ -80,6 +81,20 @@ def test_only_what_no_living_process_writes_is_taken_away(tmp_path: Path) -> Non
         write_then_rename(tmp_path / "c.toml", b"whole")
     assert set(hidden(tmp_path)) == {living.name, other.name}
     assert (tmp_path / "c.toml").read_bytes() == b"whole"
+
+
+def test_what_a_disk_refuses_at_the_end_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some drives report that they are full only then; a power failure after the rename must find the content."""
+    path = tmp_path / "c.toml"
+    write_then_rename(path, b"old")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        write_then_rename(path, b"new")
+    assert contents(tmp_path) == {"c.toml": b"old"}
 
 
 @pytest.mark.parametrize(

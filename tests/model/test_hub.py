@@ -1,5 +1,6 @@
 """The hub, against a server on loopback: what is fetched, what is kept, and how each refusal reads."""
 
+import errno
 import gzip
 import json
 import logging
@@ -131,8 +132,9 @@ def test_what_is_no_json_object_does_not_stay_in_the_cache(server: HubServer, na
     server.add("org/model", files)  # behind the login page
     snapshot = hub.fetch_snapshot("org/model")
     assert hub.cached_snapshot("org/model") == snapshot
-    (snapshot.folder / "config.json").write_bytes(content)  # by another tool
-    assert hub.cached_snapshot("org/model") is None
+    (snapshot.folder / name).write_bytes(content)  # by another tool
+    cached = hub.cached_snapshot("org/model")
+    assert cached is None if name == "config.json" else cached and not cached.complete
 
 
 def test_the_library_keeps_its_own_progress_bar_and_warnings(server: HubServer) -> None:
@@ -339,6 +341,19 @@ def test_a_cache_that_cannot_be_written_is_not_the_networks_fault(server: HubSer
     with pytest.raises(HubError, match="local hub cache cannot be used") as error:
         hub.fetch_snapshot("org/model")
     assert "HF_HOME" in error.value.hint
+
+
+def test_a_full_disk_is_told_as_a_full_disk(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's error names no file where a write fails."""
+
+    def fill(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    server.add("org/model", {"config.json": b"{}"})
+    monkeypatch.setattr("huggingface_hub.file_download.http_get", fill)
+    with pytest.raises(HubError, match="local hub cache cannot be used: No space left on device") as error:
+        hub.fetch_snapshot("org/model")
+    assert "free some space" in error.value.hint
 
 
 def test_offline_asks_nobody(server: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
