@@ -29,8 +29,7 @@ from planner.commands.main import main
 from planner.engine import EngineArgs, default_version
 from planner.hardware import load_profile
 from planner.model import resolve_model
-from planner.output.charts.draw import svg
-from planner.output.charts.figure import Chart, LinePanel, Series, Table
+from planner.output.charts import Chart, LinePanel, Series, svg
 from planner.planning import resolve_deployment, simulate_serve
 from planner.workload import Workload
 
@@ -111,7 +110,7 @@ def uncertainty() -> Chart:
     )
     title = "Llama-3.1-8B, 1,024 tokens in, 256 out"
     said = "The band widens where the queue reacts, and on a GPU that no run was measured on."
-    return Chart("uncertainty", title, said, (panel,), Table((), ()))
+    return Chart("uncertainty", title, said, (panel,))
 
 
 #: Name of the picture -> command.

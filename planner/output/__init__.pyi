@@ -34,22 +34,22 @@ from .render import terminal_width as terminal_width
 from .render import write_file as write_file
 
 # charts, and the report on a folder of plans
-from .charts.draw import svg as svg
-from .charts.terminal import term as term
-from .report.figures import charts_of as charts_of
-from .report.page import page as page
+from .charts import svg as svg
+from .charts import term as term
+from .report import charts_of as charts_of
+from .report import page as page
 
 # the page of planner ui
-from .playground.page import Asked as Asked
-from .playground.page import Played as Played
-from .playground.page import Probed as Probed
-from .playground.page import front_page as front_page
-from .playground.page import ladder as ladder
-from .playground.page import live_answer as live_answer
-from .playground.page import refused as refused
-from .playground.page import script as script
-from .playground.page import style as style
-from .playground.page import whole_answer as whole_answer
+from .playground import Asked as Asked
+from .playground import Played as Played
+from .playground import Probed as Probed
+from .playground import front_page as front_page
+from .playground import ladder as ladder
+from .playground import live_answer as live_answer
+from .playground import refused as refused
+from .playground import script as script
+from .playground import style as style
+from .playground import whole_answer as whole_answer
 
 # measuring settings one after the other
 from .tables.measured import TuningAnswer as TuningAnswer

@@ -28,6 +28,5 @@ from .links import step_collectives as step_collectives
 from .operators import OperatorKind as OperatorKind
 from .operators import step_operators as step_operators
 from .step import Batch as Batch
-from .step import OperatorTime as OperatorTime
 from .step import StepBreakdown as StepBreakdown
 from .step import StepModel as StepModel

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from script_plans import GOLDEN
 
 from planner.evidence.folder import read_plan_folders
-from planner.output.report.page import command_text, page
+from planner.output.report import command_text, page
 from planner.planning.plan import PlanFile, PlannedWorkload
 from planner.planning.sweep import sweep_loads
 from planner.workload.load import Load
@@ -96,7 +96,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test reads the words alone: drawing takes most of the time."""
-    monkeypatch.setattr("planner.output.report.page.svg", lambda *_, **__: "")
+    monkeypatch.setattr("planner.output.report.svg", lambda *_, **__: "")
 
 
 @pytest.fixture

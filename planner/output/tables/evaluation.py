@@ -11,9 +11,9 @@ from typing import Any
 from planner.errors import InputError
 from planner.evidence import Evaluated, PredictedFigure, evaluation_json, statistics, summary
 from planner.output.answer import Answer, fields_of
-from planner.output.charts.figure import Chart, LinePanel, Mark, Series, Table
+from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
 from planner.output.render import Column, note, table_text, write_file
-from planner.output.report.figures import MARKERS
+from planner.output.tables.shared import counted
 from planner.workload import METRICS
 
 SUMMARY = (
@@ -27,12 +27,9 @@ SUMMARY = (
     Column("bias", form="+.1%"),
     Column("coverage_90", "in interval", ".1%"),
 )
-ROWS = tuple(
-    map(
-        Column,
-        ("run_id", "gpu", "model", "metric", "measured", "predicted", "lo", "hi", "error", "refused", "calibration"),
-    )
-)
+RUN = ("run_id", "gpu", "model")
+FIGURE = ("measured", "predicted", "lo", "hi", "error")
+ROWS = tuple(map(Column, (*RUN, "metric", *FIGURE, "refused", "calibration")))
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,24 +46,18 @@ class Evaluation(Answer):
 
     def to_svg(self) -> str:
         """Predicted against measured, as an SVG file. Raises InputError where no run was predicted."""
-        from planner.output.charts import draw
-
-        chart = evaluation_chart(self.evaluated)
-        if chart is None:
-            raise InputError("nothing to draw: no run was predicted", hint="see the notes of the answer")
-        return draw.svg(chart)
+        return _svg(self.evaluated)
 
     def _object(self) -> dict[str, Any]:
         return evaluation_json(self.evaluated)
 
     def _records(self) -> Iterator[dict[str, Any]]:
         for one in self.evaluated:
-            run = fields_of(one, "run.run_id", "run.gpu", "run.model", "refused")
+            run = {**fields_of(one.run, *RUN), "refused": one.refused}
             if one.refused:
                 yield run
             for name, figure in one.figures.items():
-                figures = fields_of(figure, "measured", "predicted", "lo", "hi", "error")
-                yield {**run, "metric": name, **figures, "calibration": one.calibration}
+                yield {**run, "metric": name, **fields_of(figure, *FIGURE), "calibration": one.calibration}
 
     def sentences(self) -> Iterator[str]:
         yield table_text(self.summary(), SUMMARY)
@@ -76,7 +67,7 @@ class Evaluation(Answer):
 
     def _notes(self) -> Iterator[str]:
         refused = Counter(one.refused for one in self.evaluated if one.refused)
-        yield f"{len(self.evaluated)} run{'' if len(self.evaluated) == 1 else 's'}, {sum(refused.values())} refused"
+        yield f"{counted(len(self.evaluated), 'run')}, {sum(refused.values())} refused"
         used = Counter(one.calibration for one in self.evaluated if one.calibration)
         if used:
             yield "calibration: " + ", ".join(f"{name} ({times})" for name, times in used.most_common())
@@ -97,52 +88,55 @@ PANELS = {
 }
 
 
+#: Of the table below the chart: title of the panel, GPU, statistics.
+CHART_COLUMNS = (
+    Column("metric", of="0"),
+    Column("GPU", of="1"),
+    Column("figures", form=",", of="2.n"),
+    Column("median error", form=".1%", of="2.median_ape"),
+    Column(f"within {BAND:.0%}", form=".0%", of="2.within_20"),
+    Column("in interval", form=".0%", of="2.coverage_90"),
+)
+
+
 def chart_writer(path: Path) -> Callable[[Sequence[Evaluated]], None]:
     """A function that writes the chart as SVG. Raises InputError unless ``path`` ends in .svg."""
-    from planner.output.charts import draw
-
     if path.suffix != ".svg":
         raise InputError(f"--chart {path} does not end in .svg", hint="for example --chart evaluation.svg")
 
     def write(evaluated: Sequence[Evaluated]) -> None:
-        chart = evaluation_chart(evaluated)
-        if chart is None:
-            raise InputError("--chart: nothing to draw, no run was predicted", hint="leave --chart out to see why")
-        write_file(path, draw.svg(chart).encode(), flag="--chart")
+        write_file(path, _svg(evaluated).encode(), flag="--chart")
         note(f"wrote {path}")
 
     return write
 
 
+def _svg(evaluated: Sequence[Evaluated]) -> str:
+    chart = evaluation_chart(evaluated)
+    if chart is None:
+        raise InputError("nothing to draw: no run was predicted", hint="see the notes of planner evaluate")
+    return svg(chart)
+
+
 def evaluation_chart(evaluated: Sequence[Evaluated]) -> Chart | None:
     """A panel for each metric, a colour and marker for each GPU; None where nothing was predicted."""
     gpus = sorted({one.run.gpu for one in evaluated if one.figures})
-    panels, rows = [], []
+    panels: list[LinePanel] = []
+    records: list[tuple[str, str, dict[str, Any]]] = []
     for title, keys in PANELS.items():
         by_gpu, unit = _by_gpu(evaluated, keys), METRICS[keys[0]].unit
         if not by_gpu:
             continue
-        series = tuple(_series(gpu, gpus.index(gpu), by_gpu[gpu]) for gpu in gpus if gpu in by_gpu)
-        every = [figure for figures in by_gpu.values() for figure in figures]
-        found = statistics(every)
-        words = f"{title}\n{found['within_20']:.0%} within {BAND:.0%}"
-        if found["coverage_90"] is not None:
-            words += f", {found['coverage_90']:.0%} in the interval"
+        whole = statistics([figure for figures in by_gpu.values() for figure in figures])
+        words = f"{title}\n{whole['within_20']:.0%} within {BAND:.0%}"
+        if whole["coverage_90"] is not None:
+            words += f", {whole['coverage_90']:.0%} in the interval"
+        series = tuple(_series(gpu, place, by_gpu[gpu]) for place, gpu in enumerate(gpus) if gpu in by_gpu)
         marks = (Mark(f"equal, and {BAND:.0%} either way", diagonal=True, spread=BAND),)
-        panels.append(
-            LinePanel(
-                f"measured, {unit}",
-                f"predicted, {unit}",
-                series,
-                words,
-                x_log=True,
-                y_log=True,
-                marks=marks,
-                equal=True,
-            )
-        )
-        rows += [_row(title, gpu, by_gpu[gpu]) for gpu in gpus if gpu in by_gpu]
-        rows.append(_row(title, "all", every))
+        labels = f"measured, {unit}", f"predicted, {unit}"
+        panels.append(LinePanel(*labels, series, words, x_log=True, y_log=True, marks=marks, equal=True))
+        records += [(title, gpu, statistics(by_gpu[gpu])) for gpu in gpus if gpu in by_gpu]
+        records.append((title, "all", whole))
     if not panels:
         return None
     refused = sum(one.refused is not None for one in evaluated)
@@ -154,31 +148,20 @@ def evaluation_chart(evaluated: Sequence[Evaluated]) -> Chart | None:
         f"{len(evaluated)} runs, {refused} refused. A prediction on the line is exact, one in the grey band is within "
         f"{BAND:.0%}.{coverage}",
         tuple(panels),
-        Table(("metric", "GPU", "figures", "median error", f"within {BAND:.0%}", "in interval"), tuple(rows)),
+        CHART_COLUMNS,
+        records,
     )
 
 
 def _by_gpu(evaluated: Sequence[Evaluated], keys: Sequence[str]) -> dict[str, list[PredictedFigure]]:
-    found: dict[str, list[PredictedFigure]] = defaultdict(list)
+    by_gpu: dict[str, list[PredictedFigure]] = defaultdict(list)
     for one in evaluated:
         figure = next((one.figures[key] for key in keys if key in one.figures), None)
         if figure is not None and figure.measured > 0 and figure.predicted > 0:
-            found[one.run.gpu].append(figure)
-    return found
+            by_gpu[one.run.gpu].append(figure)
+    return by_gpu
 
 
 def _series(gpu: str, place: int, figures: Sequence[PredictedFigure]) -> Series:
-    return Series(
-        gpu,
-        tuple(figure.measured for figure in figures),
-        tuple(figure.predicted for figure in figures),
-        place,
-        "points",
-        MARKERS[(place + place // len(MARKERS)) % len(MARKERS)],
-    )
-
-
-def _row(metric: str, gpu: str, figures: Sequence[PredictedFigure]) -> tuple[str, ...]:
-    found = statistics(figures)
-    covered = "-" if found["coverage_90"] is None else f"{found['coverage_90']:.0%}"
-    return metric, gpu, f"{found['n']:,}", f"{found['median_ape']:.1%}", f"{found['within_20']:.0%}", covered
+    x, y = (tuple(getattr(figure, name) for figure in figures) for name in ("measured", "predicted"))
+    return Series(gpu, x, y, place, "points", MARKERS[(place + place // len(MARKERS)) % len(MARKERS)])

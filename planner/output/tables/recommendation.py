@@ -215,12 +215,12 @@ class Recommendation(Answer):
 
     def to_svg(self) -> str:
         """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError without a plan."""
-        from planner.output.charts import draw
-        from planner.output.report.figures import memory_chart
+        from planner.output.charts import svg
+        from planner.output.report import memory_chart
 
         if not self._made:
             raise InputError("nothing to draw: no GPU has a plan", hint="print the answer: it says why")
-        return draw.svg(memory_chart(self._made))
+        return svg(memory_chart(self._made))
 
     @property
     def _made(self) -> list[Plan]:

@@ -15,15 +15,21 @@ from typing import Any
 
 from planner import __version__
 from planner.evidence import PlanFolder, PlanFolders
-from planner.output.charts.figure import style_sheet
-from planner.output.report.figures import latency_chart, memory_chart, number, pareto_chart
-from planner.output.report.page import (
+from planner.output.charts import style_sheet
+from planner.output.render import Column
+from planner.output.report import (
     FIGURES,
+    REJECTED,
     command_text,
     environment,
-    figure_of,
+    figures_of,
+    interval_of,
+    latency_chart,
+    memory_chart,
+    number,
+    pareto_chart,
     picture,
-    rejected_cells,
+    size_of,
     table_of,
 )
 from planner.output.tables.recommendation import Recommendation
@@ -32,6 +38,22 @@ from planner.planning import LoadPoint, Plan, PlanFile, Sweep, defaults
 
 PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
 NOWHERE = Path()  #: plans of the page lie in no folder
+#: The best plan of a search at one confidence level.
+LEVELS = (
+    Column("confidence", form=".0%", of="asked.confidence"),
+    Column("GPU", of=lambda one: one.plan.gpu if one.plan else "no plan meets the targets with this confidence"),
+    Column("setting", of=lambda one: one.plan and _setting(one.plan)),
+    Column("servers", form=",", of="plan.service.replicas"),
+    Column("GPUs", form=",", of="plan.service.total_gpus"),
+    Column("USD/h", form=",.2f", of="plan.service.usd_per_hour"),
+)
+#: Of a plan and its main figures.
+PLANS = (
+    Column("GPU", of="0.gpu"),
+    Column("size", of=lambda one: size_of(one[0])),
+    Column("weights", of="0.weight_dtype"),
+    *(Column(f"{heading}, {unit}", of=f"1.{at}.value") for at, (_, heading, unit) in enumerate(FIGURES)),
+)
 
 
 @dataclass(frozen=True)
@@ -105,38 +127,29 @@ def _render(name: str, context: Mapping[str, Any]) -> str:
 
 def ladder(searches: Sequence[Played]) -> str:
     """The plan by confidence level, from the least to the most."""
-    headings = "confidence", "GPU", "setting", "servers", "GPUs", "USD/h"
-    rows = [(f"{one.asked.confidence:.0%}", *_rung(one.plan)) for one in searches]
-    return _render("ladder.html.j2", {"levels": table_of(headings, rows)})
+    return _render("ladder.html.j2", {"levels": table_of(LEVELS, searches)})
 
 
-def _rung(plan: Plan | None) -> tuple[str, ...]:
-    if plan is None:
-        return "no plan meets the targets with this confidence", "-", "-", "-", "-"
-    service = plan.service
-    servers, gpus = (service.replicas, service.total_gpus) if service else (1, plan.num_gpus)
-    usd = service.usd_per_hour if service else None
-    setting = f"{layout_in_words(plan)}, {plan.weight_dtype}, {batch_in_words(plan)}"
-    return plan.gpu, setting, f"{servers:,}", f"{gpus:,}", "-" if usd is None else f"{usd:,.2f}"
+def _setting(plan: Plan) -> str:
+    return f"{layout_in_words(plan)}, {plan.weight_dtype}, {batch_in_words(plan)}"
 
 
 def whole_answer(played: Played, search: Recommendation, query: str, *, key: str, seconds: float) -> str:
     """The answer of a search; ``query`` is the address that asks it, ``key`` names it while it is remembered."""
     answer, plan = search.to_dict(), played.plan
+    plans = [(one, figures_of(one.predicted)) for one in search.plans if one]
     folders = PlanFolders(NOWHERE, (_entry(played, plan),) if plan else (), answer)
     context = {
         "key": key,
         "seconds": f"{seconds:.1f}",
         "live": live_answer(played, None) if plan else "",
         "plan": plan,
-        "closest": [line for one in answer.get("closest", ()) for line in _closest(one)],
+        "closest": [f"nearest: {_closest(one)}" for one in answer.get("closest", ())],
         "pareto": picture(pareto_chart(folders, [played.sweep])) if plan else None,
         "memory": picture(memory_chart([plan])) if plan else None,
         "levels": f"/ladder?{query}" if plan and played.asked.targets else "",
-        "rejected": table_of(
-            ("GPU", "model", "setting", "reason"), [rejected_cells(row) for row in answer["rejected"]]
-        ),
-        "plans": _plans(search),
+        "rejected": table_of(REJECTED, answer["rejected"]),
+        "plans": table_of(PLANS, plans) if len(plans) > 1 else None,
         "command": command_text(plan) if plan else "",
         "typed": played.command,
         "notes": [*search.notes, *played.sweep.notes],
@@ -159,7 +172,7 @@ def live_answer(played: Played, moved: Probed | None) -> str:
     entry = _entry(played, plan)
     context = {
         "headline": _headline(plan, figures, played.asked),
-        "figures": [figure_of(figures, *names) for names in FIGURES],
+        "figures": figures_of(figures),
         "targets": list(_targets(figures, played.asked, probed.chances if probed else {})),
         "why": plan.why[:3] if point is None else (),
         "latency": picture(latency_chart(entry, sweep, played.asked.targets)),
@@ -174,8 +187,8 @@ def _headline(plan: Plan, figures: Mapping[str, Any], asked: Asked) -> str:
     many = f"{servers} servers of " if servers > 1 else ""
     load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} in flight"
     rate = f"{number(figures.get('output_throughput'))} output tokens/s a server"
-    if low := figures.get("output_throughput_lo"):
-        rate += f" ({number(low)} to {number(figures.get('output_throughput_hi'))})"
+    if figures.get("output_throughput_lo"):
+        rate += f" ({interval_of(figures, 'output_throughput')})"
     return (
         f"Serve {plan.model} on {many}{plan.num_gpus} x {plan.gpu}, {layout_in_words(plan)}: at {load}, {rate}, "
         f"TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms"
@@ -192,27 +205,9 @@ def _targets(figures: Mapping[str, Any], asked: Asked, chances: Mapping[str, flo
         yield what, f"{expected} (target {asked.confidence:.0%})", word
 
 
-def _closest(point: Mapping[str, Any]) -> Iterator[str]:
+def _closest(point: Mapping[str, Any]) -> str:
     """The setting nearest to targets that no setting meets."""
-    setting = ", ".join(f"{key} {value}" for key, value in point.items() if isinstance(value, int | float | str))
-    yield f"nearest: {setting}"
-
-
-def _plans(search: Recommendation) -> dict[str, Any] | None:
-    """The plan of each GPU, where there are several."""
-    plans = [plan for plan in search.plans if plan]
-    if len(plans) < 2:
-        return None
-    headings = ("GPU", "layout", "weights", "servers", *(f"{heading}, {unit}" for _, heading, unit in FIGURES))
-    rows = [
-        (
-            plan.gpu, f"{plan.num_gpus} GPUs, {layout_in_words(plan)}", plan.weight_dtype,
-            str(plan.service.replicas if plan.service else 1),
-            *(figure_of(plan.predicted, *names)["value"] for names in FIGURES),
-        )
-        for plan in plans
-    ]  # fmt: skip
-    return table_of(headings, rows)
+    return ", ".join(f"{key} {value}" for key, value in point.items() if isinstance(value, int | float | str))
 
 
 def _entry(played: Played, plan: Plan) -> PlanFolder:

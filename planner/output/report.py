@@ -1,0 +1,504 @@
+"""The plans of a folder: charts, and one HTML file without network, scripts or fonts of its own.
+
+The template substitutes and escapes; every decision is made here. Each chart is drawn for a wide and for a narrow
+window, and the style sheet shows the one that fits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, Literal
+
+import jinja2
+
+from planner import __version__, progress
+from planner.engine import PLANNED, tagged
+from planner.evidence import PlanFolder, PlanFolders, compare_plan
+from planner.output.charts import (
+    CHART_WIDTH,
+    MARKERS,
+    NARROW,
+    Bar,
+    BarPanel,
+    Chart,
+    LinePanel,
+    Mark,
+    Segment,
+    Series,
+    Style,
+    style_sheet,
+    svg,
+)
+from planner.output.render import Column, command_parts
+from planner.output.tables.prediction import BASIS
+from planner.output.tables.shared import counted, layout_in_words, local_argv
+from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlannedWorkload, Sweep, sweep_loads
+from planner.resources import data_dir
+from planner.timing import StepBreakdown
+from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US
+from planner.workload import OF_A_REQUEST
+
+#: Key in the plan's ``memory``, name, colour.
+PIECES = (
+    ("weights_bytes", "weights", 0),
+    ("kv_cache_bytes", "KV cache", 2),
+    ("activation_bytes", "activations", 1),
+    ("cuda_graph_bytes", "graphs", 3),
+    ("non_torch_bytes", "runtime", 4),
+)
+FREE = "unused"
+BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
+SHOWN_OPERATORS = 11
+SHOWN_WHOLE = 8  #: with more plans there are tables only
+GPU_RATE, USER_RATE = "output_throughput_per_gpu", "output_throughput_per_user"
+BATCH, TOKENS = tagged("batch")
+#: Key, heading and unit of the main figures of a plan.
+FIGURES = (
+    (GPU_RATE, "Throughput", "tokens/s per GPU"),
+    (USER_RATE, "Speed", "tokens/s per user"),
+    ("mean_ttft_ms", "TTFT", "ms, mean"),
+    ("mean_tpot_ms", "TPOT", "ms, mean"),
+    ("mean_e2el_ms", "E2EL", "s, mean"),
+)
+SIZES = (*zip(tagged("axes"), ("TP", "PP", "DP"), strict=False), (BATCH, "batch"))
+ChartName = Literal["memory", "pareto", "latency", "operators"]
+
+
+def number(value: Any) -> str:
+    """A figure with three significant digits; a dash where there is none."""
+    if not isinstance(value, int | float):
+        return "-"
+    digits = next((digits for digits, least in enumerate((100, 10, 1)) if abs(value) >= least), None)
+    return f"{value:.3g}" if digits is None else f"{value:,.{digits}f}"
+
+
+def interval_of(figures: Mapping[str, Any], key: str) -> str:
+    """``lo to hi``; a dash where there is none."""
+    low, high = figures.get(f"{key}_lo"), figures.get(f"{key}_hi")
+    return "-" if low is None or high is None else f"{number(low)} to {number(high)}"
+
+
+def layout_of(plan: Plan) -> str:
+    """The GPUs of one server: ``8 x mi300x``."""
+    return f"{plan.num_gpus} x {plan.gpu}"
+
+
+def size_of(plan: Plan) -> str:
+    """The GPUs in all and the servers: ``6 GPUs: 3 x TP 2``."""
+    servers, gpus = (plan.service.replicas, plan.service.total_gpus) if plan.service else (1, plan.num_gpus)
+    return f"{counted(gpus)}: {servers:,} x {layout_in_words(plan)}"
+
+
+def cost_of(plan: Plan) -> str:
+    """The price of all servers, such as ``12.30 USD/h``; empty where it is unknown."""
+    usd = plan.service.usd_per_hour if plan.service else None
+    return "" if usd is None else f"{usd:,.2f} USD/h"
+
+
+# --- charts ------------------------------------------------------------------------------------------------------
+
+
+def charts_of(folder: PlanFolders, local: Local, name: ChartName | None = None) -> list[Chart]:
+    """The charts of that name, or all; latency and operators have one for each plan."""
+    entries = folder.entries
+    sweeps = _sweeps(entries, local, () if name == "memory" else entries)
+    made: dict[ChartName, Callable[[], Sequence[Chart | None]]] = {
+        "memory": lambda: [memory_chart([entry.plan for entry in entries])],
+        "pareto": lambda: [pareto_chart(folder, sweeps)],
+        "latency": lambda: list(map(latency_chart, entries, sweeps)),
+        "operators": lambda: list(map(operators_chart, entries, sweeps)),
+    }
+    return [chart for one in ([name] if name else made) for chart in made[one]() if chart is not None]
+
+
+def _sweeps(entries: Sequence[PlanFolder], local: Local, swept: Sequence[PlanFolder]) -> list[Sweep]:
+    """The loads around each plan in ``swept``; empty for the others."""
+    listed = progress.each(entries, lambda entry: f"loads around the plan of {entry.plan.gpu}")
+    return [sweep_loads(entry.plan, local) if entry in swept else Sweep() for entry in listed]
+
+
+def memory_chart(plans: Sequence[Plan]) -> Chart:
+    """The memory of each GPU, a bar for each plan."""
+    parts = {name: Column(name, form=",.2f", of=f"memory.{key}", unit=GIB) for key, name, _ in PIECES}
+    whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
+    parts[FREE] = Column(FREE, form=",.2f", of=lambda plan: _unused_bytes(plan), unit=GIB)
+    hues = (*(hue for _, _, hue in PIECES), None)
+
+    def bar(plan: Plan) -> Bar:
+        held = [(name, hue, column.value(plan) or 0.0) for (name, column), hue in zip(parts.items(), hues, strict=True)]
+        segments = tuple(Segment(size, hue, name, f"{size:,.1f}") for name, hue, size in held if size > 0)
+        return Bar(layout_of(plan), segments, f"{whole.value(plan) or 0:,.1f} GiB each")
+
+    return Chart(
+        "memory",
+        "Memory of each GPU",
+        "Memory of one GPU while the server runs. The KV cache gets the rest of vLLM's budget; the tokens that fit "
+        "there are the most that a server holds at once.",
+        (BarPanel("GiB", tuple(map(bar, plans)), labels_above=True),),
+        (
+            Column("GiB per GPU", of=layout_of), *parts.values(), whole,
+            Column("KV cache, tokens", form=",", of="memory.kv_cache_tokens"),
+        ),
+        plans,
+    )  # fmt: skip
+
+
+def _unused_bytes(plan: Plan) -> float:
+    held = sum(plan.memory.get(key, 0) for key, _, _ in PIECES)
+    return max(float(plan.memory.get("memory_bytes", 0) - held), 0.0)
+
+
+def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
+    """Tokens/s per GPU against tokens/s per user. None without a search and a replay."""
+    what = "Each point is a setting that no other setting of its GPU beats in both rates."
+    series: list[Series] = []
+    records: list[tuple[str, str, Mapping[str, Any]]] = []
+    for place, (entry, swept) in enumerate(zip(folder.entries, sweeps, strict=True)):
+        gpu, points = entry.plan.gpu, _front(folder, entry)
+        if len(points) < 2 and swept.points:  # no front: the planned server at other loads
+            points = [(f"load {p.load:,.3g}", p.figures) for p in swept.points]
+            what = "Each point is the planned server at another load."
+        if points:
+            series.append(_rates(gpu, place, MARKERS[place % len(MARKERS)], [figures for _, figures in points]))
+            records += [(gpu, words, figures) for words, figures in points]
+        for name, marker, figures in _own_points(entry):
+            series.append(_rates(name, place, marker, [figures], style="points"))
+            records.append((gpu, name, figures))
+    if not records:
+        return None
+    columns = [Column("GPU", of="0"), Column("setting", of="1")]
+    for key, heading in ((USER_RATE, "tokens/s per user"), (GPU_RATE, "tokens/s per GPU")):
+        columns += [Column(heading, form=number, of=f"2.{key}"), Column("90 % interval", of=partial(_interval_at, key))]
+    return Chart(
+        "pareto",
+        "Throughput of a GPU against speed for a user",
+        f"{what} Up and to the right is better. Shades and crosses: the interval that holds 90\u00a0% of measurements.",
+        (LinePanel("output tokens/s per user", "output tokens/s per GPU", tuple(series), x_log=True, y_log=True),),
+        columns,
+        records,
+    )
+
+
+def _interval_at(key: str, record: tuple[str, str, Mapping[str, Any]]) -> str:
+    return interval_of(record[2], key)
+
+
+def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
+    rows = [row for row in folder.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
+    return [
+        (f"TP {row.get('tensor_parallel_size')}, batch {row.get(BATCH)}, {row.get('weight_dtype')}", row)
+        for row in sorted(rows, key=lambda row: float(row[USER_RATE]))
+    ]
+
+
+def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Name, marker and rates of the plan itself, and of its measurement."""
+    if entry.plan.predicted.get(GPU_RATE) and entry.plan.predicted.get(USER_RATE):
+        yield "plan", "o", entry.plan.predicted
+    if entry.measured:
+        keys = "output_throughput", "request_throughput", "mean_e2el_ms"
+        total, rate, e2el_ms = (_positive(entry.measured.result, key) for key in keys)
+        # Little's law where the load is a rate
+        users = entry.plan.workload.max_concurrency or rate * e2el_ms * MS
+        if total and users:
+            yield "measured", "D", {GPU_RATE: total / entry.plan.num_gpus, USER_RATE: total / users}
+
+
+def _positive(result: Mapping[str, Any], key: str) -> float:
+    """A measured figure; 0 for what is none."""
+    value = result.get(key)
+    return float(value) if isinstance(value, int | float) and 0 < value <= MOST_FIGURE else 0.0
+
+
+def _rates(name: str, place: int, marker: str, figures: Sequence[Mapping[str, Any]], style: Style = "solid") -> Series:
+    """Points of both rates, with the intervals that all of them have; those of a single point as a cross."""
+
+    def all_of(key: str) -> tuple[float, ...]:
+        return tuple(float(one[key]) for one in figures) if all(one.get(key) is not None for one in figures) else ()
+
+    def ends_of(key: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        low, high = all_of(f"{key}_lo"), all_of(f"{key}_hi")
+        return (low, high) if low and high else ((), ())
+
+    strong = style == "points"
+    x_ends = ends_of(USER_RATE) if strong else ((), ())
+    return Series(
+        name, all_of(USER_RATE), all_of(GPU_RATE), place, style, marker, *ends_of(GPU_RATE), *x_ends, strong=strong
+    )
+
+
+def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float] | None = None) -> Chart | None:
+    """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None without a replay.
+
+    ``limits_ms`` are targets by latency, instead of the plan's own.
+    """
+    if not swept.points:
+        return None
+    if limits_ms is None:
+        targets = entry.plan.service.targets if entry.plan.service else ()
+        limits_ms = {one.slo.metric: one.limit_ms for one in targets if not one.of_class}
+    axis = "requests/s" if swept.by == "rate" else "requests in flight"
+    columns = [Column(axis, of=_load_words)]
+    for metric in OF_A_REQUEST:
+        for statistic in ("median", "p99"):
+            of = partial(_latency_at, f"{statistic}_{metric}_ms")
+            columns.append(Column(f"{statistic} {metric.upper()}, ms", of=of))
+    return Chart(
+        "latency",
+        f"Latency against load: {layout_of(entry.plan)}",
+        "Each load is a replay of this server. Shades: the interval that holds 90\u00a0% of measurements. The vertical "
+        f"line is the load of the plan. The server computes at most {entry.plan.max_running:,} requests at once; "
+        "others wait.",
+        tuple(_latency_panel(metric, axis, entry, swept, limits_ms.get(metric)) for metric in OF_A_REQUEST),
+        columns,
+        swept.points,
+    )
+
+
+def _load_words(point: LoadPoint) -> str:
+    return f"{point.load:,.3g} (plan)" if point.planned else f"{point.load:,.4g}"
+
+
+def _latency_at(key: str, point: LoadPoint) -> str:
+    return f"{number(point.figures[key])} ({interval_of(point.figures, key)})"
+
+
+def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limit_ms: float | None) -> LinePanel:
+    planned = next((point.load for point in swept.points if point.planned), None)
+    lines = [_latency_line(f"median_{metric}_ms", swept, 0, "solid", "o")]
+    lines.append(_latency_line(f"p99_{metric}_ms", swept, 1, "dashed", "s"))
+    result = entry.measured.result if entry.measured else {}
+    for line in tuple(lines):
+        value = _positive(result, f"{line.name}_{metric}_ms")
+        if planned is not None and value:
+            lines.append(Series(f"measured {line.name}", (planned,), (value,), line.color, "points", "D", strong=True))
+    marks = [Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
+    marks += [Mark("target", y=limit_ms)] if limit_ms is not None else []
+    positive = all(value > 0 for line in lines for value in line.y)
+    logs = {"x_log": swept.by != "rate", "y_log": positive}
+    return LinePanel(axis, "ms", tuple(lines), metric.upper(), marks=tuple(marks), **logs)
+
+
+def _latency_line(key: str, swept: Sweep, color: int, style: Style, marker: str) -> Series:
+    figures = [point.figures for point in swept.points]
+    y, lo, hi = (tuple(float(one[name]) for one in figures if name in one) for name in (key, f"{key}_lo", f"{key}_hi"))
+    lo, hi = (lo, hi) if len(lo) == len(y) else ((), ())
+    return Series(key.split("_")[0], tuple(point.load for point in swept.points), y, color, style, marker, lo, hi)
+
+
+def operators_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
+    """The time of an average step by operator; None without a replay."""
+    if not swept.steps:
+        return None
+    return Chart(
+        "operators",
+        f"Where a step spends its time: {layout_of(entry.plan)}",
+        "The average decode step and the average step with prompt tokens, at the load of the plan. Each bar gives "
+        "microseconds and the bottleneck of the operator. With asynchronous scheduling the host works while the GPU "
+        "does, so the parts add up to more than the whole.",
+        tuple(_step_panel(name, step) for name, step in swept.steps.items()),
+        (
+            Column("step", of="0"),
+            Column("operator", of="1.name"),
+            Column("kernels", form=",", of="1.count"),
+            Column("time, us", form=",.1f", of="1.time_s", unit=US),
+            Column("GFLOP", form=",.2f", of="1.flop", unit=GFLOP),
+            Column("MB", form=",.2f", of="1.bytes", unit=MB),
+            Column("bound by", of="1.bound"),
+        ),
+        [(name, part) for name, step in swept.steps.items() for part in step.parts],
+    )
+
+
+def _step_panel(name: str, step: StepBreakdown) -> BarPanel:
+    parts = sorted(((part.name, part.time_s, part.bound) for part in step.parts), key=lambda part: -part[1])
+    others = sum(time_s for _, time_s, _ in parts[SHOWN_OPERATORS:])
+    bars = tuple(
+        Bar(operator, (Segment(time_s / US, BOUNDS.get(bound, 5)),), f"{time_s / US:,.0f} {bound}".strip())
+        for operator, time_s, bound in (*parts[:SHOWN_OPERATORS], *([("others", others, "")] if others else []))
+    )
+    return BarPanel("microseconds", bars, f"{name}: {step.total_s / MS:,.2f} ms")
+
+
+# --- the page ----------------------------------------------------------------------------------------------------
+
+_NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
+MEASURED = (
+    Column("metric"),
+    Column("unit"),
+    Column("predicted", form=number),
+    Column("bounds", of=lambda line: f"{number(line.lo)} to {number(line.hi)}"),
+    Column("measured", form=number),
+    Column("difference", form="+.1%", of="error"),
+    Column("verdict"),
+)
+REJECTED = (
+    Column("GPU", of="gpu"),
+    Column("model"),
+    Column("setting", of=lambda row: _rejected_setting(row)),
+    Column("reason"),
+)
+
+
+def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
+    """The report as HTML. The curves are predicted with the fits of ``local``."""
+    entries = _best_first(folder)
+    folder = replace(folder, entries=entries)
+    sweeps = _sweeps(entries, local, entries if len(entries) <= SHOWN_WHOLE else ())
+    plans = [entry.plan for entry in entries]
+    context = {
+        "title": f"{plans[0].requested_model} on {', '.join(plan.gpu for plan in plans)}",
+        "model": plans[0].requested_model,
+        "goal": entries[0].file.goal,
+        "load": "; ".join(f"{one.name}: {_lengths(one.workload)}" for one in plans[0].classes)
+        or _lengths(plans[0].workload),
+        "targets": _targets(plans[0]),
+        "planner_version": __version__,
+        "memory": picture(memory_chart(plans)),
+        "pareto": picture(pareto_chart(folder, sweeps)),
+        "entries": [_section(entry, swept) for entry, swept in zip(entries, sweeps, strict=True)],
+        "too_many": len(entries) > SHOWN_WHOLE,
+        "rejected": table_of(REJECTED, folder.rejected),
+        "notes": folder.notes,
+        "palette": style_sheet(),
+    }
+    return environment("report").get_template("report.html.j2").render(context)
+
+
+def command_text(plan: Plan) -> str:
+    """The launch command for the machine itself, an option to the line."""
+    return " \\\n  ".join(command_parts(plan.env, local_argv(plan)))
+
+
+@cache
+def environment(folder: str) -> jinja2.Environment:
+    """The templates of that folder; every value is escaped."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_dir("templates") / folder),
+        undefined=jinja2.StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def _best_first(folder: PlanFolders) -> tuple[PlanFolder, ...]:
+    """In the order of ``recommend``, if it is known."""
+    order = [plan.get("gpu") for plan in (folder.recommendation or {}).get("plans", ()) if isinstance(plan, Mapping)]
+    return tuple(sorted(folder.entries, key=lambda e: order.index(e.plan.gpu) if e.plan.gpu in order else len(order)))
+
+
+def _lengths(sent: PlannedWorkload) -> str:
+    varied = f", varied by {sent.range_ratio:.0%}" if sent.range_ratio else ""
+    return f"{sent.input_len:,} input and {sent.output_len:,} output tokens{varied}"
+
+
+def _arrival(plan: Plan) -> str:
+    sent = plan.workload
+    rate = f"{sent.request_rate:g} requests/s" if sent.request_rate else ""
+    limit = f"{sent.max_concurrency:,} requests in flight" if sent.max_concurrency else ""
+    return ", ".join(filter(None, (rate, limit))) or "all requests sent at once"
+
+
+def _targets(plan: Plan) -> list[str]:
+    """The latency targets, each with its prediction and the bound that has to meet it."""
+    service = plan.service
+    return (
+        [
+            f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()}"
+            f"{target.of_class and f' for {target.of_class}'} at most {target.limit_ms:,.5g} ms: "
+            f"{number(target.predicted_ms)} ms predicted, at most {number(target.expected_ms)} ms with "
+            f"{service.confidence:.0%} confidence"
+            for target in service.targets
+        ]
+        if service
+        else []
+    )
+
+
+def figures_of(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The main figures of a plan, each with heading, unit, value and interval."""
+    in_s = {key: value * MS for key, value in figures.items() if isinstance(value, int | float)}
+    shown = [(in_s if unit.startswith("s,") else figures, key, heading, unit) for key, heading, unit in FIGURES]
+    return [
+        {"heading": heading, "unit": unit, "value": number(known.get(key)), "interval": interval_of(known, key)}
+        for known, key, heading, unit in shown
+    ]
+
+
+def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
+    """The section of a plan, and its row in the table of plans."""
+    plan = entry.plan
+    anchor = "plan-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in plan.gpu)
+    held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}
+    return {
+        "plan": plan,
+        "anchor": anchor,
+        "layout": layout_of(plan),
+        "size": ", ".join(filter(None, (size_of(plan), cost_of(plan)))),
+        "figures": figures_of(plan.predicted),
+        "arrival": _arrival(plan),
+        "command": command_text(plan),
+        "settings": [
+            *((name, _plain(getattr(plan, name))) for name in PLANNED),
+            *((key, f"{value / GIB:,.2f} GiB") for key, value in held.items() if isinstance(value, int | float)),
+        ],
+        "warnings": (*plan.warnings, *swept.notes),
+        "latency": picture(latency_chart(entry, swept), anchor),
+        "operators": picture(operators_chart(entry, swept), anchor),
+        "missing": swept.missing,
+        "measured": table_of(MEASURED, list(compare_plan(entry.measured))) if entry.measured else None,
+        "not_measured": entry.not_measured,
+        "scripts": entry.scripts,
+        "folder": entry.directory.name or str(entry.directory),
+        "sources": list(_sources(entry, swept)),
+    }
+
+
+def _sources(entry: PlanFolder, swept: Sweep) -> Iterator[tuple[str, str]]:
+    file, plan = entry.file, entry.plan
+    yield "engine", f"vLLM {plan.engine_version}"
+    yield "image", f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM"
+    yield "calibration", plan.calibration
+    if swept.basis:
+        yield "efficiencies", BASIS.get(swept.basis, swept.basis)
+    yield "planner", f"{file.planner_version}, plan {plan.digest}"
+    yield "command", file.command
+
+
+def _rejected_setting(row: Mapping[str, Any]) -> str:
+    sizes = [f"{name} {row[key]}" for key, name in SIZES if row.get(key) and (row[key] != 1 or name == "TP")]
+    cache = row.get("kv_cache_dtype")
+    return ", ".join([*sizes, *([f"{cache} KV cache"] if cache and cache != "auto" else [])]) or "-"
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
+    """A chart for the template: both drawings and its words. ``within`` is the id of its section."""
+    if chart is None:
+        return None
+    name = f"{within}-{chart.name}" if within else chart.name
+    return {
+        "name": name,
+        "title": chart.title,
+        "description": chart.description,
+        "wide": svg(chart, CHART_WIDTH, part_of=name),
+        "narrow": svg(chart, NARROW, part_of=name),
+        "table": table_of(chart.columns, chart.records),
+    }
+
+
+def table_of(columns: Sequence[Column], records: Sequence[Any]) -> dict[str, Any]:
+    """A table for the template; columns of numbers are right-aligned."""
+    rows = [[column.cell(column.value(record)) for column in columns] for record in records]
+    numeric = [all(_NUMBER.fullmatch(row[at]) for row in rows) for at in range(len(columns))]
+    return {"headings": [column.title for column in columns], "rows": rows, "numeric": numeric}
