@@ -65,7 +65,14 @@ esac
     "sleep": """if [[ -e "$state/waiting_is_real" ]]; then exec /bin/sleep "$1"; fi""",
     "sudo": """exec "$@" """,
     "sysctl": """echo "${!###*=}" >"$state/root/proc/sys/kernel/numa_balancing" """,
-    "python3": """mkdir -p "$3/bin"; ln -sf "$state/python" "$state/lm_eval" "$3/bin/" """,
+    "python3": """
+[[ ! -e "$state/no_venv" ]] || exit 1
+if [[ "$1 $2" == "-m venv" ]]; then
+  rm -rf "${!#}"
+  mkdir -p "${!#}/bin"
+  ln -s "$state/python" "$state/lm_eval" "${!#}/bin/"
+fi
+""",
     "nvidia-smi": """
 [[ -e "$state/nvidia_down" ]] && { echo "NVIDIA-SMI has failed"; exit 9; }
 case "$*" in
@@ -145,8 +152,12 @@ class Machine(StandIns):
         super().__init__(root, TOOLS, _STUBS)
         (self.state / "nvidia").mkdir()
         self.fake_root = self.state / "root"
-        self.program(self.bin / "df", f"#!/bin/bash\nprintf 'Avail\\n%s\\n' {free_gb * 10**9 // 1024}\n")
-        self.stub(self.state / "python", name="pip")
+        free = (
+            f"if [[ $1 == -k ]]; then printf 'Avail\\n{free_gb * 10**9 // 1024}\\n'; else printf 'Mounted\\n/\\n'; fi\n"
+        )
+        self.program(self.bin / "df", f"#!/bin/bash\n{free}")
+        # of the environment that "python3 -m venv" makes
+        self.stub(self.state / "python", '[[ "$1" != -c || ! -e "$state/import_fails" ]]\n', name="pip")
         self.stub(self.state / "lm_eval", 'mkdir -p "${!#}"; [[ ! -e "$state/lm_eval_fails" ]]\n')
         self.program(self.state / "reload", _RELOAD.replace("{state}", str(self.state)))
         self.program(self.state / "topology", _TOPOLOGY.replace("{state}", str(self.state)))

@@ -105,6 +105,11 @@ def b200() -> Plan:
     )  # fmt: skip
 
 
+def b200_newer(image: str = "vllm/vllm-openai:v0.27.1", **env: str) -> Plan:
+    """The B200 plan with a release whose image has CUDA 13."""
+    return b200().model_copy(update={"engine_version": "0.27.1", "image": image, "env": env})
+
+
 def partition(gpu: str = "mi300x-cpx", **changes: Any) -> Plan:
     """A 7B model in one 24 GB partition of an MI300X."""
     model = "meta-llama/Llama-2-7b-chat-hf"
@@ -182,6 +187,9 @@ MATRIX = {
         partition("mi300x-qpx", num_gpus=2, tensor_parallel_size=2, env={"HIP_VISIBLE_DEVICES": "0,1"})
     ),
     "h100-gated": emission(b200().model_copy(update={"gpu": "h100-sxm", "gated": True})),
+    "b200-cuda-13": emission(b200_newer()),
+    "b200-cu129": emission(b200_newer("vllm/vllm-openai:v0.27.1-cu129")),
+    "b200-compatible": emission(b200_newer(VLLM_ENABLE_CUDA_COMPATIBILITY="1")),
     "local-folder": emission(plan(model="/models/my llama", serve_argv=serve("/models/my llama", port="9000"))),
     "short-context": emission(plan(max_model_len=1024, docker_args=(), warnings=())),
     "cpu": emission(plan(gpu="cpu", platform="cpu", docker_args=(), image="vllm/vllm-openai-cpu:latest")),

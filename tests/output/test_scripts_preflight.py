@@ -53,6 +53,10 @@ BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
     ("mi300x-cpx-nps4", lambda m: m.fake_all("current_memory_partition", "NPS1"),
      "partitioned as CPX/NPS1, the plan needs CPX/NPS4", "partition.sh"),
     ("b200-x2", lambda m: m.set(nvidia_down=""), "nvidia-smi does not answer", "575 or newer"),
+    ("b200-x2", lambda m: m.set_nvidia("driver_version", ["520.61.05"]),
+     "driver is 520.61.05, the image needs 575", "install the NVIDIA driver 575 or newer"),
+    ("b200-cuda-13", lambda m: m.set_nvidia("driver_version", ["575.57.08"]),
+     "driver is 575.57.08, the image needs 580", "--env VLLM_ENABLE_CUDA_COMPATIBILITY=1"),
     ("b200-x2", lambda m: m.set(docker_info="Kernel Version: 6.8-nvidia"),
      "cannot reach NVIDIA GPUs", "Container Toolkit"),
     ("b200-x2", lambda m: m.set_nvidia("compute_cap", ["10.0", "9.0"]), "1 GPUs of compute capability 10.0, 2 needed",
@@ -151,7 +155,7 @@ def test_preflight_looks_at_disk_port_and_token(machine: MakeMachine) -> None:
         port = str(taken.getsockname()[1])
         done = here.run("preflight.sh", PORT=port, HF_HOME=f"{here.home}/a:b")
     for cause in (
-        f"10 GB free in {here.home}, 73 GB to download",
+        "10 GB free in /, 81 needed: 73 GB for the model, 8 GB for lm_eval",
         f"port {port} is taken",
         "is gated and HF_TOKEN is not set",
         "with a colon in its path",
@@ -161,13 +165,46 @@ def test_preflight_looks_at_disk_port_and_token(machine: MakeMachine) -> None:
 
 
 def test_a_model_on_disk_needs_neither_space_nor_token(machine: MakeMachine) -> None:
-    here = machine("h100-gated", free_gb=1)
+    here = machine("h100-gated", free_gb=8)
     cache = here.home / ".cache/huggingface/hub/models--nvidia--Llama-3.3-70B-Instruct-FP4"
     cache.mkdir(parents=True)
     here.program(here.bin / "du", "#!/bin/bash\nprintf '71500000\\t.'\nexit 1\n")  # KiB: 73.2 GB; one file unreadable
     done = here.run("preflight.sh")
     assert done.returncode == 0, done.stdout
     assert "none is needed: the model is on disk" in done.stdout
+
+
+def test_preflight_counts_the_image_and_warns_of_what_only_accuracy_needs(machine: MakeMachine) -> None:
+    here = machine("h100-gated", free_gb=100)
+    (here.state / "image").unlink()
+    here.set(no_venv="")
+    done = here.run("preflight.sh", HF_TOKEN="token")
+    assert (
+        done.returncode == 1 and "100 GB free in /, 121 needed: 40 GB for the image, 73 GB for the model" in done.stdout
+    )
+    assert "WARN  python3 cannot make an environment" in done.stdout and "python3-venv" in done.stdout
+    here.set(image="")
+    done = here.run("preflight.sh", HF_TOKEN="token")
+    assert done.returncode == 0 and "81 needed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "warned"),
+    [
+        ("b200-x2", "570.133", True),
+        ("b200-x2", "575.57", False),
+        ("b200-cuda-13", "580.65", False),
+        ("b200-cu129", "575.57", False),
+        ("b200-compatible", "570.133", True),
+    ],
+)
+def test_an_older_driver_is_a_warning_where_it_can_run_the_cuda_of_the_image(
+    machine: MakeMachine, name: str, driver: str, *, warned: bool
+) -> None:
+    here = machine(name)
+    here.set_nvidia("driver_version", [driver])
+    done = here.run("preflight.sh")
+    assert done.returncode == 0 and ("WARN  the NVIDIA driver" in done.stdout) is warned, done.stdout
 
 
 def test_preflight_is_ready_where_the_plan_is_being_served(machine: MakeMachine) -> None:

@@ -281,7 +281,7 @@ def test_accuracy_asks_the_server_of_the_plan(machine: MakeMachine) -> None:
     (here.state / "lm_eval_fails").unlink()
     done = here.run("accuracy.sh")
     assert done.returncode == 0 and "0.9052" in done.stdout
-    assert len(here.calls("pip")) == 1, "installed once"
+    assert len(here.calls("pip")) == 2, "installed and imported once"
     called = here.calls("lm_eval")[-1]
     assert called[called.index("--tasks") + 1] == "gsm8k"
     arguments = json.loads(called[called.index("--model_args") + 1])
@@ -289,6 +289,32 @@ def test_accuracy_asks_the_server_of_the_plan(machine: MakeMachine) -> None:
     assert arguments["base_url"] == "http://127.0.0.1:8123/v1/completions"
     here.forget()
     assert "already measured" in here.run("accuracy.sh").stdout and here.calls("lm_eval") == []
+
+
+def test_accuracy_uses_no_environment_that_cannot_be_imported(machine: MakeMachine) -> None:
+    here = machine()
+    here.run("launch.sh")
+    here.set(import_fails="")
+    assert here.run("accuracy.sh").returncode != 0 and here.calls("lm_eval") == []
+    assert not (here.plan / ".lm_eval/complete").exists()
+    (here.state / "import_fails").unlink()
+    (here.plan / ".lm_eval/complete").touch()  # as an earlier version left it
+    (here.plan / ".lm_eval/old").touch()
+    here.forget()
+    assert here.run("accuracy.sh").returncode == 0
+    install, imports = here.calls("pip")
+    assert {"lm-eval[api]==0.4.9.1", "transformers==4.57.1"} <= set(install) and "lm_eval" in imports[-1]
+    assert not (here.plan / ".lm_eval/old").exists(), "made anew"
+    here.forget()
+    assert here.run("accuracy.sh", FORCE="1").returncode == 0 and here.calls("pip") == []
+
+
+def test_accuracy_names_the_package_that_is_missing(machine: MakeMachine) -> None:
+    here = machine()
+    here.run("launch.sh")
+    here.set(no_venv="")
+    done = here.run("accuracy.sh")
+    assert done.returncode == 1 and "apt-get install python3-venv" in done.stderr
 
 
 def test_accuracy_says_when_the_context_is_too_short(machine: MakeMachine) -> None:

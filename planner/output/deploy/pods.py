@@ -21,15 +21,12 @@ from planner.output.scripts.emission import (
     host_kv_gib,
     join_of,
     local_folder,
+    start_timeout_s,
 )
 from planner.output.scripts.text import option
 from planner.planning import Plan
 from planner.units import GIB, whole_number
 
-#: Start-up beside reading the weights: compiling, capturing graphs, the profile run. An allowance, not a prediction.
-START_ALLOWANCE_S = 900
-#: A slow link to the hub. At this rate the weights of a 70B model in FP8 take 12 minutes.
-DOWNLOAD_BYTES_PER_S = 100e6
 #: vLLM's own example for Kubernetes gives one GPU 2 GiB of shared memory; NCCL and RCCL need more of it for each more.
 SHM_GIB_PER_GPU = 2
 SHM_GIB_AT_LEAST = 8
@@ -125,7 +122,6 @@ def describe(emission: Emission, site: Site, command: str) -> Pods:
     _check_nodes(emission, nodes, planned)
     gpus = plan.num_gpus // nodes
     own_env = {name: value for name, value in plan.env.items() if name not in PLACEMENT_VARIABLES}
-    load_s = emission.checkpoint_bytes / DOWNLOAD_BYTES_PER_S
     return Pods(
         emission,
         site,
@@ -138,7 +134,7 @@ def describe(emission: Emission, site: Site, command: str) -> Pods:
         env={**own_env, "HF_HOME": MODEL_CACHE},
         docker=_docker_options(plan.docker_args),
         port=_port(plan),
-        start_timeout_s=site.start_timeout_s or 60 * ceil((START_ALLOWANCE_S + load_s) / 60),
+        start_timeout_s=site.start_timeout_s or start_timeout_s(emission.checkpoint_bytes),
         # vLLM also has KV blocks of the host in shared memory (0.32, NVIDIA)
         shm_gib=max(SHM_GIB_AT_LEAST, SHM_GIB_PER_GPU * gpus) + host_kv_gib(plan),
         cache_gib=ceil(1.2 * emission.checkpoint_bytes / GIB) + 1,

@@ -28,6 +28,7 @@ from planner.engine import (
     LOOPBACK,
     PLANNED,
     SETTINGS,
+    env_status,
     flag_status,
     parse_version,
     tagged,
@@ -42,7 +43,16 @@ from planner.units import GB, GIB, MIB, whole_number
 PORT = 8000  #: vLLM's own
 MODEL_CACHE = "/huggingface"  #: HF_HOME of the host, as the container sees it
 RESULTS = "/results"  #: the folder ``results``, as the container sees it
-LM_EVAL_REQUIREMENT = "lm-eval[api]==0.4.9.1"  #: the release that the NVIDIA recipe pins
+#: The release of lm_eval that the NVIDIA recipe pins, and what it imports as of the time it came out: its import fails
+#: with transformers 5, which no longer has ``AutoModelForVision2Seq``.
+LM_EVAL_REQUIREMENTS = (
+    "lm-eval[api]==0.4.9.1", "accelerate==1.11.0", "datasets==3.6.0", "evaluate==0.4.6", "numpy<3", "pandas<3",
+    "peft==0.17.1", "torch==2.9.0", "transformers==4.57.1",
+)  # fmt: skip
+#: Imports what accuracy.sh uses.
+LM_EVAL_IMPORT = "import lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions"
+LM_EVAL_GB = 8  #: of that environment
+IMAGE_GB = {"cuda": 40, "rocm": 60}  #: room that preflight.sh asks for
 ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
 #: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens, rounded up
 ACCURACY_MAX_MODEL_LEN = 1536
@@ -50,7 +60,16 @@ ACCURACY_MAX_MODEL_LEN = 1536
 WARM_UP_PROMPTS, WARM_UP_OUTPUT_LEN = 8, 64
 #: Distance between seeds: no client sends prompts that a prefix cache has seen from another.
 SEED_STEP = 1000
-OLDEST_CUDA_DRIVER = 575  #: of the NVIDIA recipe
+#: NVIDIA drivers for vLLM's images, by the first release: the one of their CUDA, and the oldest that can run it.
+#: CUDA 13 from 0.20 on, CUDA 12 before, whose minor versions share their drivers.
+CUDA_DRIVERS = {(0, 20): (580, 580), (0, 0): (575, 525)}
+CUDA_COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"  #: lets the image's own libraries stand in for a newer driver
+OLDEST_COMPATIBLE_DRIVER = 535  #: with that variable, on data-centre GPUs only
+#: Start-up beside reading the weights: compiling, capturing graphs, the profile run. An allowance, not a prediction.
+START_ALLOWANCE_S = 900
+#: A slow link to the hub. At this rate the weights of a 70B model in FP8 take 12 minutes.
+DOWNLOAD_BYTES_PER_S = 100e6
+LEAST_LAUNCH_TIMEOUT_S = 3600  #: of launch.sh, which nobody restarts
 #: Drivers differ by a few MiB in the memory that they report for the same GPU.
 _DRIVER_VARIATION = 0.01
 #: Variables that choose GPUs. launch.sh, or the platform of a deployment, sets them.
@@ -253,6 +272,11 @@ def warm_up_argv(plan: Plan, bench_argv: Sequence[str] = (), servers: int = 1) -
     return words
 
 
+def start_timeout_s(checkpoint_bytes: int) -> int:
+    """Seconds until a server that downloads its weights first has to answer, in whole minutes."""
+    return 60 * ceil((START_ALLOWANCE_S + checkpoint_bytes / DOWNLOAD_BYTES_PER_S) / 60)
+
+
 def gfx_target_version(architecture: str) -> str:
     """The number that the KFD driver prints for an architecture: 90402 for gfx942, 90010 for gfx90a."""
     digits = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", architecture)
@@ -292,6 +316,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
         **_benchmark(plan, plan.bench_argv, result_name(plan)),
         "results": RESULTS,
         "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
+        "image_gb": IMAGE_GB.get(plan.platform, 0),
+        "start_timeout_s": max(LEAST_LAUNCH_TIMEOUT_S, start_timeout_s(emission.checkpoint_bytes)),
         "disk_includes": emission.disk_includes,
         "serve_command": shlex.join(plan.serve_argv),
         "settings": tuple(
@@ -385,7 +411,7 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         "gfx_target": gfx_target_version(profile.architecture) if profile.vendor == "amd" else "",
         "architecture": profile.architecture,
         "compute_capability": f"{capability[0]}.{capability[1]}" if capability else "",
-        "oldest_driver": OLDEST_CUDA_DRIVER,
+        **_drivers(plan),
         "compute_mode": partition.compute_mode if partition else "SPX",
         "memory_mode": partition.memory_mode if partition else "NPS1",
     }
@@ -393,6 +419,22 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         names |= join_names(plan, join_of(plan, gpus_each), plan.nodes)
         names["host_argv"] = with_option(plan.serve_argv, "--host", LOOPBACK)
     return names
+
+
+def _drivers(plan: Plan) -> dict[str, Any]:
+    """The NVIDIA driver of the image's CUDA, and the oldest that can run it."""
+    version = parse_version(plan.engine_version)
+    cuda_12 = "cu12" in plan.image.rpartition(":")[2]
+    since = (0, 0) if cuda_12 else next(since for since in CUDA_DRIVERS if version.release >= since)
+    planned, oldest = CUDA_DRIVERS[since]
+    fix = f"install the NVIDIA driver {planned} or newer"
+    if plan.env.get(CUDA_COMPATIBILITY) == "1":
+        oldest = OLDEST_COMPATIBLE_DRIVER
+    elif oldest == planned and env_status(version, CUDA_COMPATIBILITY):
+        fix += (
+            f"; on a data-centre GPU with {OLDEST_COMPATIBLE_DRIVER} or newer, plan with --env {CUDA_COMPATIBILITY}=1"
+        )
+    return {"planned_driver": planned, "oldest_driver": oldest, "driver_fix": fix}
 
 
 def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
@@ -428,7 +470,9 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         given = {name: _typed(value) for name, value in pairs.items() if name not in _ADDED_BY_SCRIPT}
         arguments = {"model": served_name(plan), **given}
     return {
-        "lm_eval_requirement": LM_EVAL_REQUIREMENT,
+        "lm_eval_requirements": LM_EVAL_REQUIREMENTS,
+        "lm_eval_import": LM_EVAL_IMPORT,
+        "lm_eval_gb": LM_EVAL_GB,
         # JSON, because lm_eval cuts its other form at every comma
         "accuracy_arguments": json.dumps(arguments),
         "accuracy_batch_size": option(emission.accuracy, "--batch_size") or "",
@@ -450,8 +494,8 @@ def _manual_steps(emission: Emission) -> Iterator[str]:
     drivers = {
         "rocm": "install the amdgpu driver (of ROCm 6.4 or newer for partitions) and docker; add your user to the "
         "groups docker and video",
-        "cuda": f"install the NVIDIA driver {OLDEST_CUDA_DRIVER} or newer, docker and the NVIDIA Container Toolkit; "
-        "add your user to the group docker",
+        "cuda": f"{_drivers(plan)['driver_fix']}, docker and the NVIDIA Container Toolkit; add your user to the group "
+        "docker",
         "cpu": f"install vLLM {plan.engine_version} for CPUs",
     }
     yield f"{drivers[plan.platform]}; preflight.sh checks it"

@@ -42,6 +42,7 @@ if running; then
   exit 0
 fi
 obtain=(docker pull "$image")
+image_gb=0 # to come
 if docker image inspect "$image" >/dev/null 2>&1; then
   ok "the image $image is present"
 elif ((apply)) && "${obtain[@]}" >&2; then
@@ -49,6 +50,7 @@ elif ((apply)) && "${obtain[@]}" >&2; then
 elif ((apply)); then
   fail "the image $image is not available" "read what ${obtain[*]} prints above"
 else
+  image_gb=60
   warn "the image $image is missing: the first start pulls it" "${obtain[*]} (or $here/preflight.sh --apply)"
 fi
 if command -v curl >/dev/null; then
@@ -127,7 +129,19 @@ else
   ok "automatic NUMA balancing is off"
 fi
 
-# --- disk, port, token -----------------------------------------------------------------------------------------------
+# --- disk, python, port, token ---------------------------------------------------------------------------------------
+declare -A needed_gb=() purposes=() # by file system
+need() { # GB FOLDER PURPOSE
+  local disk
+  disk=$({ df --output=target "$2" 2>/dev/null || true; } | tail -n 1)
+  if [[ -z "$disk" ]]; then return; fi # it is on another machine
+  needed_gb[$disk]=$((${needed_gb[$disk]:-0} + $1))
+  purposes[$disk]+="${purposes[$disk]:+, }$1 GB for $3"
+}
+if ((image_gb > 0)); then
+  images=$(docker info --format '{{.DockerRootDir}}' 2>/dev/null || echo /)
+  need "$image_gb" "$images" "the image"
+fi
 existing=$models
 while [[ ! -d "$existing" ]]; do existing=$(dirname "$existing"); done
 if [[ "$existing" == "$models" || -w "$existing" ]]; then
@@ -141,11 +155,20 @@ if [[ -d "$cached" ]]; then
   cached_gb=$(($({ du -s -k "$cached" 2>/dev/null || true; } | cut -f 1) * 1024 / 1000000000))
 fi
 need_gb=$((73 - cached_gb))
-free_gb=$(($(df -k --output=avail "$existing" | tail -n 1) * 1024 / 1000000000))
-if ((free_gb >= need_gb)); then
-  ok "$free_gb GB free for the model, $((need_gb > 0 ? need_gb : 0)) GB to download"
+if ((need_gb > 0)); then need "$need_gb" "$existing" "the model"; fi
+if [[ ! -e "$here/.lm_eval/complete" ]]; then need 8 "$here" "lm_eval of accuracy.sh"; fi
+for disk in "${!needed_gb[@]}"; do
+  free_gb=$(($(df -k --output=avail "$disk" | tail -n 1) * 1024 / 1000000000))
+  if ((free_gb >= needed_gb[$disk])); then
+    ok "$free_gb GB free in $disk, ${needed_gb[$disk]} needed: ${purposes[$disk]}"
+  else
+    fail "$free_gb GB free in $disk, ${needed_gb[$disk]} needed: ${purposes[$disk]}" "free some space, or move HF_HOME, this folder or the images of containers to a larger disk"
+  fi
+done
+if python3 -c 'import ensurepip, venv' 2>/dev/null; then
+  ok "python3 makes environments"
 else
-  fail "$free_gb GB free in $existing, $need_gb GB to download" "free some space, or set HF_HOME to a folder on a larger disk"
+  warn "python3 cannot make an environment, which accuracy.sh needs" "on Debian and Ubuntu: sudo apt-get install python3-venv"
 fi
 if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
   fail "port $port is taken" "stop the program that listens there, or set PORT to a free port"
