@@ -214,6 +214,8 @@ class Serving:
 
         engine = self.engine_of(bench)
         check_load(load, engine.config.max_model_len, self.resolved.resolved)
+        if bench == "latency" and engine.config.enable_prefix_caching:  # it sends the same prompts again and again
+            load = replace(load, prefix_cache_hit_rate=1.0)
         return Prediction.of(engine, load, bench=bench, **asked)
 
     def capacity(
@@ -242,8 +244,15 @@ class Serving:
         return Capacity(self.deployment, load, Targets(slos, by, confidence=confidence))
 
     def engine_of(self, bench: Bench) -> Deployment:
-        """The engine that a benchmark measures. Raises as ``memory``."""
-        return self.deployment if bench == "serve" else self.offline
+        """The engine that a benchmark measures. Raises as ``memory``.
+
+        ``vllm bench latency`` keeps no prefixes unless it is told to (``vllm/benchmarks/latency.py``, since 0.9.1).
+        """
+        if bench == "serve":
+            return self.deployment
+        if bench == "latency" and self.args.enable_prefix_caching is None and self.version.release >= (0, 9, 1):
+            return self.changed(enable_prefix_caching=False).offline
+        return self.offline
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import Prediction, estimate
+from planner.planning.serving import Serving
 from planner.workload.load import Load
 
 
@@ -112,3 +113,15 @@ def test_prompts_are_admitted_whole_in_v0_and_from_0_19_on(release: str, reserve
     assert found.config.enable_chunked_prefill
     assert found.limits(2048).scheduler_reserve_full_isl is reserves
     assert found.limits(2048).watermark == watermark
+
+
+@pytest.mark.parametrize(
+    ("release", "given", "cached"), [("0.8.5", None, True), ("0.9.1", None, False), ("0.22.0", True, True)]
+)
+def test_latency_has_the_cache_that_its_benchmark_keeps(release: str, given: bool | None, cached: bool) -> None:
+    """``vllm bench latency`` sends the same prompts again and again, and keeps no prefixes by default since 0.9.1."""
+    serving = Serving("meta-llama/Llama-3.1-8B", "h100", engine_version=release, enable_prefix_caching=given)
+    prediction = serving.predict(Load(2048, 16, 8), bench="latency")
+    assert prediction.deployment.config.enable_prefix_caching is cached
+    # whole blocks of 16 tokens, never the last token
+    assert set(prediction.replay.cached_tok.tolist()) == {2032 if cached else 0}
