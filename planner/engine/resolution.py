@@ -8,7 +8,8 @@ summary). Nothing here looks at memory: whether the settings fit is another ques
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from math import inf
+from typing import Any, Literal
 
 from planner.engine.beside import check_speculative_config, ignored_lora_flags, resolve_lora
 from planner.engine.features import (
@@ -120,9 +121,9 @@ class _Resolver:
             "max_model_len": max_model_len,
             "max_num_seqs": seqs,
             "max_num_batched_tokens": tokens,
-            "gpu_memory_utilization": self._utilization(found),
+            "gpu_memory_utilization": self._or("gpu_memory_utilization", found.default_gpu_memory_utilization),
             "block_size": self._block_size(),
-            "enable_prefix_caching": self._prefix_caching(found),
+            "enable_prefix_caching": self._or("enable_prefix_caching", prefix_caching(self.model, found)),
             "async_scheduling": self._async_scheduling(found),
             "enable_chunked_prefill": chunked,
             "engine": engine,
@@ -136,6 +137,12 @@ class _Resolver:
     def _took(self, what: str) -> None:
         if what:
             self.taken.append(what)
+
+    def _or(self, name: str, default: Any) -> Any:
+        """A setting as asked for, else the default of the version, which is noted."""
+        asked = getattr(self.args, name)
+        self._took(f"{name} {default} (vLLM {self.version})" if asked is None else "")
+        return default if asked is None else asked
 
     def _check_options(self) -> None:
         """Values out of bounds, and options that the version or the device does not have."""
@@ -293,29 +300,27 @@ class _Resolver:
             )
         return asked
 
-    def _utilization(self, found: Features) -> float:
-        asked, default = self.args.gpu_memory_utilization, found.default_gpu_memory_utilization
-        self._took("" if asked else f"gpu_memory_utilization {default} (vLLM {self.version})")
-        return asked or default
-
     def _chunked_prefill(self, found: Features, max_model_len: int) -> bool:
-        asked, drafts = self.args.enable_chunked_prefill, self.args.speculative_config
-        if drafts and found.engine == "V0":  # left off by default (arg_utils.py), limited where it is asked for
-            if asked:
-                raise IllegalPlanError(
-                    f"--enable-chunked-prefill: with speculative decoding by vLLM {self.version} (V0) it is not "
-                    "modelled",
-                    hint="leave it out",
-                )
-            return False
-        if asked is None:  # V0 leaves it off beside adapters (arg_utils.py)
-            beside_lora = self.args.enable_lora and found.engine == "V0"
-            return not beside_lora and chunked_prefill(self.model, max_model_len, found)
-        if not asked and found.engine == "V1" and self.version.release < (0, 11, 1):
+        """On in V1. V0 splits prompts of long contexts, but not with images, MLA, sliding windows, drafts or adapters
+        (``arg_utils.py``)."""
+        asked, drafts, model = self.args.enable_chunked_prefill, self.args.speculative_config, self.model
+        if drafts and found.engine == "V0" and asked:
+            raise IllegalPlanError(
+                f"--enable-chunked-prefill: with speculative decoding by vLLM {self.version} (V0) it is not modelled",
+                hint="leave it out",
+            )
+        if asked is False and found.engine == "V1" and self.version.release < (0, 11, 1):
             raise IllegalPlanError(
                 f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks", hint="leave it out"
             )
-        return asked
+        if asked is not None:
+            return asked
+        if found.engine == "V1":
+            return True
+        above = inf if found.chunked_prefill_above is None else found.chunked_prefill_above
+        latents = uses_latent_attention(model) and found.latents != "heads"
+        windows = any(isinstance(m, Attention) and m.window for m in model.mixers())
+        return max_model_len > above and not (self.args.enable_lora or drafts or model.vision or windows or latents)
 
     def _batch(self, found: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
         """(max_num_batched_tokens, max_num_seqs), as asked for or by default, if vLLM accepts them together."""
@@ -324,7 +329,10 @@ class _Resolver:
         world = args.tensor_parallel_size * args.pipeline_parallel_size
         tokens, seqs = batch_defaults(self.profile, self.version, self.usage, world_size=world)
         if found.engine == "V0":
-            tokens, seqs = v0_batched_tokens(self.version, self.model, max_model_len, chunked=chunked), 256
+            # SchedulerConfig: a whole context, unless prompts are split; an image is never
+            whole = max(max_model_len, 2048, _V0_MULTIMODAL_TOKENS if self.model.vision else 0)
+            chunk = 512 if self.version.release < (0, 6, 5) else _V0_CHUNK_TOKENS
+            tokens, seqs = chunk if chunked else whole, 256
         elif not chunked:
             tokens = max(tokens, max_model_len)
         seqs = asked_seqs or seqs
@@ -340,18 +348,17 @@ class _Resolver:
                 f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}",
                 hint="give each sequence of a batch at least one token",
             )
-        late = found.absorbs_latents and uses_latent_attention(self.model) and self._chunks_at_first(max_model_len)
+        # 0.7.1 to 0.7.3 check the token budget before they see MLA, which switches chunks off
+        at_first = args.enable_chunked_prefill
+        if at_first is None:
+            at_first = max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda"
+        late = found.absorbs_latents and uses_latent_attention(self.model) and at_first
         if not chunked and tokens < max_model_len and not late:
             raise IllegalPlanError(
                 f"--max-num-batched-tokens {tokens} is less than --max-model-len {max_model_len} without chunks",
                 hint=f"raise it to {max_model_len}, lower --max-model-len, or use --enable-chunked-prefill",
             )
         return tokens, seqs
-
-    def _chunks_at_first(self, max_model_len: int) -> bool:
-        """True if V0 would chunk without MLA: 0.7.1 to 0.7.3 check the token budget before they see MLA."""
-        asked = self.args.enable_chunked_prefill
-        return max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda" if asked is None else asked
 
     def _block_size(self) -> int:
         asked = self.args.block_size
@@ -365,13 +372,6 @@ class _Resolver:
                 )
             return asked
         return block_size(self.model, self.profile, self.version)
-
-    def _prefix_caching(self, found: Features) -> bool:
-        if self.args.enable_prefix_caching is not None:
-            return self.args.enable_prefix_caching
-        value = prefix_caching(self.model, found)
-        self._took(f"enable_prefix_caching {value} (vLLM {self.version})")
-        return value
 
     def _async_scheduling(self, found: Features) -> bool:
         asked = self.args.async_scheduling
@@ -392,24 +392,11 @@ class _Resolver:
                 f"--async-scheduling: vLLM {self.version} refuses it with --pipeline-parallel-size above 1",
                 hint="leave it out, or use --tensor-parallel-size instead",
             )
-        if asked is not None:
-            return asked
-        value = found.async_scheduling and not pipelined and (not drafts or drafts.method in ("mtp", "eagle", "eagle3"))
-        self._took(f"async_scheduling {value} (vLLM {self.version})")
-        return value
+        drafted = not drafts or drafts.method in ("mtp", "eagle", "eagle3")
+        return bool(self._or("async_scheduling", found.async_scheduling and not pipelined and drafted))
 
 
 # --- defaults by version ----------------------------------------------------------------------------------------------
-
-
-def chunked_prefill(model: Model, max_model_len: int, found: Features) -> bool:
-    """On in V1. V0 splits prompts of long contexts, but not with images, MLA or sliding windows (``arg_utils.py``)."""
-    if found.chunked_prefill_above is None or max_model_len <= found.chunked_prefill_above:
-        return False
-    if found.engine == "V1":
-        return True
-    windows = any(isinstance(m, Attention) and m.window for m in model.mixers())
-    return not (model.vision or windows or (uses_latent_attention(model) and found.latents != "heads"))
 
 
 def prefix_caching(model: Model, found: Features) -> bool:
@@ -436,14 +423,6 @@ def batch_defaults(
         return (16384, 1024) if offline else (8192, 1024)
     small_seqs = 1024 if version.release < (0, 8, 4) else 256
     return (8192, small_seqs) if offline else (2048, small_seqs)
-
-
-def v0_batched_tokens(version: EngineVersion, model: Model, max_model_len: int, *, chunked: bool) -> int:
-    """max_num_batched_tokens of a V0 engine: a whole context, unless prompts are split (``SchedulerConfig``)."""
-    if chunked:
-        return 512 if version.release < (0, 6, 5) else _V0_CHUNK_TOKENS
-    tokens = max(max_model_len, 2048)
-    return max(tokens, _V0_MULTIMODAL_TOKENS) if model.vision else tokens
 
 
 def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
