@@ -203,8 +203,14 @@ def check_speculative_config(
     old = bool(flag_status(version, OLD_FLAGS["model"]))
     if not old:
         flag_status(version, FLAG).require(f"{FLAG}: vLLM {version}")
-    if found.engine == "V0":
-        _check_v0(wanted, version)
+    # V0 drafts with a model or from the prompt, to 0.9; its MTP, EAGLE and Medusa workers are not modelled
+    if found.engine == "V0" and (version.release >= V0_ENDS or wanted.method not in ("draft_model", "ngram")):
+        gone = version.release >= V0_ENDS
+        cause = "which no longer drafts (since 0.10.0)" if gone else f"whose drafts by {wanted.method} are not modelled"
+        raise IllegalPlanError(
+            f"{FLAG}: vLLM {version} runs its V0 engine here, {cause}",
+            hint="choose an --engine-version with the V1 engine",
+        )
     for key in json.loads(wanted.text or "{}"):
         status = value_status(version, "speculative_config", key)
         if not status and not (old and (key in OLD_FLAGS or key == "method")):
@@ -225,20 +231,6 @@ def check_speculative_config(
             f"{FLAG}: draft_tensor_parallel_size {wanted.draft_tensor_parallel_size} is neither 1 nor the model's "
             f"{tensor_parallel_size}",
             hint="leave it out",
-        )
-
-
-def _check_v0(wanted: SpeculativeConfig, version: EngineVersion) -> None:
-    """V0 drafts with a model or from the prompt; its MTP, EAGLE and Medusa workers are not modelled."""
-    if version.release >= V0_ENDS:
-        raise IllegalPlanError(
-            f"{FLAG}: vLLM {version} runs its V0 engine here, which no longer drafts (since 0.10.0)",
-            hint="choose an --engine-version with the V1 engine",
-        )
-    if wanted.method not in ("draft_model", "ngram"):
-        raise IllegalPlanError(
-            f"{FLAG}: vLLM {version} runs its V0 engine here, whose drafts by {wanted.method} are not modelled",
-            hint="choose an --engine-version with the V1 engine",
         )
 
 
@@ -298,9 +290,6 @@ def ignored_lora_flags(args: EngineArgs) -> str:
     """A note on flags of adapters without ``--enable-lora``: vLLM ignores them and says nothing."""
     if args.enable_lora:
         return ""
-    flags = [
-        flag_of(name)
-        for name in ("max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras")
-        if getattr(args, name)
-    ]
+    names = ("max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras")
+    flags = [flag_of(name) for name in names if getattr(args, name)]
     return f"{' and '.join(flags)} ignored without --enable-lora, as by vLLM" if flags else ""

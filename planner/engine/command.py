@@ -201,11 +201,12 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
 
 def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
     """The value that the line has for each setting; None: the line does not name it."""
-    lora = config.lora
+    lora, cached = config.lora, config.kv_cache_dtype
     said = {name: getattr(lora if lora and hasattr(lora, name) else config, name, None) for name in SETTINGS}
     said |= {
         "dtype": LONG_NAMES[config.dtype],
-        "kv_cache_dtype": config.kv_cache_dtype_flag or _kv_cache_flag(config),
+        "kv_cache_dtype": config.kv_cache_dtype_flag
+        or ("auto" if cached == config.dtype else LONG_NAMES.get(cached, cached)),
         "block_size": config.block_size if config.block_size != 16 else None,
         "enable_lora": lora is not None,
         "cpu_offload_gb": config.cpu_offload_gb or None,
@@ -220,13 +221,6 @@ def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
     if not config.async_scheduling and "--no-async-scheduling" not in line:
         said["async_scheduling"] = None
     return said
-
-
-def _kv_cache_flag(config: EngineConfig) -> str:
-    """For settings that were not resolved from flags: the model's own type is ``auto``."""
-    if config.kv_cache_dtype == config.dtype:
-        return "auto"
-    return LONG_NAMES.get(config.kv_cache_dtype, config.kv_cache_dtype)
 
 
 def _range_ratio(workload: Load, line: _Line) -> float:

@@ -141,12 +141,6 @@ def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
     return release >= releases("v1").get(model.architecture, BOTH_SINCE)
 
 
-def _falls_back(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
-    """True if ``version``, which has both engines, runs the model on V0 by default."""
-    states = any(isinstance(mixer, StateMixer) for mixer in model.mixers())
-    return not v1_serves(model, version, on_cpu=on_cpu) or (states and version.release < _STATES_SINCE)
-
-
 def asked_engine(only_v0: Sequence[str], use_v1: str | None, version: EngineVersion) -> Engine | None:
     """The engine that a line asks for, by ``VLLM_USE_V1`` or by words that only V0 serves; None: the default one.
 
@@ -189,7 +183,9 @@ def default_engine(
         return version.engine
     if not BOTH_SINCE <= release < ORACLE_GONE_IN:
         return "V0" if release < BOTH_SINCE else "V1"
-    if model and _falls_back(model, version, on_cpu=profile.platform == "cpu"):
+    if model and not v1_serves(model, version, on_cpu=profile.platform == "cpu"):
+        return "V0"
+    if model and is_hybrid(model) and release < _STATES_SINCE:
         return "V0"
     if release >= V0_GONE_IN:
         return "V1"
@@ -200,14 +196,9 @@ def default_engine(
     if profile.platform in ("rocm", "cpu"):
         return "V1" if release >= (0, 9, 1) else "V0"
     capability = profile.compute_capability or (0, 0)
-    if (capability < (8, 0) and release < (0, 10, 2)) or (fp8_kv_cache and not _v1_reads_fp8(release, capability)):
-        return "V0"
-    return "V1"
-
-
-def _v1_reads_fp8(release: tuple[int, ...], capability: tuple[int, int]) -> bool:
-    """FlashAttention 3 (Hopper) from 0.8.2, every Blackwell backend from 0.10.0."""
-    return (capability[0] == 9 and release >= (0, 8, 2)) or (capability[0] == 10 and release >= (0, 10))
+    # FlashAttention 3 (Hopper) reads fp8 from 0.8.2, every Blackwell backend from 0.10.0
+    reads_fp8 = release >= {9: (0, 8, 2), 10: (0, 10)}.get(capability[0], V0_GONE_IN)
+    return "V0" if (capability < (8, 0) and release < (0, 10, 2)) or (fp8_kv_cache and not reads_fp8) else "V1"
 
 
 # --- which model runner -----------------------------------------------------------------------------------------------
@@ -294,8 +285,8 @@ class Features:
 
 def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | None = None) -> Features:
     """Behaviour of ``version`` on ``profile``; ``engine`` where it is not the default one."""
-    release, rocm = version.release, profile.platform == "rocm"
-    engine = engine or default_engine(version, profile)
+    release, rocm, cuda = version.release, profile.platform == "rocm", profile.platform == "cuda"
+    engine, blackwell = engine or default_engine(version, profile), (profile.compute_capability or (0, 0))[0] == 10
     v1 = engine == "V1"
     asynchronous = v1 and release >= (0, 14) and profile.platform != "cpu"  # platforms/cpu.py switches it off
     # gpu_worker.py: an estimate for CUDA from 0.18.0, for ROCm from 0.26.0 (its pull request 44825 is quoted there)
@@ -310,8 +301,9 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         async_scheduling=asynchronous,  # config/scheduler.py: False to 0.13, None (on where possible) from 0.14.0
         async_scheduling_exists=v1 and release >= (0, 10),
         async_scheduling_with_pipeline=release >= (0, 15),  # arg_utils.py to 0.11, config/vllm.py to 0.14: refused
-        graph_mode=_graph_mode(version, engine),
-        max_graph_batch=_max_graph_batch(version, profile, engine),
+        graph_mode="decode" if not v1 else "full-and-piecewise" if release >= (0, 11) else "piecewise",
+        # _set_cudagraph_sizes: twice as many on Blackwell data centre GPUs from 0.28.0
+        max_graph_batch=8192 if not v1 else 1024 if blackwell and release >= (0, 28) else 512,
         graphs_in_budget=estimated and release >= (0, 20),  # envs.py: opt-in in 0.18 and 0.19, default from 0.20.0
         activation_includes_graphs=estimated and release >= (0, 27),
         sampler=_sampler(release, profile, engine),
@@ -321,7 +313,8 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         default_gpu_memory_utilization=0.92 if release >= (0, 20) else 0.90,  # config/cache.py
         keeps_windows=v1 and release >= (0, 9, 1),  # kv_cache_manager.py: the hybrid manager
         keeps_chunks=v1 and release >= (0, 12),  # config/vllm.py: off for Llama 4 before
-        latents=_latents(release, profile),
+        # deepseek_v2.py: no MLA to 0.7.0; worker/cache_engine.py: 0.7.2 and 0.7.3 align entries
+        latents="heads" if release < (0, 7, 1) else "padded rows" if (0, 7, 2) <= release < (0, 8) and cuda else "rows",
         absorbs_latents=(0, 7, 1) <= release < (0, 8),  # attention/backends/mla/utils.py; config.py, VllmConfig
         pipeline_remainder_last=release < (0, 8),  # distributed/utils.py; pull request 13839
         fp8_blocks="whole" if release < (0, 14) else "merged" if release < (0, 32) else "refined",
@@ -363,13 +356,6 @@ def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
     return tuple(size for size in sizes if size <= limit)
 
 
-def _latents(release: Release, profile: GpuProfile) -> Latents:
-    """0.7.0 and before have no MLA (``deepseek_v2.py``); 0.7.2 and 0.7.3 align entries (``worker/cache_engine.py``)."""
-    if release < (0, 7, 1):
-        return "heads"
-    return "padded rows" if (0, 7, 2) <= release < (0, 8) and profile.platform == "cuda" else "rows"
-
-
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
     """The sampler where ``VLLM_USE_FLASHINFER_SAMPLER`` is not set (``v1/sample/ops/topk_topp_sampler.py``).
 
@@ -389,20 +375,6 @@ def _own_sampler(release: Release) -> Sampler:
     return "sorting" if release < (0, 17) else "triton"
 
 
-def _graph_mode(version: EngineVersion, engine: Engine) -> GraphMode:
-    if engine == "V0":
-        return "decode"
-    return "full-and-piecewise" if version.release >= (0, 11) else "piecewise"
-
-
-def _max_graph_batch(version: EngineVersion, profile: GpuProfile, engine: Engine) -> int:
-    """8192 in V0, 512 in V1, 1024 on Blackwell data centre GPUs from 0.28.0 (``_set_cudagraph_sizes``)."""
-    if engine == "V0":
-        return 8192
-    blackwell = (profile.compute_capability or (0, 0))[0] == 10
-    return 1024 if blackwell and version.release >= (0, 28) else 512
-
-
 def is_hybrid(model: Model) -> bool:
     """True if some layers of the model keep a state instead of a KV cache."""
     return any(isinstance(mixer, StateMixer) for mixer in model.mixers())
@@ -416,15 +388,8 @@ def uses_latent_attention(model: Model) -> bool:
 Facts = Literal["first", "last", "v1", "second_runner", "second_runner_on_rocm", "adapted_tables"]
 
 
+@cache
 def releases(what: Facts) -> Mapping[str, Release]:
     """Release of each architecture in a table of ``architectures.toml``."""
-    return _architectures()[what]
-
-
-@cache
-def _architectures() -> dict[str, dict[str, Release]]:
-    read = tomllib.loads((package_dir("engine") / "architectures.toml").read_text("utf-8"))
-    return {
-        what: {name: release_of(release) for release, names in entries.items() for name in names}
-        for what, entries in read.items()
-    }
+    entries = tomllib.loads((package_dir("engine") / "architectures.toml").read_text("utf-8"))[what]
+    return {name: release_of(release) for release, names in entries.items() for name in names}

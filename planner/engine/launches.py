@@ -178,28 +178,10 @@ _TOKEN = re.compile(
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
 _ARRAY = re.compile(r"\$\{(\w+)\[@\]\}")
 _SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_KEYWORDS = frozenset(
-    [
-        "if",
-        "then",
-        "elif",
-        "else",
-        "fi",
-        "for",
-        "select",
-        "while",
-        "until",
-        "do",
-        "done",
-        "case",
-        "esac",
-        "{",
-        "}",
-        "!",
-        "time",
-        "exec",
-    ]
-)
+_KEYWORDS = frozenset((
+    "if", "then", "elif", "else", "fi", "for", "select", "while", "until", "do", "done", "case", "esac", "{", "}", "!",
+    "time", "exec",
+))  # fmt: skip
 _OPAQUE = {"for": "done", "select": "done", "while": "done", "until": "done", "case": "esac"}
 _DECLARE = frozenset(("export", "local", "declare", "readonly", "typeset"))
 #: Programs that start no engine, whatever their words are.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import isfinite
@@ -29,7 +29,6 @@ from planner.engine.flags import (
     VARIABLES,
     Environment,
     FlagProblem,
-    Status,
     Values,
     VllmCommand,
     check_value,
@@ -43,7 +42,7 @@ from planner.engine.flags import (
     value_status,
 )
 from planner.engine.published import options_version
-from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, Setting, flag_of
+from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.units import whole_number
@@ -183,7 +182,8 @@ def _nearest(flag: str, version: EngineVersion, command: VllmCommand) -> str:
 def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[FlagProblem]:
     option = _LONG.get(flag, flag)
     if option in _VALUES:
-        yield from _missing(f"{flag} {value}", value_status(version, _VALUES[option], value))
+        if not (status := value_status(version, _VALUES[option], value)):
+            yield FlagProblem(f"{flag} {value}", str(status), status.hint)
     elif option in _KEYS and value.startswith("{"):
         try:
             config = json.loads(value)
@@ -199,14 +199,10 @@ def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[Flag
 
 def _check_keys(flag: str, config: dict[str, object], kind: Values, version: EngineVersion) -> Iterator[FlagProblem]:
     for key, value in config.items():
-        yield from _missing(f"{flag} {key}", value_status(version, kind, key))
+        if not (status := value_status(version, kind, key)):
+            yield FlagProblem(f"{flag} {key}", str(status), status.hint)
         if key == "pass_config" and isinstance(value, dict):
             yield from _check_keys(f"{flag} pass_config", value, "pass_config", version)
-
-
-def _missing(word: str, status: Status) -> Iterator[FlagProblem]:
-    if not status:
-        yield FlagProblem(word, str(status), status.hint)
 
 
 # --- the settings of a line -------------------------------------------------------------------------------------------
@@ -445,7 +441,8 @@ class _LineReader:
     def _set_row(self, flag: str, value: str) -> None:
         row = _ROWS[flag]
         try:
-            self.settings[row.name] = _reader(row)(value)
+            reader = parse_speculative_config if row.name == "speculative_config" else row.value_type
+            self.settings[row.name] = _count(value) if row.scaled else reader(value)
         except (ValueError, OverflowError):  # OverflowError: digits beyond any float
             self.problems.append(FlagProblem(flag, f"{value[:40]!r} is not a number"))
         except InputError as error:  # of a configuration in JSON
@@ -456,11 +453,3 @@ def _count(text: str) -> int:
     """``32k`` is 32,000 and ``32K`` 32,768, as vLLM reads lengths (``human_readable_int``)."""
     scaled = _SCALED.fullmatch(text.strip())
     return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
-
-
-def _reader(row: Setting) -> Callable[[str], Any]:
-    """Function that reads the text of a value; it raises ValueError or InputError."""
-    if row.name == "speculative_config":
-        return parse_speculative_config
-    reader: Callable[[str], Any] = _count if row.scaled else row.value_type
-    return reader

@@ -86,7 +86,12 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
             f"no image of vLLM with the ATOM plugin ({version.text}) is known",
             hint="plan for a release of vLLM: --engine-version 0.27.1",
         )
-    _check_architecture(profile, version)
+    oldest = _images_table()["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
+    if version.release < release_of(oldest):
+        raise IllegalPlanError(
+            f"no image of vLLM {version} runs on {profile.name}: kernels for {profile.architecture} came with {oldest}",
+            hint=f"choose --engine-version {oldest} or later, or leave it out",
+        )
     same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
     found = next((i for i in same if profile.whole in i.gpus), None)
     if found:
@@ -119,8 +124,7 @@ def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
 def builds() -> dict[str, ImageBuild]:
     """Builds of images, by the names that workflows use."""
     entries: list[dict[str, Any]] = _images_table()["build"]
-    lists = ("corrections",)
-    return {e["name"]: ImageBuild(**{**e, **{name: tuple(e[name]) for name in lists if name in e}}) for e in entries}
+    return {e["name"]: ImageBuild(**{**e, "corrections": tuple(e.get("corrections", ()))}) for e in entries}
 
 
 def default_version(profile: GpuProfile) -> EngineVersion:
@@ -136,15 +140,10 @@ def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False,
     An AMD container sees every GPU of the node (``/dev/kfd``, ``/dev/dri``); ``visible_devices`` restricts it.
     ``privileged`` and ``ptrace`` are for debugging.
     """
-    words: list[str] = []
-    if profile.platform == "rocm":
-        words += ["--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video"]
-        words += ["--security-opt", "seccomp=unconfined"]
-    elif profile.platform == "cuda":
-        words += ["--gpus", str(num_gpus)]
-    words += ["--ipc", "host"]
-    words += ["--privileged"] if privileged else []
-    return [*words, "--cap-add", "SYS_PTRACE"] if ptrace else words
+    rocm = "--device /dev/kfd --device /dev/dri --group-add video --security-opt seccomp=unconfined"
+    gpus = {"rocm": rocm.split(), "cuda": ["--gpus", str(num_gpus)], "cpu": []}[profile.platform]
+    rest = ["--privileged"] * privileged + ["--cap-add", "SYS_PTRACE"] * ptrace
+    return [*gpus, "--ipc", "host", *rest]
 
 
 def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
@@ -152,16 +151,6 @@ def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
     if profile.platform != "rocm" or num_gpus >= profile.gpus_per_node:
         return {}
     return {"HIP_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus)))}
-
-
-def _check_architecture(profile: GpuProfile, version: EngineVersion) -> None:
-    oldest = _images_table()["oldest"].get(profile.architecture.rstrip("a"))
-    if oldest and version.release < release_of(oldest["version"]):
-        raise IllegalPlanError(
-            f"no image of vLLM {version} runs on {profile.name}: kernels for {profile.architecture} came with "
-            f"{oldest['version']}",
-            hint=f"choose --engine-version {oldest['version']} or later, or leave it out",
-        )
 
 
 def _by_name(profile: GpuProfile, version: EngineVersion) -> Image:
@@ -253,12 +242,14 @@ def recipe_for(
             sources[_recipes_table()["sources"][layer["source"]]] = None
     if model.requires_remote_code:
         flags["trust-remote-code"] = True
-    env |= _engine_choice(version, engine or default_engine(version, profile))
+    if version.release >= (0, 8):
+        env["VLLM_USE_V1"] = "1" if (engine or default_engine(version, profile)) == "V1" else "0"
     if tensor_parallel_size == 1:
         env, flags = _without_sums(env), _without_sums(flags)
-    left_out: list[str] = []
+    known = {name for name in env if env_status(version, name, platform=profile.platform)}
+    left_out = [f"{name}={value}" for name, value in sorted(env.items()) if name not in known | {"VLLM_USE_V1"}]
     return Recipe(
-        env=dict(_known_env(env, version, profile, left_out)),
+        env={name: value for name, value in sorted(env.items()) if name in known},
         flags=dict(_known_flags(flags, version, left_out)),
         settings=settings,
         sources=tuple(sources),
@@ -285,22 +276,6 @@ def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: 
 def _without_sums(entries: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in entries.items() if key not in _OF_SUMS}
     return {key: _without_sums(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
-
-
-def _engine_choice(version: EngineVersion, engine: Engine) -> dict[str, str]:
-    if version.release < (0, 8):
-        return {}
-    return {"VLLM_USE_V1": "1" if engine == "V1" else "0"}
-
-
-def _known_env(
-    env: dict[str, str], version: EngineVersion, profile: GpuProfile, left_out: list[str]
-) -> Iterator[tuple[str, str]]:
-    for name, value in sorted(env.items()):
-        if env_status(version, name, platform=profile.platform):
-            yield name, value
-        elif name != "VLLM_USE_V1":
-            left_out.append(f"{name}={value}")
 
 
 def _known_flags(

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from planner.engine.settings import EngineArgs, flag_of, tagged
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, PartitionRule
-from planner.model import Attention, Component, Mixer, Model, Precision, Shard, StateMixer, Weight
+from planner.model import Attention, Component, Model, Precision, Shard, StateMixer, Weight
 
 #: vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE) before TP cuts it.
 VOCAB_PADDING = 64
@@ -127,7 +127,9 @@ def held_piece(weight: Weight, layout: Layout) -> Piece:
     TP cuts each copy. Slices of an expert are cut over all ranks that share the experts; with EP the experts stay
     whole, and the first ranks hold those that are left over. A weight of KV heads is cut no further than its heads.
     """
-    axis, shape, copies = _cut_axis(weight, layout), list(weight.shape), weight.copies
+    axis, shape, copies = 0, list(weight.shape), weight.copies
+    if weight.shard in (Shard.ROW, Shard.EXPERT_ROW):
+        axis = -1
     ranks = layout.tensor_parallel_size
     if weight.shard.of_experts:
         ranks = layout.expert_ranks
@@ -135,7 +137,8 @@ def held_piece(weight: Weight, layout: Layout) -> Piece:
             copies = -(-copies // ranks)
     if weight.shard is Shard.VOCAB:
         shape[0] = padded_vocab(shape[0])
-    if axis is None:
+    whole = weight.shard is Shard.NONE or (weight.shard.of_experts and layout.enable_expert_parallel)
+    if whole or (axis and len(shape) == 1):  # the bias of a row is added once, after the reduction
         return Piece(copies, tuple(shape), None, 1)
     count = min(ranks, weight.max_shards or ranks)
     shape[axis] = -(-shape[axis] // count)
@@ -145,15 +148,6 @@ def held_piece(weight: Weight, layout: Layout) -> Piece:
 def held_heads(num_heads: int, tensor_parallel_size: int) -> int:
     """Query, KV or state heads on each rank; where ranks outnumber heads, each holds one."""
     return -(-num_heads // min(num_heads, tensor_parallel_size))
-
-
-def _cut_axis(weight: Weight, layout: Layout) -> int | None:
-    """The axis of ``weight.shape`` that the layout cuts."""
-    if weight.shard is Shard.NONE or (weight.shard.of_experts and layout.enable_expert_parallel):
-        return None
-    if weight.shard in (Shard.ROW, Shard.EXPERT_ROW):
-        return -1 if len(weight.shape) > 1 else None  # the bias is added once, after the reduction
-    return 0
 
 
 #: Which blocks of fp8 weights a shard may cut: none, those of matrices that run merged (``linear.py`` of 0.14), those
@@ -248,7 +242,7 @@ def _head_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:
     tensor_parallel_size = layout.tensor_parallel_size
     flag = f"--tensor-parallel-size {tensor_parallel_size}"
     for mixer in dict.fromkeys(model.mixers()):
-        what, heads = _heads(mixer)
+        what, heads = "state heads" if isinstance(mixer, StateMixer) else "attention heads", mixer.num_heads
         if heads % tensor_parallel_size:
             yield IllegalPlanError(
                 f"{flag}: the {heads} {what} of {model.id} are not divisible by {tensor_parallel_size}",
@@ -268,10 +262,6 @@ def _head_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:
             f"{flag}: the vocabulary of {model.id}, padded to {rows}, is not divisible by {tensor_parallel_size}",
             hint="use a power of two",
         )
-
-
-def _heads(mixer: Mixer) -> tuple[str, int]:
-    return ("state heads" if isinstance(mixer, StateMixer) else "attention heads"), mixer.num_heads
 
 
 def _expert_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planner.errors import InputError, UnknownNameError
+from planner.errors import InputError, UnknownNameError, fault_in
 from planner.resources import data_dir, may_be_path, package_dir, read_given
 from planner.units import FACTORS, GB, to_base
 
@@ -452,15 +452,6 @@ def _read(path: Path, **extra: Any) -> GpuProfile:
     except OSError as error:
         raise InputError(f"cannot read GPU profile {path}: {error.strerror}", hint="check the path") from error
     except ValidationError as error:
-        raise InputError(f"{path}: {_first_cause(error)}", hint=_HINT) from error
+        raise InputError(f"{path}: {fault_in(error)}", hint=_HINT) from error
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
         raise InputError(f"{path} is not valid TOML: {error}", hint=_HINT) from error
-
-
-def _first_cause(error: ValidationError) -> str:
-    """The first fault in one line: ``memory.bandwidth.unit: Field required (and 2 more)``."""
-    first, *others = error.errors(include_url=False)
-    where = ".".join(str(part) for part in first["loc"])
-    message = first["msg"].removeprefix("Value error, ").splitlines()[0]
-    more = f" (and {len(others)} more)" if others else ""
-    return f"{where}: {message}{more}" if where else f"{message}{more}"
