@@ -74,7 +74,7 @@ def resolve(
     Raises InputError for values out of bounds, and IllegalPlanError for what vLLM refuses: settings that contradict
     each other, the model, the GPU or the version.
     """
-    return _Resolver(args, model, profile, version, usage).config()
+    return _Resolver(args, model, profile, version, "offline" if args.offline else usage).config()
 
 
 @dataclass
@@ -98,6 +98,8 @@ class _Resolver:
         self._check_layout()
         self._took(ignored_lora_flags(args))
         dtype, weight_dtype = self._dtype(), self._weight_dtype()
+        if dtype == "fp32" and weight_dtype == self.model.dtype:
+            weight_dtype = dtype
         kv = kv_cache_dtype(
             args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version
         )

@@ -204,6 +204,8 @@ class EngineArgs:
     mm_encoder_tp_mode: str | None = _row(
         None, "Vision tower cut over the ranks (weights) or whole on each (data).", metavar="MODE", only="memory"
     )
+    offline: bool = _row(False, "Defaults of the class LLM, not of vllm serve.", only="memory", ours=True)
+    used_gib: float = _row(0.0, "Memory of each GPU that other processes hold.", only="memory", ours=True, **_GIB)
     env: Environment = _row(
         Environment(),
         f"Variable of the server, such as {CPU_KVCACHE_SPACE}=40, {FLASHINFER_SAMPLER}=1 or VLLM_USE_V1=0. Repeatable.",

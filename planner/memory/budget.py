@@ -93,7 +93,7 @@ class MemoryBudget:
     features: Features
     overheads: Overheads
     memory_bytes: int  #: that the engine sees on each GPU
-    start_up: Interval  #: taken before vLLM looks how much is free
+    start_up: Interval  #: taken before vLLM looks how much is free, by itself and by other processes
     stages: tuple[StageBudget, ...]
     pool: BlockPool
 
@@ -173,7 +173,8 @@ def memory_budget(
         )
         for stage in with_drafts(with_extras(weights, model, config), model, config, basis.draft)
     )
-    return MemoryBudget(model, config, found, overheads, memory_bytes, overheads["start_up"], stages, pool)
+    start_up = overheads["start_up"].plus(Interval.exact(config.used_gib * GIB))
+    return MemoryBudget(model, config, found, overheads, memory_bytes, start_up, stages, pool)
 
 
 def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, constants: Constants) -> Overheads:

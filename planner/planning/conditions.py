@@ -11,6 +11,8 @@ from typing import Literal
 from planner.memory import Interval, MemoryBudget, StageBudget
 from planner.units import GIB
 
+#: The condition that fails where graphs are captured outside the budget and do not fit there.
+GRAPHS = "CUDA graphs exceed memory"
 Verdict = Literal["fits", "does not fit", "too close to call"]
 #: Standard deviations from the best estimate of an overhead to either end of its interval, taken as one of 90 %.
 ENDS = NormalDist().inv_cdf(0.95)
@@ -93,6 +95,16 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
         distinct.setdefault((stage.weights.loaded_bytes, stage.block_bytes), stage)
     for stage in distinct.values():
         yield from _cache_conditions(budget, stage)
+    stage = budget.binding
+    # graphs are captured when the peak of the profile run is over; AMD's driver takes memory of the host for them
+    if not stage.graphs_in_budget and stage.graphs.high > 0 and budget.overheads.where["vendor"] == "nvidia":
+        beyond = _beside(_less(free, requested - stage.activation.low), stage.graphs)
+        yield Condition(
+            GRAPHS,
+            beyond,
+            f"out of memory while capturing graphs: {stage.graphs.mid / GIB:.2f} GiB beside a budget of "
+            f"{requested / GIB:.2f} GiB, of {free.mid / GIB:.2f} GiB free",
+        )
 
 
 def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Condition]:

@@ -62,11 +62,15 @@ class Deployment:
     @cached_property
     def checked(self) -> Checked:
         """The start-up checks: vLLM's own checks of its memory."""
-        loading_bytes = 0
-        if self.checkpoint and not self.budget.features.streams_online_quantization:
-            stored = stage_weights(self.checkpoint, Layout.of(self.config), self.config.dtype)
-            loading_bytes = max(stage.loaded_bytes for stage in stored)
-        return check_memory(self.budget, loading_bytes)
+        return check_memory(self.budget, self.loading_bytes)
+
+    @cached_property
+    def loading_bytes(self) -> int:
+        """Weights of a GPU before they are quantised, where all of them are loaded first; else 0."""
+        if not self.checkpoint or self.budget.features.streams_online_quantization:
+            return 0
+        stored = stage_weights(self.checkpoint, Layout.of(self.config), self.config.dtype)
+        return max(stage.loaded_bytes for stage in stored)
 
     @cached_property
     def covariates(self) -> dict[str, str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product, zip_longest
-from math import ceil, lcm
+from math import ceil, floor, inf, lcm
 from typing import TYPE_CHECKING, Any
 
 from planner.engine import (
@@ -16,6 +16,8 @@ from planner.engine import (
     FLASHINFER_SAMPLER,
     EngineConfig,
     features_of,
+    flag_of,
+    flag_status,
     held_heads,
     legal_tensor_parallel_sizes,
     version_features,
@@ -24,7 +26,7 @@ from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.memory import SHIPPED, Interval, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
-from planner.planning.conditions import Condition, Verdict
+from planner.planning.conditions import GRAPHS, Condition, Verdict
 from planner.planning.deployment import Deployment, served_model
 from planner.planning.odds import percent
 from planner.units import GB, GIB, format_bytes, format_gb
@@ -37,59 +39,40 @@ Setting = str | int | float | bool
 
 @dataclass(frozen=True, slots=True)
 class WayOut:
-    """One change after which it fits."""
+    """Changes after which it fits, as an entry of ``options[]``."""
 
     change: str
     settings: dict[str, Setting]  #: what to change: flags of vLLM, ``gpu`` (a profile id), ``weight_dtype``
+    flags: tuple[str, ...]  #: the same as flags of ``planner fit``; all but those two are vLLM's own
     verdict: Verdict
+    num_gpus: int  #: of all ranks together
     max_model_len: int
     kv_cache_tokens: int
+    max_concurrency: float  #: requests of ``max_model_len``
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Memory with one value of a variable that decides and was not given, as an entry of ``outcomes[]``."""
+
+    env: dict[str, str]
+    verdict: Verdict
+    probability_fits: float
+    kv_cache_tokens: int
     max_concurrency: float
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """The settings as flags of ``planner fit``; all but ``--gpu`` and ``--weight-dtype`` are vLLM's own."""
-        return tuple(
-            "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
-            for name, value in self.settings.items()
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``options[]`` in JSON."""
-        return {
-            "change": self.change,
-            "settings": dict(self.settings),
-            "flags": list(self.flags),
-            "verdict": self.verdict,
-            "max_model_len": self.max_model_len,
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "max_concurrency": round(self.max_concurrency, 2),
-        }
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One figure that vLLM logged when it started, beside its prediction."""
+    """One figure that vLLM logged when it started, beside its prediction, as an entry of ``startup_log[]``."""
 
     line: str
     unit: str  #: bytes per GPU, tokens, blocks or requests of the engine
-    predicted: Interval
+    predicted: float
+    lo: float
+    hi: float
     logged: float
     inside: bool  #: whether the logged figure is in the interval, its own rounding allowed for
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry of ``startup_log[]`` in JSON."""
-        digits = 2 if self.unit == "requests" else None
-        low, mid, high = (round(v, digits) for v in (self.predicted.low, self.predicted.mid, self.predicted.high))
-        return {
-            "line": self.line,
-            "unit": self.unit,
-            "predicted": mid,
-            "lo": low,
-            "hi": high,
-            "logged": round(self.logged, digits),
-            "inside": self.inside,
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +176,31 @@ class Fit:
         wanted = self.stage.requested_bytes - lacking
         smallest = max(0.01, ceil(100 * wanted / self.budget.memory_bytes) / 100)
         return smallest if smallest <= 1 and self._fits_with(gpu_memory_utilization=smallest) else None
+
+    @property
+    def smallest_kv_cache_memory_bytes(self) -> int | None:
+        """The smallest ``--kv-cache-memory-bytes`` that holds a request of ``max_model_len``; None before 0.10.2."""
+        if not self.budget.pool.groups or not flag_status(self.config.version, flag_of("kv_cache_memory_bytes")):
+            return None
+        return self.budget.needed_bytes(self.stage, self.config.max_model_len)
+
+    @cached_property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """Both outcomes where the sampler depends on what is installed; else empty."""
+        if self.budget.features.sampler != "unknown":
+            return ()
+        return tuple(self._outcome({FLASHINFER_SAMPLER: value}) for value in ("0", "1"))
+
+    def _outcome(self, env: dict[str, str]) -> Outcome:
+        engine = self.serving.changed(env=env).memory
+        budget, blocks = engine.budget, engine.budget.num_blocks.mid
+        return Outcome(
+            env,
+            engine.checked.verdict,
+            round(engine.checked.probability_fits, 3),
+            budget.logged_tokens(blocks),
+            round(budget.concurrency(blocks), 2),
+        )
 
     def _fits_with(self, **settings: Any) -> bool:
         return replace(self.deployment, config=replace(self.config, **settings)).checked.fits
@@ -307,9 +315,11 @@ class Fit:
             "largest_max_model_len": self.largest_max_model_len,
             "largest_max_num_seqs": self.largest_max_num_seqs,
             "smallest_gpu_memory_utilization": self.smallest_gpu_memory_utilization,
+            "smallest_kv_cache_memory_bytes": self.smallest_kv_cache_memory_bytes,
             "min_tensor_parallel_size": self.min_tensor_parallel_size,
-            "startup_log": [line.to_json() for line in self.startup_log],
-            "options": [option.to_json() for option in self.options],
+            "outcomes": list(map(asdict, self.outcomes)),
+            "startup_log": list(map(asdict, self.startup_log)),
+            "options": [{**asdict(option), "flags": list(option.flags)} for option in self.options],
             "defaults_taken": list(config.defaults_taken),
             "notes": list(self.notes),
         }
@@ -325,7 +335,7 @@ def _whole(value: float) -> int | float:
 
 def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
     """Check whether the engine starts. ``ways_out`` also checks what would make it fit. Raises as ``Serving.fit``."""
-    notes = tuple(_notes(serving.model, serving.memory.budget))
+    notes = (*_notes(serving.model, serving.memory.budget), *_loading_notes(serving))
     fit = Fit(serving=serving, min_tensor_parallel_size=_min_tensor_parallel_size(serving), notes=notes)
     if ways_out and fit.verdict != "fits":
         return replace(fit, options=tuple(_ways_out(fit)))
@@ -403,12 +413,35 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
         yield "vLLM serves adapters only for models that support them (SupportsLoRA); this is not checked here"
     if config.swap_space is not None:
         yield "--swap-space is host memory and changes nothing: vLLM recomputes requests instead of swapping them"
-    if model.vision:
-        yield "the vision encoder's share of the profile run depends on image sizes, so its interval is wide"
+    yield from _profile_notes(model, budget)
     yield from _graph_notes(budget)
     if config.pipeline_parallel_size > 1:
         layers = stage.weights.layers
         yield f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds"
+
+
+def _profile_notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
+    config = budget.config
+    if config.used_gib:
+        yield f"other processes hold {config.used_gib:g} GiB of each GPU, which vLLM does not count as its own"
+    if model.vision:
+        whole = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
+        spread = "--mm-encoder-tp-mode data spreads images over the ranks, " if whole else ""
+        yield (
+            f"the profile run encodes images of the largest size: {spread}"
+            "--limit-mm-per-prompt and --skip-mm-profiling leave them out"
+        )
+
+
+def _loading_notes(serving: Serving) -> Iterator[str]:
+    """What loading holds of a 16-bit checkpoint that is quantised afterwards."""
+    engine = serving.memory
+    if loading := engine.loading_bytes:
+        yield (
+            f"vLLM {engine.config.version} loads the 16-bit weights whole, {format_bytes(loading)} on each GPU, before "
+            f"it quantises them; a checkpoint in {engine.config.weight_dtype} needs "
+            f"{format_bytes(engine.budget.binding.weights.loaded_bytes)}"
+        )
 
 
 def _graph_notes(budget: MemoryBudget) -> Iterator[str]:
@@ -419,9 +452,6 @@ def _graph_notes(budget: MemoryBudget) -> Iterator[str]:
         f"vLLM {config.version} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: "
         f"the engine uses more than {config.gpu_memory_utilization:g} of the GPU's memory"
     )
-    left = budget.memory_bytes - budget.start_up.mid - stage.requested_bytes
-    if stage.graphs.mid > left:
-        yield f"only {left / GIB:.1f} GiB are left for them: capture may run out of memory"
 
 
 # --- ways out: single changes where one is enough, else as few as possible, each checked ------------------------------
@@ -430,8 +460,9 @@ def _graph_notes(budget: MemoryBudget) -> Iterator[str]:
 LARGEST_UTILIZATION = 0.97
 #: A shorter context is no way out.
 SHORTEST_CONTEXT_TOK = 1024
-#: Other GPUs that are named at most.
-OTHER_GPUS = 3
+#: Other GPUs that are named at most, and how many times the memory they have at least: less is no way out.
+OTHER_GPUS, MORE_MEMORY = 3, 1.1
+NO_GRAPHS = "no CUDA graphs (slower)"
 #: Settings that cost little, least first: tried together where none of them is enough alone.
 FRUGAL: tuple[tuple[str, Setting], ...] = (
     ("max_num_seqs", 128),
@@ -444,21 +475,18 @@ FRUGAL: tuple[tuple[str, Setting], ...] = (
 def _ways_out(fit: Fit) -> Iterator[WayOut]:
     """Changes after which it fits, each checked by asking again.
 
-    The best setting, precision, number and kind of GPU come first, then the second best of each, and so on. So the
-    first three are of three kinds, if possible. Where none is enough on such GPUs, several changes together come first.
+    The best setting, number of GPUs and kind of GPU come first, each with the precision that it needs, then the second
+    best of each, and so on. So the first three are of three kinds, if possible.
     """
     # the version stays, also where another GPU has another newest image
     serving = fit.serving.changed(engine_version=fit.serving.version)
-    kinds = (
-        tuple(_settings(serving, fit)) or tuple(_frugal(serving, fit)),
-        tuple(_precisions(serving)),
-        tuple(_more_gpus(serving, fit)),
-    )
-    if not any(kinds[:2]) and not fit.min_tensor_parallel_size:
-        yield from sorted(_several(serving), key=lambda option: option.settings["tensor_parallel_size"])
+    settings = tuple(_settings(serving, fit)) or tuple(_frugal(serving, fit))
+    same = (*_online(serving), *_fewest_gpus(serving))
     others = (*_modes(serving), *_other_gpus(serving))
-    ordered = (*kinds[:2], others, kinds[2]) if serving.profile.partition else (*kinds, others)  # disputed TP is last
-    for rank in zip_longest(*ordered):
+    kinds = [settings, same, others]
+    if serving.profile.partition:  # TP over partitions is disputed, and comes last
+        kinds.append(tuple(_more_partitions(serving)))
+    for rank in zip_longest(*kinds):
         yield from (option for option in rank if option is not None)
 
 
@@ -477,10 +505,12 @@ def _option(serving: Serving, change: str, settings: dict[str, Setting], **other
         yield WayOut(
             change=change,
             settings=settings,
+            flags=tuple(flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items()),
             verdict="fits",
+            num_gpus=engine.config.num_gpus,
             max_model_len=engine.config.max_model_len,
             kv_cache_tokens=budget.logged_tokens(blocks),
-            max_concurrency=budget.concurrency(blocks),
+            max_concurrency=round(budget.concurrency(blocks), 2),
         )
 
 
@@ -501,6 +531,7 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     """Single settings, those that take least from the requests first."""
     config = fit.config
+    yield from _room_outside(serving, fit)
     share = fit.smallest_gpu_memory_utilization
     if share and config.gpu_memory_utilization < share <= LARGEST_UTILIZATION:
         yield from _option(serving, f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
@@ -518,7 +549,21 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     if shorter := _shorter(serving, {}):
         yield from _option(serving, f"a context of {shorter['max_model_len']:,} tokens", shorter)
     if not config.enforce_eager and fit.stage.graphs_in_budget:
-        yield from _option(serving, "no CUDA graphs (slower)", {"enforce_eager": True})
+        yield from _option(serving, NO_GRAPHS, {"enforce_eager": True})
+
+
+def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
+    """More room outside the budget: for graphs, or beside other processes."""
+    config, stage, budget = fit.config, fit.stage, fit.budget
+    taken = budget.start_up.high
+    if fit.binding_condition.name == GRAPHS:
+        yield from _option(serving, NO_GRAPHS, {"enforce_eager": True})
+        if flag_status(config.version, flag_of("max_cudagraph_capture_size")):
+            yield from _option(serving, "graphs of small batches alone", {"max_cudagraph_capture_size": 64})
+        taken += stage.graphs.high - stage.activation.low
+    share = floor(100 * (1 - taken / budget.memory_bytes)) / 100
+    if 0 < share < config.gpu_memory_utilization:
+        yield from _option(serving, f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
 
 
 def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
@@ -543,32 +588,86 @@ def _saves(name: str, value: Any, current: Any) -> bool:
     return bool(value > current if name == "gpu_memory_utilization" else value < current)
 
 
-def _precisions(serving: Serving) -> Iterator[WayOut]:
-    if serving.model.quantization.method is not None or serving.args.quantization:
-        return
-    if serving.profile.supports("fp8"):
+def _online(serving: Serving) -> Iterator[WayOut]:
+    if serving.model.quantization.method is None and not serving.args.quantization and serving.profile.supports("fp8"):
         yield from _option(serving, "fp8 weights, quantised while they load", {"quantization": "fp8"})
-    for name, narrow, settings in _narrower(serving):
-        yield from _option(serving, name, settings, model=narrow)
 
 
-def _narrower(serving: Serving) -> Iterator[tuple[str, Model, dict[str, Setting]]]:
-    """Checkpoints of fewer bits that somebody may have made, the smallest first; empty for a quantised model."""
-    model, profile = serving.model, serving.profile
+#: A precision that somebody may have made a checkpoint of: its name, the model, the settings that ask for it.
+Precision = tuple[str, Model, dict[str, Setting]]
+
+
+def _precisions(serving: Serving, profile: GpuProfile) -> Iterator[Precision]:
+    """The checkpoint as it is, and those of fewer bits that ``profile`` runs, widest first."""
+    model = serving.model
+    yield "", model, {}
     if model.quantization.method is not None or serving.args.quantization:
         return
+    if profile.supports("fp8"):
+        yield "an fp8 checkpoint", as_quantized(model, "fp8"), {"weight_dtype": "fp8"}
     four_bits = "nvfp4" if profile.vendor == "nvidia" and profile.supports("fp4") else "int4-awq"
-    for name, dtype in ((f"a 4-bit checkpoint of the model ({four_bits})", four_bits), ("an fp8 checkpoint", "fp8")):
-        if dtype != "fp8" or profile.supports("fp8"):
-            yield name, as_quantized(model, dtype), {"weight_dtype": dtype}
+    yield f"a 4-bit checkpoint ({four_bits})", as_quantized(model, four_bits), {"weight_dtype": four_bits}
 
 
-def _more_gpus(serving: Serving, fit: Fit) -> Iterator[WayOut]:
-    size = fit.min_tensor_parallel_size
-    if size and size > serving.args.tensor_parallel_size:
-        yield from _option(serving, f"{size} GPUs, tensor parallel", {"tensor_parallel_size": size})
-    elif serving.profile.partition:
-        yield from _more_partitions(serving)
+def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
+    """The fewest GPUs for each precision, where that is fewer than a wider one takes; fewest changes first."""
+    asked, options = serving.args.tensor_parallel_size, list[WayOut]()
+    most = inf
+    for name, model, settings in _precisions(serving, serving.profile):
+        narrow = serving.changed(model=model)
+        sizes = [size for size in _legal_sizes(narrow) if asked <= size < most]
+        for size in sizes:
+            more: dict[str, Setting] = {"tensor_parallel_size": size} if size > asked else {}
+            if found := tuple(_with_cache(narrow, _gpus(serving, size, name), {**more, **settings})):
+                options += found
+                most = size
+                break
+        else:
+            options += _short(narrow, sizes) if not name else ()
+    yield from sorted(options, key=lambda option: (_changes(option), option.num_gpus))
+
+
+def _changes(option: WayOut) -> int:
+    """Settings that change what the requests get."""
+    return sum(name in option.settings for name in ("kv_cache_dtype", "max_model_len"))
+
+
+def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> Iterator[WayOut]:
+    """The option, else the same with one cheap setting more; the asked settings alone are none."""
+    config = serving.memory.config
+    cheap: tuple[tuple[str, dict[str, Setting]], ...] = (
+        ("", {}),
+        (", 95% of the memory", {"gpu_memory_utilization": 0.95}),
+        (", an 8-bit KV cache", {"kv_cache_dtype": "fp8"}),
+    )
+    for words, more in cheap if settings else ():
+        if all(_saves(name, value, getattr(config, name)) for name, value in more.items()) and (
+            options := tuple(_option(serving, change + words, {**settings, **more}))
+        ):
+            yield from options
+            return
+
+
+def _short(serving: Serving, sizes: Iterable[int]) -> Iterator[WayOut]:
+    """The fewest GPUs with a shorter context."""
+    for size in sizes:
+        if short := _shorter(serving, {"tensor_parallel_size": size}):
+            change = f"{_gpus(serving, size)}, a context of {short['max_model_len']:,} tokens"
+            if options := tuple(_option(serving, change, short)):
+                yield from options
+                return
+
+
+def _gpus(serving: Serving, size: int, name: str = "") -> str:
+    """GPUs of all ranks with TP ``size``, and the precision."""
+    args, unit = serving.args, "partition" if serving.profile.partition else "GPU"
+    stages, copies = args.pipeline_parallel_size, args.data_parallel_size
+    axes = [f"TP {size}", *(f"{axis} {n}" for axis, n in (("PP", stages), ("DP", copies)) if n > 1)]
+    count = size * stages * copies
+    if size == args.tensor_parallel_size and name:
+        return name
+    many = f"{count} {unit}s, " + ("tensor parallel" if len(axes) == 1 else " x ".join(axes))
+    return ", ".join(filter(None, (many if count > 1 else f"1 {unit}", name)))
 
 
 def _more_partitions(serving: Serving) -> Iterator[WayOut]:
@@ -586,31 +685,11 @@ def _more_partitions(serving: Serving) -> Iterator[WayOut]:
                 return
 
 
-def _several(serving: Serving) -> Iterator[WayOut]:
-    """The fewest GPUs for each precision, with a shorter context where the whole one is too much."""
-    as_is: tuple[str, Model, dict[str, Setting]] = ("", serving.model, {})
-    for name, model, settings in (as_is, *_narrower(serving)):
-        narrow = serving.changed(model=model)
-        for size in _legal_sizes(narrow):
-            if size < serving.args.tensor_parallel_size:
-                continue
-            unit = "partition" if serving.profile.partition else "GPU"
-            gpus = f"{size} GPUs, tensor parallel" if size > 1 else f"1 {unit}"
-            change = f"{gpus}, {name}" if name else gpus
-            options = tuple(_option(narrow, change, {"tensor_parallel_size": size, **settings}))
-            if not options and (short := _shorter(narrow, {"tensor_parallel_size": size})):
-                change = f"{change}, a context of {short['max_model_len']:,} tokens"
-                options = tuple(_option(narrow, change, {**short, **settings}))
-            if options:
-                yield from options
-                break
-
-
 def _modes(serving: Serving) -> Iterator[WayOut]:
     """The smallest larger mode of the same GPU, the whole GPU among them."""
     here = serving.profile
     larger = [p for p in _modes_of(here) if p.memory_bytes > here.memory_bytes] if here.partition else []
-    yield from _first_gpus(serving, larger, "{} instead", 1)
+    yield from _first_gpus(serving, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1)
 
 
 def _modes_of(profile: GpuProfile) -> Iterator[GpuProfile]:
@@ -618,7 +697,7 @@ def _modes_of(profile: GpuProfile) -> Iterator[GpuProfile]:
 
 
 def _other_gpus(serving: Serving) -> Iterator[WayOut]:
-    """The smallest whole GPUs with more memory on which the same settings fit, in no more nodes."""
+    """The smallest whole GPUs with clearly more memory on which it fits, in no more nodes, of the same vendor first."""
     here, args = serving.profile, serving.args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     nodes = ceil(ranks / here.gpus_per_node)
@@ -626,22 +705,28 @@ def _other_gpus(serving: Serving) -> Iterator[WayOut]:
         p
         for p in load_all()
         if p.platform != "cpu"
-        and p.memory_bytes > here.memory_bytes
+        and p.memory_bytes > MORE_MEMORY * here.memory_bytes
         and p.id != here.whole
         and ceil(ranks / p.gpus_per_node) <= nodes
     ]
+    kind = here.interconnect.kind
+    larger.sort(key=lambda p: (p.vendor != here.vendor, round(p.memory_bytes / GIB), p.interconnect.kind != kind))
     yield from _first_gpus(serving, larger, "{}", OTHER_GPUS)
 
 
-def _first_gpus(serving: Serving, profiles: list[GpuProfile], change: str, most: int) -> Iterator[WayOut]:
-    """The smallest GPUs on which it fits, at most so many."""
+def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, most: int) -> Iterator[WayOut]:
+    """The first GPUs on which it fits, as it is or in 8 bits, at most so many."""
     named = 0
-    for profile in sorted(profiles, key=lambda p: p.memory_bytes):
+    for profile in profiles:
+        for name, model, settings in _precisions(serving, profile):
+            text = ", ".join(filter(None, (change.format(profile.name), name)))
+            options = tuple(_option(serving, text, {"gpu": profile.id, **settings}, profile=profile, model=model))
+            if options or settings.get("weight_dtype") == "fp8":
+                break
+        yield from options
+        named += len(options)
         if named == most:
             return
-        for option in _option(serving, change.format(profile.name), {"gpu": profile.id}, profile=profile):
-            yield option
-            named += 1
 
 
 # --- the arithmetic, line by line -------------------------------------------------------------------------------------

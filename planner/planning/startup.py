@@ -179,6 +179,7 @@ def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]
     stage, features, blocks = budget.binding, budget.features, budget.num_blocks
     loaded = float(max(s.weights.loaded_bytes for s in budget.stages))
     weights = Interval(loaded, loaded * (1 - WEIGHTS_TOLERANCE), loaded * (1 + WEIGHTS_TOLERANCE))
+    weights = weights.plus(budget.overheads["loading"])
     memory = budget.overheads["reported_memory"].scaled(budget.memory_bytes).plus(Interval.exact(budget.memory_bytes))
     with_graphs = features.activation_includes_graphs and features.graphs_in_budget
     activation = stage.activation.plus(stage.graphs) if with_graphs else stage.activation
@@ -203,4 +204,6 @@ def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]
         if logged is not None:
             slack = {"bytes": ROUNDING_BYTES, "requests": 0.005}.get(unit, 0.0)
             inside = predicted.low - slack <= logged <= predicted.high + slack
-            yield LogLine(name, unit, predicted, float(logged), inside)
+            digits = 2 if unit == "requests" else None
+            mid, low, high, seen = (round(v, digits) for v in (predicted.mid, predicted.low, predicted.high, logged))
+            yield LogLine(name, unit, mid, low, high, seen, inside)

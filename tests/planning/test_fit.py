@@ -302,7 +302,118 @@ def test_several_changes_together_where_none_is_enough() -> None:
     By hand: 141 GB are 17.6 GB on each of 8, and 70.6e9 parameters of 4 bits 8.8 GB on each of 4; a context of 131,072
     tokens of 320 KiB would take 43 GB more, so the 16 bits come with a shorter one.
     """
-    four, *_, sixteen = fitted("meta-llama/Llama-3.3-70B-Instruct", "rtx-4090", "0.27.1").options[:3]
-    assert four.settings["weight_dtype"] == "int4-awq" and four.settings["tensor_parallel_size"] == 4
+    options = fitted("meta-llama/Llama-3.3-70B-Instruct", "rtx-4090", "0.27.1").options
+    four = next(option for option in options if option.settings.get("weight_dtype") == "int4-awq")
+    assert four.settings["tensor_parallel_size"] == four.num_gpus == 4
+    sixteen = next(option for option in options if "max_model_len" in option.settings)
     assert sixteen.settings.keys() == {"tensor_parallel_size", "max_model_len"}
     assert sixteen.settings["tensor_parallel_size"] == 8 and 8_192 < int(sixteen.settings["max_model_len"]) < 131_072
+
+
+# --- questions that people asked, and what helped them ----------------------------------------------------------------
+
+
+def flags_of(name: str, gpu: str, release: str, **flags: Any) -> list[str]:
+    """The ways out, best first."""
+    return [" ".join(option.flags) for option in fitted(name, gpu, release, **flags).options]
+
+
+def test_the_first_way_out_combines_a_precision_with_fewer_gpus() -> None:
+    """Llama-3.3-70B on an H100: 8 bits on two of them, or on one H200; then all 16 bits on four."""
+    first, second, third, *_ = flags_of("meta-llama/Llama-3.3-70B-Instruct", "h100", "0.27.1")
+    assert first == "--tensor-parallel-size 2 --weight-dtype fp8"
+    assert second in {f"--gpu {name} --weight-dtype fp8" for name in ("h200-sxm", "h200-nvl")}
+    assert third == "--tensor-parallel-size 4"
+
+
+def test_four_bits_fit_one_card() -> None:
+    first, *_ = flags_of("Qwen/Qwen3-30B-A3B", "rtx-4090", "0.27.1")
+    assert first.startswith("--weight-dtype int4-awq")
+    assert "--gpu" not in first.split() and "--tensor-parallel-size" not in first
+
+
+def test_graphs_outside_the_budget_may_not_fit() -> None:
+    """Qwen3-30B-A3B on 4 GPUs of 24 GB, 0.8.5, one sequence: out of memory but for --enforce-eager."""
+    asked = {"tensor_parallel_size": 4, "max_num_seqs": 1}
+    found = fitted("Qwen/Qwen3-30B-A3B", "a10g", "0.8.5", **asked)
+    assert (found.verdict, found.binding_condition.name) == ("too close to call", "CUDA graphs exceed memory")
+    assert found.options[0].flags == ("--enforce-eager",)
+    assert fitted("Qwen/Qwen3-30B-A3B", "a10g", "0.8.5", **asked, enforce_eager=True).verdict == "fits"
+
+
+def test_ways_out_count_the_gpus_of_all_ranks() -> None:
+    """DeepSeek-V4-Pro on 8 H200, DP 8, EP, 800,000 tokens: with TP 2 it takes 16, and requests have their length."""
+    asked = {"data_parallel_size": 8, "enable_expert_parallel": True, "max_model_len": 800_000}
+    options = fitted("deepseek-ai/DeepSeek-V4-Pro", "h200", "0.27.1", **asked).options
+    two = next(option for option in options if option.settings.get("tensor_parallel_size") == 2)
+    assert two.num_gpus == 16 and two.change.startswith("16 GPUs")
+    for option in options:
+        assert option.kv_cache_tokens >= 0.9 * option.max_concurrency * option.max_model_len
+
+
+def test_a_gpu_of_the_same_memory_is_no_way_out() -> None:
+    """Llama-3.1-405B-FP8 on 8 H100: an A100 80 GB has as much, and no 8-bit kernels."""
+    found = flags_of("meta-llama/Llama-3.1-405B-FP8", "h100", "0.6.3", tensor_parallel_size=8)
+    assert found and not any("a100" in flags for flags in found)
+
+
+def test_the_smallest_settings_of_a_model_with_much_to_spare() -> None:
+    found = fitted("Qwen/Qwen3-0.6B", "h100", "0.27.1", max_model_len=1024)
+    assert found.smallest_gpu_memory_utilization is not None and found.smallest_gpu_memory_utilization < 0.1
+    needed = found.smallest_kv_cache_memory_bytes
+    assert needed == (1024 // 16 + 1) * 16 * 114_688
+    assert fitted("Qwen/Qwen3-0.6B", "h100", "0.27.1", max_model_len=1024, kv_cache_memory_bytes=needed).fits
+    assert fitted("Qwen/Qwen3-0.6B", "h100", "0.9.2").smallest_kv_cache_memory_bytes is None
+    words = run("fit", "Qwen/Qwen3-0.6B", "--gpu", "h100", "--max-model-len", "1024", "--engine-version", "0.27.1").out
+    assert f"--kv-cache-memory-bytes {needed}" in " ".join(words.split())
+
+
+def test_the_class_llm_has_larger_defaults() -> None:
+    """DeepSeek-V4-Flash on 2 GH200: 16,384 batched tokens, so that a request of 30,000 needs 6.35 GiB (logged 6.66)."""
+    asked = {"tensor_parallel_size": 2, "max_model_len": 30_000, "gpu_memory_utilization": 0.95}
+    server, offline = (
+        fitted("deepseek-ai/DeepSeek-V4-Flash", "gh200-96gb", "0.22.0", **asked, offline=offline)
+        for offline in (False, True)
+    )
+    assert (server.config.max_num_batched_tokens, offline.config.max_num_batched_tokens) == (8192, 16384)
+    needed = offline.budget.needed_bytes(offline.stage, 30_000)
+    assert needed / 2**30 == pytest.approx(6.66, rel=0.06)
+    assert offline.verdict == "too close to call"
+
+
+def test_memory_that_other_processes_hold() -> None:
+    """``request_memory`` of 0.9.1 and later: what is free, not the total, must hold the share that is asked for."""
+    found = fitted("Qwen/Qwen3-8B", "h100", "0.27.1", used_gib=30)
+    assert (found.fits, found.binding_condition.name) == (False, "free memory below budget")
+    (share,) = (o.settings["gpu_memory_utilization"] for o in found.options if "gpu_memory_utilization" in o.settings)
+    assert share == 0.61  # (79.18 - 30 - 0.7) / 79.18
+
+
+def test_loading_holds_the_16_bit_weights_before_0_15() -> None:
+    """Qwen3-VL-235B on 8 H20, quantised on loading: 470 GB pass through the GPUs, 55 GiB each."""
+    asked = {"tensor_parallel_size": 8, "quantization": "fp8", "gpu_memory_utilization": 0.7}
+    notes = " ".join(fitted("Qwen/Qwen3-VL-235B-A22B-Instruct", "h20", "0.11.0", **asked).notes)
+    assert "loads the 16-bit weights whole, 55." in notes and "a checkpoint in fp8 needs 28." in notes
+    assert "--mm-encoder-tp-mode data" in notes
+    assert "16-bit" not in " ".join(fitted("Qwen/Qwen3-VL-235B-A22B-Instruct", "h20", "0.15.0", **asked).notes)
+
+
+def test_different_gpus_in_one_engine_are_not_modelled() -> None:
+    answer = run("fit", "Qwen/Qwen3-8B", "--gpu", "rtx-3090,rtx-4090", "-pp", "2")
+    assert "different GPUs in one engine are not modelled" in " ".join((answer.out + answer.err).split())
+
+
+def test_both_outcomes_of_a_sampler_that_is_not_known() -> None:
+    """4c9cd594: 2 A100, FlashInfer installed: 1,192,160 tokens; without it 0.9 GiB less for each."""
+    asked = {"tensor_parallel_size": 2, "max_model_len": 16384, "gpu_memory_utilization": 0.5}
+    sorting, flashinfer = fitted("Qwen/Qwen2-7B-Instruct", "a100", "0.10.1", **asked).outcomes
+    assert flashinfer.env == {"VLLM_USE_FLASHINFER_SAMPLER": "1"}
+    assert flashinfer.kv_cache_tokens == pytest.approx(1_192_160, rel=0.005)
+    assert sorting.kv_cache_tokens < 0.98 * flashinfer.kv_cache_tokens
+    assert fitted("Qwen/Qwen2-7B-Instruct", "a100", "0.12.0", **asked).outcomes == ()
+
+
+def test_weights_of_four_bytes_are_called_so() -> None:
+    found = fitted("facebook/opt-13b", "h100", "0.27.1", dtype="float32")
+    assert found.config.weight_dtype == "fp32"
+    assert found.stage.weights.weight_bytes > 50e9

@@ -41,6 +41,8 @@ BRIEF_NAMES = 4
 LOG_COLUMNS = (
     Column("line"), Column("unit"), Column("predicted"), Column("interval"), Column("logged"), Column("inside"),
 )  # fmt: skip
+#: Requests at once from which on the smallest settings are named.
+MUCH_TO_SPARE = 32
 #: Options in the text; JSON has all of them.
 OPTIONS_SHOWN = 3
 
@@ -176,6 +178,8 @@ class FitTable(Answer):
     def _notes(self, *, brief: bool = False) -> Iterable[str]:
         refused = [answer for answer in self.answers if isinstance(answer, RefusedFit)]
         yield from self.resolved.notes
+        if any(isinstance(a, Fit) and a.config.pipeline_parallel_size > 1 for a in self.answers) and not self.sweep:
+            yield "each row is an engine on GPUs of one kind: different GPUs in one engine are not modelled"
         if not brief:
             yield from (f"{one.profile.id}: {one.error.cause}" for one in refused)
         elif refused:
@@ -259,7 +263,14 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
         at_once = f", {result.max_concurrency:,.2f} requests of that length at once"
     else:
         at_once = ""
+    for outcome in result.outcomes if len({one.kv_cache_tokens for one in result.outcomes}) > 1 else ():
+        said = " ".join(f"{name}={value}" for name, value in outcome.env.items())
+        yield "  with " + said.partition("_USE_")[2], f"{outcome.kv_cache_tokens:,} tokens: {outcome.verdict}"
     yield "context", f"{config.max_model_len:,} tokens{at_once}"
+    if result.verdict == "fits" and result.max_concurrency > MUCH_TO_SPARE and result.smallest_gpu_memory_utilization:
+        given = result.smallest_kv_cache_memory_bytes
+        share = f"--gpu-memory-utilization {result.smallest_gpu_memory_utilization:g} holds one request"
+        yield "smallest share", share + (f", as does --kv-cache-memory-bytes {given}" if given else "")
     several = config.tensor_parallel_size > result.deployment.profile.gpus_per_node
     none = "none fits" if several else "none fits in one node"
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or none}"
@@ -288,12 +299,11 @@ def _left(left: Interval) -> str:
 def _log_row(line: LogLine) -> dict[str, Any]:
     """Bytes in GiB, everything else as logged."""
     scale, form = (GIB, ",.2f") if line.unit == "bytes" else (1, ",.2f" if line.unit == "requests" else ",.0f")
-    predicted = line.predicted
     return {
         "line": line.line,
         "unit": "GiB" if line.unit == "bytes" else line.unit,
-        "predicted": format(predicted.mid / scale, form),
-        "interval": f"{predicted.low / scale:{form}} to {predicted.high / scale:{form}}",
+        "predicted": format(line.predicted / scale, form),
+        "interval": f"{line.lo / scale:{form}} to {line.hi / scale:{form}}",
         "logged": format(line.logged / scale, form),
         "inside": line.inside,
     }
@@ -304,8 +314,8 @@ def _option_lines(result: Fit) -> Iterator[str]:
         yield "\nWhat would make it fit (each one checked):"
     for option in result.options[:OPTIONS_SHOWN]:
         yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      ")
-        at_once = f"{option.max_concurrency:.2f} requests at once"
-        yield f"    {option.verdict}, {option.kv_cache_tokens:,} tokens, {at_once}"
+        at_once = f"{option.max_concurrency:.2f} requests of {option.max_model_len:,} tokens at once"
+        yield f"    {option.verdict}, {option.kv_cache_tokens:,} tokens of KV cache, {at_once}"
 
 
 def _explained(line: ArithmeticLine) -> str:
