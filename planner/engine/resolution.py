@@ -39,6 +39,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.model import (
     KV_ELEMENT_BYTES,
+    UNQUANTIZED,
     Attention,
     CompressedAttention,
     LatentAttention,
@@ -97,9 +98,8 @@ class _Resolver:
         self._check_options()
         self._check_layout()
         self._took(ignored_lora_flags(args))
-        dtype, weight_dtype = self._dtype(), self._weight_dtype()
-        if dtype == "fp32" and weight_dtype == self.model.dtype:
-            weight_dtype = dtype
+        dtype = self._dtype()
+        weight_dtype = self._weight_dtype(dtype)
         kv = kv_cache_dtype(
             args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version
         )
@@ -238,8 +238,11 @@ class _Resolver:
             )
         return asked
 
-    def _weight_dtype(self) -> str:
-        """The type of the linear weights, after ``--quantization``. The version must have the method."""
+    def _weight_dtype(self, dtype: str) -> str:
+        """The type of the linear weights, after ``--quantization``; ``dtype`` where they are not quantised.
+
+        The version must have the method.
+        """
         asked, served = self.args.quantization, self.model
         if asked:
             value_status(self.version, "quantization", asked).require(
@@ -254,7 +257,7 @@ class _Resolver:
                 f"{self.model.id} is quantised with {method}, which vLLM {self.version} does not have ({status})",
                 hint=status.hint or f"choose a vLLM before {status.gone_in}",
             )
-        return quantization.weight_dtype
+        return dtype if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
         """The engine that runs. Each engine has models that it does not serve."""

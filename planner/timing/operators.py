@@ -44,6 +44,7 @@ from planner.engine import EngineConfig, Layout, LoraConfig, Piece, held_heads, 
 from planner.memory import adapted
 from planner.model import (
     KV_ELEMENT_BYTES,
+    UNQUANTIZED,
     Attention,
     Component,
     CompressedAttention,
@@ -152,8 +153,9 @@ def _layer_operators(
     model: Model, layer: Layer, precisions: tuple[Precision, ...], times: int, config: EngineConfig
 ) -> Iterator[Operator]:
     groups: dict[tuple[Component, bool, Precision], list[Weight]] = defaultdict(list)
-    for weight, precision in zip(layer.weights, precisions, strict=True):
+    for weight, stored in zip(layer.weights, precisions, strict=True):
         if weight.linear:
+            precision = _launched(stored, model, config)
             groups[weight.component, _is_output(weight), precision].append(weight)
     experts: dict[Precision, list[Weight]] = defaultdict(list)
     elements = float(NORM_PASSES * model.hidden_size)  # that the small kernels read or write for each token
@@ -181,6 +183,14 @@ def _layer_operators(
         "norms and activations", OperatorKind.SMALL, TOKENS, SMALL_KERNELS_PER_LAYER * times,
         bytes_per_unit=times * elements * ACTIVATION_BYTES,
     )  # fmt: skip
+
+
+def _launched(stored: Precision, model: Model, config: EngineConfig) -> Precision:
+    """The precision of a weight in the engine: what is not quantised is held in its dtype."""
+    plain = UNQUANTIZED[config.dtype]
+    if stored is model.quantization.base:
+        return plain
+    return replace(stored, compute_dtype=plain.name) if stored.compute_dtype in UNQUANTIZED else stored
 
 
 def _pieces(weights: Iterable[Weight], config: EngineConfig) -> list[Piece]:
@@ -379,7 +389,7 @@ def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
     head = next((w for w in model.outer if w.component is Component.LM_HEAD and w.linear), None)
     if head is None:  # tied: the embedding is the lm_head
         head = next(w for w in model.outer if w.component is Component.EMBEDDING)
-    precision = model.precision_of(head)
+    precision = _launched(model.precision_of(head), model, config)
     yield _gemm("lm_head", [head], precision, 1, config, SAMPLED)
     logits_bytes = model.vocab_size * FP32_BYTES
     yield Operator(

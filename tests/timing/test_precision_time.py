@@ -10,6 +10,7 @@ from memory_cases import model
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
+from planner.model import catalog_ids
 from planner.model.quantization import as_quantized
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.timing.step import Batch
@@ -89,3 +90,16 @@ def test_a_narrow_cache_is_read_in_less_time_and_never_half(gpu: str) -> None:
     assert narrow_s < wide_s
     assert wide_s > 64 * 8000 * 131_072 / peak
     assert narrow_s > 64 * 8000 * 65_536 / peak
+
+
+@pytest.mark.parametrize("name", [name for name in catalog_ids() if model(name).dtype == "fp32"])
+def test_a_checkpoint_is_timed_in_the_dtype_that_it_is_launched_in(name: str) -> None:
+    def launched(dtype: str) -> Deployment:
+        args = EngineArgs(dtype=dtype, max_model_len=2048)
+        return resolve_deployment(model(name), load_profile("h100-sxm"), args, parse_version("0.27.1"))
+
+    auto, half, whole = (launched(dtype) for dtype in ("auto", "bfloat16", "float32"))
+    assert [one.config.weight_dtype for one in (auto, half, whole)] == ["bf16", "bf16", "fp32"]
+    lone, many = Batch(1, 1), Batch(decode_seqs=256, decode_context_tok=256)
+    assert auto.timer.breakdown(many) == half.timer.breakdown(many)
+    assert 1.5 < whole.timer.step_s(lone) / half.timer.step_s(lone) < 2.5  # twice the bytes, and no run in fp32
