@@ -102,7 +102,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if own := _commit_of(version, profile.platform):
         note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {own.version}"
         return Image(own.image, version, profile.platform, pinned=True, source=own.source, note=note)
-    return _by_name(profile, version)
+    return _by_name(profile, version, release_of(oldest))
 
 
 def options_version(version: EngineVersion, platform: str, image: str = "") -> EngineVersion:
@@ -153,10 +153,10 @@ def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
     return {"HIP_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus)))}
 
 
-def _by_name(profile: GpuProfile, version: EngineVersion) -> Image:
+def _by_name(profile: GpuProfile, version: EngineVersion, oldest: tuple[int, ...]) -> Image:
     rule = _images_table()["naming"][profile.platform]
     if version.release < release_of(rule["since"]) or version.release not in RELEASES:
-        known = sorted({i.version for i in _images() if i.platform == profile.platform})
+        known = sorted({i.version for i in _images() if i.platform == profile.platform and i.version.release >= oldest})
         raise IllegalPlanError(
             f"no image of vLLM {version} is known for {profile.name}",
             hint=f"choose --engine-version from: {', '.join(map(str, known))}, or a release from {rule['since']} on",

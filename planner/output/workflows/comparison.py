@@ -9,7 +9,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.output.workflows.documents import Workflow
-from planner.output.workflows.subject import Choice, chosen_load, profile_of
+from planner.output.workflows.subject import Choice, chosen_load, profile_of, refuse_options
 from planner.planning import (
     Candidate,
     ComparedPoint,
@@ -29,6 +29,8 @@ REMARKS = (
     "why the cache of a node shrinks with the number of its servers",
     "tensor parallelism over partitions is not compared: the documents disagree on it, and wrong answers are reported",
 )
+#: Options of a workflow that a comparison has no use for: each layout is searched.
+_IGNORED = ("draft", "image", "weight_dtype", "kv_cache_dtype", "tensor_parallel_size", "gpus")
 
 
 def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[str, Plan, GpuProfile]], dict[str, Any]]:
@@ -36,6 +38,7 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[s
 
     Raises IllegalPlanError for a GPU without partitions, and for a model that fits none of them.
     """
+    refuse_options(workflow, choice, _IGNORED)
     whole = profile_of(workflow, choice)
     if whole.partition or whole.platform not in workflow.platforms:
         raise IllegalPlanError(

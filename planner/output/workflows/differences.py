@@ -12,10 +12,11 @@ from typing import Any
 from planner.engine import ServeLine, read_line
 from planner.output.workflows.documents import Command, Document, entries, scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
-from planner.output.workflows.subject import Subject
+from planner.output.workflows.subject import Subject, subject
 
 WRITTEN_OUT = "the default of this version, written out: what runs is what was predicted"
 CHOSEN = "as asked for"
+LEFT_OUT = "the document leaves it out for models in FP16"
 _UNITS = {"avg_latency": "s", "duration": "s", "request_throughput": "req/s"}
 #: One option under several names.
 _SAME = {"--random-input-len": "--input-len", "--random-output-len": "--output-len"}
@@ -60,10 +61,19 @@ def _text(value: float | None) -> str:
 
 
 def printed_beside(found: Subject) -> tuple[PrintedFigure, ...]:
-    """Every figure that the document prints for this model and GPU, beside the prediction of the same run."""
-    predicted: dict[str, Any] = found.plan.predicted
+    """Every figure that the document prints for this model and GPU, beside the prediction of the same run.
+
+    A served result is compared with the prediction for the version that its document measured, unless the caller chose
+    a version.
+    """
+    run, served = "benchmark.sh", found
+    if found.plan.published and found.printed and not found.choice.engine_version:
+        version = found.printed.document.version
+        if version.release != found.version.release:
+            choice = replace(found.choice, engine_version=str(version), image=found.plan.image)
+            run, served = f"benchmark.sh, vLLM {version}", subject(found.workflow, choice)
     figures = [
-        PrintedFigure("benchmark.sh", key, _unit(key), value, *_interval(predicted, key))
+        PrintedFigure(run, key, _unit(key), value, *_interval(served.plan.predicted, key))
         for key, value in found.plan.published.items()
     ]
     for script, point in _points(found):
@@ -170,7 +180,8 @@ def _commands(found: Subject) -> Iterator[Difference]:
         inherited = {name: value for name, value in plan.env.items() if name in found.client.env}  # by docker exec
         yield from _compare(found, found.client, "benchmark.sh", plan.bench_argv, inherited)
     for script, point in _points(found):
-        yield from _compare(found, point.printed, script, point.argv, point.env)
+        if script != "mad.sh":  # AMD's own script runs as it is
+            yield from _compare(found, point.printed, script, point.argv, point.env)
 
 
 def _compare(
@@ -179,7 +190,8 @@ def _compare(
     """Words of a printed command that are missing or have another value here, then words that it does not have."""
     workflow, asked, platform = found.workflow, found.choice.asked, found.profile.platform
     changed = {flag for row in workflow.rows for flag in row} | set(workflow.changes)
-    if changed:  # by us: the document's own command is the one to compare with
+    left_out = command.fp16_without if found.resolved.resolved in workflow.fp16 else ()
+    if changed or left_out:  # by us, or by the document: its own command is the one to compare with
         printed = (*workflow.serve, *workflow.client, *workflow.offline)
         command = next((one for one in printed if one.id == command.id), command)
     problems = command.read(found.version, platform).problems
@@ -191,7 +203,9 @@ def _compare(
         if value is not None and other is not None and _equal(value, other):
             continue
         why = _reason(word, other or "" if value is None else value, command, workflow.name, script)
-        if word in asked:
+        if word in left_out:
+            why = LEFT_OUT
+        elif word in asked:
             why = CHOSEN
         if value is None:
             yield Difference(script, word, "", other or word, why or WRITTEN_OUT)

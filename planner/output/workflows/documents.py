@@ -147,12 +147,15 @@ class Workflow:
     name: str
     title: str
     documents: tuple[Document, ...]
-    gpus: tuple[str, ...]  #: profiles that the document ran it on, the first is the default
+    gpus: tuple[str, ...]  #: profiles that the document describes; its figures are from the first, the default
     model: str
     scripts: tuple[str, ...]
     platforms: tuple[str, ...] = ("rocm", "cuda")
     also: tuple[str, ...] = ()  #: further models of the document
     fp16: tuple[str, ...] = ()  #: models that it serves in FP16, with some options left out
+    dtypes: Mapping[str, str] = field(
+        default_factory=dict
+    )  #: ``--dtype`` by precision, where one checkpoint has several
     engine_version: str | None = None
     serve: tuple[Command, ...] = ()
     client: tuple[Command, ...] = ()
@@ -173,6 +176,11 @@ class Workflow:
         """Every model of the document, the first is the default."""
         return (self.model, *self.also, *self.fp16)
 
+    def models_on(self, profile: GpuProfile) -> tuple[str, ...]:
+        """The document's models for a GPU: those of the servers that it prints for its capability, else all."""
+        served = [c.argv[2].rstrip("/") for c in self.serve if c.capability and c.capability == _capability(profile)]
+        return tuple(name for name in self.models if name in served) or self.models
+
     def summary(self) -> dict[str, Any]:
         """The row of a list of workflows."""
         own = {key: getattr(self, key) for key in ("name", "title", "model")}
@@ -191,8 +199,7 @@ class Workflow:
 
         Without the options that the document takes out for a model in FP16, and with values for what it leaves open.
         """
-        capability = ".".join(map(str, profile.compute_capability or ()))
-        suited = [c for c in printed if c.capability in ("", capability)]
+        suited = [c for c in printed if c.capability in ("", _capability(profile))]
         if not suited:
             return ()
         older = [c for c in suited if c.document.version.release <= version.release]
@@ -219,6 +226,10 @@ class Workflow:
                 yield Point(self._adapted(row.command, model), row.metric, row.value if own else None)
             if not table:
                 yield Point(command)
+
+
+def _capability(profile: GpuProfile) -> str:
+    return ".".join(map(str, profile.compute_capability or ()))
 
 
 def _values(options: Mapping[str, str]) -> dict[str, str | None]:

@@ -116,6 +116,8 @@ def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -
     command = point.command
     if found.draft and "--speculative-model" in command.argv:
         command = command.with_options({"--speculative-model": found.draft})
+    if dtype := found.workflow.dtypes.get(found.choice.weight_dtype or ""):
+        command = command.with_options({"--dtype": dtype})
     deployment, line = _engine(found, command)
     drafts = deployment.config.speculative_config is not None
     load, latency = _load(found, command), "latency" in line.command
@@ -125,7 +127,8 @@ def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -
     metric = point.metric or ("avg_latency" if latency else "output_throughput")
     # printed numbers are of this version and of these settings
     asked = found.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
-    as_printed = found.documented and str(found.version) == found.workflow.engine_version and not asked
+    measured = found.profile.id == found.workflow.gpus[0] and str(found.version) == found.workflow.engine_version
+    as_printed = found.documented and measured and not asked
     published = point.published if as_printed and predicted else None
     version, platform = found.version, found.profile.platform
     env = {**engine_env(command.env, version, platform), **engine_env(variant.env, version, platform)}

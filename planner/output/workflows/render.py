@@ -254,7 +254,8 @@ def _mad_names(found: Subject) -> dict[str, Any]:
             "--num-scheduler-steps, which is gone in 0.10.1",
             hint="choose an --engine-version up to 0.10.0, or planner workflow latency and throughput",
         )
-    dtype = "float8" if found.deployment.config.weight_dtype == "fp8" else "float16"
+    own = "float8" if found.deployment.config.weight_dtype == "fp8" else "float16"
+    dtype = found.workflow.dtypes.get(found.choice.weight_dtype or "", own)
     return {"job": "mad", "mad_commit": MAD_COMMIT, "mad_dtype": dtype, "points": offline_points(found)}
 
 

@@ -6,7 +6,7 @@ recommend`` finds. ``assemble`` makes the plan in both cases, as it makes every 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from planner.engine import (
     serve_argv,
     spelled_options,
 )
-from planner.errors import IllegalPlanError
+from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
@@ -148,7 +148,8 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         )
     resolved = _resolved(workflow, choice, profile)
     version, build = _version(workflow, profile, choice)
-    documented = profile.id in workflow.gpus and resolved.resolved in workflow.models
+    documented = profile.id in workflow.gpus and resolved.resolved in workflow.models_on(profile)
+    _refuse_ignored(workflow, choice, resolved, documented=documented)
     client, printed = (
         next(iter(workflow.printed(commands, version, profile, resolved.resolved)), None)
         for commands in (workflow.client, workflow.serve)
@@ -277,19 +278,46 @@ def check_fits(serving: Serving, deployment: Deployment) -> None:
 
 def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> ResolvedModel:
     """The caller's model, else the document's: in the caller's precision, and for that GPU."""
-    capability = ".".join(map(str, profile.compute_capability or ()))
-    names = [c.argv[2].rstrip("/") for c in workflow.serve if c.capability and c.capability == capability]
-    resolved = choice.resolve(choice.model or next((name for name in names if name in workflow.models), workflow.model))
-    if choice.weight_dtype is None or _weights(resolved) == choice.weight_dtype:
+    models = workflow.models_on(profile)
+    resolved = choice.resolve(choice.model or models[0])
+    if choice.weight_dtype is None or choice.weight_dtype in (_weights(resolved), *workflow.dtypes):
         return resolved
     stem = resolved.resolved.split("/")[-1]
-    for other in workflow.models:  # of the same model, whose quantised checkpoints have longer names
+    for other in models:  # of the same model, whose quantised checkpoints have longer names
         own = other.split("/")[-1]
         if stem.startswith(own) or own.startswith(stem) or own.split("-Instruct")[0] == stem.split("-Instruct")[0]:
             found = resolve_model(other)
             if _weights(found) == choice.weight_dtype:
                 return found
     return resolved  # the search has that precision, or says that it does not
+
+
+def _refuse_ignored(workflow: Workflow, choice: Choice, resolved: ResolvedModel, *, documented: bool) -> None:
+    """Raise InputError for an option that the workflow would ignore, and for a precision that its document lacks."""
+    dtype, own = choice.weight_dtype, _weights(resolved)
+    if documented and dtype not in (None, own, *workflow.dtypes):
+        raise InputError(
+            f"--weight-dtype {dtype}: the document of {workflow.name} has {resolved.resolved} in {own} on this GPU",
+            hint=f"leave it out, choose from {', '.join({own: 0, **workflow.dtypes})}, or name another model",
+        )
+    batches = documented and workflow.offline and not workflow.client
+    all_at_once = any("throughput" in command.argv[1] for command in workflow.offline)
+    ignored = {
+        "draft": not any(command.drafts for command in workflow.offline),
+        "max_concurrency": batches,
+        "num_prompts": batches and not all_at_once,
+    }
+    refuse_options(workflow, choice, (name for name, unused in ignored.items() if unused))
+
+
+def refuse_options(workflow: Workflow, choice: Choice, names: Iterable[str]) -> None:
+    """Raise InputError if the caller gave one of the options ``names``."""
+    for name in names:
+        if getattr(choice, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(
+                f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow or model"
+            )
 
 
 def _weights(resolved: ResolvedModel) -> str:
@@ -480,7 +508,7 @@ def _printed_result(found: Subject) -> dict[str, float] | None:
         return None
     ids = found.printed.id, found.client.id
     results = (dict(one.figures) for one in printed_results() if (one.server, one.client) == ids)
-    return next(results, None) if found.plan.gpu in found.workflow.gpus else None
+    return next(results, None) if found.plan.gpu == found.workflow.gpus[0] else None
 
 
 def _why(found: Subject) -> Iterator[str]:
