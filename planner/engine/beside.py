@@ -197,14 +197,14 @@ def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> It
 
 
 def check_speculative_config(
-    wanted: SpeculativeConfig, model: Model, version: EngineVersion, found: Features, tensor_parallel_size: int
+    wanted: SpeculativeConfig, model: Model, version: EngineVersion, features: Features, tensor_parallel_size: int
 ) -> None:
     """Raise IllegalPlanError where the version, the engine or the model cannot draft like that."""
     old = bool(flag_status(version, OLD_FLAGS["model"]))
     if not old:
         flag_status(version, FLAG).require(f"{FLAG}: vLLM {version}")
     # V0 drafts with a model or from the prompt, to 0.9; its MTP, EAGLE and Medusa workers are not modelled
-    if found.engine == "V0" and (version.release >= V0_ENDS or wanted.method not in ("draft_model", "ngram")):
+    if features.engine == "V0" and (version.release >= V0_ENDS or wanted.method not in ("draft_model", "ngram")):
         gone = version.release >= V0_ENDS
         cause = "which no longer drafts (since 0.10.0)" if gone else f"whose drafts by {wanted.method} are not modelled"
         raise IllegalPlanError(
@@ -217,7 +217,7 @@ def check_speculative_config(
             raise IllegalPlanError(
                 f"{FLAG}: vLLM {version} does not know {key!r} ({status})", hint=status.hint or "leave it out"
             )
-    if wanted.method == "draft_model" and not found.draft_models and found.engine == "V1":
+    if wanted.method == "draft_model" and not features.draft_models and features.engine == "V1":
         raise IllegalPlanError(
             f"{FLAG}: vLLM {version} (V1) does not draft with a model (not before 0.15.0)",
             hint='choose vLLM 0.15.0 or later, or "method": "ngram"',

@@ -185,9 +185,9 @@ def bench_latency_argv(
 
 def _add_engine(line: _Line, config: EngineConfig) -> None:
     """The engine's settings, in the order of the table."""
-    said = _said(config, line)
+    values = _values(config, line)
     for row in SETTINGS.values():
-        value = said.get(row.name)
+        value = values.get(row.name)
         if row.ours or value is None or (value == row.default and row.name not in _ALWAYS):
             continue
         if isinstance(value, SpeculativeConfig):
@@ -199,11 +199,11 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
             line.add(row.flag, value)
 
 
-def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
+def _values(config: EngineConfig, line: _Line) -> dict[str, Any]:
     """The value that the line has for each setting; None: the line does not name it."""
     lora, cached = config.lora, config.kv_cache_dtype
-    said = {name: getattr(lora if lora and hasattr(lora, name) else config, name, None) for name in SETTINGS}
-    said |= {
+    values = {name: getattr(lora if lora and hasattr(lora, name) else config, name, None) for name in SETTINGS}
+    values |= {
         "dtype": LONG_NAMES[config.dtype],
         "kv_cache_dtype": config.kv_cache_dtype_flag
         or ("auto" if cached == config.dtype else LONG_NAMES.get(cached, cached)),
@@ -212,15 +212,15 @@ def _said(config: EngineConfig, line: _Line) -> dict[str, Any]:
         "cpu_offload_gb": config.cpu_offload_gb or None,
     }
     if config.cpu_kvcache_space:
-        said["gpu_memory_utilization"] = None  # it has no effect
+        values["gpu_memory_utilization"] = None  # it has no effect
     # what may be on or off by default is named where the version has the switch for it
     if not config.enable_prefix_caching and "--no-enable-prefix-caching" not in line:
-        said["enable_prefix_caching"] = None
+        values["enable_prefix_caching"] = None
     if config.engine == "V1" and config.enable_chunked_prefill:  # V1 chunks unless told otherwise
-        said["enable_chunked_prefill"] = None
+        values["enable_chunked_prefill"] = None
     if not config.async_scheduling and "--no-async-scheduling" not in line:
-        said["async_scheduling"] = None
-    return said
+        values["async_scheduling"] = None
+    return values
 
 
 def _range_ratio(workload: Load, line: _Line) -> float:
@@ -251,16 +251,16 @@ def program_argv(command: VllmCommand, version: EngineVersion, platform: str) ->
 
     ``command`` may be either of the two.
     """
-    own = next((new for new, script in _SCRIPTS.items() if script == command), command)
-    if own == "serve" or command_status(version, own):
-        return ["vllm", *own.split()], own
-    script = _SCRIPTS[own]
+    newer = next((new for new, script in _SCRIPTS.items() if script == command), command)
+    if newer == "serve" or command_status(version, newer):
+        return ["vllm", *newer.split()], newer
+    script = _SCRIPTS[newer]
     return ["python3", f"{BENCHMARKS[platform]}/{script}"], script
 
 
 def _bench(command: VllmCommand, version: EngineVersion, platform: str) -> _Line:
-    words, found = program_argv(command, version, platform)
-    return _Line(words, version, found)
+    words, chosen = program_argv(command, version, platform)
+    return _Line(words, version, chosen)
 
 
 class _Line:

@@ -328,14 +328,14 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
 
 def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
     """Behaviour of the engine that ``config`` describes."""
-    found = version_features(config.version, profile, engine=config.engine)
+    features = version_features(config.version, profile, engine=config.engine)
     asked = config.flashinfer_sampler
     if asked is None:
-        return found
-    return replace(found, sampler="flashinfer" if asked else _own_sampler(config.version.release))
+        return features
+    return replace(features, sampler="flashinfer" if asked else _own_sampler(config.version.release))
 
 
-def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
+def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
     """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``.
 
     Source: ``_BATCH_SIZES_TO_CAPTURE`` of V0's model runner, up to the first size that holds a full batch;
@@ -347,7 +347,7 @@ def graph_batches(config: EngineConfig, found: Features) -> tuple[int, ...]:
     if config.engine == "V0":
         limit = next((size for size in (1, 2, 4) if size >= seqs), 8 * ceil(seqs / 8))
     else:
-        limit = min(found.max_graph_batch, config.max_num_batched_tokens)
+        limit = min(features.max_graph_batch, config.max_num_batched_tokens)
         limit = min(limit, 2 * seqs) if release >= (0, 10) else limit
         if config.max_cudagraph_capture_size:
             limit = min(config.max_cudagraph_capture_size, config.max_num_batched_tokens)

@@ -130,8 +130,8 @@ def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
 
 
 def command_status(version: EngineVersion, command: VllmCommand) -> Status:
-    """Status of a command."""
-    spans = [span for found in _table(command).values() for span in found]
+    """Support of a command by one version."""
+    spans = [span for spans_of in _table(command).values() for span in spans_of]
     first, last = min(a for a, _ in spans), max(b for _, b in spans)
     return _status(version, command, ((first, last),))
 
@@ -198,12 +198,12 @@ def _table(name: str) -> dict[str, Spans]:
     """The versions of each name of one table."""
     place = {version: index for index, version in enumerate(table_versions())}
     groups: dict[str, str] = _data()[name]
-    found = {}
+    spans_by_name = {}
     for key, names in groups.items():
         edges = [span.split("..") for span in key.split(",")]
         spans = tuple((place[first], place[last] if last else len(place) - 1) for first, last in edges)
-        found.update(dict.fromkeys(names.split(), spans))
-    return found
+        spans_by_name.update(dict.fromkeys(names.split(), spans))
+    return spans_by_name
 
 
 # --- variables that a plan sets ---------------------------------------------------------------------------------------

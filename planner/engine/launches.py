@@ -46,7 +46,6 @@ class Found:
 
     @property
     def command(self) -> VllmCommand:
-        """Name of the command."""
         return split_command(self.argv)[0] or "serve"
 
 
@@ -120,28 +119,28 @@ def find_launches(
     differ, when a loop or a function starts one, or when the text is no shell script.
     """
     if not isinstance(line, str):
-        found = found_in(line)
-        if found is None:
+        command = found_in(line)
+        if command is None:
             raise InputError(f"{' '.join(line)[:80]!r} is no vllm serve line, nor one of its benchmarks", hint=_HINT)
-        return tuple(_launches([found]))
+        return tuple(_launches([command]))
     script = _Script(gpu, dict(given or {}))
     try:
         script.run(line)
     except RecursionError as error:
         raise InputError("this script is nested too deeply", hint=_HINT) from error
-    launches = tuple(_launches(script.found))
+    launches = tuple(_launches(script.commands))
     if not launches:
         raise InputError("there is no vllm serve command in this, nor one of its benchmarks", hint=_HINT)
     return launches
 
 
-def _launches(found: Sequence[Found]) -> Iterator[Launch]:
+def _launches(commands: Sequence[Found]) -> Iterator[Launch]:
     """The engines that commands start, each once. Raises InputError for several servers that differ."""
-    servers = {one.argv: one for one in found if one.command == "serve"}
+    servers = {one.argv: one for one in commands if one.command == "serve"}
     if len(servers) > 1:
         raise InputError(f"{len(servers)} different vllm serve commands are in this script", hint=_HINT)
-    clients = tuple({one.argv: one for one in found if one.command in CLIENTS}.values())
-    offline = {(one.argv, tuple(sorted(one.env.items()))): one for one in found if one.command in OFFLINE}
+    clients = tuple({one.argv: one for one in commands if one.command in CLIENTS}.values())
+    offline = {(one.argv, tuple(sorted(one.env.items()))): one for one in commands if one.command in OFFLINE}
     if servers or (clients and not offline):
         yield Launch(next(iter(servers.values()), None), clients)
     yield from (Launch(one) for one in offline.values())
@@ -239,7 +238,7 @@ class _Script:
         self.arrays: dict[str, list[str]] = {}
         self.exported: set[str] = set()
         self.unknown: set[str] = set()  #: variables that only a run knows
-        self.found: list[Found] = []
+        self.commands: list[Found] = []
         self.frames: list[_Frame] = []
         self.image_version = ""  #: of the container that runs the text
 
@@ -341,11 +340,11 @@ class _Script:
         if not words or words[0] in _INERT:
             return
         exported = {name: self.scalars[name] for name in sorted(self.exported) if name in self.scalars}
-        if found := found_in(words, exported):
-            argv = found.argv
-            if found.command in CLIENTS:  # options that a run adds change no load: a seed, a header
+        if command := found_in(words, exported):
+            argv = command.argv
+            if command.command in CLIENTS:  # options that a run adds change no load: a seed, a header
                 argv = tuple(word for word in argv if not _ARRAY.fullmatch(word))
-            self.found.append(replace(found, argv=argv, image_version=found.image_version or self.image_version))
+            self.commands.append(replace(command, argv=argv, image_version=command.image_version or self.image_version))
             return
         for place, word in enumerate(words):
             if " " in word and ("vllm" in word or "benchmark_" in word):  # bash -c TEXT
@@ -353,7 +352,7 @@ class _Script:
                 inner.scalars, inner.exported = {**self.scalars}, set(self.exported)
                 inner.image_version = version_of_images(words[:place]) or self.image_version
                 inner.run(word)
-                self.found += inner.found
+                self.commands += inner.commands
                 return
 
     def _assign(self, word: str) -> None:
@@ -380,8 +379,8 @@ class _Script:
         if words[0].startswith("[["):
             words = ["[", *(one[0] for one in re.finditer(rf"{_WORD}|&&|\|\|", words[0][2:-2])), "]"]
         match ["".join(self._expand(word, splits=False)) for word in words]:
-            case ["true" | "false" as told]:
-                return told == "true"
+            case ["true" | "false" as word]:
+                return word == "true"
             case ["[" | "test", "-z" | "-n" as operator, text] | ["[", "-z" | "-n" as operator, text, "]"]:
                 return None if "$" in text else (not text) is (operator == "-z")
             case ["test", left, operator, right] | ["[", left, operator, right, "]"]:
@@ -521,9 +520,9 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
     if not entry and _is_server_image(image):
         entry = ["vllm", "serve"]
     words, env = [*entry, *rest], _environment(container)
-    found, version = found_in(words, env), version_of_images([image])
-    if found:
-        return (Launch(_with(found, env, version)),)
+    command, version = found_in(words, env), version_of_images([image])
+    if command:
+        return (Launch(_with(command, env, version)),)
     script = next((word for word in words if "vllm" in word and (" " in word or "\n" in word)), "")
     try:
         launches = find_launches(script, gpu=gpu, given={**env, **given}) if script else ()
@@ -532,9 +531,9 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
     return tuple(replace(one, server=one.server and _with(one.server, env, version)) for one in launches)
 
 
-def _with(found: Found, env: Mapping[str, str], version: str) -> Found:
+def _with(command: Found, env: Mapping[str, str], version: str) -> Found:
     """``found`` with the variables of its container, and the version of its image."""
-    return replace(found, env={**env, **found.env}, image_version=found.image_version or version)
+    return replace(command, env={**env, **command.env}, image_version=command.image_version or version)
 
 
 def _words(value: Any) -> list[str]:

@@ -107,11 +107,11 @@ def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
     if words[at] == "-m" and tuple(words[at + 1 : at + 2]) == (API_SERVER,):
         return "serve", 2
     for command in get_args(VllmCommand):
-        own = command.split()
-        if name == (own[0] if own[0].endswith(".py") else None):
+        parts = command.split()
+        if name == (parts[0] if parts[0].endswith(".py") else None):
             return command, 1
-        if name == "vllm" and following.split(" ")[: len(own)] == own:
-            return command, 1 + len(own)
+        if name == "vllm" and following.split(" ")[: len(parts)] == parts:
+            return command, 1 + len(parts)
     return None, 0
 
 
@@ -250,15 +250,15 @@ class ServeLine:
         taken = {"input_len": 32, "output_len": 128, "num_prompts": 8} if latency else {
             "input_len": 1024, "output_len": 128, "num_prompts": 1000
         }  # fmt: skip
-        said: dict[str, Any] = {
+        stated: dict[str, Any] = {
             name: int(value) if isfinite(value) and name not in _FRACTIONS else value
             for name, value in self.load.items()
         }
         # what the ratio means, as ``bench_serve_argv`` writes it
         symmetric = version.release >= ((0, 9, 1) if self.command == "bench serve" else (0, 8, 4))
-        if "range_ratio" in said and not symmetric:
-            said |= {"range_ratio": 0.0} if said["range_ratio"] == 1 else {"length_distribution": "below"}
-        return Load(**{**taken, **said})
+        if "range_ratio" in stated and not symmetric:
+            stated |= {"range_ratio": 0.0} if stated["range_ratio"] == 1 else {"length_distribution": "below"}
+        return Load(**{**taken, **stated})
 
 
 def read_line(
@@ -372,12 +372,12 @@ class _LineReader:
         if flag in self.known and not takes_value(self.version, flag):
             return list(truth)  # refused later, but not read as the model
         upto = next((i for i, word in enumerate(following) if _OPTION.match(word)), len(following))
-        own = list(following[:upto])
+        parts = list(following[:upto])
         if _LONG.get(flag, flag) in _SWITCHES:
             return list(truth)
-        if flag not in self.known and not (self.positional or self.named) and len(own) == 1:
+        if flag not in self.known and not (self.positional or self.named) and len(parts) == 1:
             return []  # an unknown option in front of the model
-        return own if flag in _LISTS else own[:1]
+        return parts if flag in _LISTS else parts[:1]
 
     def _take(self, flag: str, values: list[str]) -> None:
         if flag == "--config":

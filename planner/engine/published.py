@@ -93,15 +93,15 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
             hint=f"choose --engine-version {oldest} or later, or leave it out",
         )
     same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
-    found = next((i for i in same if profile.whole in i.gpus), None)
-    if found:
-        return found
+    matched = next((i for i in same if profile.whole in i.gpus), None)
+    if matched:
+        return matched
     if same:
         where = ", ".join(same[0].gpus)
         return replace(same[0], note=f"its source ran it on {where}, not on {profile.id}")
-    if own := _commit_of(version, profile.platform):
-        note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {own.version}"
-        return Image(own.image, version, profile.platform, pinned=True, source=own.source, note=note)
+    if build := _commit_of(version, profile.platform):
+        note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {build.version}"
+        return Image(build.image, version, profile.platform, pinned=True, source=build.source, note=note)
     return _by_name(profile, version, release_of(oldest))
 
 
@@ -110,8 +110,8 @@ def options_version(version: EngineVersion, platform: str, image: str = "") -> E
 
     Another ``image`` than that of the commit takes those of ``version``.
     """
-    own = _commit_of(version, platform)
-    return known_version(own.version) if own and image in ("", own.image) else version
+    build = _commit_of(version, platform)
+    return known_version(build.version) if build and image in ("", build.image) else version
 
 
 def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
@@ -130,8 +130,8 @@ def builds() -> dict[str, ImageBuild]:
 def default_version(profile: GpuProfile) -> EngineVersion:
     """The newest version with a pinned image that a source ran on this GPU, else on another GPU of its platform."""
     images = [i for i in _images() if i.platform == profile.platform]
-    own = [i for i in images if profile.whole in i.gpus]
-    return max(i.version for i in own or images or _images())
+    tried = [i for i in images if profile.whole in i.gpus]
+    return max(i.version for i in tried or images or _images())
 
 
 def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False, ptrace: bool = False) -> list[str]:
@@ -274,8 +274,8 @@ def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: 
 
 
 def _without_sums(entries: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in entries.items() if key not in _OF_SUMS}
-    return {key: _without_sums(value) if isinstance(value, Mapping) else value for key, value in kept.items()}
+    others = {key: value for key, value in entries.items() if key not in _OF_SUMS}
+    return {key: _without_sums(value) if isinstance(value, Mapping) else value for key, value in others.items()}
 
 
 def _known_flags(
@@ -308,8 +308,8 @@ def spelled_options(
     config = flags.get("compilation-config", "")
     if isinstance(config, str) and config.startswith("{"):
         flags["compilation-config"] = json.loads(config)
-    found = dict(_known_flags(flags, version, [], command))
-    return {**found, "compilation-config": {}} if config == "{}" else found
+    matched = dict(_known_flags(flags, version, [], command))
+    return {**matched, "compilation-config": {}} if config == "{}" else matched
 
 
 def _known_keys(
@@ -320,25 +320,25 @@ def _known_keys(
     With FlashInfer and similar backends, whose full graphs are for decode batches only, ``FULL`` becomes
     ``FULL_AND_PIECEWISE`` when the engine starts (``gpu_model_runner.py``).
     """
-    found: dict[str, Any] = {}
+    matched: dict[str, Any] = {}
     for key, value in config.items():
         older, newer = _OLDER_KEYS.get(key, ""), _NEWER_KEYS.get(key, "")
         if isinstance(value, Mapping):
             inner = _known_keys(value, version, left_out, kind="pass_config")
-            found |= {key: inner} if inner else {}
+            matched |= {key: inner} if inner else {}
         elif value_status(version, kind, key):
-            found[key] = list(value) if isinstance(value, list) else value
+            matched[key] = list(value) if isinstance(value, list) else value
         elif older and value_status(version, kind, older):
-            found[older] = value
+            matched[older] = value
         elif newer and value_status(version, kind, newer):
-            found[newer] = value
+            matched[newer] = value
         elif key == "full_cuda_graph" and value_status(version, kind, "cudagraph_mode"):
-            found["cudagraph_mode"] = "FULL_AND_PIECEWISE"
+            matched["cudagraph_mode"] = "FULL_AND_PIECEWISE"
         elif key == "cudagraph_mode" and value_status(version, kind, "full_cuda_graph"):
-            found["full_cuda_graph"] = True
+            matched["full_cuda_graph"] = True
         else:
             left_out.append(f"--compilation-config {key}")
-    return found
+    return matched
 
 
 @lru_cache(maxsize=1)
@@ -370,8 +370,8 @@ def _hopper_issues(config: EngineConfig, compilation: str) -> Iterator[FlagProbl
     """NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on."""
     if config.version.release >= HOPPER_ISSUES_UNTIL:
         return
-    said = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"
+    cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"
     if config.async_scheduling:
-        yield FlagProblem("--async-scheduling", said, "leave it out", fatal=False)
+        yield FlagProblem("--async-scheduling", cause, "leave it out", fatal=False)
     if "enable_fi_allreduce_fusion" in compilation:
-        yield FlagProblem("--compilation-config enable_fi_allreduce_fusion", said, "leave it out", fatal=False)
+        yield FlagProblem("--compilation-config enable_fi_allreduce_fusion", cause, "leave it out", fatal=False)

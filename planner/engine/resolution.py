@@ -105,14 +105,14 @@ class _Resolver:
         )
         self._took(kv.reason)
         engine = self._engine(fp8_kv_cache=kv.is_fp8, fp32=dtype == "fp32")
-        found = version_features(self.version, self.profile, engine=engine)
+        features = version_features(self.version, self.profile, engine=engine)
         max_model_len = self._max_model_len()
         if args.speculative_config:
             check_speculative_config(
-                args.speculative_config, self.model, self.version, found, args.tensor_parallel_size
+                args.speculative_config, self.model, self.version, features, args.tensor_parallel_size
             )
-        chunked = self._chunked_prefill(found, max_model_len)
-        tokens, seqs = self._batch(found, max_model_len, chunked=chunked)
+        chunked = self._chunked_prefill(features, max_model_len)
+        tokens, seqs = self._batch(features, max_model_len, chunked=chunked)
         check_known(self.model, self.version)
         resolved = {
             "version": self.version,
@@ -123,10 +123,10 @@ class _Resolver:
             "max_model_len": max_model_len,
             "max_num_seqs": seqs,
             "max_num_batched_tokens": tokens,
-            "gpu_memory_utilization": self._or("gpu_memory_utilization", found.default_gpu_memory_utilization),
+            "gpu_memory_utilization": self._or("gpu_memory_utilization", features.default_gpu_memory_utilization),
             "block_size": self._block_size(),
-            "enable_prefix_caching": self._or("enable_prefix_caching", prefix_caching(self.model, found)),
-            "async_scheduling": self._async_scheduling(found),
+            "enable_prefix_caching": self._or("enable_prefix_caching", prefix_caching(self.model, features)),
+            "async_scheduling": self._async_scheduling(features),
             "enable_chunked_prefill": chunked,
             "engine": engine,
             "lora": resolve_lora(args, self.model, self.version),
@@ -290,50 +290,52 @@ class _Resolver:
         return engine
 
     def _max_model_len(self) -> int:
-        own, asked = self.model.max_position_embeddings, self.args.max_model_len
+        context, asked = self.model.max_position_embeddings, self.args.max_model_len
         short = self.model.unstretched_tokens
-        if asked is None and short and short < own and self.version.release >= (0, 12):  # config/model.py, 0.12.0
-            self._took(f"max_model_len {short} (of {own}: vLLM {self.version} does not take what LongRoPE stretches)")
+        if asked is None and short and short < context and self.version.release >= (0, 12):  # config/model.py, 0.12.0
+            self._took(
+                f"max_model_len {short} (of {context}: vLLM {self.version} does not take what LongRoPE stretches)"
+            )
             return short
         if asked is None:
-            self._took(f"max_model_len {own} (the model's own)")
-            return own
-        if asked > own:
+            self._took(f"max_model_len {context} (the model's own)")
+            return context
+        if asked > context:
             raise IllegalPlanError(
-                f"--max-model-len {asked} is more than the {own} tokens that {self.model.id} was made for",
-                hint=f"use --max-model-len {own} or less; a longer context needs another rope scaling in its config",
+                f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for",
+                hint=f"use --max-model-len {context} or less: a longer one needs another rope scaling in its config",
             )
         return asked
 
-    def _chunked_prefill(self, found: Features, max_model_len: int) -> bool:
+    def _chunked_prefill(self, features: Features, max_model_len: int) -> bool:
         """On in V1. V0 splits prompts of long contexts, but not with images, MLA, sliding windows, drafts or adapters
         (``arg_utils.py``)."""
         asked, drafts, model = self.args.enable_chunked_prefill, self.args.speculative_config, self.model
-        if drafts and found.engine == "V0" and asked:
+        if drafts and features.engine == "V0" and asked:
             raise IllegalPlanError(
                 f"--enable-chunked-prefill: with speculative decoding by vLLM {self.version} (V0) it is not modelled",
                 hint="leave it out",
             )
-        if asked is False and found.engine == "V1" and self.version.release < (0, 11, 1):
+        if asked is False and features.engine == "V1" and self.version.release < (0, 11, 1):
             raise IllegalPlanError(
                 f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks", hint="leave it out"
             )
         if asked is not None:
             return asked
-        if found.engine == "V1":
+        if features.engine == "V1":
             return True
-        above = inf if found.chunked_prefill_above is None else found.chunked_prefill_above
-        latents = uses_latent_attention(model) and found.latents != "heads"
+        above = inf if features.chunked_prefill_above is None else features.chunked_prefill_above
+        latents = uses_latent_attention(model) and features.latents != "heads"
         windows = any(isinstance(m, Attention) and m.window for m in model.mixers())
         return max_model_len > above and not (self.args.enable_lora or drafts or model.vision or windows or latents)
 
-    def _batch(self, found: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
+    def _batch(self, features: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
         """(max_num_batched_tokens, max_num_seqs), as asked for or by default, if vLLM accepts them together."""
         args = self.args
         asked_tokens, asked_seqs = args.max_num_batched_tokens, args.max_num_seqs
         world = args.tensor_parallel_size * args.pipeline_parallel_size
         tokens, seqs = batch_defaults(self.profile, self.version, self.usage, world_size=world)
-        if found.engine == "V0":
+        if features.engine == "V0":
             # SchedulerConfig: a whole context, unless prompts are split; an image is never
             whole = max(max_model_len, 2048, _V0_MULTIMODAL_TOKENS if self.model.vision else 0)
             chunk = 512 if self.version.release < (0, 6, 5) else _V0_CHUNK_TOKENS
@@ -347,7 +349,7 @@ class _Resolver:
         tokens = asked_tokens or tokens
         limits = ("max_num_batched_tokens", tokens, asked_tokens), ("max_num_seqs", seqs, asked_seqs)
         for name, value, asked in limits:
-            self._took("" if asked else f"{name} {value} (vLLM {self.version} {found.engine}, {self.usage})")
+            self._took("" if asked else f"{name} {value} (vLLM {self.version} {features.engine}, {self.usage})")
         if tokens < seqs:
             raise IllegalPlanError(
                 f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}",
@@ -357,7 +359,7 @@ class _Resolver:
         at_first = args.enable_chunked_prefill
         if at_first is None:
             at_first = max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda"
-        late = found.absorbs_latents and uses_latent_attention(self.model) and at_first
+        late = features.absorbs_latents and uses_latent_attention(self.model) and at_first
         if not chunked and tokens < max_model_len and not late:
             raise IllegalPlanError(
                 f"--max-num-batched-tokens {tokens} is less than --max-model-len {max_model_len} without chunks",
@@ -378,18 +380,18 @@ class _Resolver:
             return asked
         return block_size(self.model, self.profile, self.version)
 
-    def _async_scheduling(self, found: Features) -> bool:
+    def _async_scheduling(self, features: Features) -> bool:
         asked = self.args.async_scheduling
-        pipelined = self.args.pipeline_parallel_size > 1 and not found.async_scheduling_with_pipeline
+        pipelined = self.args.pipeline_parallel_size > 1 and not features.async_scheduling_with_pipeline
         drafts = self.args.speculative_config
         if asked and drafts and drafts.method in ("ngram", "suffix"):
             raise IllegalPlanError(
                 f"--async-scheduling: vLLM {self.version} refuses it with drafts by {drafts.method}",
                 hint="leave it out",
             )
-        if asked and not found.async_scheduling_exists:
+        if asked and not features.async_scheduling_exists:
             raise IllegalPlanError(
-                f"--async-scheduling: vLLM {self.version} ({found.engine}) does not have it (not before 0.10.0)",
+                f"--async-scheduling: vLLM {self.version} ({features.engine}) does not have it (not before 0.10.0)",
                 hint="leave it out, or choose a newer --engine-version",
             )
         if asked and pipelined:
@@ -398,18 +400,18 @@ class _Resolver:
                 hint="leave it out, or use --tensor-parallel-size instead",
             )
         drafted = not drafts or drafts.method in ("mtp", "eagle", "eagle3")
-        return bool(self._or("async_scheduling", found.async_scheduling and not pipelined and drafted))
+        return bool(self._or("async_scheduling", features.async_scheduling and not pipelined and drafted))
 
 
 # --- defaults by version ----------------------------------------------------------------------------------------------
 
 
-def prefix_caching(model: Model, found: Features) -> bool:
+def prefix_caching(model: Model, features: Features) -> bool:
     """On in V1 for attention models, later for hybrids, never for pure state-space models."""
     if not is_hybrid(model):
-        return found.prefix_caching
+        return features.prefix_caching
     attention = any(not isinstance(mixer, StateMixer) for mixer in model.mixers())
-    return attention and found.hybrid_prefix_caching
+    return attention and features.hybrid_prefix_caching
 
 
 def batch_defaults(

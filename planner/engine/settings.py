@@ -84,7 +84,7 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Its long spelling: ``--max-num-seqs``."""
+        """Long spelling, such as ``--max-num-seqs``."""
         return flag_of(self.name)
 
     @property

@@ -103,7 +103,6 @@ class Piece:
 
     @property
     def params(self) -> int:
-        """Elements of all copies."""
         return self.copies * prod(self.shape)
 
     @property

@@ -56,7 +56,7 @@ OLDEST: Release = (0, 4, 2)
 
 
 def release_text(release: Release) -> str:
-    """``0.11.0``."""
+    """A release as text, such as ``0.11.0``."""
     return ".".join(map(str, release))
 
 
@@ -152,14 +152,14 @@ def _numbered(text: str) -> tuple[Release, str] | None:
 
 def _mentioned(text: str) -> tuple[Release, str] | None:
     """A version number among other words: ``0.8.x``, ``0.12/0.13``, ``rocm/atom-dev:vllm-v0.25.1-nightly``."""
-    found = [
+    releases = [
         newest_of_minor(*release_of(number)[:2]) if anything else release_of(number)
         for number, anything in _INSIDE.findall(text)
     ]
-    if not found:
+    if not releases:
         return None
-    exact = len(set(found)) == 1 and not _LOOSE.search(text)
-    return found[0], "" if exact else f"{text!r} is taken as vLLM {release_text(found[0])}"
+    exact = len(set(releases)) == 1 and not _LOOSE.search(text)
+    return releases[0], "" if exact else f"{text!r} is taken as vLLM {release_text(releases[0])}"
 
 
 def _dated(text: str, date: str) -> tuple[Release, str]:

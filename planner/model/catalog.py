@@ -130,20 +130,20 @@ def meant_ids(name: str) -> list[str]:
     asked = _WORD.findall(name.lower())
     if not asked:
         return []
-    found: dict[str, list[str]] = {}
+    rests: dict[str, list[str]] = {}
     for records in ([r for r in _everything() if "base" not in r], _everything()):
         for record in records:
             rest, target = _rest(asked, record["id"]), str(record.get("alias_of", record["id"]))
-            if rest is not None and len(rest) <= len(found.get(target, rest)):
-                found[target] = rest
-        if found:
+            if rest is not None and len(rest) <= len(rests.get(target, rest)):
+                rests[target] = rest
+        if rests:
             break
-    models = {i: tuple(word for word in rest if word not in _FORMS) for i, rest in found.items()}
+    models = {i: tuple(word for word in rest if word not in _FORMS) for i, rest in rests.items()}
     plain = [i for i, words in models.items() if not words] or list(models)
     if len({models[i] for i in plain}) == 1:  # one model: of its forms the one that was named, else the shortest
-        shortest = min(len(found[i]) for i in plain)
-        plain = [i for i in plain if len(found[i]) == shortest]
-    return sorted(plain, key=lambda i: (len(found[i]), i.lower()))
+        shortest = min(len(rests[i]) for i in plain)
+        plain = [i for i in plain if len(rests[i]) == shortest]
+    return sorted(plain, key=lambda i: (len(rests[i]), i.lower()))
 
 
 def _rest(asked: list[str], repo_id: str) -> list[str] | None:
@@ -214,7 +214,7 @@ def _entry(record: Record, renamed: tuple[str, ...]) -> CatalogEntry:
 
 def _config(record: Record) -> Record:
     """The whole config of a record: what it takes from another one, and its own keys over that."""
-    own = record.get("config", {})
+    keys = record.get("config", {})
     if "base" in record:
         inherited = _unquantized(_config(_known(record["like"] if "like" in record else record["base"])))
     elif "like" in record:
@@ -223,7 +223,7 @@ def _config(record: Record) -> Record:
         inherited = {}
     if "form_of" in record:
         inherited["quantization_config"] = _config(_known(record["form_of"]))["quantization_config"]
-    return _overlaid(inherited, {key: _spread(v) if key == "quantization_config" else v for key, v in own.items()})
+    return _overlaid(inherited, {key: _spread(v) if key == "quantization_config" else v for key, v in keys.items()})
 
 
 def _overlaid(under: Record, over: Record) -> Record:

@@ -325,6 +325,5 @@ def _holds_object(path: Path) -> bool:
 
 
 def _origin(url: str) -> tuple[str, str, int]:
-    """Scheme, host and port."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)

@@ -159,11 +159,11 @@ def as_quantized(model: Model, weight_dtype: str) -> Model:
     }
     method, linear = forms[weight_dtype]
     expert = MXFP4 if weight_dtype == "fp4-experts+fp8" else None
-    kept = ["self_attn", "linear_attn", "mamba", "attn"] if model.is_moe and linear.compute_dtype == "fp4" else []
+    plain = ["self_attn", "linear_attn", "mamba", "attn"] if model.is_moe and linear.compute_dtype == "fp4" else []
     # roots of the paths of the MTP modules: ``mtp``, or a layer after the last (``layers.61``)
     paths = (canonical(weight.name) for weight in model.mtp)
     roots = {f"layers.{index}" if path.startswith("layers.#") else path.partition(".")[0] for path, index in paths}
-    excluded = rules(kept, None) + rules(roots, None)
+    excluded = rules(plain, None) + rules(roots, None)
     return replace(model, quantization=Quantization(weight_dtype, base, method, linear, expert, excluded))
 
 

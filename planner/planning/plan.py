@@ -1,7 +1,7 @@
 """A plan: the one object that is simulated, launched, benchmarked and validated.
 
-``launch.sh`` starts ``serve_argv`` and nothing else; the simulation ran with the same settings. So nothing
-that reaches a script is computed anywhere but here and in ``planner.engine``.
+``launch.sh`` starts ``serve_argv``; the simulation ran with the same settings. All that reaches a script is computed
+here and in ``planner.engine``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA_VERSION = 1
 Gpus = Annotated[int, Field(ge=1, le=2**15)]  #: of one server
 #: Keys of a prediction that are text; all others are figures in the units of ``vllm bench``.
 _WORDS = frozenset(("date", "endpoint_type", "backend", "model_id", "tokenizer_id", "request_rate"))
-#: Those that are null where nothing bounds the concurrency, or without a goodput target.
+#: Keys that are null without a bound on the concurrency, or without a goodput target.
 _AT_TIMES = frozenset(("label", "max_concurrency", "request_goodput", "request_goodput_lo", "request_goodput_hi"))
 
 
@@ -54,7 +54,7 @@ class _Record(BaseModel):
 
 
 class PlannedWorkload(_Record):
-    """What the benchmark script sends."""
+    """The load of the benchmark script."""
 
     input_len: int
     output_len: int
@@ -75,7 +75,7 @@ class PlannedWorkload(_Record):
 
     @property
     def sent(self) -> Load:
-        """The same as the replay takes it."""
+        """The load as the replay takes it."""
         return Load(**{**self.model_dump(), "request_rate": self.request_rate or inf})
 
     def _check(self) -> None:
@@ -88,7 +88,7 @@ class PlannedTarget(_Record):
     metric: str  #: as in the result of the benchmark: ``p99_ttft_ms``
     limit_ms: float
     predicted_ms: float
-    expected_ms: float  #: at the end of the interval that has to keep the limit
+    expected_ms: float  #: at the end of the interval that has to meet the limit
     met: bool
     of_class: str = ""  #: the class of requests that it is a target of; empty: all
 
@@ -97,7 +97,6 @@ class PlannedTarget(_Record):
 
     @property
     def slo(self) -> Slo:
-        """The target itself."""
         statistic, metric, _ = self.metric.split("_")
         return Slo(cast(Latency, metric), self.limit_ms, parse_percentile(statistic), self.of_class)
 
@@ -149,27 +148,27 @@ class PlannedTrace(_Record):
 
 
 class PlannedRung(_Record):
-    """What servers of the plan's kind carry, or what the load takes of them, at one confidence."""
+    """Largest load of a server, and GPUs for the planned load, at one confidence."""
 
     confidence: float
-    largest_load: float  #: of one server; 0: it keeps the targets under none
-    total_gpus: int | None  #: None: no number of servers keeps them
+    largest_load: float  #: of one server; 0: it misses the targets under any
+    total_gpus: int | None  #: None: any number of servers misses them
 
 
 class PlannedRun(_Record):
-    """The benchmark that narrows the decision most, and what is expected after it."""
+    """The most informative benchmark, and the plan that is expected after it."""
 
     script: Literal["benchmark.sh", "measure_next.sh"]
     workload: PlannedWorkload
     bench_argv: tuple[str, ...] = ()
     duration_s: float
-    figure: str  #: of its result, that tells most
-    deviation_factor: float  #: on the standard deviation of what binds
+    figure: str  #: the most informative one of its result
+    deviation_factor: float  #: on the standard deviation of the bottleneck
     expected: PlannedRung
 
 
 class Unaided(_Record):
-    """The same servers without ``--kv-offloading-size``."""
+    """Figures without ``--kv-offloading-size``."""
 
     gpu_share: float  #: of the prompt tokens, found on the GPU
     targets: tuple[PlannedTarget, ...]
@@ -177,7 +176,7 @@ class Unaided(_Record):
 
 
 class PlannedOffloading(_Record):
-    """What ``--kv-offloading-size`` is worth: shares of the prompt tokens, and what is without it."""
+    """Gain by ``--kv-offloading-size``: shares of the prompt tokens with it, and figures without."""
 
     host_share: float
     gpu_share: float
@@ -185,10 +184,10 @@ class PlannedOffloading(_Record):
 
 
 class Service(_Record):
-    """Targets, the load of all servers together that they are kept under, and how many servers that takes."""
+    """Targets, the load of all servers together, and the number of servers that meets them."""
 
-    confidence: float = defaults.CONFIDENCE  #: with which the limits are kept
-    interval: str | None = None  #: of plans by older versions: which end of it kept the limits
+    confidence: float = defaults.CONFIDENCE  #: with which the limits are met
+    interval: str | None = None  #: of plans by older versions: the end of it that met the limits
     targets: tuple[PlannedTarget, ...]
     request_rate: float | None = None  #: requests per second of all servers
     max_concurrency: int | None = None  #: requests in flight of all servers
@@ -202,24 +201,24 @@ class Service(_Record):
     largest_load: float | None = None  #: of one server, in the unit of the load; None: not looked for
     largest_load_lo: float | None = None  #: 95 % of measurements carry more; of the best plan
     largest_load_hi: float | None = None  #: 5 % carry more
-    node_load: float | None = None  #: the same of all servers that one node has room for
-    bound_by: str = ""  #: what a larger load breaks
+    node_load: float | None = None  #: of all servers of one node
+    bound_by: str = ""  #: the target that a larger load misses
     output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
     usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
     router: str | None = None  #: between the servers and the requests of a trace
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace
     ladder: tuple[PlannedRung, ...] = ()  #: of the best plan; empty for others, and where many GPUs are compared
-    measure_next: PlannedRun | None = None  #: None: nothing hangs on it, or no run tells enough
+    measure_next: PlannedRun | None = None  #: None: no run would change the plan
 
     @property
     def load(self) -> float | None:
-        """Of all servers, in ``load_unit``."""
+        """Load of all servers together, in ``load_unit``."""
         return self.request_rate if self.request_rate is not None else self.max_concurrency
 
     @property
     def load_unit(self) -> str:
-        """What the load and what servers carry is counted in."""
+        """Unit of all loads of the service."""
         return "requests/s" if self.request_rate is not None else "requests in flight"
 
 
@@ -271,7 +270,6 @@ class Plan(_Record):
 
     @property
     def targets(self) -> tuple[PlannedTarget, ...]:
-        """What it has to keep; empty without targets."""
         return self.service.targets if self.service else ()
 
     @property
@@ -297,7 +295,6 @@ class Plan(_Record):
 
     @property
     def nodes(self) -> int:
-        """Nodes that one server fills."""
         return -(-self.num_gpus // self.gpus_per_node)
 
     @property
