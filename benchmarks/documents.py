@@ -25,7 +25,7 @@ from planner.model import resolve_model
 from planner.output.workflows.differences import printed_beside, table_of
 from planner.output.workflows.documents import entries, list_workflows
 from planner.output.workflows.subject import Choice, Subject, subject
-from planner.planning import Deployment, Prediction, Request, defaults, rank
+from planner.planning import Deployment, Objective, Prediction, Search, Serving, Space, defaults
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration
 from planner.workload import Load
@@ -115,15 +115,8 @@ def advised(found: Subject) -> Iterator[str]:
             if serving.fit(ways_out=False).fits:
                 yield advice(found, one["goal"], "document", serving.deployment, one["max_num_seqs"])
         load = found.plan.workload
-        answer = rank(
-            Request(
-                resolve_model(found.plan.model),
-                (found.profile,),
-                one["goal"],
-                Load(load.input_len, load.output_len),
-                version=found.version,
-            )
-        )[0].best
+        space = Space((Serving.of(resolve_model(found.plan.model), found.profile, version=found.version),))
+        answer = Search(space, Objective(one["goal"], Load(load.input_len, load.output_len))).run()[0].best
         if answer:
             yield advice(found, one["goal"], "planner", answer.deployment, answer.estimate.concurrency)
 

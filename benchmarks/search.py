@@ -1,4 +1,4 @@
-"""Whether the search finds what trying everything finds: 30 cases, each engine of its space through ``predict``.
+"""The search beside trying everything: 30 cases, each engine of its space through ``predict``.
 
     python benchmarks/search.py [--first N] [--processes N] [--write FILE.md]
 
@@ -6,7 +6,7 @@ Each case is a model, a type of GPU and a load with targets. *Everything* is eve
 budget and batch below; more budgets and batches than the search tries. An engine is dropped where it breaks the
 targets at the best rate per GPU so far; else its largest rate is found by bisection over whole predictions, queue
 included. What is certain is not replayed to its end: a rate above that of full batches or above what the decode steps
-alone allow (``recommend/bounds.py`` has the proof), a target that one request alone breaks or that is broken by more
+alone allow (``search/bounds.py`` has the proof), a target that one request alone breaks or that is broken by more
 than any later request can mend, and settings which no step of an engine that broke the targets came near. Then::
 
     found    requests/s per GPU of what ``recommend`` answers, with its confidence
@@ -24,33 +24,23 @@ import datetime
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
-from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
-from planner.model.architecture import Model
-from planner.model.resolve import resolve_model
+from planner.model.resolve import ResolvedModel, resolve_model
 from planner.planning import defaults
 from planner.planning.capacity import Steady, against, at_load, closed_form_load, measure
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad
-from planner.planning.recommend.assemble import rank
-from planner.planning.recommend.bounds import broken_for_certain, rate_bound
-from planner.planning.recommend.candidates import (
-    checkpoints,
-    deployed,
-    kv_cache_dtypes,
-    largest_batch,
-    launched,
-    layouts,
-)
-from planner.planning.recommend.request import Request
-from planner.planning.recommend.target_search import OPTIMISM
+from planner.planning.search.bounds import missed_for_certain, rate_bound
+from planner.planning.search.search import Search
+from planner.planning.search.space import Choices, Objective, Space
+from planner.planning.serving import Serving
 from planner.simulator.record import Replay
 from planner.workload.load import Load
 from planner.workload.targets import Targets, parse_slos
@@ -80,13 +70,11 @@ class Case:
     load: str
 
     @property
-    def request(self) -> Request:
-        """To the search: the most requests per second and GPU under the targets."""
+    def search(self) -> Search:
+        """The search for the most requests per second and GPU under the targets."""
         input_len, output_len, limits_ms = LOADS[self.load]
-        return Request(
-            resolve_model(self.model), (load_profile(self.gpu),), "balanced", Load(input_len, output_len),
-            targets=Targets(parse_slos(limits_ms), "rate", None),
-        )  # fmt: skip
+        space = Space((Serving.of(resolve_model(self.model), load_profile(self.gpu)),))
+        return Search(space, Objective("balanced", Load(input_len, output_len), Targets(parse_slos(limits_ms))))
 
 
 @dataclass
@@ -111,32 +99,31 @@ class Outcome:
 class Everything:
     """All engines of a case, each held against the best so far."""
 
-    request: Request
+    search: Search
     result: Outcome
+
+    @property
+    def objective(self) -> Objective:
+        """The targets and the load of the case."""
+        return self.search.objective
 
     def try_all(self) -> None:
         """Every family: checkpoint, layout, KV dtype."""
-        request, (profile,) = self.request, self.request.gpus
-        version = default_version(profile)
-        for resolved in checkpoints(request.model, profile):
-            for layout in layouts(request, resolved.model, profile, version):
-                for kv_cache_dtype in kv_cache_dtypes(request, resolved.model, profile):
-                    given = replace(request.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
-                    self.try_family(resolved.model, launched(request, resolved.model, profile, given, version))
+        choices = Choices(self.search.space, self.objective, self.search.space.servings[0])
+        for resolved in choices.checkpoints():
+            for args in choices.engines(resolved):
+                self.try_family(choices, resolved, args)
 
-    def try_family(self, model: Model, args: EngineArgs) -> None:
+    def try_family(self, choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> None:
         """Token budgets x batches."""
-        request, (profile,) = self.request, self.request.gpus
-        version = default_version(profile)
         failed: list[tuple[EngineConfig, Replay, float]] = []
         for budget in BUDGETS:
             given = replace(args, max_num_batched_tokens=budget or args.max_num_batched_tokens)
             try:
-                largest = largest_batch(request, model, profile, given, version)
+                largest = choices.largest_batch(resolved, given)
                 for batch in sorted({largest, *(b for b in BATCHES if b < largest)}, reverse=True):
                     if 1 <= batch <= (given.max_num_batched_tokens or batch):
-                        engine = deployed(request, model, profile, replace(given, max_num_seqs=batch), version)
-                        self.challenge(engine, failed)
+                        self.challenge(choices.deployed(resolved, replace(given, max_num_seqs=batch)), failed)
             except PlannerError:
                 continue
 
@@ -147,9 +134,9 @@ class Everything:
         rate = max(result.best * config.num_gpus * (1 + TOLERANCE), 1e-3)
         if any(value <= rate and alike(config, other, replay) for other, replay, value in failed):
             return
-        if broken_for_certain(engine, self.request, self.targets):
+        if missed_for_certain(engine, self.objective):
             return
-        if rate_bound(engine, self.request, self.targets, inf) < rate:
+        if rate_bound(engine, self.objective, inf) < rate:
             return
         load = self.kept(engine, rate)
         if load is None or not load.meets:
@@ -171,14 +158,8 @@ class Everything:
 
     def closed_form(self, engine: Deployment) -> float:
         """Requests/s of one server, without percentiles and queues."""
-        slos, workload = self.targets.slos, self.request.workload
-        return closed_form_load(engine, workload, slos, "rate", confidence=self.targets.confidence)
-
-    @property
-    def targets(self) -> Targets:
-        """Of the case."""
-        assert self.request.targets is not None
-        return self.request.targets
+        wanted = self.objective
+        return closed_form_load(engine, wanted.load, wanted.slos, "rate", confidence=wanted.confidence)
 
     def meets(self, engine: Deployment, rate: float) -> bool:
         """Whether every target is kept with the confidence."""
@@ -187,7 +168,7 @@ class Everything:
 
     def kept(self, engine: Deployment, rate: float) -> ServedLoad | None:
         """The load as ``predict`` has it, or as far as it is certain that a target is broken; None for too much."""
-        targets, load = self.targets, self.request.load
+        targets, load = self.objective, self.objective.load
         if rate > Steady.of(engine, load).rate(targets.confidence):
             return None
         sent = at_load(engine, load, targets.slos, "rate", rate)
@@ -208,11 +189,11 @@ def alike(one: EngineConfig, two: EngineConfig, replay: Replay) -> bool:
 
 def outcome(case: Case) -> Outcome:
     """The search beside everything."""
-    request, result = case.request, Outcome(case)
+    search, result = case.search, Outcome(case)
     start_s = time.process_time()
-    (ranking,) = rank(request)
+    (ranking,) = search.run()
     result.search_s = time.process_time() - start_s
-    everything, best = Everything(request, result), ranking.best
+    everything, best = Everything(search, result), ranking.best
     if best and best.load:
         result.found = result.best = best.load.value / best.config.num_gpus
         result.over = best.load.value / everything.closed_form(best.deployment)
@@ -234,7 +215,8 @@ def lines(outcomes: list[Outcome]) -> Iterator[str]:
         f"{sum(one.tried for one in outcomes):,} engines. The answer is the best of all, to the {TOLERANCE:.0%} by "
         f"which loads are told apart, in {sum(share <= TOLERANCE for share in lost)} cases; most is lost in the worst: "
         f"{max(lost):.1%}; mean {sum(lost) / len(lost):.1%}. Requests/s per GPU with "
-        f"{defaults.CONFIDENCE:.0%} confidence. The search passes over what cannot win with {OPTIMISM[True]:g} times "
+        f"{defaults.CONFIDENCE:.0%} confidence. The search passes over what cannot win with "
+        f"{defaults.OPTIMISM[True]:g} times "
         f"its closed form; the best carry {max(one.over for one in outcomes):.2f} times theirs at most.\n"
     )
     yield "| model | GPU | load | engines | found | best | lost | the better engine | CPU s of the search |"

@@ -6,6 +6,10 @@ from .workload import Load as Load
 from .planning import Fit as Fit
 from .planning import Prediction as Prediction
 from .planning import Capacity as Capacity
+from .planning import Search as Search
+from .planning import Space as Space
+from .planning import Objective as Objective
+from .workload import Targets as Targets
 from .planning import Plan as Plan
 from .output import Answer as Answer
 

@@ -18,9 +18,9 @@ TOGETHER = {"workflow": "workflows", "test_scripts_matrix": "matrix"}
 SLOW = {
     "answer", "api", "calibrate", "capacity", "check", "classes", "cli", "cli_bad_input", "cli_startup",
     "cli_streams", "cli_together", "client", "compare", "completion", "deploy", "deploy_hostile", "docs",
-    "documents", "examples", "fitting_shipped", "fleet", "launches", "next_run", "nodes", "offloading",
+    "documents", "doubts", "examples", "fitting_shipped", "fleet", "launches", "next_run", "nodes", "offloading",
     "one_screen", "plan_file", "recommend", "recommend_targets", "relations", "report", "results", "same_figures",
-    "sanity", "scheduler", "scripts", "scripts_classes", "scripts_hostile", "scripts_matrix", "scripts_native",
+    "scheduler", "scripts", "scripts_classes", "scripts_hostile", "scripts_matrix", "scripts_native",
     "scripts_nodes", "scripts_partition", "scripts_preflight", "scripts_run", "split", "tune", "ui", "verdict",
     "workflow_table", "workflows", "workflows_run",
 }  # fmt: skip

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pairwise import Row
+from searches import search_for
 
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.errors import PlannerError
-from planner.hardware.profiles import load_profile
-from planner.model.resolve import resolve_model
 from planner.output.scripts.emission import Emission
 from planner.output.tables.recommendation import predicted_lines
 from planner.planning.plan import Plan, PlanFile
-from planner.planning.recommend.assemble import assemble, rank
-from planner.planning.recommend.request import Candidate, Request
+from planner.planning.search.candidate import Candidate
 from planner.workload.load import Load
 
 #: Hub ids by precision; a precision that nobody publishes is that of the model itself.
@@ -52,20 +50,17 @@ def planned(row: Row, explain: Callable[[str], None] = lambda reason: None) -> t
     """The best plan of a row and what was simulated for it; where there is none, ``explain`` is told why."""
     published = MODELS[row["model"]]
     name = published.get(row["precision"]) or next(iter(published.values()))
-    request = Request(
-        model=resolve_model(name, network=False),
-        gpus=(load_profile(row["gpu"]),),
-        goal=row["goal"],  # type: ignore[arg-type]
-        load=Load(1024, 1024),
-        version=parse_version(row["version"]),
-        args=EngineArgs(kv_cache_dtype="fp8" if row["precision"] == "fp8 cache" else "auto"),
-    )
+    args = EngineArgs(kv_cache_dtype="fp8" if row["precision"] == "fp8 cache" else "auto")
     try:
-        (ranking,) = rank(request)
+        search = search_for(
+            None, row["gpu"], model=name, load=Load(1024, 1024), version=parse_version(row["version"]), args=args,
+            goal=row["goal"],  # type: ignore[arg-type]
+        )  # fmt: skip
+        (ranking,) = search.run()
         if ranking.best is None:
             explain("nothing fits, or no version of the engine runs it")
             return None
-        return assemble(request, ranking, ranking.best), ranking.best
+        return search.plan(ranking), ranking.best
     except PlannerError as error:
         explain(error.cause.split(":")[0])
         return None

@@ -14,7 +14,7 @@ from simulator import test_scheduler
 from workload import test_routing
 
 from planner.planning import capacity, predict
-from planner.planning.recommend import candidates
+from planner.planning.search.space import Choices
 from planner.simulator.rank import DpRank
 from planner.workload.load import Load
 
@@ -58,11 +58,11 @@ MUTATIONS: dict[str, tuple[Function, str, str, Function]] = {
         lambda: test_closed_form.test_ranks_that_step_together_are_held_up_by_each_other(8, 2, (1000, 100)),
     ),
     "DP inside a node is searched among many types of GPUs": (
-        candidates.layouts, "node if request.coarse else 1", "1",
+        Choices._layouts, "node if coarse else 1", "1",
         lambda: test_layouts.test_copies_of_attention_fill_a_node_among_many_types_of_gpus(LATENT, COARSE),
     ),
     "DP is searched without latent attention among many types of GPUs": (
-        candidates.layouts, "not request.coarse or uses_latent_attention(model)", "True",
+        Choices._layouts, "not coarse or uses_latent_attention(model)", "True",
         lambda: test_layouts.test_copies_of_attention_fill_a_node_among_many_types_of_gpus(OTHER, set()),
     ),
     "decoding requests take nothing of the token budget": (

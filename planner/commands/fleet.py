@@ -82,7 +82,9 @@ class FleetLoad:
 class FleetOptions:
     """Spares, stock, billing and disaggregation of a fleet."""
 
-    headroom: Annotated[float, _fleet("Extra load to carry, as a share of the load.")] = 0.2
+    headroom: Annotated[
+        float, Interval(ge=0, le=defaults.MOST_HEADROOM), _fleet("Extra load to carry, as a share of the load.")
+    ] = 0.2
     n_plus: Annotated[int, Interval(ge=0, le=100), _fleet("Spare servers of each kind.")] = 1
     minimise: Annotated[defaults.Objective, _fleet("Quantity to minimise.")] = "usd"
     rent: Annotated[defaults.RentedBy, _fleet("Billing unit: gpu or node.")] = "gpu"
@@ -136,7 +138,8 @@ def size_fleet(
     what ``Serving`` raises.
     """
     from planner.output import FleetAnswer, note, write_folder
-    from planner.planning import FleetRequest, parse_prices, plan_fleets
+    from planner.planning import Objective, Search, Space, Terms, parse_prices, plan_fleets
+    from planner.workload import Targets
 
     given, fleet = taken(options, FleetLoad), taken(options, FleetOptions)
     transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
@@ -144,7 +147,7 @@ def size_fleet(
         raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
     if output is not None and not divide:
         raise InputError("-o writes launch scripts of disaggregated serving", hint="add --disaggregated")
-    demands, notes = _demands(given)
+    load, demands, notes = _demands(given, options.get("scheduling_policy"))
     percentile = f"{percentile:g}" if isinstance(percentile, float | int) else percentile
     slos = slos_of(demands, {"ttft": ttft, "tpot": tpot, "e2el": e2el}, str(percentile))
     check_router(router, demands)
@@ -154,25 +157,10 @@ def size_fleet(
     stock = _stocks(assignments(fleet.get("stock", ())), profiles)
     for demand in demands:
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
-    asked = FleetRequest(
-        model=first.resolved,
-        gpus=profiles,
-        demands=demands,
-        slos=slos,
-        headroom=fleet.get("headroom", FleetOptions.headroom),
-        n_plus=fleet.get("n_plus", FleetOptions.n_plus),
-        confidence=confidence or defaults.CONFIDENCE,
-        objective=fleet.get("minimise", FleetOptions.minimise),
-        rented_by=fleet.get("rent", FleetOptions.rent),
-        prices=prices,
-        stock=stock,
-        version=first.engine_version,
-        basis=first.basis,
-        calibration=first.local.calibration,
-        args=first.args,
-        router=router or "round-robin",
-    )
-    fleets = plan_fleets(asked)
+    targets = Targets(slos, confidence=confidence or defaults.CONFIDENCE, router=router or "round-robin")
+    terms = {name: fleet[name] for name in ("headroom", "minimise", "rent") if name in fleet}
+    objective = Objective("balanced", load, targets, spares=fleet.get("n_plus", FleetOptions.n_plus))
+    fleets = plan_fleets(Search(Space(servings, prices=prices), objective), Terms(stock=stock, **terms), demands)
     divided = _divided(fleets, transfer_gb_per_s and transfer_gb_per_s * GB) if divide else ()
     answer = FleetAnswer.of(fleets, divided, first.notes, (*notes, *first.resolved.notes), explain)
     files = answer.split_files(command_line) if output is not None else {}
@@ -182,24 +170,25 @@ def size_fleet(
     return answer
 
 
-def _demands(given: Mapping[str, Any]) -> "tuple[tuple[Load, ...], tuple[str, ...]]":
-    """The classes of requests, and remarks on where they are from."""
-    from planner.workload import Load
+def _demands(given: Mapping[str, Any], policy: str | None) -> "tuple[Load, tuple[Load, ...], tuple[str, ...]]":
+    """The load, the classes of requests that it is made of, and remarks on where they are from."""
+    from planner.workload import Load, check_classes
 
     refuse_contradictions(given, planned=True)
     rate, classes = given.get("request_rate"), given.get("classes", ())
     if classes:
         for one in classes:
             check_planned_rate(one.request_rate, f"--class {one.name}")
-        return tuple(classes), ()
+        check_classes(classes, policy)
+        return Load.classes_of(classes, name="all"), tuple(classes), ()
     if given.get("trace") is None and rate is None:
         raise InputError("no load is given", hint="add --request-rate, --class or --trace")
     load = load_of(**given)
     check_planned_rate(load.request_rate)
     if load.origin is not None:
-        return Load.classes_of_trace(load.origin, rate and load.request_rate), load.notes
-    name = given.get("workload") or f"{load.input_len}/{load.output_len}"
-    return (replace(load, name=name),), ()
+        return load, Load.classes_of_trace(load.origin, rate and load.request_rate), load.notes
+    load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
+    return load, (load,), ()
 
 
 def _stocks(words: Sequence[str], profiles: "Sequence[GpuProfile]") -> dict[str, int]:
@@ -225,5 +214,10 @@ def _divided(fleets: "Fleets", transfer_bytes_per_s: float | None) -> "tuple[Dis
     """Prefill and decode servers for each GPU that has a fleet, with the engine that carries most on each GPU."""
     from planner.planning import disaggregate
 
-    kinds = (max(each.kinds, key=lambda kind: kind.capacity[0] / kind.num_gpus) for each in fleets.single)
-    return tuple(disaggregate(fleets.asked, kind, transfer_bytes_per_s) for kind in kinds)
+    sides = []
+    for each in fleets.single:
+        kind = max(each.kinds, key=lambda kind: kind.capacity[0] / kind.num_gpus)
+        load, rate = kind.loads[0], each.solver.demands[0].request_rate
+        assert load is not None
+        sides.append(disaggregate(each.solver.search, kind.candidate, load, rate, transfer_bytes_per_s))
+    return tuple(sides)

@@ -36,7 +36,7 @@ from planner.workload import LATENCIES, Targets, benchmarks
 
 if TYPE_CHECKING:
     from planner.output import Recommendation
-    from planner.planning import ModelName, Plan, Ranking, Request
+    from planner.planning import ModelName, Plan, Ranking, Search
     from planner.workload import Load
 
 #: Settings that the search does not choose, so that they can be given.
@@ -101,12 +101,12 @@ def recommend_plans(
     model's context and a ``pick`` beyond the last plan. Raises also what ``Serving`` raises.
     """
     from planner.output import Recommendation
-    from planner.planning import Request, check_apart, parse_prices, rank
+    from planner.planning import Objective, Search, Space, check_apart, parse_prices
 
     directory = _directory(output, force)
     stated = _stated(options)
     options = dict(stated)
-    search, given = taken(options, SearchOptions), taken(options, PlannedLoad)
+    searched, given = taken(options, SearchOptions), taken(options, PlannedLoad)
     load, targets = planned_load(given, options.get("scheduling_policy"))
     servings = planning.Serving.on_each(
         defaults.MODEL if model is None else model,
@@ -122,35 +122,28 @@ def recommend_plans(
             hint="add a target such as --tpot 100, or --request-rate; or ask planner compare",
         )
     planning.check_context(load, asked.longest_context, asked.resolved.resolved)
-    pick, disaggregated = search.get("pick", 1), "disaggregated" in search
+    pick, disaggregated = searched.get("pick", 1), "disaggregated" in searched
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
-    request = Request(
-        model=asked.resolved,
-        gpus=profiles,
-        goal=search.get("goal", defaults.GOAL),
-        load=load,
-        max_concurrency=None if targets else given.get("max_concurrency"),
-        num_prompts=given.get("num_prompts"),
-        gpus_per_node=search.get("gpus", defaults.GPUS_PER_NODE),
-        nodes=search.get("nodes"),
-        version=asked.engine_version,
-        basis=asked.basis,
-        calibration=asked.local.calibration,
-        args=asked.args,
-        targets=targets,
-        workload_name=given.get("workload"),
-        prices=prices,
+    search = Search(
+        Space(servings, searched.get("gpus", defaults.GPUS_PER_NODE), searched.get("nodes"), prices),
+        Objective(
+            searched.get("goal", defaults.GOAL),
+            load if targets else replace(load, max_concurrency=given.get("max_concurrency")),
+            targets,
+            num_prompts=given.get("num_prompts"),
+            workload_name=given.get("workload"),
+        ),
     )
     if disaggregated:
-        check_apart(request)
-    rankings = tuple(rank(request))
+        check_apart(search)
+    rankings = search.run()
     names: dict[str, Any] = {} if model is None else {"": asked.resolved.requested}
     names |= {} if gpu is None else {"gpu": [profile.id for profile in profiles]}
     answer = Recommendation.of(
-        request,
+        search,
         rankings,
-        tuple(_picked(request, ranking, pick) for ranking in rankings),
+        tuple(_picked(search, ranking, pick) for ranking in rankings),
         pick,
         _defaults_taken({**stated, "model": model, "gpu": gpu}, targets),
         command_line or shlex.join(_words({**names, **stated})),
@@ -208,12 +201,14 @@ def script_files(recommendation: "Recommendation") -> dict[str, str]:
     from planner.output import plan_files, split_files
     from planner.planning import PlanFile
 
-    request, rankings = recommendation.request, recommendation.rankings
+    search, rankings = recommendation.search, recommendation.rankings
     files: dict[str, str] = {}
     for ranking, plan in zip(rankings, recommendation.plans, strict=True):
         if plan is None:
             continue
-        file = PlanFile(planner_version=__version__, command=recommendation.command, goal=request.goal, plan=plan)
+        file = PlanFile(
+            planner_version=__version__, command=recommendation.command, goal=search.objective.goal, plan=plan
+        )
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
         service = plan.service
         tunable = not plan.classes and (service is None or (service.trace or service.router) is None)
@@ -274,17 +269,15 @@ def _directory(name: str | None, force: bool) -> Path | None:
     return directory
 
 
-def _picked(request: "Request", ranking: "Ranking", pick: int) -> "Plan | None":
+def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
     """The picked plan of a GPU; None where nothing fits."""
-    from planner.planning import assemble
-
     if not ranking.candidates:
         return None
     if pick > len(ranking.candidates):
         raise InputError(
             f"--pick {pick}: {ranking.profile.id} has {len(ranking.candidates)} plans", hint="pick a smaller number"
         )
-    return assemble(request, ranking, ranking.candidates[pick - 1])
+    return search.plan(ranking, ranking.candidates[pick - 1])
 
 
 def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dict[str, Any]:

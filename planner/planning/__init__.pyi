@@ -69,20 +69,20 @@ from .plan import Service as Service
 from .plan import read_plan as read_plan
 
 # Which settings?
-from .recommend.request import Request as Request
-from .recommend.request import Candidate as Candidate
-from .recommend.request import Rejected as Rejected
-from .recommend.request import Ranking as Ranking
-from .recommend.goals import Merit as Merit
-from .recommend.assemble import rank as rank
-from .recommend.assemble import assemble as assemble
-from .recommend.assemble import plans_best_first as plans_best_first
-from .recommend.assemble import order_words as order_words
-from .recommend.assemble import recipe_of as recipe_of
-from .recommend.service import closest_lines as closest_lines
-from .recommend.service import closest_point as closest_point
-from .recommend.service import little_in_words as little_in_words
-from .recommend.service import what_binds as what_binds
+from .search.search import Search as Search
+from .search.space import Space as Space
+from .search.space import Objective as Objective
+from .search.candidate import Candidate as Candidate
+from .search.candidate import Rejected as Rejected
+from .search.candidate import Ranking as Ranking
+from .search.candidate import Merit as Merit
+from .search.plans import plans_best_first as plans_best_first
+from .search.plans import order_words as order_words
+from .search.plans import recipe_of as recipe_of
+from .search.plans import closest_lines as closest_lines
+from .search.plans import closest_point as closest_point
+from .search.plans import little_in_words as little_in_words
+from .search.plans import bottleneck as bottleneck
 
 # Which GPU?
 from .compared_point import limit_in_words as limit_in_words
@@ -94,30 +94,31 @@ from .comparison import compare_hardware as compare_hardware
 from .comparison import compare_partitions as compare_partitions
 
 # How many?
-from .fleet.kinds import FleetRequest as FleetRequest
-from .fleet.fleets import Pool as Pool
-from .fleet.fleets import Fleet as Fleet
-from .fleet.fleets import Fleets as Fleets
-from .fleet.fleets import Rung as Rung
-from .fleet.fleets import Offloading as Offloading
-from .fleet.fleets import plan_fleets as plan_fleets
-from .fleet.disaggregated import Disaggregated as Disaggregated
-from .fleet.disaggregated import SideLaunch as SideLaunch
-from .fleet.disaggregated import NotDivided as NotDivided
-from .fleet.disaggregated import disaggregate as disaggregate
-from .fleet.disaggregated import beside as beside
-from .fleet.disaggregated import Apart as Apart
-from .fleet.disaggregated import apart_from as apart_from
-from .fleet.disaggregated import check_apart as check_apart
-from .fleet.disaggregated import cheapest_apart as cheapest_apart
+from .search.fleet import Terms as Terms
+from .search.fleet import Pool as Pool
+from .search.fleet import Fleet as Fleet
+from .search.fleet import Fleets as Fleets
+from .search.fleet import Rung as Rung
+from .search.fleet import Offloading as Offloading
+from .search.fleet import plan_fleets as plan_fleets
+from .search.fleet import times as times
+from .search.disaggregated import Disaggregated as Disaggregated
+from .search.disaggregated import SideLaunch as SideLaunch
+from .search.disaggregated import NotDivided as NotDivided
+from .search.disaggregated import disaggregate as disaggregate
+from .search.disaggregated import beside as beside
+from .search.disaggregated import Apart as Apart
+from .search.disaggregated import apart_from as apart_from
+from .search.disaggregated import check_apart as check_apart
+from .search.disaggregated import cheapest_apart as cheapest_apart
 
-# Is the answer in proportion?
-from .sanity import Doubt as Doubt
-from .sanity import doubt_about_refusal as doubt_about_refusal
-from .sanity import doubts_about_comparison as doubts_about_comparison
-from .sanity import doubts_about_fleets as doubts_about_fleets
-from .sanity import doubts_about_plan as doubts_about_plan
-from .sanity import kept_limits as kept_limits
+# Is the size suspicious?
+from .search.doubts import Doubt as Doubt
+from .search.doubts import doubt_about_refusal as doubt_about_refusal
+from .search.doubts import doubts_about_comparison as doubts_about_comparison
+from .search.doubts import doubts_about_fleets as doubts_about_fleets
+from .search.doubts import doubts_about_plan as doubts_about_plan
+from .search.doubts import met_limits as met_limits
 
 # Which settings, by measuring?
 from .tuning.settings import broken_words as broken_words

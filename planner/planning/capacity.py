@@ -407,8 +407,9 @@ def _request_per_s(figures: Estimate) -> float:
 def at_concurrency(deployment: Deployment, load: Load, concurrency: int) -> Estimate:
     """The closed form with ``concurrency`` requests dealt to the DP ranks; its throughput is that of all of them."""
     ranks = deployment.config.data_parallel_size
-    lengths = load.input_len, load.output_len
-    each = estimate(deployment, *lengths, ceil(concurrency / ranks), load.prefix_len)
+    cached_tok = min(round(load.prefix_cache_hit_rate * load.input_len), load.input_len - 1)
+    lengths = load.input_len - cached_tok, load.output_len
+    each = estimate(deployment, *lengths, ceil(concurrency / ranks), load.prefix_len + cached_tok)
     if ranks == 1:
         return each
     busy = min(ranks, concurrency)

@@ -35,9 +35,10 @@ from planner.planning.deployment import Deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import Bench, Prediction
-from planner.planning.recommend.assemble import rank, recipe_of
-from planner.planning.recommend.goals import Merit
-from planner.planning.recommend.request import Ranking, Request
+from planner.planning.search.candidate import Merit, Ranking
+from planner.planning.search.plans import recipe_of
+from planner.planning.search.search import Search
+from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving
 from planner.workload import Load, Targets
 
@@ -95,13 +96,15 @@ class LineRequest:
         prompts = self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency
         return replace(load, max_concurrency=concurrency, num_prompts=prompts)
 
-    def targets_at(self, load: Load) -> Targets | None:
-        """The targets and the rate of ``load``; None where the goal decides alone."""
+    def objective(self, load: Load) -> Objective:
+        """The goal, and the targets under ``load`` where there are any or requests come at a rate."""
+        targets = None
         if isfinite(load.request_rate):
-            return replace(self.targets, by="rate", value=load.request_rate)
-        if self.targets.slos and load.max_concurrency:
-            return replace(self.targets, by="concurrency", value=load.max_concurrency)
-        return None
+            targets = replace(self.targets, by="rate", value=load.request_rate)
+            load = replace(load, max_concurrency=None)
+        elif self.targets.slos and load.max_concurrency:
+            targets = replace(self.targets, by="concurrency", value=load.max_concurrency)
+        return Objective(self.goal, load, targets, num_prompts=self.num_prompts)
 
 
 @dataclass(frozen=True)
@@ -351,22 +354,13 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking
     line = answer.line.args
     context = line.max_model_len if answer.refusal is None else None
     ranks = line.tensor_parallel_size * line.pipeline_parallel_size * line.data_parallel_size
-    (ranking,) = rank(
-        Request(
-            model=answer.serving.resolved,
-            gpus=(answer.serving.profile,),
-            goal=asked.goal,
-            load=workload,
-            max_concurrency=workload.max_concurrency,
-            num_prompts=asked.num_prompts,
-            gpus_per_node=asked.gpus or (ranks if answer.served else None),
-            version=answer.serving.version,
-            basis=Basis(answer.serving.local.constants),
-            calibration=answer.serving.local.calibration,
-            args=EngineArgs(max_model_len=context, allow_unvalidated=line.allow_unvalidated),
-            targets=asked.targets_at(workload),
-        )
+    args = EngineArgs(max_model_len=context, allow_unvalidated=line.allow_unvalidated)
+    line_serving = answer.serving
+    serving = Serving.of(
+        line_serving.resolved, line_serving.profile, args, line_serving.version, local=line_serving.local
     )
+    space = Space((serving,), gpus_per_node=asked.gpus or (ranks if answer.served else None))
+    (ranking,) = Search(space, asked.objective(workload)).run()
     most = asked.gpus or (ranks if answer.served else inf)
     alone = tuple(c for c in ranking.candidates if c.servers == 1 and c.num_gpus <= most)  # one server is compared
     return replace(ranking, candidates=alone)

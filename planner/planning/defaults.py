@@ -59,6 +59,23 @@ FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replay
 COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs
 TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack
 COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, the best by the closed form
+FLEET_ENGINES = 3  #: of each GPU that a fleet is made of, the cheapest first
+CLASS_ENGINES = 1  #: the same for each class of a fleet of several
+BATCH_GUESSES = 2  #: of the largest batch, before the range that is left is halved
+#: A server carries at most so many times the closed form, which knows no percentiles and no queue: exactly, and to
+#: first order. A judgement that the refusals name; benchmarks/results/search.md has the most that was seen.
+OPTIMISM = {True: 1.05, False: 1.2}
+FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form's own order
+#: Of a family that misses a target with prompts not seen before, members that are tried on few servers; and the prompts
+#: that tell.
+MEMBERS_WITHOUT_REUSE, COLD_PROMPTS = 2, 2000
+MEMBERS_OF_A_TRACE = 3  #: of a recorded load, once there is a plan: each takes seconds to replay
+SAME_STEP = 0.01  #: by which a step may be shorter that counts as no shorter
+ROOMY = 0.9  #: share of the KV blocks in use, at most, where no request waits for one
+DECODE_SHARE = 0.25  #: of the target of TTFT that a decode server may take until it gives its first token
+TIMES_WITHOUT_OFFLOADING = 4  #: as many servers as with blocks in host memory, that are looked at without
+SUSPICIOUS_TIMES = 3.0  #: GPUs over those of the expected value, and servers over requests in flight
+SUSPICIOUS_WAIT_S = 60.0  #: mean TTFT
 
 
 # --- Judgement: what nothing measured decides, and why

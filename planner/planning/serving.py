@@ -236,12 +236,14 @@ class Serving:
         ``predict``.
         """
         from planner.planning.capacity import Capacity
-        from planner.workload import Targets, parse_slos
+        from planner.workload import Targets
 
         check_context(load, self.deployment.config.max_model_len, self.resolved.resolved)
-        slos = parse_slos({"ttft": ttft_ms, "tpot": tpot_ms, "itl": itl_ms, "e2el": e2el_ms}, str(percentile))
-        by: Literal["concurrency", "rate"] = "concurrency" if load.max_concurrency else "rate"
-        return Capacity(self.deployment, load, Targets(slos, by, confidence=confidence))
+        targets = Targets.of(
+            ttft_ms=ttft_ms, tpot_ms=tpot_ms, itl_ms=itl_ms, e2el_ms=e2el_ms, percentile=percentile,
+            confidence=confidence, by="concurrency" if load.max_concurrency else "rate",
+        )  # fmt: skip
+        return Capacity(self.deployment, load, targets)
 
     def engine_of(self, bench: Bench) -> Deployment:
         """The engine that a benchmark measures. Raises as ``memory``.

@@ -112,6 +112,23 @@ class Targets:
     confidence: float = CONFIDENCE
     router: Router = "round-robin"  #: between the servers and requests of which it is known what they share
 
+    @classmethod
+    def of(
+        cls,
+        *,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        itl_ms: float | None = None,
+        e2el_ms: float | None = None,
+        percentile: float | str = DEFAULT_PERCENTILE,
+        confidence: float = CONFIDENCE,
+        by: By = "rate",
+        value: float | None = None,
+    ) -> Targets:
+        """Limits in ms at a ``percentile`` (99, ``"mean"``). Raises InputError for a limit that is not positive."""
+        limits_ms = {"ttft": ttft_ms, "tpot": tpot_ms, "itl": itl_ms, "e2el": e2el_ms}
+        return cls(parse_slos(limits_ms, str(percentile)), by, value, confidence)
+
 
 def parse_percentile(text: str) -> float | None:
     """``99``, ``p99`` or ``mean`` (None). Raises InputError for anything else."""

@@ -161,7 +161,7 @@ def test_ctrl_c_does_not_wait_for_a_mixed_integer_search() -> None:
     """HiGHS itself hears no signal, and takes all of its ten seconds."""
     program = """
 import time, threading, os, signal
-from planner.planning.fleet import mix
+from planner.planning.search import mix
 threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 began_s = time.monotonic()
 try:

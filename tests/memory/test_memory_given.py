@@ -13,6 +13,7 @@ from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
+from searches import search_for
 
 from planner.engine.command import serve_argv
 from planner.engine.flags import Environment
@@ -29,8 +30,6 @@ from planner.memory.startup_log import read_startup_log
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import PlanFile
-from planner.planning.recommend.assemble import assemble, rank
-from planner.planning.recommend.request import Request
 from planner.planning.serving import Serving
 from planner.units import GIB
 from planner.workload.load import Load
@@ -229,13 +228,12 @@ def test_check_refuses_a_size_that_vllm_cannot_read(value: str) -> None:
 
 def planned(**flags: Any) -> PlanFile:
     """The best plan for the CPU."""
-    request = Request(
-        model=resolve_model(LLAMA, network=False), gpus=(load_profile("cpu"),), goal="min-latency",
-        load=Load(128, 32), max_concurrency=4, version=version("0.32.0"), args=EngineArgs(**flags),
+    search = search_for(
+        None, "cpu", model=LLAMA, goal="min-latency", load=Load(128, 32, max_concurrency=4),
+        version=version("0.32.0"), args=EngineArgs(**flags),
     )  # fmt: skip
-    (ranking,) = rank(request)
-    assert ranking.best
-    plan = assemble(request, ranking, ranking.best)
+    (ranking,) = search.run()
+    plan = search.plan(ranking)
     return PlanFile(planner_version="0", command="", goal="min-latency", plan=plan)
 
 
@@ -255,11 +253,8 @@ def test_what_was_planned_is_what_the_words_of_the_plan_launch() -> None:
 
 
 def test_a_plan_for_more_than_the_memory_is_none() -> None:
-    request = Request(
-        model=resolve_model(LLAMA, network=False), gpus=(load_profile("cpu"),), goal="balanced",
-        load=Load(128, 32), version=version("0.32.0"), args=EngineArgs(env=of_gib(30)),
-    )  # fmt: skip
-    (ranking,) = rank(request)
+    args = EngineArgs(env=of_gib(30))
+    (ranking,) = search_for(None, "cpu", model=LLAMA, load=Load(128, 32), version=version("0.32.0"), args=args).run()
     assert ranking.best is None
     assert "VLLM_CPU_KVCACHE_SPACE is 30" in ranking.rejected[0].reason
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from math import ceil, inf
 from pathlib import Path
@@ -14,12 +15,13 @@ import pytest
 from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import search_for
 
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
-from planner.model.resolve import resolve_model
 from planner.planning.cost import Span
-from planner.planning.fleet.disaggregated import (
+from planner.planning.defaults import RentedBy
+from planner.planning.search.disaggregated import (
     Disaggregated,
     Side,
     best_division,
@@ -27,34 +29,28 @@ from planner.planning.fleet.disaggregated import (
     prompt_kv_bytes,
     transfer_rate,
 )
-from planner.planning.fleet.fleets import Fleets, fleets_of, plan_fleets
-from planner.planning.fleet.kinds import FleetRequest, ServerKind, rate_at, server_kinds, servers_for
-from planner.planning.fleet.mix import Mix, Offer, Rent, cheapest_mix
+from planner.planning.search.fleet import Fleets, Terms, plan_fleets
+from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
+from planner.planning.search.search import Search
 from planner.workload.load import Load
 from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests
-from planner.workload.targets import Slo
+from planner.workload.targets import Slo, Targets
 from planner.workload.trace import read_trace
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 TARGETS = (Slo("ttft", 2000), Slo("tpot", 60))
+CHAT = Load(1024, 256, request_rate=20.0, name="all")
 
 
-def asked(*gpus: str, rate: float = 20.0, slos: tuple[Slo, ...] = TARGETS, **settings: Any) -> FleetRequest:
-    demands = settings.pop("demands", (Load.of_class("all", rate, 1024, 256),))
-    return FleetRequest(resolve_model(LLAMA), tuple(map(load_profile, gpus)), demands, slos, **settings)
+def asked(*gpus: str, load: Load = CHAT, slos: tuple[Slo, ...] = TARGETS, **settings: Any) -> Search:
+    targets = Targets(slos, confidence=settings.pop("confidence", 0.8), value=load.request_rate)
+    return search_for(targets, *gpus, model=LLAMA, load=load, **{"spares": 1, **settings})
 
 
-@cache
-def kinds(gpu: str, tpot_ms: float = 60.0) -> Sequence[ServerKind]:
-    found, _ = server_kinds(asked(gpu, slos=(Slo("ttft", 2000), Slo("tpot", tpot_ms))))
-    return found
-
-
-def planned(*gpus: str, tpot_ms: float = 60.0, **settings: Any) -> Fleets:
-    """Fleets of kinds of servers that are searched for once: they do not depend on the rate, nor on prices."""
-    question = asked(*gpus, slos=(Slo("ttft", 2000), Slo("tpot", tpot_ms)), **settings)
-    return fleets_of(question, [kind for gpu in gpus for kind in kinds(gpu, tpot_ms)])
+def planned(*gpus: str, tpot_ms: float = 60.0, rate: float = 20.0, rent: RentedBy = "gpu", **settings: Any) -> Fleets:
+    slos, terms = (Slo("ttft", 2000), Slo("tpot", tpot_ms)), Terms(rent=rent)
+    return plan_fleets(asked(*gpus, slos=slos, load=replace(CHAT, request_rate=rate), **settings), terms)
 
 
 # ------------------------------------------------------------------------------------------- the programme
@@ -144,8 +140,8 @@ def test_what_is_not_in_stock_cannot_be_rented() -> None:
 
 def test_servers_for_a_load_by_hand() -> None:
     """20 requests/s and 20 % headroom are 24; servers of 14.1 carry 28.2 in twos. 3 x 0.1 needs 3 of 0.1, not 4."""
-    assert servers_for(20 * 1.2, 14.1) == 2
-    assert servers_for(0.1 + 0.2, 0.1) == 3
+    assert Side.servers_for(side(1, 14.1), 20 * 1.2) == 2
+    assert Side.servers_for(side(1, 0.1), 0.1 + 0.2) == 3
 
 
 def test_gpus_dollars_and_watts_add_up_by_hand() -> None:
@@ -161,7 +157,7 @@ def test_gpus_dollars_and_watts_add_up_by_hand() -> None:
     assert fleet.usd_per_million_tok
     assert fleet.usd_per_million_tok.mid == pytest.approx(2.0 * gpus / 18.432)
     assert fleet.usd_per_million_tok.low <= fleet.usd_per_million_tok.mid <= fleet.usd_per_million_tok.high
-    assert fleet.utilisation(pool.demand) == pytest.approx(20 / ((servers - 1) * pool.load.value))
+    assert fleet.utilisation(pool) == pytest.approx(20 / ((servers - 1) * pool.load.value))
 
 
 def test_a_price_of_zero_plans_but_divides_nothing() -> None:
@@ -173,7 +169,7 @@ def test_a_price_of_zero_plans_but_divides_nothing() -> None:
 
 def test_without_any_price_gpus_are_counted() -> None:
     fleets = planned("mi355x", "mi350x")
-    assert fleets.objective == "gpus"
+    assert fleets.minimised == "gpus"
     assert [fleet.gpus for fleet in fleets.single] == sorted(fleet.gpus for fleet in fleets.single)
     assert all(fleet.usd_per_h is None for fleet in fleets.single)
 
@@ -181,11 +177,11 @@ def test_without_any_price_gpus_are_counted() -> None:
 def test_partitions_are_rented_by_the_package_and_gpus_by_the_node_where_asked() -> None:
     (dpx,) = planned("mi300x-dpx").single
     assert dpx.gpus == ceil(dpx.servers / 2)
-    assert planned("h100", rented_by="node").single[0].gpus % 8 == 0
+    assert planned("h100", rent="node").single[0].gpus % 8 == 0
 
 
 def test_a_spare_is_one_server_more() -> None:
-    with_spare, without = planned("h100").single[0], planned("h100", n_plus=0).single[0]
+    with_spare, without = planned("h100").single[0], planned("h100", spares=0).single[0]
     assert with_spare.servers == without.servers + 1
 
 
@@ -205,13 +201,14 @@ def test_tighter_targets_are_never_cheaper() -> None:
 
 def test_the_mix_is_never_dearer_than_one_type() -> None:
     demands = (Load.of_class("chat", 20, 256, 32), Load.of_class("documents", 2, 2048, 64))
-    fleets = plan_fleets(asked("h100", "b200", demands=demands))
+    fleets = plan_fleets(asked("h100", "b200", load=Load.classes_of(demands)))
     assert fleets.best
     best = fleets.best.weight("usd")
     assert all(best <= fleet.weight("usd") * (1 + 1e-9) for fleet in fleets.single)
-    for demand in fleets.best.asked.demands:
-        pools = [pool for pool in fleets.best.pools if pool.demand is demand]
-        assert sum(pool.servers * pool.load.value for pool in pools) >= demand.request_rate * 1.2 * (1 - 1e-6)
+    for place, demand in enumerate(fleets.best.solver.demands):
+        pools = [pool for pool in fleets.best.pools if pool.place == place]
+        assert sum(pool.servers * pool.load.value for pool in pools) >= demand.request_rate * (1 - 1e-6)
+    assert sum(demand.request_rate for demand in fleets.best.solver.demands) == pytest.approx(22 * 1.2)
 
 
 def test_classes_together_are_all_of_them_in_the_order_of_arrival() -> None:
@@ -227,7 +224,7 @@ def test_classes_together_are_all_of_them_in_the_order_of_arrival() -> None:
 def test_a_little_of_each_class_shares_its_servers() -> None:
     """Three classes of 0.1 requests/s do not take three servers: one carries them all, and one is spare."""
     demands = tuple(Load.of_class(name, 0.1, length, 32) for name, length in (("a", 128), ("b", 256), ("c", 512)))
-    (fleet,) = plan_fleets(asked("h100", demands=demands)).single
+    (fleet,) = plan_fleets(asked("h100", load=Load.classes_of(demands))).single
     assert fleet.servers == 2
 
 
@@ -281,9 +278,7 @@ def test_requests_that_come_in_bunches_are_dealt_apart() -> None:
     prefixes = Prefixes.of([[at] for at in range(count)], [[8000]] * count)
     requests = Requests(np.full(count, 8000), np.full(count, 8), arrival_s, prefixes)
     demand = Load.of_requests(requests, 1.0, name="bunches")
-    fleets = plan_fleets(
-        asked("h100", slos=(Slo("ttft", 300),), demands=(demand,), headroom=0.0, n_plus=0, confidence=0.5)
-    )
+    fleets = plan_fleets(asked("h100", slos=(Slo("ttft", 300),), load=demand, spares=0, confidence=0.5), Terms(0.0))
     assert not fleets.refused and fleets.best is not None
     (pool,) = fleets.best.pools
     assert pool.servers > 1 or pool.kind.num_gpus > 1
@@ -309,8 +304,9 @@ def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:
 
 @cache
 def divided(gpu: str = "h100", tpot_ms: float = 60.0, bytes_per_s: float | None = None) -> Disaggregated:
-    question = asked(gpu, slos=(Slo("ttft", 2000), Slo("tpot", tpot_ms)))
-    found = disaggregate(question, kinds(gpu, tpot_ms)[0], bytes_per_s)
+    fleet = planned(gpu, tpot_ms=tpot_ms).single[0]
+    (pool,) = fleet.pools
+    found = disaggregate(fleet.solver.search, pool.kind.candidate, pool.load, 24.0, bytes_per_s)
     assert isinstance(found, Disaggregated)
     return found
 
@@ -364,15 +360,17 @@ def test_rates_of_links_and_networks() -> None:
     assert transfer_rate(mi300x, False, None) == (50e9, "network")
     assert transfer_rate(h100, False, 12e9)[0] == 12e9
     with pytest.raises(
-        InputError, match="nobody stated the bandwidth of the network between nodes of l40s: add --network-gb-per-s"
+        InputError, match="bandwidth of the network between nodes of l40s is unknown: pass --network-gb-per-s"
     ):
         transfer_rate(load_profile("l40s"), False, None)
 
 
 @pytest.mark.parametrize("slos", [(), (Slo("ttft", 2000),), (*TARGETS, Slo("e2el", 20_000))])
 def test_prefill_and_decode_have_one_target_each(slos: tuple[Slo, ...]) -> None:
+    fleet = planned("h100").single[0]
+    (pool,) = fleet.pools
     with pytest.raises(InputError, match="--ttft and --tpot"):
-        disaggregate(asked("h100", slos=slos), kinds("h100")[0])
+        disaggregate(asked("h100", slos=slos), pool.kind.candidate, pool.load, 24.0)
 
 
 # ------------------------------------------------------------------------------------------------ command line
@@ -415,8 +413,8 @@ def test_no_fleet_is_an_honest_no() -> None:
         (("--class", "a=1:9:9", "--class", "a=2:9:9"), "--class a is given twice"),
         (("--class", "a=1:9:9", "--input-len", "5"), "--class and --random-input-len are both given"),
         (("--class", "a=1:9"), "--class 'a=1:9' is not NAME=RATE:INPUT:OUTPUT"),
-        (("--request-rate", "1", "--headroom", "-1"), "--headroom -1 is not a share of the load"),
-        (("--request-rate", "1", "--headroom", "20"), "--headroom 20 is not a share of the load"),  # meant: 20 %
+        (("--request-rate", "1", "--headroom", "-1"), "'--headroom': Input should be greater than or equal to 0"),
+        (("--request-rate", "1", "--headroom", "20"), "'--headroom': Input should be less than or equal to 10"),
         (("--class", "a=0:9:9"), "--class 'a=0:9:9': rate and lengths must be positive"),
         (("--request-rate", "1", "--stock", "h100=1", "--stock", "h100=2"), "--stock of h100-sxm is given twice"),
         (("--request-rate", "1", "--stock", "h100=x"), "--stock 'h100=x' is not GPU=N"),
@@ -436,15 +434,28 @@ def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [20.0, 150.0])
-def test_the_ladder_has_the_servers_that_each_confidence_asks_for(rate: float) -> None:
-    question = asked("h100", rate=rate)
-    fleet = fleets_of(question, kinds("h100")).single[0]
+def test_sizes_at_each_confidence_ascend_and_have_the_servers_asked_for(rate: float) -> None:
+    fleet = planned("h100", rate=rate).single[0]
     (pool,) = fleet.pools
-    assert [rung.confidence for rung in fleet.ladder] == [0.5, 0.8, 0.95]
-    assert fleet.ladder[1].gpus == fleet.gpus
-    gpus = [rung.gpus or 10**9 for rung in fleet.ladder]
+    assert [rung.confidence for rung in fleet.by_confidence] == [0.5, 0.8, 0.95]
+    assert fleet.by_confidence[1].gpus == fleet.gpus
+    gpus = [rung.gpus or 10**9 for rung in fleet.by_confidence]
     assert gpus == sorted(gpus)
-    for rung in fleet.ladder:
-        carried = rate_at(question, pool.kind.deployment, pool.demand, rung.confidence)
-        servers = servers_for(question.loads[0], carried) + question.n_plus
+    for rung in fleet.by_confidence:
+        carried = pool.kind.servers.at(rung.confidence).largest_load
+        servers = ceil(rate * 1.2 / carried) + 1
         assert abs((rung.gpus or 0) - servers * pool.kind.num_gpus) <= pool.kind.num_gpus
+
+
+@pytest.mark.parametrize("gpu", ["h100", "mi300x"])
+@pytest.mark.parametrize("model", [LLAMA, "openai/gpt-oss-20b"])
+def test_without_headroom_and_spares_a_fleet_is_the_recommended_plan(gpu: str, model: str) -> None:
+    search = search_for(Targets(TARGETS, value=CHAT.request_rate), gpu, model=model, load=CHAT)
+    (fleet,), (ranking,) = plan_fleets(search, Terms(headroom=0.0)).single, search.run()
+    assert ranking.best is not None and fleet.gpus == ranking.best.num_gpus
+    service, carries = search.plan(ranking).service, fleet.carries
+    assert service is not None and carries is not None
+    ends = service.largest_load_lo, service.largest_load, service.largest_load_hi
+    assert tuple(end * service.replicas for end in ends if end) == pytest.approx(
+        (carries.low, carries.mid, carries.high)
+    )

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from searches import search_for
 
-from planner.hardware import load_profile
-from planner.model import resolve_model
 from planner.planning.capacity import Capacity
-from planner.planning.next_run import NextRun, left, next_run
 from planner.planning.plan import Plan
-from planner.planning.recommend.assemble import assemble, rank
-from planner.planning.recommend.request import Request
+from planner.planning.search.next_run import NextRun, left, next_run
 from planner.timing import Spread
 from planner.workload import Load, Slo, Targets
 
@@ -63,11 +60,10 @@ def test_the_confidence_of_today_that_a_run_is_worth() -> None:
 
 @cache
 def plan(value: float | None, gpu: str = "mi300x") -> Plan:
-    targets = Targets(SLOS, "rate", value)
-    request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", Load(1024, 1024), targets=targets)
-    (ranking,) = rank(request)
+    search = search_for(Targets(SLOS, "rate", value), gpu, model=LLAMA, load=Load(1024, 1024), goal="max-throughput")
+    (ranking,) = search.run()
     assert ranking.best
-    return assemble(request, ranking, ranking.best)
+    return search.plan(ranking)
 
 
 def test_the_ladder_costs_more_with_more_confidence_and_a_run_lies_on_it() -> None:
@@ -94,11 +90,10 @@ def test_a_run_says_more_of_a_gpu_that_was_hardly_measured() -> None:
     """The posterior of an H100 with an 8B hangs on hundreds of runs, that of an L40S on few."""
     factors = []
     for gpu in ("h100-sxm", "l40s"):
-        request = Request(resolve_model(LLAMA), (load_profile(gpu),), "max-throughput", Load(1024, 1024))
-        (ranking,) = rank(request)
+        (ranking,) = search_for(None, gpu, model=LLAMA, load=Load(1024, 1024), goal="max-throughput").run()
         assert ranking.best
         deployment = ranking.best.deployment
-        load = Capacity(deployment, request.load, Targets((Slo("tpot", 100.0),)), exactly=False).largest()
+        load = Capacity(deployment, Load(1024, 1024), Targets((Slo("tpot", 100.0),)), exactly=False).largest()
         assert load
         found = next_run(deployment, load)
         factors.append(found.factor if found else 1.0)

@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 from command_line import run
+from searches import choices, search_for
 
 from planner.engine import Layout, parse_version
-from planner.hardware import load_profile
-from planner.model import resolve_model
-from planner.planning import Request, rank
-from planner.planning.recommend.candidates import layouts_over
+from planner.planning.search.search import Search
 from planner.workload.load import Load
 
 DEEPSEEK, KIMI = "deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-K2-Instruct"
@@ -24,16 +22,15 @@ def answered(*words: str) -> dict[str, Any]:
     return found
 
 
-def request(model: str, *gpus: str, **changes: object) -> Request:
+def request(model: str, *gpus: str, **changes: Any) -> Search:
     """Plans of 1024 tokens in and out for the most throughput, in nodes of eight."""
     changes = {"goal": "max-throughput", "gpus_per_node": 8, "version": parse_version("0.27.1"), **changes}
-    profiles = tuple(map(load_profile, gpus))
-    return Request(resolve_model(model, network=False), profiles, load=Load(1024, 1024), **changes)
+    return search_for(None, *gpus, model=model, load=Load(1024, 1024), **changes)
 
 
-def layouts_of(model: str, gpu: str, nodes: int, **changes: object) -> list[Layout]:
+def layouts_of(model: str, gpu: str, nodes: int, **changes: Any) -> list[Layout]:
     asked = request(model, gpu, **changes)
-    return list(layouts_over(asked, asked.model.model, asked.gpus[0], parse_version("0.27.1"), nodes))
+    return list(choices(asked)._layouts_over(asked.space.model.model, nodes))
 
 
 @pytest.mark.parametrize("nodes", [2, 4])
@@ -71,25 +68,25 @@ def test_three_nodes_are_three_stages() -> None:
     ],
 )
 def test_what_does_not_fit_one_node_gets_as_many_as_it_needs(model: str, gpu: str, gpus: int) -> None:
-    (ranking,) = rank(request(model, gpu))
+    (ranking,) = request(model, gpu).run()
     assert ranking.best is not None and ranking.best.config.num_gpus == gpus
 
 
 def test_amd_nodes_are_joined_alike() -> None:
-    (ranking,) = rank(request(DEEPSEEK, "mi300x", gpus_per_node=2))  # two nodes of two hold 4 x 192 GB
+    (ranking,) = request(DEEPSEEK, "mi300x", gpus_per_node=2).run()  # two nodes of two hold 4 x 192 GB
     assert ranking.best is not None and ranking.best.config.num_gpus == 4
     assert ranking.best.deployment.covariates["nodes"] == "2"
     assert "2 nodes" in ranking.best.deployment.network_remark
 
 
 def test_more_nodes_where_they_are_asked_for() -> None:
-    one, two = (rank(request("meta-llama/Llama-3.1-8B", "h100", nodes=nodes))[0] for nodes in (None, 2))
+    one, two = (request("meta-llama/Llama-3.1-8B", "h100", nodes=nodes).run()[0] for nodes in (None, 2))
     assert {c.config.num_gpus for c in one.candidates} == {1, 2, 4, 8}
     assert {c.config.num_gpus for c in two.candidates} == {1, 2, 4, 8, 16}
 
 
 def test_a_network_that_nobody_stated_is_asked_for() -> None:
-    (ranking,) = rank(request(DEEPSEEK, "h100-pcie"))
+    (ranking,) = request(DEEPSEEK, "h100-pcie").run()
     assert not ranking.candidates
     assert "--network-gb-per-s" in ranking.rejected[0].reason
     answer = run("predict", "serve", DEEPSEEK, "--gpu", "h100-pcie", "-tp", "16")
@@ -162,9 +159,9 @@ def test_one_server_is_compared_on_the_gpus_that_somebody_names() -> None:
 def test_what_leaves_a_node_needs_its_network() -> None:
     load = (*CHAT, "--gpu", "l40s", "--request-rate", "60")
     (refused,) = answered(*load)["disaggregated"]
-    assert "nobody stated the bandwidth of the network" in refused["refused"]
+    assert "the bandwidth of the network between nodes of l40s is unknown" in refused["refused"]
     said = " ".join(run(*load).out.split())
-    assert "disaggregated serving is not compared: " in said and "add --network-gb-per-s" in said
+    assert "disaggregated serving is not compared: " in said and "pass --network-gb-per-s" in said
     (apart,) = answered(*load, "--network-gb-per-s", "12.5")["disaggregated"]
     assert (apart["kv_transfer_over"], apart["kv_transfer_bytes_per_s"]) == ("network", 12.5e9)
 

@@ -9,17 +9,14 @@ import numpy as np
 import pytest
 from command_line import error_of, run
 from memory_cases import model
+from searches import choices, search_for
 
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
-from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import Prediction
-from planner.planning.recommend.assemble import rank
-from planner.planning.recommend.candidates import launched
-from planner.planning.recommend.request import Request
 from planner.timing.efficiencies import PARAMETERS
 from planner.units import GIB
 from planner.workload.load import Load
@@ -177,14 +174,10 @@ def test_a_plan_that_cannot_be_replayed_is_refused_in_a_line(
 
 def test_layouts_that_step_together_lose_with_that_reason() -> None:
     requests = in_turns(prompts=4, rounds=2)
-    targets = Targets(parse_slos({"ttft": 60000.0}, "mean"), "rate", 1.0)
+    wanted = Targets(parse_slos({"ttft": 60000.0}, "mean"), "rate", 1.0)
     load = Load(1, 2, len(requests.arrival_s), request_rate=1.0, prefix_len=PROMPT_TOK - 1, recorded=requests)
     args = EngineArgs(kv_offloading_size=40, max_num_seqs=8, max_num_batched_tokens=8192)
-    asked = Request(
-        resolve_model("Qwen/Qwen3-30B-A3B"), (load_profile("h100"),), "balanced", load, args=args, targets=targets,
-        gpus_per_node=2,
-    )  # fmt: skip
-    (ranking,) = rank(asked)
+    (ranking,) = search_for(wanted, "h100", model="Qwen/Qwen3-30B-A3B", load=load, args=args, gpus_per_node=2).run()
     assert ranking.best and ranking.best.config.data_parallel_size == 1
     reasons = {rejected.reason for rejected in ranking.rejected if (rejected.data_parallel_size or 1) > 1}
     assert any("DP ranks that step together" in reason for reason in reasons)
@@ -194,9 +187,9 @@ def test_a_known_load_keeps_the_prefix_cache_that_recipes_switch_off() -> None:
     # vLLM's recipes for Llama-3.3-70B set --no-enable-prefix-caching, for a benchmark of random prompts
     for requests, kept in ((in_turns(prompts=4, rounds=2), True), (None, False)):
         load = Load(512, 8, request_rate=1.0, recorded=requests)
-        targets = Targets((), "rate", 1.0)
-        asked = Request(resolve_model(LLAMA_70B), (load_profile("h100"),), "balanced", load, targets=targets)
-        args = launched(asked, asked.model.model, asked.gpus[0], EngineArgs(), parse_version("0.27.1"))
+        wanted, version = Targets((), "rate", 1.0), parse_version("0.27.1")
+        asked = search_for(wanted, "h100", model=LLAMA_70B, load=load, version=version)
+        args = choices(asked).launched(asked.space.model.model, EngineArgs())
         assert (args.enable_prefix_caching is not False) is kept
 
 

@@ -4,38 +4,35 @@ import json
 from dataclasses import replace
 from functools import cache
 from math import log, sqrt
+from typing import Any
 
 import pytest
 from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import choices, search_for
 
 from planner.engine.settings import EngineArgs
 from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
-from planner.hardware.profiles import load_profile
-from planner.model.resolve import resolve_model
 from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
 from planner.planning.odds import percent
 from planner.planning.plan import Goal, PlanFile
-from planner.planning.recommend.assemble import assemble, rank
-from planner.planning.recommend.candidates import deployed, largest_batch
-from planner.planning.recommend.goals import Merit
-from planner.planning.recommend.request import Candidate, Ranking, Request, pareto
+from planner.planning.search.candidate import Candidate, Merit, Ranking, pareto
+from planner.planning.search.search import Search
 from planner.workload.load import Load
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
 
-def request(goal: Goal, *gpus: str, model: str = LLAMA, **asked: object) -> Request:
-    profiles = tuple(load_profile(gpu) for gpu in gpus)
-    return Request(resolve_model(model), profiles, goal, Load(1024, 1024), **asked)  # type: ignore[arg-type]
+def request(goal: Goal, *gpus: str, model: str = LLAMA, load: Load | None = None, **asked: Any) -> Search:
+    return search_for(None, *gpus, model=model, load=load or Load(1024, 1024), goal=goal, **asked)
 
 
 @cache
 def ranked(goal: Goal, gpu: str, model: str = LLAMA) -> Ranking:
-    (ranking,) = rank(request(goal, gpu, model=model))
+    (ranking,) = request(goal, gpu, model=model).run()
     return ranking
 
 
@@ -79,15 +76,15 @@ class TestTheRecipeForB200:
     ],
 )
 def test_the_largest_batch_is_the_largest_that_is_held(model: str, gpu: str, engine: str, length: int) -> None:
-    profile, version = load_profile(gpu), parse_version(engine)
-    asked = Request(resolve_model(model), (profile,), "max-throughput", Load(length // 2, length // 2))
-    args = EngineArgs(max_model_len=length)
+    load = Load(length // 2, length // 2)
+    asked = request("max-throughput", gpu, model=model, load=load, version=parse_version(engine))
+    among, resolved, args = choices(asked), asked.space.model, EngineArgs(max_model_len=length)
 
     def held(batch: int) -> bool:
-        deployment = deployed(asked, asked.model.model, profile, replace(args, max_num_seqs=batch), version)
+        deployment = among.deployed(resolved, replace(args, max_num_seqs=batch))
         return deployment.requests_held(length, pessimistic=True) >= batch
 
-    largest = largest_batch(asked, asked.model.model, profile, args, version)
+    largest = among.largest_batch(resolved, args)
     assert largest == 0 or held(largest)
     assert not any(map(held, (largest + 1, *range(largest + 2, defaults.MAX_NUM_SEQS, 64))))
 
@@ -125,10 +122,10 @@ def test_copies_of_latent_attention_serve_more_and_are_asked_for_what_they_take_
 
 def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:
     asked = request("max-throughput", "mi300x-cpx", model="meta-llama/Llama-3.1-8B-Instruct")
-    (ranking,) = rank(asked)
+    (ranking,) = asked.run()
     assert ranking.best is not None
     assert {candidate.config.tensor_parallel_size for candidate in ranking.candidates} == {1}
-    plan = assemble(asked, ranking, ranking.best)
+    plan = asked.plan(ranking)
     assert any("share its memory bandwidth" in warning for warning in plan.warnings)
     assert plan.env["HIP_VISIBLE_DEVICES"] == "0"
 
@@ -142,14 +139,14 @@ def test_what_amd_says_does_not_work_is_said_of_a_plan_that_was_asked_for_it(
     """DeepSeek-V3 in AMD's 0.9.1 image: "--max-model-len cannot be greater than 32768"."""
     asked = request("min-latency", "mi300x", model="deepseek-ai/DeepSeek-V3", version=parse_version(version),
                     args=EngineArgs(max_model_len=length))  # fmt: skip
-    (ranking,) = rank(asked)
+    (ranking,) = asked.run()
     assert ranking.best is not None
-    plan = assemble(asked, ranking, ranking.best)
+    plan = asked.plan(ranking)
     assert sum(warning.startswith("--max-model-len: 65,536") for warning in plan.warnings) == warned
 
 
 def test_a_model_that_fits_nowhere_has_no_plan_and_a_reason_for_each_size() -> None:
-    (ranking,) = rank(request("balanced", "l4", model="meta-llama/Llama-3.1-405B-Instruct"))
+    (ranking,) = request("balanced", "l4", model="meta-llama/Llama-3.1-405B-Instruct").run()
     assert ranking.best is None
     sizes = {rejected.tensor_parallel_size for rejected in ranking.rejected if rejected.tensor_parallel_size}
     assert sizes == {1, 2, 4, 8}
@@ -169,13 +166,13 @@ def test_a_quantised_checkpoint_is_planned_as_it_is() -> None:
 
 def test_what_the_user_gives_is_not_searched() -> None:
     asked = request("max-throughput", "b200-sxm", args=EngineArgs(max_num_seqs=16, max_num_batched_tokens=4096))
-    (ranking,) = rank(asked)
+    (ranking,) = asked.run()
     assert {candidate.config.max_num_seqs for candidate in ranking.candidates} == {16}
     assert {candidate.config.max_num_batched_tokens for candidate in ranking.candidates} == {4096}
 
 
 def test_fewer_gpus_in_a_node_mean_smaller_sizes() -> None:
-    (ranking,) = rank(request("min-latency", "b200-sxm", gpus_per_node=2))
+    (ranking,) = request("min-latency", "b200-sxm", gpus_per_node=2).run()
     assert max(candidate.config.tensor_parallel_size for candidate in ranking.candidates) == 2
 
 
@@ -193,8 +190,8 @@ def test_no_point_of_the_front_is_beaten_in_both_rates() -> None:
 @settings(max_examples=5, deadline=None)
 @given(st.integers(64, 4096), st.integers(16, 1024), st.sampled_from(["min-latency", "max-throughput", "balanced"]))
 def test_the_winner_is_the_best_of_all_by_its_own_measure(input_len: int, output_len: int, goal: Goal) -> None:
-    asked = replace(request(goal, "h200-sxm"), load=Load(input_len, output_len))
-    (ranking,) = rank(asked)
+    asked = request(goal, "h200-sxm", load=Load(input_len, output_len))
+    (ranking,) = asked.run()
     assert ranking.best is not None
     merit = Merit.among(ranking.candidates, goal)
     assert merit.of_candidate(ranking.best) == max(map(merit.of_candidate, ranking.candidates))
@@ -236,14 +233,14 @@ def test_who_lost_says_how_likely() -> None:
     assert behind
     for rejected in behind:
         assert rejected.probability_behind is not None and 0.5 <= rejected.probability_behind <= 1
-        assert rejected.reason.endswith(f"behind with {percent(rejected.probability_behind)} probability")
+        assert rejected.reason.endswith(f"{percent(rejected.probability_behind)} likely to be slower")
 
 
 def test_a_plan_says_everything_that_was_simulated_in_its_command() -> None:
     asked = request("min-latency", "mi300x", version=parse_version("0.9.1"))
-    (ranking,) = rank(asked)
+    (ranking,) = asked.run()
     assert ranking.best is not None
-    plan = assemble(asked, ranking, ranking.best)
+    plan = asked.plan(ranking)
     words = list(plan.serve_argv)
 
     def value(flag: str) -> str:
@@ -262,8 +259,8 @@ def test_a_plan_says_everything_that_was_simulated_in_its_command() -> None:
 
 def test_a_plan_file_reads_back_as_it_was_written() -> None:
     asked = request("min-latency", "h100-sxm")
-    (ranking,) = rank(asked)
+    (ranking,) = asked.run()
     assert ranking.best is not None
-    plan = assemble(asked, ranking, ranking.best)
+    plan = asked.plan(ranking)
     file = PlanFile(planner_version="0.1.0", command="planner recommend", goal="min-latency", plan=plan)
     assert PlanFile.from_json(file.to_json()) == file

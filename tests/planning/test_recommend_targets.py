@@ -14,6 +14,7 @@ import pytest
 from command_line import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import SMALL, aiming, choices, ranked, search_for, with_args
 
 from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
@@ -28,14 +29,12 @@ from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import Prediction, ServedLoad
-from planner.planning.recommend import target_search
-from planner.planning.recommend.assemble import assemble, order_words, plans_best_first, rank
-from planner.planning.recommend.bounds import alone, broken_for_certain, decode_bound
-from planner.planning.recommend.candidates import checkpoints, context_of, kv_cache_dtypes, layouts, left_out
-from planner.planning.recommend.goals import Merit
-from planner.planning.recommend.request import Ranking, Request
-from planner.planning.recommend.service import largest
-from planner.planning.recommend.target_search import fewest_servers, share_of
+from planner.planning.search import by_targets
+from planner.planning.search.bounds import alone, decode_bound, missed_for_certain
+from planner.planning.search.candidate import Merit, Ranking
+from planner.planning.search.plans import order_words, plans_best_first
+from planner.planning.search.search import Search
+from planner.planning.search.servers import fewest_servers, largest, share_of
 from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
 from planner.workload.load import Load, mixed
@@ -43,40 +42,30 @@ from planner.workload.prefixes import Prefixes
 from planner.workload.requests import Requests
 from planner.workload.targets import Targets, parse_slos
 
-SMALL = "nvidia/Llama-3.1-8B-Instruct-FP8"
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
-
-
-def request(targets: Targets, *gpus: str, model: str = SMALL, **asked: Any) -> Request:
-    asked = {"load": Load(512, 128), "goal": "balanced", **asked}
-    return Request(resolve_model(model), tuple(map(load_profile, gpus)), targets=targets, **asked)
-
-
-def ranked(asked: Request) -> Ranking:
-    (ranking,) = rank(asked)
-    return ranking
 
 
 # --- the search finds what trying everything finds ---------------------------------------------------------------
 
 
-def cheapest_of_all(asked: Request) -> float:
+def cheapest_of_all(asked: Search) -> float:
     """GPUs of the cheapest plan, by trying every engine with 1, 2, 3, ... servers."""
-    (profile,), targets, best = asked.gpus, asked.targets, inf
-    assert targets is not None and targets.value is not None
+    (profile,), args, best = asked.space.gpus, asked.space.args, inf
     version = default_version(profile)
     for size, budget in product((1, 2), (None, *defaults.TOKEN_BUDGETS)):
-        args = replace(asked.args, tensor_parallel_size=size, max_num_batched_tokens=budget, max_model_len=768)
-        holds = resolve_deployment(asked.model.model, profile, replace(args, max_num_seqs=1024), version)
+        args = replace(args, tensor_parallel_size=size, max_num_batched_tokens=budget, max_model_len=768)
+        holds = resolve_deployment(asked.space.model.model, profile, replace(args, max_num_seqs=1024), version)
         assert holds.requests_held(640, pessimistic=True) >= 1024
         for batch in (*defaults.TARGET_BATCHES, 1024):
             try:
-                deployment = resolve_deployment(asked.model.model, profile, replace(args, max_num_seqs=batch), version)
+                deployment = resolve_deployment(
+                    asked.space.model.model, profile, replace(args, max_num_seqs=batch), version
+                )
             except PlannerError:
                 continue
             servers = 1
             while servers * size < best:
-                if share_of(deployment, asked, targets, servers).meets:
+                if share_of(deployment, asked.objective, servers).meets:
                     best = servers * size
                 servers += 1
     return best
@@ -95,7 +84,7 @@ def test_the_search_finds_the_cheapest_plan_of_all(
     limits_ms: dict[str, float], value: float, confidence: float
 ) -> None:
     targets = Targets(parse_slos(limits_ms), "rate", value, confidence=confidence)
-    asked = request(targets, "h100", gpus_per_node=2, args=EngineArgs(kv_cache_dtype="fp8"))
+    asked = search_for(targets, "h100", gpus_per_node=2, args=EngineArgs(kv_cache_dtype="fp8"))
     best = ranked(asked).best
     expected = cheapest_of_all(asked)
     assert 1 < expected < inf and best is not None
@@ -108,45 +97,45 @@ def test_no_engine_carries_classes_that_wait_for_one_another_with_fewer_gpus(rat
     slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": ttft_ms, "tpot": 25.0}))
     targets = Targets(slos, "rate", rate)
     fixed = EngineArgs(kv_cache_dtype="fp8", max_model_len=2048)
-    asked = request(targets, "h100", gpus_per_node=2, args=fixed, load=Load.classes_of(classes))
-    best, (profile,) = ranked(asked).best, asked.gpus
+    asked = search_for(targets, "h100", gpus_per_node=2, args=fixed, load=Load.classes_of(classes))
+    best, (profile,) = ranked(asked).best, asked.space.gpus
     assert best is not None and best.num_gpus > 2
     for size, budget in product((1, 2), (None, *defaults.TOKEN_BUDGETS)):
         args = replace(fixed, tensor_parallel_size=size, max_num_batched_tokens=budget, max_num_seqs=256)
-        deployment = resolve_deployment(asked.model.model, profile, args, default_version(profile))
+        deployment = resolve_deployment(asked.space.model.model, profile, args, default_version(profile))
         fewer = (best.num_gpus - 1) // size
-        assert not share_of(deployment, asked, targets, fewer, exactly=True).meets
+        assert not share_of(deployment, asked.objective, fewer, exactly=True).meets
 
 
-def most_of_all(asked: Request, at_least: float) -> float:
+def most_of_all(asked: Search, at_least: float) -> float:
     """Requests/s per GPU of the engine that carries most, of every checkpoint, layout, KV dtype, budget and batch."""
-    (profile,), targets, best = asked.gpus, asked.targets, at_least
-    assert targets is not None
+    (profile,), objective, best = asked.space.gpus, asked.objective, at_least
     version = default_version(profile)
 
     def keeps(engine: Deployment, rate: float) -> bool:
-        if rate > steady_rate(engine, asked.load, confidence=targets.confidence):
+        if rate > steady_rate(engine, objective.load, confidence=objective.confidence):
             return False
-        sent = at_load(engine, asked.load, targets.slos, "rate", rate)
+        sent = at_load(engine, objective.load, objective.slos, "rate", rate)
         predicted = Prediction.of(engine, sent, percentiles=(99,))
         return all(
-            predicted.figures[slo.key] * predicted.uncertainty.upper(slo.key, targets.confidence) <= slo.limit_ms
-            for slo in targets.slos
+            predicted.figures[slo.key] * predicted.uncertainty.upper(slo.key, objective.confidence) <= slo.limit_ms
+            for slo in objective.slos
         )
 
-    for resolved in checkpoints(asked.model, profile):
+    among = choices(asked)
+    for resolved in among.checkpoints():
         model = resolved.model
-        for layout, kv in product(layouts(asked, model, profile, version), kv_cache_dtypes(asked, model, profile)):
+        for layout, kv in product(among._layouts(model), among._kv_cache_dtypes(model)):
             for budget, batch in product((None, 1024, 16384), (64, 512)):
                 args = EngineArgs(
                     **asdict(layout), kv_cache_dtype=kv, max_num_batched_tokens=budget, max_num_seqs=batch,
-                    max_model_len=context_of(asked, model),
+                    max_model_len=among._context(model),
                 )  # fmt: skip
                 try:
                     engine = resolve_deployment(model, profile, args, version)
                 except PlannerError:
                     continue
-                if engine.requests_held(asked.total_len, pessimistic=True) < batch:
+                if engine.requests_held(objective.planned_len, pessimistic=True) < batch:
                     continue
                 while keeps(engine, best * engine.config.num_gpus * (1 + TOLERANCE)):
                     best *= 1 + TOLERANCE
@@ -166,7 +155,7 @@ def test_nothing_that_can_be_predicted_is_better_than_what_is_recommended(
 ) -> None:
     """Pipelines, whole experts, DP and fp8 caches among them; ``benchmarks/search.py`` does so for whole nodes."""
     targets = Targets(parse_slos(limits_ms), "rate", None)
-    asked = request(targets, gpu, model=model, load=Load(1000, 100), gpus_per_node=2)
+    asked = search_for(targets, gpu, model=model, load=Load(1000, 100), gpus_per_node=2)
     best = ranked(asked).best
     assert best is not None and best.load is not None
     found = best.load.value / best.config.num_gpus
@@ -176,10 +165,10 @@ def test_nothing_that_can_be_predicted_is_better_than_what_is_recommended(
 @pytest.mark.parametrize(("gpu", "model", "budget"), [("b200", LLAMA, 8192), ("mi355x", "openai/gpt-oss-120b", 8192)])
 def test_no_budget_that_is_asked_for_is_better_than_the_one_that_is_found(gpu: str, model: str, budget: int) -> None:
     """Where the TTFT binds, and where the closed form tells no budget from another."""
-    long_prompts = {"load": Load(4000, 500)}
+    long_prompts = Load(4000, 500)
     targets = Targets(parse_slos({"ttft": 3000.0, "tpot": 60.0}), "rate", None)
-    asked = request(targets, gpu, model=model, gpus_per_node=1, **long_prompts)
-    found, given = ranked(asked).best, ranked(replace(asked, args=EngineArgs(max_num_batched_tokens=budget))).best
+    asked = search_for(targets, gpu, model=model, gpus_per_node=1, load=long_prompts)
+    found, given = ranked(asked).best, ranked(with_args(asked, max_num_batched_tokens=budget)).best
     assert found is not None and found.load is not None and given is not None and given.load is not None
     assert given.load.value <= found.load.value * (1 + TOLERANCE)
 
@@ -187,17 +176,21 @@ def test_no_budget_that_is_asked_for_is_better_than_the_one_that_is_found(gpu: s
 def test_what_a_margin_turns_down_says_so() -> None:
     """More than the closed form is proved of nothing, so that the margin is named where it decides."""
     targets = Targets(parse_slos({"ttft": 2000.0, "tpot": 20.0}), "rate", None)
-    reasons = [one.reason for one in ranked(request(targets, "h100", gpus_per_node=4)).rejected]
+    reasons = [one.reason for one in ranked(search_for(targets, "h100", gpus_per_node=4)).rejected]
     assert any("5% above the closed form, a margin by judgement" in reason for reason in reasons)
 
 
 def test_what_is_left_out_is_said_with_its_reason() -> None:
-    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 1.0), "h200", model="deepseek-ai/DeepSeek-V3")
-    version = parse_version("0.19.0")
-    said = " ".join(one.reason for one in left_out(asked, asked.gpus[0], version))
+    asked = search_for(
+        Targets(parse_slos({"tpot": 100.0}), "rate", 1.0),
+        "h200",
+        model="deepseek-ai/DeepSeek-V3",
+        version=parse_version("0.19.0"),
+    )
+    said = " ".join(one.reason for one in choices(asked).left_out())
     assert "--speculative-acceptance-rate" in said and "stages together with DP" in said
-    many = replace(asked, gpus=asked.gpus * 9)
-    assert "9 types of GPUs" in " ".join(one.reason for one in left_out(many, asked.gpus[0], version))
+    many = replace(asked, space=replace(asked.space, servings=asked.space.servings * 9))
+    assert "9 types of GPUs" in " ".join(one.reason for one in choices(many).left_out())
 
 
 @settings(max_examples=100, deadline=None)
@@ -237,7 +230,7 @@ def test_engines_with_no_shorter_steps_than_one_that_failed_are_not_replayed(mon
     classes = Load.of_class("chat", 20.0, 512, 128), Load.of_class("batch", 2.0, 4000, 100)
     slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": 100.0}))
     targets, load = Targets(slos, "rate", 22.0), Load.classes_of(classes)
-    asked = request(targets, "h100", model="meta-llama/Llama-3.1-8B-Instruct", load=load)
+    asked = search_for(targets, "h100", model="meta-llama/Llama-3.1-8B-Instruct", load=load)
     replayed: list[Deployment] = []
     replay = Deployment.replay
 
@@ -248,7 +241,7 @@ def test_engines_with_no_shorter_steps_than_one_that_failed_are_not_replayed(mon
     monkeypatch.setattr(Deployment, "replay", counted)
     found = ranked(asked).best
     few = len(replayed)
-    monkeypatch.setattr(target_search._Search, "_slower_than", lambda *_: None)
+    monkeypatch.setattr(by_targets._Search, "_slower_than", lambda *_: None)
     replayed.clear()
     every = ranked(asked).best
     assert found is not None and every is not None
@@ -285,8 +278,8 @@ def test_no_schedule_of_steps_decodes_faster_than_the_bound(growth_s: list[float
 
 
 def axes(model: str, gpu: str, version: str = "0.19.0", types: int = 1) -> set[Layout]:
-    asked = request(Targets(), *[gpu] * types, model=model)
-    return set(layouts(asked, resolve_model(model).model, load_profile(gpu), parse_version(version)))
+    asked = search_for(Targets(), *[gpu] * types, model=model, version=parse_version(version))
+    return set(choices(asked)._layouts(resolve_model(model).model))
 
 
 def test_experts_stay_whole_only_where_there_are_experts() -> None:
@@ -328,11 +321,11 @@ def test_a_partition_is_served_alone() -> None:
 def test_a_plan_with_copies_of_attention_says_so_on_its_command_line() -> None:
     targets = Targets(parse_slos({"tpot": 200.0}, "mean"), "rate", 1.0)
     given = EngineArgs(max_num_seqs=128, max_num_batched_tokens=8192, kv_cache_dtype="fp8")
-    asked = request(targets, "b200", model="deepseek-ai/DeepSeek-V3", load=Load(512, 32), args=given)
+    asked = search_for(targets, "b200", model="deepseek-ai/DeepSeek-V3", load=Load(512, 32), args=given)
     ranking = ranked(asked)
     spread = [c for c in ranking.candidates if c.config.data_parallel_size > 1]
     assert spread
-    plan = assemble(asked, ranking, spread[0])
+    plan = asked.plan(ranking, spread[0])
     words = list(plan.serve_argv)
     assert words[words.index("--data-parallel-size") + 1] == str(plan.data_parallel_size)
     assert "--enable-expert-parallel" in words and plan.num_gpus == plan.tensor_parallel_size * plan.data_parallel_size
@@ -342,15 +335,15 @@ def test_a_plan_with_copies_of_attention_says_so_on_its_command_line() -> None:
 
 
 @cache
-def plan_for_twenty() -> tuple[Request, Ranking]:
-    asked = request(Targets(parse_slos({"ttft": 2000.0, "tpot": 100.0}), "rate", 20.0), "b200", model=LLAMA)
+def plan_for_twenty() -> tuple[Search, Ranking]:
+    asked = search_for(Targets(parse_slos({"ttft": 2000.0, "tpot": 100.0}), "rate", 20.0), "b200", model=LLAMA)
     return asked, ranked(asked)
 
 
 def test_the_benchmark_sends_the_share_of_one_server() -> None:
     asked, ranking = plan_for_twenty()
     assert ranking.best is not None
-    plan = assemble(asked, ranking, ranking.best)
+    plan = asked.plan(ranking, ranking.best)
     assert plan.service is not None and plan.service.request_rate == 20
     assert plan.workload.request_rate == pytest.approx(20 / plan.service.replicas)
     words = list(plan.bench_argv)
@@ -366,7 +359,7 @@ def test_the_benchmark_sends_the_share_of_one_server() -> None:
 def test_a_plan_with_targets_reads_back_as_it_was_written() -> None:
     asked, ranking = plan_for_twenty()
     assert ranking.best is not None
-    plan = assemble(asked, ranking, ranking.best)
+    plan = asked.plan(ranking, ranking.best)
     file = PlanFile(planner_version="0", command="planner recommend", goal="balanced", plan=plan)
     assert PlanFile.from_json(file.to_json()) == file
     assert plan.model_copy(update={"service": None}).digest == plan.digest  # nothing else is launched or sent
@@ -381,7 +374,7 @@ def test_every_candidate_keeps_the_targets_and_the_cheapest_is_first() -> None:
 
 def test_without_a_load_the_plan_carries_most_per_gpu() -> None:
     slos = parse_slos({"ttft": 2000.0, "tpot": 100.0})
-    best = ranked(request(Targets(slos), "b200", model=LLAMA)).best
+    best = ranked(search_for(Targets(slos), "b200", model=LLAMA)).best
     _, twenty = plan_for_twenty()
     assert best is not None and best.load is not None and twenty.best is not None and twenty.best.load is not None
     # no more servers than that are needed for the same load
@@ -389,10 +382,10 @@ def test_without_a_load_the_plan_carries_most_per_gpu() -> None:
 
 
 def test_parts_are_rented_by_the_package() -> None:
-    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 9.0), "h100-mig-3g.40gb")
+    asked = search_for(Targets(parse_slos({"tpot": 100.0}), "rate", 9.0), "h100-mig-3g.40gb")
     ranking = ranked(asked)
     assert ranking.best is not None
-    service = assemble(asked, ranking, replace(ranking.best, servers=7)).service
+    service = asked.plan(ranking, replace(ranking.best, servers=7)).service
     assert service is not None
     # two slices of 3g make up one GPU of 2.95 USD/h (2026-05): seven slices are four GPUs
     assert service.packages == 4
@@ -400,18 +393,18 @@ def test_parts_are_rented_by_the_package() -> None:
 
 
 def test_the_burst_that_opens_a_closed_loop_is_not_held_against_the_targets() -> None:
-    asked = request(Targets(parse_slos({"ttft": 2000.0}), "concurrency", 64.0), "b200")
+    asked = search_for(Targets(parse_slos({"ttft": 2000.0}), "concurrency", 64.0), "b200")
     ranking = ranked(asked)
     assert ranking.best is not None and ranking.best.load is not None
     load = ranking.best.load
     opening, rest = np.split(load.replay.ttft_s * 1000, [int(load.value)])
     assert load.readings[0].predicted_ms <= rest.max() < opening.max()  # all at once wait for more prompts
-    assert any("which start together, are not held" in line for line in assemble(asked, ranking, ranking.best).why)
+    assert any("which start together, do not count" in line for line in asked.plan(ranking, ranking.best).why)
 
 
 def test_plans_are_put_in_the_order_of_their_price() -> None:
-    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 50.0), "h100", "b200")
-    plans = [assemble(asked, ranking, ranking.candidates[0]) for ranking in rank(asked)]
+    asked = search_for(Targets(parse_slos({"tpot": 100.0}), "rate", 50.0), "h100", "b200")
+    plans = [asked.plan(ranking, ranking.candidates[0]) for ranking in asked.run()]
     services = [plan.service for plan in plans]
     assert all(service is not None and service.usd_per_hour for service in services)
     first, second = (plan.service for plan in plans_best_first(plans, Merit("balanced")))
@@ -421,9 +414,9 @@ def test_plans_are_put_in_the_order_of_their_price() -> None:
 
 def test_own_prices_decide_the_order() -> None:
     """By hand: each plan costs its packages times the price that is given for its GPU; a partition's is its whole's."""
-    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "mi355x", "h100", "mi300x-cpx")
-    own = replace(asked, prices={"mi355x": 0.5, "h100-sxm": 9.0, "mi300x": 2.4})
-    plans = [assemble(own, ranking, ranking.candidates[0]) for ranking in rank(own)]
+    asked = search_for(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "mi355x", "h100", "mi300x-cpx")
+    own = replace(asked, space=replace(asked.space, prices={"mi355x": 0.5, "h100-sxm": 9.0, "mi300x": 2.4}))
+    plans = [own.plan(ranking) for ranking in own.run()]
     costs = {plan.gpu: (plan.service.packages, plan.service.usd_per_hour) for plan in plans if plan.service}
     for gpu, each in (("mi355x", 0.5), ("h100-sxm", 9.0), ("mi300x-cpx", 2.4)):
         packages, usd = costs[gpu]
@@ -436,9 +429,9 @@ def test_own_prices_decide_the_order() -> None:
 
 def test_a_gpu_without_a_price_stands_behind_those_with_one() -> None:
     """By hand: 9 USD/h, 3 USD/h, and two without a price on 2 and 1 whole GPUs."""
-    asked = request(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "h100")
+    asked = search_for(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "h100")
     ranking = ranked(asked)
-    plan = assemble(asked, ranking, ranking.candidates[0])
+    plan = asked.plan(ranking, ranking.candidates[0])
     assert plan.service is not None
 
     def costing(name: str, usd: float | None, packages: float, rate: float) -> Plan:
@@ -463,14 +456,14 @@ def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most(
     targets = Targets(parse_slos({"tpot": 80.0}), "rate", 2.0)
     rates: dict[str, float] = {}
     for goal in ("balanced", "max-throughput"):
-        asked = request(targets, "h100", model=LLAMA, goal=goal)
+        asked = search_for(targets, "h100", model=LLAMA, goal=goal)
         ranking = ranked(asked)
         best = ranking.best
         assert best is not None
-        most = largest(asked, best)
+        most = largest(asked.space, asked.objective, best)
         assert most is not None
         rates[goal] = most.output_tok_per_s / best.config.num_gpus
-        service = assemble(asked, ranking, best).service
+        service = asked.plan(ranking, best).service
         assert service is not None and service.output_throughput_per_gpu == pytest.approx(rates[goal])
     assert rates["max-throughput"] >= rates["balanced"]
 
@@ -479,7 +472,7 @@ def test_a_trace_is_dealt_to_the_servers_in_turn() -> None:
     arrival_s = np.arange(4000) / 100  # one hundred a second
     requests = Requests(np.full(4000, 512), np.full(4000, 128), arrival_s)
     targets, load = Targets(parse_slos({"tpot": 40.0}), "rate", 100.0), Load.of_requests(requests, 100.0)
-    best = ranked(request(targets, "h100", load=load, gpus_per_node=1)).best
+    best = ranked(search_for(targets, "h100", load=load, gpus_per_node=1)).best
     assert best is not None and best.load is not None
     assert best.load.value == pytest.approx(100 / best.servers)
     assert np.diff(best.load.replay.arrival_s) == pytest.approx(best.servers / 100)
@@ -499,19 +492,19 @@ def test_all_of_a_recorded_trace_decides_and_not_its_end(monkeypatch: pytest.Mon
     rate = 1000 / float(requests.arrival_s[-1])
     slos = parse_slos({"ttft": 150.0})
     targets, load = Targets(slos, "rate", rate), Load.of_requests(requests, rate)
-    asked = request(targets, "h100", load=load, gpus_per_node=1)
-    by_end, by_all = ranked(replace(asked, load=replace(load, drawn=True))).best, ranked(asked).best
+    asked = search_for(targets, "h100", load=load, gpus_per_node=1)
+    by_end, by_all = ranked(aiming(asked, load=replace(load, drawn=True))).best, ranked(asked).best
     assert by_end and by_end.load and by_all and by_all.load
     assert by_end.servers == 1 and len(by_end.load.replay.sent_s) == 200
-    assert not share_of(by_end.deployment, asked, targets, 1, entire=True).meets
+    assert not share_of(by_end.deployment, asked.objective, 1, entire=True).meets
     assert by_all.servers > 1 and len(by_all.load.replay.sent_s) == pytest.approx(1000 / by_all.servers, abs=1)
-    every_one = share_of(by_all.deployment, asked, targets, by_all.servers, entire=True)
+    every_one = share_of(by_all.deployment, asked.objective, by_all.servers, entire=True)
     assert every_one.meets  # what is printed is that of all of them
     assert by_all.load.readings[0].predicted_ms == pytest.approx(every_one.readings[0].predicted_ms)
 
 
 def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() -> None:
-    ranking = ranked(request(Targets(parse_slos({"ttft": 1.0, "tpot": 50.0})), "h100", model=LLAMA))
+    ranking = ranked(search_for(Targets(parse_slos({"ttft": 1.0, "tpot": 50.0})), "h100", model=LLAMA))
     assert ranking.best is None and ranking.closest is not None and ranking.closest.load is not None
     ttft, tpot = ranking.closest.load.readings
     assert not ttft.met and tpot.met
@@ -662,12 +655,12 @@ def test_an_impossible_target_is_told_from_lone_requests_without_a_search(
     target: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[object] = []
-    monkeypatch.setattr(target_search._Search, "_search_family", lambda self, family: searched.append(family))
+    monkeypatch.setattr(by_targets._Search, "_search_family", lambda self, family: searched.append(family))
     impossible = Targets(parse_slos(target), "rate", None)
-    ranking = ranked(request(impossible, "h200", model=LLAMA, load=Load(1024, 1024)))
+    ranking = ranked(search_for(impossible, "h200", model=LLAMA, load=Load(1024, 1024)))
     assert not searched and not ranking.candidates
     assert ranking.closest and ranking.closest.load and not ranking.closest.load.meets
-    assert all("breaks" in gone.reason for gone in ranking.rejected if gone.max_num_seqs)
+    assert all("misses" in gone.reason for gone in ranking.rejected if gone.max_num_seqs)
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
@@ -680,10 +673,10 @@ def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float,
     for metric, values_s in (("ttft", served.ttft_s), ("tpot", served.tpot_s), ("e2el", served.e2el_s)):
         (slo,) = parse_slos({metric: 1.0})
         least_ms = float(values_s.min()) * 1e3 * least_upper(engine, slo.key, 0.8)
-        for limit_ms, broken in ((least_ms, False), (least_ms / 50, True)):
+        for limit_ms, missed in ((least_ms, False), (least_ms / 50, True)):
             targets = Targets((replace(slo, limit_ms=limit_ms),), "rate", None)
-            one = request(targets, "h100", model=LLAMA, load=Load(*lengths, range_ratio=ratio))
-            assert bool(broken_for_certain(engine, one, targets)) is broken, (metric, limit_ms)
+            one = search_for(targets, "h100", model=LLAMA, load=Load(*lengths, range_ratio=ratio))
+            assert bool(missed_for_certain(engine, one.objective)) is missed, (metric, limit_ms)
 
 
 @pytest.mark.parametrize("longest", [512, 4096])
@@ -698,7 +691,7 @@ def test_two_requests_of_each_class_say_what_all_say_of_a_server_for_themselves(
     sent = Load.of_requests(replace(drawn, input_len=lengths), 4.0, classes=classes)
     args, version = EngineArgs(max_num_seqs=1), parse_version("0.11.0")
     engine = resolve_deployment(resolve_model(SMALL).model, load_profile("h100"), args, version)
-    found = alone(engine, request(targets, "h100", load=sent), targets)
+    found = alone(engine, search_for(targets, "h100", load=sent).objective)
     whole = measure(engine, sent.at_concurrency(1), slos, confidence=targets.confidence)
     assert found.meets == whole.meets
     assert [one.excess for one in found.readings] == pytest.approx([one.excess for one in whole.readings], rel=1e-9)
@@ -714,8 +707,8 @@ def test_a_target_that_idle_servers_miss_by_little_is_not_searched_load_by_load(
         Capacity, "at", lambda self, value, *rest, **how: tried.append(value) or at(self, value, *rest, **how)
     )
     close = parse_slos({"tpot": 100.0, "e2el": 92.0})
-    asked = request(Targets(close, "rate", None), "h100", model=SMALL, load=Load(129, 30))
+    asked = search_for(Targets(close, "rate", None), "h100", model=SMALL, load=Load(129, 30))
     ranking = ranked(asked)
     assert not ranking.candidates and not tried
-    kept = replace(asked, targets=Targets(parse_slos({"e2el": 400.0}), "rate", None))
+    kept = aiming(asked, targets=Targets(parse_slos({"e2el": 400.0})))
     assert ranked(kept).candidates and tried

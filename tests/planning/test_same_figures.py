@@ -57,14 +57,22 @@ def test_every_command_has_the_same_figures(model: str, gpu: str, arrivals: tupl
     assert_same(answer("predict", "serve", checkpoint, "--gpu", gpu, *own, *flags), compared)
 
 
-@pytest.mark.parametrize(("model", "gpu", "rate"), [(MODELS[0], "h100", "30"), (MODELS[0], "mi300x", "60")])
-def test_recommend_and_fleet_have_one_capacity(model: str, gpu: str, rate: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "gpu", "rate", "ttft"),
+    [
+        (MODELS[0], "h100", "30", "600"),
+        (MODELS[0], "mi300x", "60", "600"),
+        (MODELS[1], "h200", "40", "400"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "mi300x", "20", "300"),
+    ],
+)
+def test_recommend_and_fleet_have_one_capacity(model: str, gpu: str, rate: str, ttft: str) -> None:
     """The load that servers carry, its interval, and the GPUs at each confidence."""
-    asked = (model, "--gpu", gpu, *LENGTHS, "--request-rate", rate, "--ttft", "600", "--tpot", "30", *SETTINGS)
+    asked = (model, "--gpu", gpu, *LENGTHS, "--request-rate", rate, "--ttft", ttft, "--tpot", "40")
     service = answer("recommend", *asked)["plans"][0]["service"]
     fleet = answer("fleet", *asked, "--headroom", "0", "--n-plus", "0")
     carried = [service[f"largest_load{end}"] * service["replicas"] for end in ("", "_lo", "_hi")]
-    assert carried == pytest.approx(
-        [fleet["carries"][f"request_rate{end}"] for end in ("", "_lo", "_hi")], rel=0.08
-    )  # told apart: 3 %
+    ends = [fleet["carries"][f"request_rate{end}"] for end in ("", "_lo", "_hi")]
+    assert carried == pytest.approx(ends, rel=1e-9)
     assert fleet["fleets"][0]["gpus"] == service["total_gpus"]
+    assert [rung["gpus"] for rung in fleet["ladder"]] == [rung["total_gpus"] for rung in service["ladder"]]

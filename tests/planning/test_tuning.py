@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.planning.recommend.goals import Merit
+from planner.planning.search.candidate import Merit
 from planner.planning.tuning.settings import measured_merit, merit_words
 from planner.planning.tuning.standing import Prospect, Prospects
 from planner.planning.tuning.state import TunedRun, TuningState, read_state

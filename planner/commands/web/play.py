@@ -105,7 +105,7 @@ def search(asked: Asked) -> Search:
     answer = _recommended(asked)
     plan = answer.best
     sweep = sweep_loads(plan, fits_for(None)) if plan else Sweep()
-    played = Played(asked, answer.command, answer.request.goal, plan, sweep)
+    played = Played(asked, answer.command, answer.objective.goal, plan, sweep)
     if plan:
         played = replace(played, own=_replayed(plan, planning.redeploy(plan, fits_for(None)), asked))
     shown = whole_answer(played, answer, address(asked), key=key_of(asked), seconds=monotonic() - began_s)

@@ -9,7 +9,7 @@ from planner.errors import IllegalPlanError
 from planner.output.answer import fields_of, to_plain
 from planner.output.render import Column, command_lines, table_text
 from planner.output.tables.shared import asked_load, card, items, layout_in_words, milliseconds, on_loopback, seconds
-from planner.planning import Apart, Disaggregated, NotDivided, Request, SideLaunch
+from planner.planning import Apart, Disaggregated, NotDivided, Objective, SideLaunch
 from planner.units import GB, MB, MS, figure
 
 FIELDS = (
@@ -63,17 +63,16 @@ def sides_of(plan: Disaggregated) -> tuple[tuple[str, Any, int], ...]:
     return ("prefill", plan.prefill, plan.prefill_servers), ("decode", plan.decode, plan.decode_servers)
 
 
-def apart_in_words(request: Request, apart: Apart) -> str:
+def apart_in_words(objective: Objective, apart: Apart) -> str:
     """The verdict where prefill and decode on servers of their own are the plan."""
-    plan, targets = apart.division, request.targets
-    assert targets is not None
+    plan = apart.division
     latencies = {"ttft": seconds(plan.ttft_ms), "tpot": milliseconds(plan.tpot_ms)}
-    met = " and ".join(f"{slo.statistic} {slo.metric.upper()} below {latencies[slo.metric]}" for slo in targets.slos)
-    load = asked_load(targets.value) if targets.value is not None else f"{figure(plan.aggregated_rate)} requests/s"
+    met = " and ".join(f"{slo.statistic} {slo.metric.upper()} below {latencies[slo.metric]}" for slo in objective.slos)
+    load = asked_load(objective.value) if objective.value is not None else f"{figure(plan.aggregated_rate)} requests/s"
     price = f", {apart.usd_per_hour:,.2f} USD/h" if apart.usd_per_hour is not None else ""
     return (
         f"Serve {plan.model} on {plan.least_gpus:,} x {card(plan.profile.id)}, disaggregated: {load}, {met} with "
-        f"{targets.confidence:.0%} confidence{price}; aggregated: {plan.aggregated_gpus:,} GPUs"
+        f"{objective.confidence:.0%} confidence{price}; aggregated: {plan.aggregated_gpus:,} GPUs"
     )
 
 

@@ -39,6 +39,7 @@ from planner.planning import (
     Rung,
     doubts_about_fleets,
     span_figures,
+    times,
 )
 from planner.units import GB, MB, MS, figure
 from planner.workload import DEFAULT_PERCENTILE, targets_in_words
@@ -52,7 +53,7 @@ START = (
     Column("usd_per_hour", "USD/h", ",.2f", of="usd_per_h.mid"),
 )
 END = (
-    Column("utilisation", "used", ".0%", of=lambda fleet: fleet.utilisation(fleet.busiest.demand)),
+    Column("utilisation", "used", ".0%", of=lambda fleet: fleet.utilisation(fleet.busiest)),
     Column("bound_by", "limited by", wraps=True, of=lambda fleet: _limit(fleet.busiest)),
 )
 COLUMNS = (
@@ -100,7 +101,7 @@ class FleetAnswer(Answer):
         doubts = tuple(doubts_about_fleets(record))
         if best := record.best:
             _ = best.carries, best.reuse, best.offloading, best.measure_next, record.shapes  # cached: they replay
-            _ = best.ladder if record.asked.slos else ()
+            _ = best.by_confidence if record.search.objective.slos else ()
         return cls(record, doubts, *more)
 
     @property
@@ -114,25 +115,29 @@ class FleetAnswer(Answer):
         return self.record.fleets
 
     def _object(self) -> dict[str, Any]:
-        fleets, asked, best = self.record, self.record.asked, self.record.best
+        fleets, best = self.record, self.record.best
+        objective, space = fleets.search.objective, fleets.search.space
         return {
-            "model": asked.model.resolved,
-            "classes": [fields_of(one, "name", "request_rate", "input_len", "output_len") for one in asked.demands],
+            "model": space.model.resolved,
+            "classes": [fields_of(one, "name", "request_rate", "input_len", "output_len") for one in fleets.demands],
             "targets": [
                 {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
-                for slo in asked.slos
+                for slo in objective.slos
             ],
-            **fields_of(asked, "confidence", "headroom", "n_plus", "rented_by"),
-            "ladder": list(map(_rung, best.ladder)) if best and asked.slos else [],
+            "confidence": objective.confidence,
+            "headroom": fleets.terms.headroom,
+            "n_plus": objective.spares,
+            "rented_by": fleets.terms.rent,
+            "ladder": list(map(_rung, best.by_confidence)) if best and objective.slos else [],
             "measure_next": _measure_next(best) if best else None,
             "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
-            "minimised": fleets.objective,
+            "minimised": fleets.minimised,
             "carries": span_figures("request_rate", best.carries if best else None),
             "prefix_cache_share": best.reuse if best else {},
             "kv_offloading": to_plain(best.offloading) if best else None,
             "fleets": list(map(_row, fleets.fleets)),
             "disaggregated": list(map(divided_object, self.divided)),
-            "prices": price_rows(asked.gpus, asked.prices),
+            "prices": price_rows(space.gpus, space.prices),
             "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
         }
 
@@ -203,21 +208,21 @@ class FleetAnswer(Answer):
         if refused and kinds:
             yield f"left out: {listed(refused, BRIEF_REFUSED)}"
         taking_part = {kind.profile.id: kind.profile for kind in kinds}
-        prices = price_rows(taking_part.values(), self.record.asked.prices)
+        prices = price_rows(taking_part.values(), self.record.search.space.prices)
         if unpriced := [row["gpu"] for row in prices if not row["origin"]]:
             yield no_price(unpriced)
         versions = engine_note(str(kind.deployment.config.version) for kind in kinds)
         yield "; ".join([*versions, *self._fits(), MORE])
 
     def _notes(self) -> Iterator[str]:
-        fleets, asked, best = self.record, self.record.asked, self.record.best
+        fleets, space, best = self.record, self.record.search.space, self.record.best
         yield from self._fits()
         yield from (f"{refused.profile.id} is left out: {refused.reason}" for refused in fleets.refused)
         missing = [plan for plan in self.divided if isinstance(plan, NotDivided)]
         yield from (f"{plan.profile.id} is not split: {plan.reason}" for plan in missing)
         taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
-        yield from price_notes([profile for profile in asked.gpus if profile.id in taking_part], asked.prices)
-        if best and fleets.objective != asked.objective:
+        yield from price_notes([profile for profile in space.gpus if profile.id in taking_part], space.prices)
+        if best and fleets.minimised != fleets.terms.minimise:
             yield "no price is known: fleets are ordered by their number of GPUs"
         if best:
             yield from _certainty(best)
@@ -248,23 +253,23 @@ def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
 
 
 def _question(fleets: Fleets) -> str:
-    asked = fleets.asked
+    objective = fleets.search.objective
     loads = ", ".join(
-        f"{d.request_rate:,.4g} requests/s of {d.input_len:,} in / {d.output_len:,} out" for d in asked.demands
+        f"{d.request_rate:,.4g} requests/s of {d.input_len:,} in / {d.output_len:,} out" for d in fleets.demands
     )
-    targets = f", {targets_in_words(asked.slos)}" if asked.slos else ", no latency target"
-    return f"{loads}{targets}; {asked.headroom:.0%} headroom, N+{asked.n_plus}"
+    targets = targets_in_words(objective.slos) if objective.slos else "no latency target"
+    return f"{loads}, {targets}; {fleets.terms.headroom:.0%} headroom, N+{objective.spares}"
 
 
 def _verdict_of(fleets: Fleets) -> str:
     """The best fleet in a sentence."""
-    asked, best = fleets.asked, fleets.best
-    loads = asked_load(sum(demand.request_rate for demand in asked.demands))
-    loads += f" in {len(asked.demands)} classes" if len(asked.demands) > 1 else ""
-    targets = targets_in_words(asked.slos) if asked.slos else "no latency target"
+    search, best = fleets.search, fleets.best
+    loads = asked_load(sum(demand.request_rate for demand in fleets.demands))
+    loads += f" in {len(fleets.demands)} classes" if len(fleets.demands) > 1 else ""
+    targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
     if best is None:
-        where = listed([card(profile.id) for profile in asked.gpus], BRIEF_REFUSED)
-        return f"No fleet carries {loads} of {asked.model.resolved} with {targets}: {where}"
+        where = listed([card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)
+        return f"No fleet carries {loads} of {search.space.model.resolved} with {targets}: {where}"
     models = listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
     gpus = " + ".join(f"{rented.gpus:,} x {card(rented.profile.id)}" for rented in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
@@ -275,7 +280,7 @@ def _verdict_of(fleets: Fleets) -> str:
 
 def _reuse_words(fleet: Fleet) -> str:
     """The share of the prefix caches, with the router of the plan and with others."""
-    asked = fleet.asked.router
+    asked = fleet.solver.search.objective.router
     others = [f"{share:.1%} {router}" for router, share in fleet.reuse.items() if router != asked]
     words = f"{fleet.reuse.get(asked, 0.0):.1%} of the prompt tokens come from the prefix cache, {asked}"
     return f"{words}; {', '.join(others)}" if others else words
@@ -294,18 +299,18 @@ def _limit(pool: Pool) -> str:
 
 def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     """The number of servers, alternatives, and the bottleneck."""
-    asked, pool = fleets.asked, best.busiest
+    objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
     servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
     yield (
         f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s; "
-        f"{asked.headroom:.0%} headroom, N+{asked.n_plus}"
+        f"{fleets.terms.headroom:.0%} headroom, N+{objective.spares}"
     )
     if fleets.shapes:
         yield _shapes_words(*fleets.shapes)
     if others := fleets.fleets[1:]:
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ", whose price is not known"
-        usd = "" if fleets.objective != "usd" and not others[0].usd_per_h else usd
+        usd = "" if fleets.minimised != "usd" and not others[0].usd_per_h else usd
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     yield f"bottleneck: {_limit(pool)}"
     if found := best.offloading:
@@ -326,12 +331,13 @@ def _shapes_words(apart: Fleet | None, together: Fleet | None) -> str:
 
 def _certainty(best: Fleet) -> Iterator[str]:
     """The cost of other confidences, and the measurement that is worth most."""
-    if not best.asked.slos:
+    objective = best.solver.search.objective
+    if not objective.slos:
         return
-    rungs = [f"{rung.gpus or 'no number'} at {rung.confidence:.0%}" for rung in best.ladder]
-    first = "GPU" if best.ladder[0].gpus == 1 else "GPUs"
+    rungs = [f"{rung.gpus or 'no number'} at {rung.confidence:.0%}" for rung in best.by_confidence]
+    first = "GPU" if best.by_confidence[0].gpus == 1 else "GPUs"
     ladder = ", ".join(rungs).replace(" at", f" {first} at", 1)
-    yield f"targets are met with {best.asked.confidence:.0%} confidence; the load takes {ladder} confidence"
+    yield f"targets are met with {objective.confidence:.0%} confidence; the load takes {ladder} confidence"
     if best.measure_next:
         run, then = best.measure_next
         change = f"reduce the fleet from {best.gpus:,} to {then.gpus:,} GPUs"
@@ -340,25 +346,26 @@ def _certainty(best: Fleet) -> Iterator[str]:
 
 def _next_command(best: Fleet) -> list[str]:
     """The command that plans one server of the busiest pool and writes its scripts."""
-    asked, pool = best.asked, best.busiest
-    demand, kind = pool.demand, pool.kind
-    words = ["planner", "recommend", asked.model.requested, "--gpu", kind.profile.id]
+    search, pool = best.solver.search, best.busiest
+    kind, args = pool.kind, search.space.args
+    demand = times(pool.demand, 1 / (1 + best.solver.terms.headroom))
+    words = ["planner", "recommend", search.space.model.requested, "--gpu", kind.profile.id]
     lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
     if demand.classes:
         words += [word for one in demand.classes for word in ("--class", one.word)]
-        words += ["--scheduling-policy", asked.args.scheduling_policy] if asked.args.scheduling_policy else []
+        words += ["--scheduling-policy", args.scheduling_policy] if args.scheduling_policy else []
     else:
         rate = ("--request-rate", f"{demand.request_rate:g}")
         known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *rate)
         words += known if demand.reused else (*rate, *lengths)
-    if demand.reused and asked.router != "round-robin":
-        words += ["--router", asked.router]
-    if asked.args.kv_offloading_size:
-        words += ["--kv-offloading-size", f"{asked.args.kv_offloading_size:g}"]
+    if demand.reused and search.objective.router != "round-robin":
+        words += ["--router", search.objective.router]
+    if args.kv_offloading_size:
+        words += ["--kv-offloading-size", f"{args.kv_offloading_size:g}"]
     own = {one.name for one in demand.classes if one.limits_ms}
-    of_all = {slo.metric: slo.limit_ms for slo in asked.slos_of(demand) if slo.group not in own}
+    of_all = {slo.metric: slo.limit_ms for slo in best.solver.objectives[pool.place].slos if slo.group not in own}
     words += [word for metric, limit_ms in of_all.items() for word in (f"--{metric}", f"{limit_ms:g}")]
-    for percentile in {slo.percentile for slo in asked.slos} - {DEFAULT_PERCENTILE}:
+    for percentile in {slo.percentile for slo in search.objective.slos} - {DEFAULT_PERCENTILE}:
         words += ["--percentile", "mean" if percentile is None else f"{percentile:g}"]
     return [*words, "-o", "plans"]
 
@@ -402,7 +409,7 @@ def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
         "engine_version": str(config.version),
         "calibration": pool.kind.deployment.calibrated_by,
         "largest_load": pool.load.value,
-        "utilisation": fleet.utilisation(pool.demand),
+        "utilisation": fleet.utilisation(pool),
         "bound_by": pool.load.bound_by or None,
     }
 

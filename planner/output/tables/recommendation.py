@@ -39,6 +39,7 @@ from planner.planning import (
     Doubt,
     Merit,
     NotDivided,
+    Objective,
     Plan,
     PlannedClass,
     PlannedRung,
@@ -46,27 +47,26 @@ from planner.planning import (
     PlannedTrace,
     Ranking,
     Rejected,
-    Request,
+    Search,
     Service,
     apart_from,
-    assemble,
     beside,
+    bottleneck,
     cheapest_apart,
     closest_lines,
     closest_point,
     doubt_about_refusal,
     doubts_about_plan,
-    kept_limits,
     little_in_words,
+    met_limits,
     order_words,
     percent,
     plans_best_first,
     price_of,
-    what_binds,
 )
 from planner.timing import SHIPPED
 from planner.units import GIB, MS, figure
-from planner.workload import targets_in_words
+from planner.workload import Load, targets_in_words
 
 GPU = Column("gpu")
 LAYOUT = Column("layout", of=layout_in_words)
@@ -127,7 +127,7 @@ class Recommendation(Answer):
     """The plan of each GPU, with reasons: ``planner recommend``."""
 
     verdict_first = True
-    request: Request
+    search: Search
     rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and rejected settings
     plans: tuple[Plan | None, ...]  #: the picked plan of each GPU; None where there is none
     pick: int  #: place of the picked plan; 1 is the best
@@ -145,7 +145,7 @@ class Recommendation(Answer):
     @classmethod
     def of(
         cls,
-        request: Request,
+        search: Search,
         rankings: tuple[Ranking, ...],
         plans: tuple[Plan | None, ...],
         pick: int,
@@ -154,15 +154,20 @@ class Recommendation(Answer):
         **more: Any,
     ) -> Recommendation:
         """The answer, with everything computed that its text shows; ``more`` are the other fields."""
-        answer = cls(request, rankings, plans, pick, defaults_taken, command, **more)
+        answer = cls(search, rankings, plans, pick, defaults_taken, command, **more)
         answer = replace(answer, divisions=answer._divisions())
         divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, Disaggregated)}
         if answer.disaggregated:
-            found = (apart_from(request, plan, divided[plan.gpu]) for plan in answer._made if plan.gpu in divided)
+            found = (apart_from(search, plan, divided[plan.gpu]) for plan in answer._made if plan.gpu in divided)
             answer = replace(answer, apart={one.plan.gpu: one for one in found if one})
         best = answer.best
-        bottleneck = what_binds(request, answer._candidates[id(best)]) if best else ""
-        return replace(answer, doubts=tuple(answer._doubts()), bottleneck=bottleneck)
+        limit = bottleneck(search.space, search.objective, answer._candidates[id(best)]) if best else ""
+        return replace(answer, doubts=tuple(answer._doubts()), bottleneck=limit)
+
+    @property
+    def objective(self) -> Objective:
+        """The goal, the load and the targets."""
+        return self.search.objective
 
     @property
     def ok(self) -> bool:
@@ -170,11 +175,11 @@ class Recommendation(Answer):
         return bool(self._made) and not any(doubt.refutes for doubt in self.doubts)
 
     def _doubts(self) -> Iterable[Doubt]:
-        best, targets = self.best, self.request.targets
+        best, targets = self.best, self.objective.targets
         if self.answer_apart:
             return ()
         if best:
-            return doubts_about_plan(self.request, self._candidates[id(best)], best)
+            return doubts_about_plan(self.search, self._candidates[id(best)], best)
         refused = (doubt_about_refusal(one, targets.confidence) for one in self.rankings) if targets else ()
         return filter(None, refused)
 
@@ -199,14 +204,14 @@ class Recommendation(Answer):
 
         None if one server takes the load and it was not asked for, or if many GPU types are compared.
         """
-        request = self.request
-        if plan.service is None or request.coarse or plan.platform == "cpu":
+        space = self.search.space
+        if plan.service is None or space.coarse or plan.platform == "cpu":
             return None
-        named = "gpus" not in self.defaults_taken or request.nodes or self.disaggregated
-        gpus = max(plan.gpus_per_node * (request.nodes or 1) if named else 0, plan.service.total_gpus)
+        named = "gpus" not in self.defaults_taken or space.nodes or self.disaggregated
+        gpus = max(plan.gpus_per_node * (space.nodes or 1) if named else 0, plan.service.total_gpus)
         if gpus < 2 * plan.num_gpus and not self.disaggregated:
             return None
-        return beside(request, self._candidates[id(plan)], plan.service.largest_load, gpus)
+        return beside(self.search, self._candidates[id(plan)], plan.service.largest_load, gpus)
 
     @property
     def answer_apart(self) -> Apart | None:
@@ -237,11 +242,11 @@ class Recommendation(Answer):
         for ranking in self.rankings:
             for place, candidate in enumerate(ranking.candidates[:LISTED], 1):
                 if place != self.pick:
-                    yield assemble(self.request, ranking, candidate), candidate
+                    yield self.search.plan(ranking, candidate), candidate
 
     @cached_property
     def _merit(self) -> Merit:
-        return Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.request.goal)
+        return Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.objective.goal)
 
     def _best_first(self, plans: Iterable[Plan]) -> list[Plan]:
         return plans_best_first(plans, self._merit)
@@ -251,27 +256,27 @@ class Recommendation(Answer):
 
         None for the first plan, and for all plans when targets are given.
         """
-        if self.request.targets or not plans:
+        if self.objective.targets or not plans:
             return [None for _ in plans]
         candidates = self._candidates | {id(plan): candidate for plan, candidate in more}
         best, *others = (candidates[id(plan)] for plan in plans)
-        return [None, *(self._merit.odds(self.request, best, other) for other in others)]
+        return [None, *(self._merit.odds(self.objective.load, best, other) for other in others)]
 
     def _object(self) -> dict[str, Any]:
-        request, rankings = self.request, self.rankings
+        objective, rankings = self.objective, self.rankings
         others = list(self._others())
         first = self._best_first(self._made)[:1]  # what is printed and written
         plans = first + self._best_first(p for p in (*self._made, *(plan for plan, _ in others)) if p not in first)
         return {
-            "goal": request.goal,
-            "workload": _workload(request),
-            "targets": _targets(request),
+            "goal": objective.goal,
+            "workload": _workload(self.search),
+            "targets": _targets(objective),
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
-            "order": order_words(self._made, request.goal) if self._made else None,
+            "order": order_words(self._made, objective.goal) if self._made else None,
             "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
             "plans": [plan.model_dump(mode="json") for plan in plans],
             "probability_behind": self._behind(plans, others),
-            "pareto": [_point(self.request, candidate) for ranking in rankings for candidate in ranking.pareto],
+            "pareto": [_point(objective.load, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": list(map(divided_object, self.divisions.values())),
             "answer": self._answer(),
@@ -294,7 +299,7 @@ class Recommendation(Answer):
         return self._best_first(self._made)
 
     def _columns(self) -> Sequence[Column]:
-        return TARGET_COLUMNS if self.request.targets else COLUMNS
+        return TARGET_COLUMNS if self.objective.targets else COLUMNS
 
     def sentences(self) -> Iterator[str]:
         """The verdict and a table; on one screen the best plan, with ``explain`` the plan of each GPU."""
@@ -303,15 +308,15 @@ class Recommendation(Answer):
         yield from self._every_gpu() if self.explain else self._one_screen()
 
     def _verdict(self) -> str:
-        best, targets, model = self.best, self.request.targets, self.request.model.resolved
+        best, targets, model = self.best, self.objective.targets, self.search.space.model.resolved
         if apart := self.answer_apart:
-            return apart_in_words(self.request, apart)
+            return apart_in_words(self.objective, apart)
         if best:
             return plan_in_words(best)
         where = listed([card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
-        return f"No setting of {model} fits on {where}, {self.request.gpus_per_node} GPUs per node"
+        return f"No setting of {model} fits on {where}, {self.search.space.gpus_per_node} GPUs per node"
 
     def _one_screen(self) -> Iterator[str]:
         best, pairs = self.best, self._in_order()
@@ -321,7 +326,7 @@ class Recommendation(Answer):
             return
         if best:
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
-            yield "\n" + known_table(made, _brief_target_columns(made[0]) if self.request.targets else BRIEF)
+            yield "\n" + known_table(made, _brief_target_columns(made[0]) if self.objective.targets else BRIEF)
             if best.classes:
                 rows = [row for one in best.classes for row in _class_rows(best, one)]
                 yield "\n" + known_table(rows, CLASS_COLUMNS)
@@ -344,7 +349,7 @@ class Recommendation(Answer):
         if service and service.prefix_cache_share is not None:
             dealt = f", {service.router}" if service.replicas > 1 else ""
             cached = f"{service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
-            yield from items("-", [*_host_lines(service)] or [cached + _replayed(self.request, candidate)])
+            yield from items("-", [*_host_lines(service)] or [cached + _replayed(self.objective, candidate)])
         if service:
             yield from items("-", [*_ladder_lines(service), *self._divided_words()])
         urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
@@ -373,7 +378,7 @@ class Recommendation(Answer):
         pairs = self._in_order()
         if len(self.rankings) > SHOWN_GPUS and self.best:  # a long table: the best plan alone
             without = [ranking.profile.id for ranking, plan in pairs if plan is None]
-            yield from ("", *_plan_lines(pairs[0][0], self.best, self.request.prices))
+            yield from ("", *_plan_lines(pairs[0][0], self.best, self.search.space.prices))
             if without:
                 yield ""
                 yield wrapped(f"no plan: {', '.join(without)}; --format json gives the reasons", rest="  ")
@@ -382,7 +387,7 @@ class Recommendation(Answer):
             if place or self._made:
                 yield ""
             if plan:
-                yield from _plan_lines(ranking, plan, self.request.prices)
+                yield from _plan_lines(ranking, plan, self.search.space.prices)
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
                 yield from items("!", closest_lines(ranking.closest) if ranking.closest else ())
@@ -396,10 +401,10 @@ class Recommendation(Answer):
 
     def _divided_words(self, *, why: bool = False) -> Iterator[str]:
         """The better shape; ``why``: also the reason where targets or load do not allow the comparison."""
-        targets, plans = self.request.targets, {plan.gpu: plan for plan in self._made}
+        targets, plans = self.objective.targets, {plan.gpu: plan for plan in self._made}
         for gpu, division in self.divisions.items():
             if isinstance(division, Disaggregated):
-                cheaper = not self.disaggregated and apart_from(self.request, plans[gpu], division)
+                cheaper = not self.disaggregated and apart_from(self.search, plans[gpu], division)
                 yield needs_words(division) + ("; --disaggregated makes that the plan" if cheaper else "")
             elif targets and (why or self.disaggregated or {slo.metric for slo in targets.slos} == {"ttft", "tpot"}):
                 on = f" on {gpu}" if len(plans) > 1 else ""
@@ -412,13 +417,13 @@ class Recommendation(Answer):
         return f"; {plans[0].gpu} is ahead of {plans[1].gpu} with {percent(behind)} probability" if behind else ""
 
     def _title(self) -> str:
-        return f"{self.request.model.resolved}, {self.request.goal}"
+        return f"{self.search.space.model.resolved}, {self.objective.goal}"
 
     def _notes(self) -> Iterator[str]:
         if self._made:
             yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
         if len(self._made) > 1:
-            yield f"order: {order_words(self._made, self.request.goal)}{self._odds_words()}"
+            yield f"order: {order_words(self._made, self.objective.goal)}{self._odds_words()}"
         if taken := self._taken():
             yield f"defaults taken: {taken}"
         if not self.wrote and self._made:
@@ -499,7 +504,7 @@ def _why_none(ranking: Ranking) -> str:
     ]
     return (
         f"even with {little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)} misses "
-        f"{' and '.join(missed)}; achievable: {kept_limits(closest.load.readings)}"
+        f"{' and '.join(missed)}; achievable: {met_limits(closest.load.readings)}"
     )
 
 
@@ -523,11 +528,11 @@ def _host_lines(service: Service) -> Iterator[str]:
     yield from_host(offloading, without.gpu_share, figures + then)
 
 
-def _replayed(request: Request, candidate: Candidate) -> str:
+def _replayed(objective: Objective, candidate: Candidate) -> str:
     """The part of a long load that was replayed; empty where that was all of it."""
-    if candidate.load is None or request.load.recorded is None:
+    if candidate.load is None or objective.load.recorded is None:
         return ""
-    sent, known = len(candidate.load.replay.sent_s) * candidate.servers, request.load.count
+    sent, known = len(candidate.load.replay.sent_s) * candidate.servers, objective.load.count
     return f"; the last {sent:,} of {known:,} requests are replayed" if sent < known else ""
 
 
@@ -556,7 +561,7 @@ def _next_best(ranking: Ranking, plan: Plan) -> Iterator[str]:
     else:
         lost = _next_under_targets(ranking, plan.service)
     if lost:
-        rank = "also tried" if lost.reason.startswith("breaks ") else "next best"
+        rank = "also tried" if lost.reason.startswith("misses ") else "next best"
         yield f"{rank}: {_describe(lost).removeprefix(f'{plan.model} ')}"
 
 
@@ -565,7 +570,7 @@ def _next_under_targets(ranking: Ranking, service: Service) -> Rejected | None:
     best, *others = ranking.candidates
     other = next((candidate for candidate in others if candidate.engine != best.engine), None)
     if other is None or other.load is None:
-        return next((one for one in ranking.rejected if one.reason.startswith("breaks ")), None)
+        return next((one for one in ranking.rejected if one.reason.startswith("misses ")), None)
     if not service.load_asked:
         return Rejected.of(other, f"{figure(other.load.value / other.config.num_gpus)} {service.load_unit} per GPU")
     return Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else counted(other.num_gpus))
@@ -611,19 +616,19 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
         yield f"calibration        {plan.calibration}"
 
 
-def _workload(request: Request) -> dict[str, Any]:
+def _workload(search: Search) -> dict[str, Any]:
     """The load of all servers together."""
-    targets, load = request.targets, request.load
+    objective, load, given = search.objective, search.objective.load, search.space.args.max_num_seqs
     trace = PlannedTrace.of(load)
-    rate = targets.value if targets and targets.by == "rate" else None
-    flying = targets.value if targets and targets.by == "concurrency" else None
+    rate = objective.value if objective.targets and objective.by == "rate" else None
+    flying = objective.value if objective.by == "concurrency" else None
     lengths = "input_len", "output_len", "range_ratio"
     return {
-        "name": request.workload_name,
+        "name": objective.workload_name,
         **fields_of(load, *lengths, "burstiness"),
-        "max_concurrency": flying if targets else request.wanted_batch,
+        "max_concurrency": flying if objective.targets else given or objective.wanted_batch,
         "request_rate": rate,
-        "num_prompts": request.num_prompts,
+        "num_prompts": objective.num_prompts,
         "trace": trace.model_dump() if trace else None,
         "classes": [
             {**fields_of(one, "name", "request_rate", *lengths, "priority"), "targets_ms": dict(one.limits_ms)}
@@ -632,8 +637,8 @@ def _workload(request: Request) -> dict[str, Any]:
     }
 
 
-def _targets(request: Request) -> dict[str, Any] | None:
-    targets = request.targets
+def _targets(objective: Objective) -> dict[str, Any] | None:
+    targets = objective.targets
     if targets is None:
         return None
     limits = [
@@ -643,7 +648,7 @@ def _targets(request: Request) -> dict[str, Any] | None:
     return {"confidence": targets.confidence, "limits": limits}
 
 
-def _point(request: Request, candidate: Candidate) -> dict[str, Any]:
+def _point(load: Load, candidate: Candidate) -> dict[str, Any]:
     figures = {
         "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
         "output_throughput_per_user": candidate.tok_per_s_per_user,
@@ -653,7 +658,7 @@ def _point(request: Request, candidate: Candidate) -> dict[str, Any]:
         "gpu": candidate.deployment.profile.id,
         "model": candidate.resolved.resolved,
         **fields_of(candidate.config, "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs"),
-        **request.doubt_about(candidate).beside(figures),
+        **candidate.uncertainty(load).beside(figures),
     }
 
 

@@ -13,11 +13,12 @@ from planner.output.workflows.subject import Choice, chosen_load, profile_of, re
 from planner.planning import (
     Candidate,
     ComparedPoint,
+    Objective,
     Plan,
     Ranking,
-    Request,
+    Search,
     Serving,
-    assemble,
+    Space,
     compare_partitions,
     estimate,
 )
@@ -101,8 +102,7 @@ def _plan(point: ComparedPoint, resolved: ResolvedModel) -> Plan:
     deployment, load = point.setup.deployment, point.shares[0].workload
     profile, version, concurrency = deployment.profile, deployment.config.version, load.max_concurrency or 1
     candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, concurrency))
-    request = Request(
-        resolved, (profile,), "balanced", Load(load.input_len, load.output_len), concurrency, load.num_prompts,
-        version=version, basis=deployment.basis, calibration=deployment.calibration,
-    )  # fmt: skip
-    return assemble(request, Ranking(profile, version, (candidate,), ()), candidate)
+    sent = Load(load.input_len, load.output_len, max_concurrency=concurrency)
+    space = Space((Serving.of(resolved, profile, version=version),))
+    search = Search(space, Objective("balanced", sent, num_prompts=load.num_prompts))
+    return search.plan(Ranking(profile, version, (candidate,), ()), candidate)

@@ -39,16 +39,16 @@ from planner.planning import (
     Candidate,
     Deployment,
     Local,
+    Objective,
     Plan,
     Ranking,
-    Request,
+    Search,
     Serving,
+    Space,
     asked_by,
-    assemble,
     defaults,
     estimate,
     percent,
-    rank,
     recipe_of,
 )
 from planner.workload import Load
@@ -155,25 +155,25 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         for commands in (workflow.client, workflow.serve)
     )
     load = _sendable(chosen_load(workflow, choice, client), version)
-    asked = Request(
-        resolved, (profile,), "balanced", Load(load.input_len, load.output_len), choice.max_concurrency,
-        load.num_prompts if choice.max_concurrency else None, gpus_per_node=choice.gpus, version=version,
-        basis=Basis(choice.local.constants), calibration=choice.local.calibration,
-        args=EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto"),
-    )  # fmt: skip
+    args = EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto")
+    sent = Load(load.input_len, load.output_len, max_concurrency=choice.max_concurrency)
+    prompts = load.num_prompts if choice.max_concurrency else None
+    space = Space((choice.serving(resolved, profile, args, version),), gpus_per_node=choice.gpus)
+    search = Search(space, Objective("balanced", sent, num_prompts=prompts))
     if documented:
         serving, deployment = _documented(workflow, choice, resolved, profile, version, load, printed)
         places = load.max_concurrency or deployment.config.max_num_seqs
         candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, places))
         ranking = Ranking(profile, serving.version, (candidate,), ())
-        asked = replace(asked, max_concurrency=places, num_prompts=load.num_prompts)
+        sent = replace(sent, max_concurrency=places)
+        search = Search(space, Objective("balanced", sent, num_prompts=load.num_prompts))
         args = serving.args
     else:
-        ranking = _recommended(workflow, asked, choice)
+        ranking = _recommended(workflow, search, choice)
         candidate = ranking.candidates[0]
         args = _stated(candidate)
     own_load = load if documented or not load.max_concurrency else None
-    plan = assemble(asked, ranking, candidate, image=_image(build, profile, version, choice), workload=own_load)
+    plan = search.plan(ranking, candidate, image=_image(build, profile, version, choice), load=own_load)
     found = Subject(
         workflow, choice, candidate.resolved, profile, candidate.config.version, args, candidate.deployment, plan,
         build, documented, printed if documented else None, client if documented else None,
@@ -430,9 +430,9 @@ def _documented(
     return serving, deployment
 
 
-def _recommended(workflow: Workflow, asked: Request, choice: Choice) -> Ranking:
+def _recommended(workflow: Workflow, search: Search, choice: Choice) -> Ranking:
     """The best settings for a model or GPU outside the document, at the caller's concurrency or at any."""
-    (ranking,) = rank(asked)
+    (ranking,) = search.run()
     size, dtype = choice.tensor_parallel_size, choice.weight_dtype
     suited = tuple(
         candidate
@@ -442,7 +442,7 @@ def _recommended(workflow: Workflow, asked: Request, choice: Choice) -> Ranking:
     )
     if suited:
         return replace(ranking, candidates=suited)
-    name, profile = asked.model.resolved, ranking.profile
+    name, profile = search.space.model.resolved, ranking.profile
     wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
     why = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected)) or "none of the plans has that"
     raise IllegalPlanError(

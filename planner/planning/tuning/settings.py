@@ -20,7 +20,6 @@ from typing import Any
 from planner.engine import SETTINGS, EngineArgs, flag_of, tagged
 from planner.errors import InputError
 from planner.hardware import load_profile
-from planner.memory import Basis
 from planner.model import resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import Local
@@ -28,9 +27,11 @@ from planner.planning.check import launched_args, redeploy
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlanFile, PlannedTarget
 from planner.planning.predict import Prediction
-from planner.planning.recommend.assemble import assemble
-from planner.planning.recommend.goals import Merit, rank_by_goal, with_figures
-from planner.planning.recommend.request import Candidate, Ranking, Request
+from planner.planning.search.by_goal import with_figures
+from planner.planning.search.candidate import Candidate, Merit, Ranking
+from planner.planning.search.search import Search
+from planner.planning.search.space import Objective, Space
+from planner.planning.serving import Serving
 from planner.planning.tuning.standing import Prospect, Prospects
 from planner.units import MS
 from planner.workload import Load
@@ -51,8 +52,8 @@ class TunedSetting:
     prospects: tuple[Prospect, ...]
 
 
-def request_again(file: PlanFile, local: Local) -> Request:
-    """What ``recommend`` was asked for when it made the plan of ``file``.
+def search_again(file: PlanFile, local: Local) -> Search:
+    """Return the search that made the plan of ``file``.
 
     Its targets are left out: they are measured. Raises InputError for a plan of a recorded load, and for targets that
     its benchmark does not measure.
@@ -67,18 +68,12 @@ def request_again(file: PlanFile, local: Local) -> Request:
     args = launched_args(plan)
     opened = {name: unset for name, unset in OPEN.items() if not given(name)}
     fixed = plan.service is None and (given("max_concurrency") or file.goal == "min-latency")
-    return Request(
-        model=resolve_model(plan.model if plan.model.startswith("/") else plan.requested_model),
-        gpus=(profile,),
-        goal=file.goal,
-        load=replace(sent.sent, request_rate=inf, max_concurrency=None),
-        max_concurrency=sent.max_concurrency if fixed else None,
-        num_prompts=sent.num_prompts if given("num_prompts") else None,
-        gpus_per_node=max(plan.gpus_per_node // profile.parts, 1),
-        version=redeploy(plan, local).config.version,
-        basis=Basis(local.constants),
-        calibration=local.calibration,
-        args=replace(args, **opened),
+    model = resolve_model(plan.model if plan.model.startswith("/") else plan.requested_model)
+    serving = Serving.of(model, profile, replace(args, **opened), redeploy(plan, local).config.version, local=local)
+    load = replace(sent.sent, request_rate=inf, max_concurrency=sent.max_concurrency if fixed else None)
+    return Search(
+        Space((serving,), gpus_per_node=max(plan.gpus_per_node // profile.parts, 1)),
+        Objective(file.goal, load, num_prompts=sent.num_prompts if given("num_prompts") else None),
     )
 
 
@@ -108,17 +103,17 @@ def _refuse_unmeasured(plan: Plan) -> None:
 
 def tuned_settings(file: PlanFile, local: Local) -> tuple[Merit, list[TunedSetting]]:
     """The plan of ``file`` first, then every other setting that may be better, and what they are judged by."""
-    request = request_again(file, local)
-    rankings = [_ranked(request, budget) for budget in _budgets(request.args)]
-    merit = Merit.among(rankings[0].candidates, request.goal)
+    search = search_again(file, local)
+    rankings = [_ranked(search, budget) for budget in _budgets(search.space.args)]
+    merit = Merit.among(rankings[0].candidates, file.goal)
     own, sent = redeploy(file.plan, local), file.plan.workload.sent
     found = [_setting(file.plan, merit, _replayed(own, sent), file.plan.targets)]
     if file.plan.service is not None:
-        return merit, found + _under_load(request, file.plan, merit, rankings)
-    for ranking, candidate in _promising(request, merit, rankings):
+        return merit, found + _under_load(search, file.plan, merit, rankings)
+    for ranking, candidate in _promising(search, merit, rankings):
         if len(found) == MOST_SETTINGS:
             break
-        setting = _measurable(request, merit, ranking, candidate)
+        setting = _measurable(search, merit, ranking, candidate)
         if setting.plan.digest != file.plan.digest:
             found.append(setting)
     return merit, found
@@ -131,19 +126,19 @@ def _budgets(args: EngineArgs) -> Iterator[int | None]:
         yield from defaults.TOKEN_BUDGETS
 
 
-def _ranked(request: Request, budget: int | None) -> Ranking:
-    asked = replace(request, args=replace(request.args, max_num_batched_tokens=budget))
-    assert asked.version is not None
-    return rank_by_goal(asked, request.gpus[0], asked.version)
+def _ranked(search: Search, budget: int | None) -> Ranking:
+    servings = tuple(serving.changed(max_num_batched_tokens=budget) for serving in search.space.servings)
+    (ranking,) = replace(search, space=replace(search.space, servings=servings)).run()
+    return ranking
 
 
-def _promising(request: Request, merit: Merit, rankings: Iterable[Ranking]) -> Iterator[tuple[Ranking, Candidate]]:
+def _promising(search: Search, merit: Merit, rankings: Iterable[Ranking]) -> Iterator[tuple[Ranking, Candidate]]:
     """The settings with some chance against the best prediction, the likeliest first."""
     pairs = {candidate.config: (ranking, candidate) for ranking in rankings for candidate in ranking.candidates}
     best = max((candidate for _, candidate in pairs.values()), key=merit.of_candidate, default=None)
     if best is None:
         return
-    odds = {config: merit.odds(request, candidate, best) for config, (_, candidate) in pairs.items()}
+    odds = {config: merit.odds(search.objective.load, candidate, best) for config, (_, candidate) in pairs.items()}
     of_engine: Counter[object] = Counter()
     for config in sorted(odds, key=lambda config: -odds[config]):
         engine = pairs[config][1].engine
@@ -152,7 +147,7 @@ def _promising(request: Request, merit: Merit, rankings: Iterable[Ranking]) -> I
             yield pairs[config]
 
 
-def _under_load(request: Request, plan: Plan, merit: Merit, rankings: Iterable[Ranking]) -> list[TunedSetting]:
+def _under_load(search: Search, plan: Plan, merit: Merit, rankings: Iterable[Ranking]) -> list[TunedSetting]:
     """Settings that may be the best under the load of ``plan`` and its targets, most expected of them first.
 
     Of each engine with each token budget the largest batch, and that of the plan.
@@ -171,7 +166,7 @@ def _under_load(request: Request, plan: Plan, merit: Merit, rankings: Iterable[R
             if candidate.config.max_num_seqs in (largest, plan.max_num_seqs):
                 prediction = _replayed(candidate.deployment, sent)
                 one = replace(candidate, prediction=None)
-                measured = assemble(request, ranking, one, workload=sent)
+                measured = search.plan(ranking, one, load=sent)
                 if measured.digest != plan.digest:
                     settings.append(_setting(measured, merit, prediction, plan.targets))
                     engines.append(engine)
@@ -191,12 +186,12 @@ def _replayed(deployment: Deployment, sent: Load) -> Prediction:
     return Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
 
 
-def _measurable(request: Request, merit: Merit, ranking: Ranking, candidate: Candidate) -> TunedSetting:
+def _measurable(search: Search, merit: Merit, ranking: Ranking, candidate: Candidate) -> TunedSetting:
     """A candidate with its own benchmark, replayed."""
-    found = with_figures(request, candidate)
+    found = with_figures(search.objective, candidate)
     assert found.prediction is not None
     ranking = replace(ranking, candidates=tuple(found if one is candidate else one for one in ranking.candidates))
-    return _setting(assemble(request, ranking, found), merit, found.prediction)
+    return _setting(search.plan(ranking, found), merit, found.prediction)
 
 
 def _setting(plan: Plan, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()) -> TunedSetting:
@@ -206,7 +201,7 @@ def _setting(plan: Plan, merit: Merit, prediction: Prediction, targets: Iterable
     def prospect(logarithm: float, key: str, power: float) -> Prospect:
         return Prospect(logarithm, doubt.spread(key).times(power), abs(power) * doubt.noise(key))
 
-    own = [prospect(merit.of(figures), *merit.hangs_on_at(plan.workload.max_concurrency))]
+    own = [prospect(merit.of(figures), *merit.figure_at(plan.workload.max_concurrency))]
     result = prediction.result
     margins = [prospect(log(one.limit_ms / result[one.metric]), one.metric, -1.0) for one in targets]
     return TunedSetting(plan, (*own, *margins))

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from planner.errors import InputError
 from planner.planning.defaults import Goal
 from planner.planning.plan import PlannedTarget
-from planner.planning.recommend.goals import Merit
+from planner.planning.search.candidate import Merit
 from planner.planning.tuning.standing import Prospect, Prospects, Standing
 from planner.resources import read_given, write_then_rename
 

@@ -8,9 +8,9 @@ import pytest
 
 from planner import compare_gpus, recommend_plans, size_fleet
 from planner.output import Answer
-from planner.planning import kept_limits
+from planner.planning import met_limits
 from planner.planning.predict import Reading
-from planner.planning.sanity import TIMES, WAIT_S
+from planner.planning.search.doubts import TIMES, WAIT_S
 from planner.workload import Slo
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -35,18 +35,18 @@ def gpus(**asked: Any) -> int:
 def test_limits_that_would_be_kept_are_whole_ms_above_what_is_expected() -> None:
     broken = Reading(Slo("tpot", 30.0), predicted_ms=29.0, expected_ms=33.2)
     kept = Reading(Slo("ttft", 2000.0), predicted_ms=900.0, expected_ms=1400.0)
-    assert kept_limits((broken, kept)) == "--tpot 34"
-    assert kept_limits((kept,)) == ""
+    assert met_limits((broken, kept)) == "--tpot 34"
+    assert met_limits((kept,)) == ""
 
 
-def test_a_plan_of_many_times_its_central_prediction_says_what_decides_and_what_would_change_it() -> None:
+def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_would_change_it() -> None:
     answer = recommend_plans(**TIGHT, tpot=31)
     assert answer.best and answer.best.service
     rungs = {rung.confidence: rung.total_gpus for rung in answer.best.service.ladder}
     even, asked = rungs[0.5], rungs[0.8]
     assert even and asked and asked > TIMES * even
     doubt = next(doubt for doubt in answer.doubts if doubt.kind == "confidence")
-    assert doubt.said.startswith(f"{asked:,} GPUs are {asked / even:,.1f} times the {even:,} of the central prediction")
+    assert doubt.said.startswith(f"{asked:,} GPUs are {asked / even:,.1f} times the {even:,} of the expected value")
     assert doubt.said.endswith("the interval of p99 TPOT of 31 ms decides")
     assert f"! gb10: {doubt.said}; {doubt.change}" in said(answer)
     assert answer.to_dict()["doubts"][0] == {
@@ -55,7 +55,7 @@ def test_a_plan_of_many_times_its_central_prediction_says_what_decides_and_what_
         "said": doubt.said,
         "change": doubt.change,
     }
-    assert answer.ok  # the central prediction keeps the target
+    assert answer.ok  # the expected value meets the target
     looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take", doubt.change)
     assert looser
     assert gpus(tpot=float(looser[1])) <= even + 1  # rounding, and the queue of a slower engine
@@ -65,13 +65,13 @@ def test_a_plan_of_many_times_its_central_prediction_says_what_decides_and_what_
 def test_the_same_of_a_fleet() -> None:
     answer = size_fleet(**TIGHT, tpot=31)
     best = answer.record.best
-    assert best and best.ladder[0].gpus and best.gpus > TIMES * best.ladder[0].gpus
+    assert best and (even := best.by_confidence[0].gpus) and best.gpus > TIMES * even
     (doubt,) = answer.doubts
-    assert doubt.said.startswith(f"{best.gpus} GPUs are ") and f"the {best.ladder[0].gpus} of the central" in doubt.said
+    assert doubt.said.startswith(f"{best.gpus} GPUs are ") and f"the {even} of the expected value" in doubt.said
     looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take", doubt.change)
     assert looser
     fewer = size_fleet(**TIGHT, tpot=float(looser[1])).record.best
-    assert fewer and fewer.gpus <= best.ladder[0].gpus + 1  # where a part of a server is missing
+    assert fewer and fewer.gpus <= even + 1  # where a part of a server is missing
 
 
 def test_a_plan_in_proportion_has_no_doubts() -> None:
@@ -82,22 +82,22 @@ def test_a_plan_in_proportion_has_no_doubts() -> None:
 
 
 @pytest.mark.parametrize("ask", [recommend_plans, size_fleet])
-def test_what_the_central_prediction_refutes_is_a_no(ask: Callable[..., Any]) -> None:
-    """Alone on the server a request takes 26.0 ms per token by the central prediction: 25 ms are kept by luck only."""
+def test_what_the_expected_value_refutes_is_a_no(ask: Callable[..., Any]) -> None:
+    """Alone on the server a request takes 26.0 ms per token as expected: 25 ms are met by luck only."""
     answer = ask(**TIGHT, tpot=25, confidence=0.1)
     assert not answer.ok
     assert [doubt["kind"] for doubt in answer.to_dict()["doubts"]] == ["odds"]
-    assert "the central prediction does not keep p99 TPOT of 25 ms; only 10% confidence" in said(answer)
+    assert "the expected value misses p99 TPOT of 25 ms; only 10% confidence" in said(answer)
     assert str(answer).startswith("Serve ")  # what was asked for is answered all the same
 
 
-def test_a_refused_target_may_be_kept_by_the_central_prediction() -> None:
+def test_a_refused_target_may_be_kept_by_the_expected_value() -> None:
     """28.8 ms are expected with 80 % confidence of a request alone, 29.5 ms of some that meet by chance."""
     for limit_ms in (28, 29):
         answer = recommend_plans(**TIGHT, tpot=limit_ms)
         assert not answer.ok and answer.best is None
         assert [doubt.kind for doubt in answer.doubts] == ["odds"]
-        assert "--confidence 0.5 or --tpot 30 would find a plan" in said(answer)
+        assert "--confidence 0.5 or --tpot 30 would give a plan" in said(answer)
     assert recommend_plans(**TIGHT, tpot=30).best is not None
     assert not recommend_plans(**TIGHT, tpot=20).doubts
 

@@ -1,14 +1,14 @@
-"""What no load can beat: bounds that drop an engine before it is replayed, and never a winner.
+"""Loads and latencies that no server beats: bounds that drop an engine before it is replayed, and never a winner.
 
 ::
 
-    latency    requests that have the server for themselves, prompts in one step, are never slower than in company
-    rate       no more than full batches serve in the steady state, which is also what a load is held against;
-               and no more than b / (step(b) x output) with the largest b whose steps keep the limit of TPOT
+    latency    requests that have the server for themselves, prompts in one step, are never slower in company
+    rate       no more than full batches serve in the steady state, which a load is also judged by;
+               and no more than b / (step(b) x output) with the largest b whose steps meet the limit of TPOT
 
 The last bound holds whatever the scheduler does. Steps never get shorter with more requests in them, so a convex
-function m below step(b) exists. The requests that keep the limit T see steps of m(b) <= T on average (Jensen, each step
-weighed with its requests), and tokens per second are at most b / m(b) there. What prefill adds is left out.
+function m below step(b) exists. The requests that meet the limit T see steps of m(b) <= T on average (Jensen, each step
+weighed with its requests), and tokens per second are at most b / m(b) there. Prefill is left out.
 
 Pipelines have no such bounds: their steps hold shares of a batch, and get shorter when it fills. But a prompt takes no
 less than its share of a full pipeline, and a token no less than a step of one request.
@@ -27,39 +27,39 @@ from planner.planning import defaults
 from planner.planning.capacity import at_load, idle_load, measure
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad
-from planner.planning.recommend.request import Request
+from planner.planning.search.space import Objective
 from planner.planning.uncertainty import least_upper
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Load, Requests, Slo, Targets
+from planner.workload import Load, Requests, Slo
 
 GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 
 
-def alone(deployment: Deployment, request: Request, targets: Targets) -> ServedLoad:
-    """The targets beside requests that have the server for themselves: the longest ones, or all where those fail.
+def alone(deployment: Deployment, objective: Objective) -> ServedLoad:
+    """Predict requests that have the server for themselves: the longest ones, or all where those miss a target.
 
-    Recorded requests come in their own rhythm, so slowly that the server idles: they are those that are served at the
-    load that is asked for, and find what earlier ones have left in the cache.
+    Recorded requests keep their own rhythm, so slowly that the server idles: the same requests as at the asked load,
+    with what earlier ones have left in the cache.
     """
 
-    def sent(load: Load) -> ServedLoad:
-        return measure(deployment, load, targets.slos, confidence=targets.confidence)
+    def sent(load: Load, engine: Deployment = deployment) -> ServedLoad:
+        return measure(engine, load, objective.slos, confidence=objective.confidence)
 
-    if request.load.unsendable:
-        load = request.load.at_rate(idle_load(deployment, request.load, "rate"), defaults.TRACE_PROMPTS)
-        places = min(
-            max(deployment.config.max_num_seqs, defaults.USUAL_BATCH), deployment.config.max_num_batched_tokens
-        )
-        roomy = replace(deployment, config=replace(deployment.config, max_num_seqs=places))  # bunches do not queue
-        return measure(roomy, load, targets.slos, confidence=targets.confidence)
-    load = at_load(deployment, request.load, targets.slos, "concurrency", 1)
+    if objective.load.unsendable:
+        load = objective.load.at_rate(idle_load(deployment, objective.load, "rate"), defaults.TRACE_PROMPTS)
+        places = max(deployment.config.max_num_seqs, defaults.USUAL_BATCH)
+        places = min(places, deployment.config.max_num_batched_tokens)
+        return sent(
+            load, replace(deployment, config=replace(deployment.config, max_num_seqs=places))
+        )  # no bunch queues
+    load = at_load(deployment, objective.load, objective.slos, "concurrency", 1)
     if load.recorded is None:
         longest = sent(load.longest(2))
         # with speculative decoding few tokens may come at a slower pace than many
         if not load.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
             return longest
-    elif all(slo.group for slo in targets.slos):  # else the shares of the classes matter
+    elif all(slo.group for slo in objective.slos):  # else the shares of the classes matter
         few = _two_of_each(load.recorded)
         load = replace(load, recorded=few, num_prompts=len(few.arrival_s))
     return sent(load)
@@ -75,54 +75,52 @@ def _two_of_each(requests: Requests) -> Requests:
 
 
 @dataclass(frozen=True)
-class Broken:
-    """A target that no request keeps, and by how much: expected over limit, at least."""
+class Missed:
+    """A target that no request meets, and by how much at least: expected over limit."""
 
     slo: Slo
     excess: float
 
 
-def broken_for_certain(deployment: Deployment, request: Request, targets: Targets) -> Broken | None:
-    """The worst target that no request keeps, whatever else is in the engine; None where that is not certain."""
-    config, load = deployment.config, request.load
+def missed_for_certain(deployment: Deployment, objective: Objective) -> Missed | None:
+    """The worst target that no request meets, whatever else is in the engine; None where that is not certain."""
+    config, load = deployment.config, objective.load
     if load.recorded is not None or config.speculative_config:
         return None
     shortest = (max(floor(length * (1 - load.range_ratio)), 1) for length in (load.input_len, load.output_len))
     input_len, output_len = shortest
     new_tok = input_len + (0 if config.enable_prefix_caching else load.prefix_len)
     pairs = new_tok * (load.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
-    stages = config.pipeline_parallel_size  # a full pipeline has a share of the prompt in each
-    going_on = stages > 1  # chunks before the last never have the pipeline to themselves
+    # a full pipeline has a share of the prompt in each stage; chunks before the last never have it to themselves
+    going_on = config.pipeline_parallel_size > 1
     share = Batch(0, 0.0, 1 + going_on, new_tok, pairs, prefill_finishing=1 - going_on, peer_tok=0)
     client = deployment.client
     ttft_s = client.delay_s(new_tok, 1) + deployment.timer.breakdown(share).gpu_s + client.response_s
     tpot_s = deployment.timer.step_s(Batch(1, input_len, peer_tok=0)) if output_len > 1 else 0.0
     least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (output_len - 1) * tpot_s}
-    broken = [
-        Broken(
-            slo, least_s.get(slo.metric, 0.0) * least_upper(deployment, slo.key, targets.confidence) / slo.limit_ms / MS
-        )
-        for slo in targets.slos
-    ]
-    worst = max(broken, key=lambda one: one.excess, default=None)
+    missed = []
+    for slo in objective.slos:
+        least_ms = least_s.get(slo.metric, 0.0) / MS * least_upper(deployment, slo.key, objective.confidence)
+        missed.append(Missed(slo, least_ms / slo.limit_ms))
+    worst = max(missed, key=lambda one: one.excess, default=None)
     return worst if worst and worst.excess > 1 else None
 
 
-def rate_bound(deployment: Deployment, request: Request, targets: Targets, bound: float) -> float:
-    """Requests per second that one server never exceeds while it keeps the targets; ``bound``: of full batches."""
-    load = request.load
+def rate_bound(deployment: Deployment, objective: Objective, bound: float) -> float:
+    """Requests per second that one server never exceeds under the targets; ``bound``: of full batches."""
+    load = objective.load
     fixed = load.range_ratio == 0 and load.recorded is None
     if not fixed or load.output_len < 2 or deployment.config.pipeline_parallel_size > 1:
         return bound
-    for slo in targets.slos:
+    for slo in objective.slos:
         if slo.metric == "tpot":
-            limit_s = slo.limit_ms * MS / least_upper(deployment, slo.key, targets.confidence)
-            keeping = 1.0 if slo.percentile is None else slo.percentile / 100  # the share of requests that must
+            limit_s = slo.limit_ms * MS / least_upper(deployment, slo.key, objective.confidence)
+            meeting = 1.0 if slo.percentile is None else slo.percentile / 100  # the share of requests that must
             step_tok = deployment.tokens_per_step
             if step_tok > 1:  # a row of steps makes at most one token more than on average
                 step_tok *= (load.output_len - 1) / max(load.output_len - 2, 1)
             tok_per_s = decode_bound(deployment, load.input_len, limit_s * step_tok) * step_tok
-            bound = min(bound, tok_per_s / keeping / (load.output_len - 1))
+            bound = min(bound, tok_per_s / meeting / (load.output_len - 1))
     return bound
 
 
@@ -160,14 +158,14 @@ def _grid(most: int) -> list[int]:
 
 def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Corners of the largest convex function below ``points``, which ascend in the first coordinate."""
+
+    def slope(left: tuple[float, float], right: tuple[float, float]) -> float:
+        width = right[0] - left[0]
+        return (right[1] - left[1]) / width if width else inf
+
     hull: list[tuple[float, float]] = []
     for point in points:
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+        while len(hull) > 1 and slope(hull[-2], hull[-1]) >= slope(hull[-1], point):
             hull.pop()
         hull.append(point)
     return hull
-
-
-def _slope(left: tuple[float, float], right: tuple[float, float]) -> float:
-    width = right[0] - left[0]
-    return (right[1] - left[1]) / width if width else inf

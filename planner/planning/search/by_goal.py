@@ -1,0 +1,109 @@
+"""The best settings for a goal: rank by the closed form, replay the finalists.
+
+Goals::
+
+    max-throughput   output tokens/s per GPU
+    min-latency      mean E2EL at the given concurrency
+    balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point
+                     farthest from the chord between the ends of the front, both axes logarithmic. The front
+                     begins at the concurrency of min-latency and ends at max-throughput, so it lies between them
+
+``max_num_seqs`` of all DP ranks together and the client's concurrency are one number, as the recipes advise. A batch
+fits when the low end of the memory budget holds all its requests at full length, so nothing that is recommended
+preempts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import ceil
+
+from planner.engine import EngineArgs
+from planner.errors import PlannerError
+from planner.model import ResolvedModel
+from planner.planning import defaults
+from planner.planning.capacity import at_concurrency
+from planner.planning.predict import Prediction
+from planner.planning.search.candidate import (
+    Candidate,
+    Merit,
+    Ranking,
+    Rejected,
+    best_first,
+    odds_words,
+    without_replay,
+)
+from planner.planning.search.space import Choices, Objective, why_not
+
+
+def rank_by_goal(choices: Choices) -> Ranking:
+    """Rank every setting that fits, best first."""
+    objective = choices.objective
+    engines = [(resolved, args) for resolved in choices.checkpoints() for args in choices.engines(resolved)]
+    candidates = [candidate for engine in engines for candidate in _batches(choices, *engine)]
+    candidates = best_first(_replayed(choices, best_first(candidates, objective.goal)), objective.goal)
+    while candidates and candidates[0].figures is None:  # the closed form promised more than the finalists deliver
+        candidates = best_first([with_figures(objective, candidates[0]), *candidates[1:]], objective.goal)
+    rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
+    kept = (*candidates[:1], *map(without_replay, candidates[1:]))
+    return Ranking(choices.profile, choices.version, kept, tuple(rejected))
+
+
+def with_figures(objective: Objective, candidate: Candidate) -> Candidate:
+    """Return the candidate with the replay of its closed loop."""
+    load = objective.closed_loop(candidate.estimate.concurrency)
+    prediction = Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES)
+    figures = {**prediction.figures, **prediction.rates}
+    return replace(candidate, figures=figures, prediction=prediction)
+
+
+def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Iterator[Candidate]:
+    """Yield the engine at each concurrency that is worth considering."""
+    objective, ranks = choices.objective, args.data_parallel_size
+    given = choices.space.args.max_num_seqs
+    try:
+        largest = min(choices.largest_batch(resolved, args) * ranks, defaults.MAX_NUM_SEQS)
+        if largest < 1:
+            choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
+            return
+        wanted = given or objective.wanted_batch
+        batches = _worth_trying(objective, largest) if wanted is None else (wanted,) if wanted <= largest else ()
+        if not batches:
+            reason = f"holds {largest} requests of this length at once, {wanted} are asked for"
+            choices.reject_args(resolved, args, reason)
+        for batch in batches:
+            deployment = choices.deployed(resolved, replace(args, max_num_seqs=given or ceil(batch / ranks)))
+            yield Candidate(resolved, deployment, at_concurrency(deployment, objective.load, batch))
+    except PlannerError as error:
+        choices.reject_args(resolved, args, error.cause)
+
+
+def _worth_trying(objective: Objective, largest: int) -> Sequence[int]:
+    least = defaults.LATENCY_CONCURRENCY if objective.goal == "balanced" else 1
+    return sorted({batch for batch in defaults.GOAL_BATCHES if least <= batch < largest} | {largest})
+
+
+def _replayed(choices: Choices, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
+    """Yield the best candidates of the best engines with their replay, the others as they are."""
+    engines, each = defaults.COARSE_FINALISTS if choices.space.coarse else defaults.FINALISTS
+    left = dict.fromkeys(list(dict.fromkeys(candidate.engine for candidate in candidates))[:engines], each)
+    for candidate in candidates:
+        if left.get(candidate.engine):
+            left[candidate.engine] -= 1
+            yield with_figures(choices.objective, candidate)
+        else:
+            yield candidate
+
+
+def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterator[Rejected]:
+    """Yield the best of each engine that lost, against the winner."""
+    merit = Merit.among(candidates, objective.goal)
+    seen = {winner.engine for winner in candidates[:1]}
+    for candidate in candidates[1:]:
+        if candidate.engine in seen:
+            continue
+        seen.add(candidate.engine)
+        behind = merit.odds(objective.load, candidates[0], candidate)
+        reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {odds_words(behind)}"
+        yield Rejected.of(candidate, reason, behind)

@@ -1,0 +1,596 @@
+"""The cheapest servers that meet latency targets under a load, and how much one of them carries.
+
+The cost of a plan is its GPUs: those of one server times the servers that share the load, spares included. A *family*
+is all engines that differ in ``max_num_batched_tokens`` and ``max_num_seqs`` only. Bounds say how many servers a family
+needs at least. Families are taken in that order, and an engine that could still be cheaper than the best so far is
+challenged with one replay at the load that it would have to carry. Without a load the cheapest plan is the one that
+carries most requests per second and GPU.
+
+Ties in cost go to the plan with the most slack; with ``min-latency`` to the one with the least mean E2EL, and with
+``max-throughput`` to the one with most output tokens/s per GPU at its largest load under the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, floor, inf, log
+
+import numpy as np
+
+from planner import progress
+from planner.engine import EngineArgs
+from planner.errors import InputError, PlannerError
+from planner.model import ResolvedModel
+from planner.planning import defaults
+from planner.planning.capacity import (
+    Capacity,
+    Steady,
+    against,
+    closed_form_load,
+    idle_load,
+    measure,
+    most_in_flight,
+    outlined_load,
+    queued_load,
+    usual_doubt,
+)
+from planner.planning.defaults import TOLERANCE
+from planner.planning.deployment import Deployment
+from planner.planning.predict import ServedLoad, estimate
+from planner.planning.search.bounds import alone, missed_for_certain, rate_bound
+from planner.planning.search.candidate import Candidate, Ranking, Rejected
+from planner.planning.search.servers import fewest_servers, largest, share_of
+from planner.planning.search.space import Choices, Objective, why_not
+from planner.planning.uncertainty import Uncertainty
+from planner.workload import PRIORITY, Slo, Targets
+
+
+@dataclass(frozen=True)
+class RankedEngine:
+    """One engine with its bounds. For a family: with settings that no member exceeds."""
+
+    resolved: ResolvedModel
+    args: EngineArgs
+    deployment: Deployment
+    most: float = inf  #: upper bound of the load of one server
+    guess: float = 0.0  #: load of one server in the closed form
+    usual: Uncertainty | None = None  #: of the closed form, with few requests and with many
+    full: Uncertainty | None = None
+    queued: float = inf  #: load at which the prompts of several classes wait for one another too long
+    budgets: tuple[int | None, ...] = ()  #: of a family, the most promising first
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of one server."""
+        return self.deployment.config.num_gpus
+
+    @property
+    def num_batched_tok(self) -> int:
+        """The token budget."""
+        return self.deployment.config.max_num_batched_tokens
+
+    def servers(self, objective: Objective, *, at_least: bool) -> int:
+        """Servers that the load needs at least, or by the closed form."""
+        each = self.most if at_least else self._expected
+        return max(ceil((objective.value or 0.0) / each - 1e-9), 1) if each > 0 else 10**9
+
+    def cost(self, objective: Objective, *, at_least: bool) -> float:
+        """GPUs, spares included; without a load GPUs for each unit of it."""
+        if objective.value is None:
+            return self.num_gpus / max(self.most if at_least else self._expected, 1e-12)
+        return self.num_gpus * (self.servers(objective, at_least=at_least) + objective.spares)
+
+    @property
+    def _expected(self) -> float:
+        return min(self.most, self.guess, self.queued)
+
+
+def rank_by_targets(choices: Choices) -> Ranking:
+    """Rank the plans that meet the targets, cheapest first; name the closest one where none does."""
+    search = _Search(choices)
+    search.run()
+    return search.ranking()
+
+
+class _Search:
+    """The search of one GPU."""
+
+    def __init__(self, choices: Choices) -> None:
+        self.choices, self.objective, self.load = choices, choices.objective, choices.objective.load
+        self.classes, self.coarse = choices.objective.classes, choices.space.coarse
+        self.targets = choices.objective.targets or Targets()
+        self.exactly = not self.coarse  # many types of GPUs are left at first order
+        self.plans: list[Candidate] = []
+        self.alternatives = 0 if self.coarse else defaults.TARGET_ALTERNATIVES
+        self.hopeless: list[tuple[float, RankedEngine]] = []  # miss targets even when requests are alone
+        self.missed: list[tuple[RankedEngine, ServedLoad]] = []  # with loads that were too much for them
+        self._cold: dict[tuple[str, EngineArgs], bool] = {}  # whether they meet the targets of prompts not seen before
+        self._usual: dict[Slo, float] = {}  # expected over predicted, about as engines of this GPU need
+
+    def cost(self, candidate: Candidate) -> float:
+        """GPUs, spares included; without a load GPUs for each unit of it."""
+        if self.objective.value is None and candidate.load:
+            return candidate.config.num_gpus / candidate.load.value
+        return candidate.num_gpus + self.objective.spares * candidate.config.num_gpus
+
+    @property
+    def best_cost(self) -> float:
+        """Cost of the cheapest plan so far."""
+        return min(map(self.cost, self.plans), default=inf)
+
+    def run(self) -> None:
+        """Take families in the order of their closed-form cost; pass over those that cannot be cheaper.
+
+        Ties go to the one that carries most: it has the most slack.
+        """
+
+        def order(family: RankedEngine) -> tuple[float, int, float]:
+            return family.cost(self.objective, at_least=False), family.num_gpus, -family.guess
+
+        families = sorted(self._families(), key=order)
+        profile = self.choices.profile.id
+        for outline in progress.each(families, lambda family: f"{profile}: {family.resolved.resolved}"):
+            family: RankedEngine | None = outline
+            if self._may_be_better(outline):
+                family = self._family(outline.resolved, outline.args)
+                if family and self._may_be_better(family):
+                    self._search_family(family)
+                    continue
+            if family:
+                least = self._cost_words(family.cost(self.objective, at_least=True))
+                best = self._cost_words(self.best_cost)
+                against = "" if least == best else f", against {best}"
+                self._reject(family, f"{least} {self._at_best(family)}{against}")
+        self.choices.rejected += self.choices.left_out()
+
+    def _at_best(self, family: RankedEngine) -> str:
+        """'at best' for a proved bound, else the assumed margin, in words."""
+        margin = defaults.OPTIMISM[self.exactly]
+        if family.most < family.guess * margin or self.objective.by == "concurrency":
+            return "at best"
+        return f"at best ({margin - 1:.0%} above the closed form, a margin by judgement)"
+
+    def _may_be_better(self, engine: RankedEngine) -> bool:
+        """Whether it may be cheaper; an equal cost is of interest while there are few plans.
+
+        Without a load, cheaper by more than the tolerance of loads.
+        """
+        least = engine.cost(self.objective, at_least=True)
+        if self.objective.value is None:
+            return least * (1 + TOLERANCE) < self.best_cost
+        return least < self.best_cost or (least == self.best_cost and len(self.plans) <= self.alternatives)
+
+    # ------------------------------------------------------------------ families and their bounds
+
+    def _families(self) -> Iterator[RankedEngine]:
+        for resolved in self.choices.checkpoints():
+            for args in self.choices.engines(resolved):
+                try:
+                    family = self._outline(resolved, args)
+                except PlannerError as error:
+                    self.choices.reject_args(resolved, args, error.cause)
+                    continue
+                if family is not None:
+                    yield family
+
+    def _outline(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
+        """A family with bounds from memory and noise alone, without any replay; None where it cannot serve the load."""
+        choices, objective = self.choices, self.objective
+        small = replace(args, max_num_batched_tokens=min(self._budgets(args), key=lambda b: b or inf))
+        lone = choices.deployed(resolved, replace(small, max_num_seqs=args.max_num_seqs or 1))
+        held = int(lone.requests_held(choices.planned_len, pessimistic=True))
+        if held < 1 and choices.largest_batch(resolved, small) < 1:
+            choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
+            return None
+        most_seqs = args.max_num_seqs or min(defaults.MAX_NUM_SEQS, max(held, 1))
+        engines = [choices.deployed(resolved, one) for one in self._each_budget(args, most_seqs)]
+        engine = max(engines, key=lambda one: one.config.max_num_batched_tokens)
+        if self.load.reused:
+            engine.check_host_blocks()
+        outline = RankedEngine(resolved, args, engine)
+        if missed := missed_for_certain(engine, objective):
+            self._reject(outline, f"misses {missed.slo} even with one request at a time on the server")
+            if engine.config.pipeline_parallel_size == 1:
+                self.hopeless.append((missed.excess, outline))
+            return None
+        if objective.by == "concurrency":
+            return replace(outline, most=float(most_in_flight(engine)), guess=float(most_in_flight(engine)))
+        loads = [
+            [outlined_load(one, load, slos, objective.confidence) for _, load, slos in self.classes] for one in engines
+        ]
+        most, guess = max(map(self._most, loads)), max(map(self._guess, loads))
+        queued = max(map(self._queued, engines))
+        return replace(outline, most=most * defaults.OPTIMISM[self.exactly], guess=guess, queued=queued)
+
+    def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
+        """Bounds for all members: the batch that the smallest token budget leaves room for, the largest budget."""
+        choices, budgets = self.choices, self._budgets(args)
+        one = replace(args, max_num_seqs=args.max_num_seqs or 1)
+        own_tok = choices.deployed(resolved, one).config.max_num_batched_tokens
+        most_tok = max(budget or own_tok for budget in budgets)
+        one = replace(one, max_num_batched_tokens=most_tok)
+        lone = RankedEngine(resolved, one, choices.deployed(resolved, one), 0.0)
+        if missed := self._missed_alone(lone):
+            self._reject(lone, f"misses {missed} even with one request at a time on the server")
+            return None
+        small = replace(args, max_num_batched_tokens=min(budgets, key=lambda b: b or inf))
+        largest_batch = choices.largest_batch(resolved, small)
+        relaxed = replace(args, max_num_batched_tokens=most_tok, max_num_seqs=largest_batch)
+        return self._bounded(resolved, args, choices.deployed(resolved, relaxed))
+
+    def _bounded(self, resolved: ResolvedModel, args: EngineArgs, deployment: Deployment) -> RankedEngine:
+        """A family with bounds for all members: its ``deployment`` has the largest of all settings."""
+        objective, load = self.objective, self.load
+        usual, full = usual_doubt(deployment, load), Steady.of(deployment, load).doubt
+        family = RankedEngine(resolved, args, deployment, usual=usual, full=full)
+        batch = deployment.config.max_num_seqs
+        members = [self._engine(resolved, one, family) for one in self._each_budget(args, batch)]
+        most, guess = max(member.most for member in members), max(member.guess for member in members)
+        if objective.by == "rate":
+            carried = guess
+            if len(self.classes) > 1:
+                carried = max(self._most(self._loads(member.deployment, usual)) for member in members)
+            most = min(rate_bound(deployment, objective, most), carried * defaults.OPTIMISM[self.exactly])
+        members.sort(key=lambda member: self._less_promising(member, args))
+        budgets = {member.num_batched_tok: member.args for member in reversed(members)}
+        best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
+        queued = max(member.queued for member in members)
+        return replace(family, most=most, guess=guess, queued=queued, budgets=best_first)
+
+    def _less_promising(self, member: RankedEngine, args: EngineArgs) -> tuple[float, bool, int]:
+        """Sort key; larger is tried later. Budgets within TOLERANCE by the closed form are ties.
+
+        Under a TPOT the advised budget comes first, then large ones, which take several prompts at once; else small
+        ones, which let short prompts pass long ones.
+        """
+        like = -round(log(max(member.guess, 1e-12)) / TOLERANCE)
+        if any(slo.metric == "tpot" for slo in self.objective.slos):
+            return like, member.args.max_num_batched_tokens != args.max_num_batched_tokens, -member.num_batched_tok
+        return like, False, member.num_batched_tok
+
+    def _missed_alone(self, engine: RankedEngine) -> str | None:
+        """The target that even single requests miss; None where they meet all, or are no bound."""
+        if engine.deployment.config.pipeline_parallel_size > 1:
+            return None
+        try:
+            least = alone(engine.deployment, self.objective)
+        except InputError:  # the largest token budget and one request need not fit together
+            return None
+        if least.meets:
+            return None
+        self.hopeless.append((least.excess, engine))
+        return least.binding
+
+    def _budgets(self, args: EngineArgs) -> list[int | None]:
+        """Token budgets to search: the one that is asked for or advised first, or else vLLM's own."""
+        asked, own = self.choices.space.args.max_num_batched_tokens, args.max_num_batched_tokens
+        if asked or self.coarse:
+            return [asked or own]
+        shared = defaults.SHARED_BUDGETS if args.data_parallel_size > 1 else ()
+        return list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS, *shared)))
+
+    def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
+        """Yield ``args`` with each token budget, and ``batch`` as far as the budget has a token for each."""
+        for budget in self._budgets(args):
+            yield replace(args, max_num_batched_tokens=budget, max_num_seqs=min(batch, budget or batch))
+
+    def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine) -> RankedEngine:
+        """A member: no better than its ``family``, whose uncertainty it shares, and than full batches."""
+        deployment, load = self.choices.deployed(resolved, args), self.load
+        guess, queued = self._guess(self._loads(deployment, family.usual)), self._queued(deployment)
+        if self.objective.by == "concurrency":
+            return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
+        full = Steady.of(deployment, load, family.full).rate(self.objective.confidence)
+        most, guess = min(family.most, full), min(guess, full)
+        return RankedEngine(resolved, args, deployment, most, guess, family.usual, family.full, queued)
+
+    def _loads(self, deployment: Deployment, doubt: Uncertainty | None) -> list[float]:
+        """Closed-form load of a server for each class alone."""
+        by, confidence = self.objective.by, self.objective.confidence
+        return [
+            closed_form_load(deployment, load, slos, by, confidence=confidence, doubt=doubt)
+            for _, load, slos in self.classes
+        ]
+
+    def _guess(self, loads: Sequence[float]) -> float:
+        """Closed-form load of all classes, each with a share of the server's time."""
+        if len(loads) == 1:
+            return loads[0]
+        return 1 / sum(share / max(load, 1e-12) for (share, _, _), load in zip(self.classes, loads, strict=True))
+
+    def _most(self, loads: Sequence[float]) -> float:
+        """Upper bound of the load of all classes, none in the way of another."""
+        return min(load / share for (share, _, _), load in zip(self.classes, loads, strict=True))
+
+    def _queued(self, deployment: Deployment) -> float:
+        """Load of all classes at which their prompts wait for one another, in the order in which they come."""
+        if len(self.classes) == 1 or deployment.config.scheduling_policy == PRIORITY:
+            return inf
+        if not self._usual:
+            doubt = usual_doubt(deployment, self.load).at_own_pace()
+            self._usual = {slo: doubt.upper(slo.key, self.objective.confidence) for slo in self.objective.slos}
+        return queued_load(deployment, self.classes, self._usual)
+
+    # ------------------------------------------------------------------ members and their replays
+
+    def _search_family(self, family: RankedEngine) -> None:
+        tried: list[tuple[RankedEngine, ServedLoad]] = []
+        served, refused = False, "cannot be cheaper"
+        for args in self._members(family):
+            member = self._engine(family.resolved, args, family)
+            if not self._may_be_better(member) or any(_no_better(member, *other) for other in tried):
+                continue
+            candidate, load = None, self._slower_than(member)
+            if not load:
+                try:
+                    candidate, load = self._challenge(member)
+                except InputError as error:  # a budget in which such prompts take too many steps to be replayed
+                    refused = error.cause
+                    continue
+                if load and not load.meets:
+                    self.missed.append((member, load))
+            if candidate:
+                self.plans.append(candidate)
+                served, load = True, candidate.load
+            if load:
+                tried.append((member, load))
+            if not served and self._enough(member, len(tried)):
+                break
+        if not served:
+            closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
+            why = f"misses {closest.binding}" if closest else refused
+            self._reject(family, f"{why} at {self._cost_words(self.best_cost)}" if self.plans else why)
+
+    def _members(self, family: RankedEngine) -> Iterator[EngineArgs]:
+        """Yield token budgets x batches, the largest batch first."""
+        asked = self.choices.space.args.max_num_seqs
+        for budget in family.budgets:
+            args = replace(family.args, max_num_batched_tokens=budget)
+            try:
+                most = self.choices.largest_batch(family.resolved, args)
+            except PlannerError:
+                continue  # a budget that this engine does not take
+            fewer = [] if self.coarse else [batch for batch in defaults.TARGET_BATCHES if batch < most]
+            for batch in sorted({asked} if asked else {most, *fewer}, reverse=True):
+                if 1 <= batch <= most and (budget is None or budget >= batch):
+                    yield replace(args, max_num_seqs=batch)
+
+    def _enough(self, member: RankedEngine, tried: int) -> bool:
+        """Whether no other member of a family is tried, after so many have missed a target."""
+        if self.best_cost < inf:
+            return self.load.recorded is not None and tried >= defaults.MEMBERS_OF_A_TRACE
+        return tried >= defaults.MEMBERS_WITHOUT_REUSE and not self._meets_cold(member)
+
+    def _slower_than(self, engine: RankedEngine) -> ServedLoad | None:
+        """The load with which a like engine missed a target, whose usual steps are no longer than those of this one.
+
+        None where prompts share prefixes: the hits depend on the room for them.
+        """
+        if self.load.reused:
+            return None
+        least = self._least_load(engine) * (1 + 1e-9)
+        for other, load in self.missed:
+            if load.value <= least and self._surely_missed(engine, other, load) and _no_faster(engine, other, load):
+                return load
+        return None
+
+    def _surely_missed(self, engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
+        """Whether ``load`` is so much too much for the ``other`` that being better known does not help ``engine``."""
+        worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+        if worst is None or not engine.usual or not other.usual:
+            return False
+        mine, its = (one.usual.upper(worst.slo.key, self.objective.confidence) for one in (engine, other) if one.usual)
+        return worst.excess * min(mine / its, 1.0) > defaults.FAR_OFF
+
+    def _least_load(self, engine: RankedEngine) -> float:
+        """Load that one server has to carry to be of interest; 0 while anything is."""
+        if self.objective.value is None:
+            return engine.num_gpus / self.best_cost * (1 + TOLERANCE)
+        each = self.objective.value / max(self._most_of_interest(engine), 1)
+        return ceil(each) if self.objective.by == "concurrency" else each
+
+    def _most_of_interest(self, engine: RankedEngine) -> float:
+        """Servers that are not more expensive than the best so far; an equal cost counts while there are few plans."""
+        if self.best_cost == inf:
+            return inf
+        allowed = self.best_cost if len(self.plans) <= self.alternatives else self.best_cost - 1
+        return floor(allowed / engine.num_gpus) - self.objective.spares
+
+    def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
+        """The engine at the least cost that meets the targets, if that is below the best; and the last failure."""
+        if self.objective.value is None:
+            return self._most_carried(engine)
+        fewest = engine.servers(self.objective, at_least=True)
+        cap = self._most_of_interest(engine)
+        if cap == inf and not self._meets_cold(engine):  # more servers find less, down to nothing
+            cap = fewest
+        if cap < fewest or fewest > self._most_servers:
+            return None, None
+        start = int(min(max(engine.servers(self.objective, at_least=False), fewest), cap))
+        share = cache(lambda count: self._share(engine, count))
+        if cap == inf and not share(start).meets and (hopeless := self._missed_idle(engine, start, share)):
+            return None, hopeless
+        count, load, failed = fewest_servers(share, fewest, start, cap)
+        if count is None or load is None:
+            return None, failed
+        return replace(self._candidate(engine, load, count), too_much=failed), failed
+
+    def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
+        """Predict one of ``servers``: to first order, and where the targets are met so, exactly.
+
+        Of a long trace the last requests, and where those meet the targets all of them.
+        """
+        objective = self.objective
+        load = share_of(engine.deployment, objective, servers, whole=False)
+        more = self.load.unsendable and not self.load.drawn and len(load.replay.sent_s) == defaults.TRACE_PROMPTS
+        if load.meets and more:
+            load = share_of(engine.deployment, objective, servers, entire=True, whole=False)
+        if load.meets and self.exactly and objective.by == "rate" and objective.slos:
+            load = against(load.prediction, objective.slos, objective.confidence)
+        return load
+
+    @property
+    def _most_servers(self) -> float:
+        """One for each request of a trace; drawn requests stand for any number."""
+        return self.load.count if self.load.unsendable and not self.load.drawn else inf
+
+    def _missed_idle(
+        self, engine: RankedEngine, start: int, share: Callable[[int], ServedLoad]
+    ) -> ServedLoad | None:  # fmt: skip
+        """The load of so many servers that they idle, ``start`` at least, if it misses a target: more do not help.
+
+        None for a trace: the hits of servers depend on how many they are.
+        """
+        if self.objective.value is None or self.load.unsendable:
+            return None
+        each = idle_load(engine.deployment, self.load, self.objective.by)
+        load = share(max(2 * ceil(self.objective.value / each), start))  # as far as ``fewest_servers`` goes
+        return None if load.meets else load
+
+    def _meets_cold(self, engine: RankedEngine) -> bool:
+        """Whether a server that idles and has seen none of the prompts meets the targets: the limit of many servers.
+
+        A prefix-aware router keeps what servers have seen together, however many there are.
+        """
+        key = engine.resolved.resolved, replace(engine.args, max_num_seqs=None)  # nothing waits for a place
+        if key not in self._cold:
+            requests, objective = self.load.recorded, self.objective
+            if requests is None or not self.load.reused or objective.router == "prefix-aware":
+                return True
+            cold = replace(requests, prefixes=None).first(defaults.COLD_PROMPTS)
+            rate = idle_load(engine.deployment, self.load, "rate")
+            cold = replace(cold, arrival_s=np.arange(len(cold.arrival_s)) / rate)
+            idle = replace(self.load, num_prompts=len(cold.arrival_s), request_rate=rate, recorded=cold)
+            self._cold[key] = measure(
+                engine.deployment, idle, objective.slos, confidence=objective.confidence, whole=False
+            ).meets
+        return self._cold[key]
+
+    def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
+        capacity = Capacity(engine.deployment, self.load, self.targets, exactly=self.exactly)
+        if self.plans:
+            challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
+            for exactly in (False, True)[: 1 + self.exactly]:
+                load = capacity.at(challenge, exactly=exactly)
+                if not load.meets:
+                    return None, load
+        elif not (hopeless := capacity.idle()).meets:
+            return None, hopeless
+        carried = capacity.largest()
+        return (self._candidate(engine, carried, 1, capacity), None) if carried else (None, None)
+
+    def _candidate(
+        self, engine: RankedEngine, load: ServedLoad, servers: int, capacity: Capacity | None = None
+    ) -> Candidate:
+        concurrency = max(min(round(load.replay.mean_in_flight), engine.deployment.config.max_num_seqs), 1)
+        figures = estimate(
+            engine.deployment, self.load.input_len, self.load.output_len, concurrency, self.load.prefix_len
+        )  # fmt: skip
+        return Candidate(engine.resolved, engine.deployment, figures, servers=servers, load=load, capacity=capacity)
+
+    # ------------------------------------------------------------------ the answer
+
+    def ranking(self) -> Ranking:
+        """The plans, cheapest first; ties go to the one with most slack, the least latency or the most throughput."""
+        goal, rejected = self.objective.goal, self.choices.rejected
+
+        def order(candidate: Candidate) -> tuple[float, float]:
+            load, cost = candidate.load, self.cost(candidate)
+            assert load is not None
+            if goal == "min-latency":
+                return cost, candidate.e2el_s
+            if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
+                most = largest(self.choices.space, self.objective, candidate) or load
+                return cost, -most.output_tok_per_s / candidate.config.num_gpus
+            return cost, load.excess
+
+        candidates = sorted(self.plans, key=order)
+        seen: set[tuple[str, int, str]] = set()
+        for candidate in candidates:
+            key = (candidate.resolved.resolved, candidate.config.tensor_parallel_size, candidate.config.kv_cache_dtype)
+            if seen and key not in seen:
+                words, best = (self._cost_words(self.cost(one)) for one in (candidate, candidates[0]))
+                rejected.append(Rejected.of(candidate, f"{words} against {best}" if words != best else f"also {words}"))
+            seen.add(key)
+        closest = None if candidates else self._closest()
+        return Ranking(self.choices.profile, self.choices.version, tuple(candidates), tuple(rejected), closest)
+
+    def _closest(self) -> Candidate | None:
+        """The engine that misses a target least: while it idles, or even with one request at a time."""
+        idle = self.exactly and self.objective.by == "rate" and not self.load.unsendable
+        closest: tuple[RankedEngine, ServedLoad] | None = None
+        nearest = min(self.missed, key=lambda pair: pair[1].excess, default=None)  # it meets those of a request alone
+        if nearest and self.load.unsendable:
+            closest = nearest
+        elif nearest and idle:
+            closest = self._missed_when_idle(nearest[0])
+        for at_least, engine in () if closest else sorted(self.hopeless, key=lambda pair: pair[0]):
+            if closest and at_least >= closest[1].excess:
+                break
+            one = replace(engine.args, max_num_seqs=engine.args.max_num_seqs or 1)
+            load = alone(self.choices.deployed(engine.resolved, one), self.objective)
+            closest = closest if closest and closest[1].excess <= load.excess else (engine, load)
+        if closest and idle and closest[1].by == "concurrency":
+            closest = self._missed_when_idle(closest[0]) or closest
+        return self._candidate(*closest, 1) if closest else None
+
+    def _missed_when_idle(self, engine: RankedEngine) -> tuple[RankedEngine, ServedLoad] | None:
+        """A load so small that the server idles, if it misses a target; a limit that it meets has a plan."""
+        args = engine.args
+        try:
+            batch = args.max_num_seqs or self.choices.largest_batch(engine.resolved, args)
+            roomy = self.choices.deployed(engine.resolved, replace(args, max_num_seqs=max(batch, 1)))
+            load = Capacity(roomy, self.load, self.targets).idle(whole=True)
+        except PlannerError:  # with more room than for one request, or in so many steps, it is not served
+            return None
+        return None if load.meets else (engine, load)
+
+    def _reject(self, engine: RankedEngine, reason: str) -> None:
+        candidate = Candidate(engine.resolved, engine.deployment, estimate(engine.deployment, 1, 1, 1))
+        self.choices.rejected.append(Rejected.of(candidate, reason))
+
+    def _cost_words(self, cost: float) -> str:
+        if self.objective.value is None:
+            return f"{1 / cost:,.3g} requests/s per GPU"
+        return f"{cost:,.0f} GPU{'s' if cost != 1 else ''}"
+
+
+def _no_faster(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
+    """Whether the ``other``, which missed a target under ``load``, differs in the time of its steps alone, and took no
+    longer for them."""
+    one, two, replay = engine.deployment.config, other.deployment.config, load.replay
+    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_batched_tokens")
+    alike = all(getattr(one, name) == getattr(two, name) for name in names) and one.max_num_seqs <= two.max_num_seqs
+    if not alike or replay.kv_cache_usage_peak > defaults.ROOMY:
+        return False
+    batches = [batch for batch in (replay.prefill_batch, replay.decode_batch) if batch is not None]
+    mine, its = ([each.deployment.timer.step_s(batch) for batch in batches] for each in (engine, other))
+    return all(mine_s >= its_s * (1 - defaults.SAME_STEP) for mine_s, its_s in zip(mine, its, strict=True))
+
+
+def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
+    """Whether ``engine`` serves ``load`` no better than ``other`` of its family, which is more promising.
+
+    It serves a load that misses a target in the same steps where none of these came near the limits of either. And
+    where the TPOT decides, how prompts are cut moves it little beyond the closed form.
+    """
+    one, two, replay = engine.deployment.config, other.deployment.config, load.replay
+    budgets = {one.max_num_batched_tokens, two.max_num_batched_tokens}
+    same = (
+        replay.most_seqs < min(one.max_num_seqs, two.max_num_seqs)
+        and (len(budgets) == 1 or replay.most_step_tok < min(budgets))
+        and replay.kv_cache_usage_peak < defaults.ROOMY
+    )
+    if same and load.sent.recorded is not None and len(budgets) == 1:
+        return True  # a trace takes long to replay: an engine that serves it in the same steps is no alternative
+    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf
+    decides = (
+        worst is not None
+        and worst.slo.metric == "tpot"
+        and (load.bound_by in ("", str(worst.slo)) if load.meets else worst.excess * behind > defaults.FAR_OFF)
+    )
+    pipelined = one.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
+    return (same and not load.meets) or (decides and replay.most_seqs < one.max_num_seqs and not pipelined)

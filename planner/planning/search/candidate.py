@@ -1,0 +1,242 @@
+"""One engine at one load: what a search compares, and what it turned down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, exp, log
+from typing import Any
+
+from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout
+from planner.hardware import GpuProfile
+from planner.model import ResolvedModel
+from planner.planning.capacity import Capacity
+from planner.planning.defaults import Goal
+from planner.planning.deployment import Deployment
+from planner.planning.odds import Forecast, percent
+from planner.planning.predict import Estimate, Prediction, ServedLoad, estimated_uncertainty
+from planner.planning.uncertainty import Uncertainty
+from planner.units import MS
+from planner.workload import Load
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Settings that lost or cannot run, with the reason. None: the reason comes before that setting."""
+
+    gpu: str
+    model: str
+    tensor_parallel_size: int | None = None
+    kv_cache_dtype: str | None = None
+    reason: str = ""
+    pipeline_parallel_size: int | None = None
+    data_parallel_size: int | None = None
+    enable_expert_parallel: bool | None = None
+    weight_dtype: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    probability_behind: float | None = None  #: that the best serves the goal better; None for other reasons
+
+    @classmethod
+    def of(cls, candidate: Candidate, reason: str, probability_behind: float | None = None) -> Rejected:
+        """A candidate that lost, with everything that it would have been launched with."""
+        names = candidate.profile.id, candidate.resolved.resolved
+        return cls(*names, reason=reason, probability_behind=probability_behind, **candidate.config.choice)
+
+    @classmethod
+    def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
+        """Settings that cannot run."""
+        dtypes: dict[str, Any] = {
+            "weight_dtype": resolved.model.quantization.weight_dtype,
+            "kv_cache_dtype": args.kv_cache_dtype,
+        }
+        settings = args.settings("axes") | dtypes | args.settings("batch")
+        return cls(profile.id, resolved.resolved, reason=reason, **settings)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One engine that fits, at one concurrency; under targets, the servers that carry the load together."""
+
+    resolved: ResolvedModel
+    deployment: Deployment
+    estimate: Estimate
+    figures: Mapping[str, Any] | None = None  #: of the replay, for the finalists; the others have the closed form alone
+    prediction: Prediction | None = None  #: the replay and its uncertainty, for the best
+    servers: int = 1  #: that carry the load together, spares left out
+    load: ServedLoad | None = None  #: of one server, where there are targets
+    too_much: ServedLoad | None = None  #: of one of fewer servers, which missed a target
+    capacity: Capacity | None = None  #: other loads, as far as they were replayed
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's settings."""
+        return self.deployment.config
+
+    @property
+    def profile(self) -> GpuProfile:
+        """The (logical) GPU."""
+        return self.deployment.profile
+
+    @property
+    def engine(self) -> tuple[str, Layout, str]:
+        """Checkpoint, layout and KV dtype, which all batches of one engine share."""
+        return self.resolved.resolved, Layout.of(self.config), self.config.kv_cache_dtype
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all servers that carry the load."""
+        return self.servers * self.config.num_gpus
+
+    @property
+    def tok_per_s_per_gpu(self) -> float:
+        """Output tokens per second and GPU."""
+        if self.figures:
+            return float(self.figures["output_throughput_per_gpu"])
+        if self.load:
+            return self.load.output_tok_per_s / self.config.num_gpus
+        return self.estimate.output_tok_per_s / self.config.num_gpus
+
+    @property
+    def tok_per_s_per_user(self) -> float:
+        """Output tokens per second of one request."""
+        if self.figures:
+            return float(self.figures["output_throughput_per_user"])
+        return self.estimate.tok_per_s_per_user
+
+    @property
+    def e2el_s(self) -> float:
+        """Mean end-to-end latency."""
+        if self.load and not self.figures:
+            return float(self.load.replay.e2el_s.mean())
+        return self.figures["mean_e2el_ms"] * MS if self.figures else self.estimate.e2el_s
+
+    def uncertainty(self, load: Load) -> Uncertainty:
+        """The uncertainty of its figures under ``load``, by the closed form."""
+        concurrency = ceil(self.estimate.concurrency / self.config.data_parallel_size)
+        return estimated_uncertainty(self.deployment, load.input_len, load.output_len, concurrency, load.prefix_len)
+
+    def forecast(self, merit: Merit, load: Load) -> Forecast:
+        """Its merit as measured under ``load``."""
+        return Forecast.of(exp(merit.of_candidate(self)), self.uncertainty(load), *merit.figure)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates of one GPU, best first, and what was turned down."""
+
+    profile: GpuProfile
+    version: EngineVersion
+    candidates: tuple[Candidate, ...]
+    rejected: tuple[Rejected, ...]
+    closest: Candidate | None = None  #: where no plan meets the targets: the one that comes nearest
+
+    @property
+    def best(self) -> Candidate | None:
+        """The plan to make, None where nothing fits."""
+        return self.candidates[0] if self.candidates else None
+
+    @property
+    def pareto(self) -> list[Candidate]:
+        """The Pareto front of tokens/s per GPU against tokens/s per user."""
+        return pareto(self.candidates)
+
+    @property
+    def why_none(self) -> str:
+        """The reason why there is no candidate, in a few words."""
+        closest = self.closest
+        if closest and closest.load and closest.load.readings:
+            worst = max(closest.load.readings, key=lambda reading: reading.excess)
+            return f"{worst.slo} becomes {worst.expected_ms:,.0f} ms at best"
+        of_gpu = [one for one in self.rejected if one.tensor_parallel_size]  # rather than of a checkpoint
+        return next((one.reason for one in of_gpu or self.rejected), "nothing fits")
+
+
+def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """The Pareto front of tokens/s per GPU against tokens/s per user; fastest per user first."""
+    front: list[Candidate] = []
+    for candidate in sorted(candidates, key=lambda c: (-c.tok_per_s_per_user, -c.tok_per_s_per_gpu)):
+        if not front or candidate.tok_per_s_per_gpu > front[-1].tok_per_s_per_gpu:
+            front.append(candidate)
+    return front
+
+
+@dataclass(frozen=True, slots=True)
+class Merit:
+    """How well a prediction serves a goal: its rates, to the powers that count in it."""
+
+    goal: Goal
+    per_user: float = 1.0  #: powers of ``balanced``, 2 together: with them both ends of the front are alike
+    per_gpu: float = 1.0
+
+    @classmethod
+    def among(cls, candidates: Iterable[Candidate], goal: Goal) -> Merit:
+        """By the front of ``candidates``; of a front of one point any axis length does."""
+        front = pareto(candidates) if goal == "balanced" else []
+        if not front:
+            return cls(goal)
+        users = log(front[0].tok_per_s_per_user / front[-1].tok_per_s_per_user) or 1.0
+        gpus = log(front[-1].tok_per_s_per_gpu / front[0].tok_per_s_per_gpu) or 1.0
+        return cls(goal, 2 * gpus / (users + gpus), 2 * users / (users + gpus))
+
+    def of(self, figures: Mapping[str, Any]) -> float:
+        """Return its logarithm from the figures of a prediction; larger is better."""
+        if self.goal == "min-latency":
+            return -log(figures["mean_e2el_ms"])
+        per_gpu = log(figures["output_throughput_per_gpu"])
+        if self.goal == "max-throughput":
+            return per_gpu
+        return self.per_user * log(figures["output_throughput_per_user"]) + self.per_gpu * per_gpu
+
+    def of_candidate(self, candidate: Candidate) -> float:
+        """Return its logarithm for a candidate."""
+        return self.of(
+            {
+                "mean_e2el_ms": candidate.e2el_s / MS,
+                "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
+                "output_throughput_per_user": candidate.tok_per_s_per_user,
+            }
+        )
+
+    @property
+    def figure(self) -> tuple[str, float]:
+        """The figure of a result that it is a power of, for one setting, and that power."""
+        if self.goal == "min-latency":
+            return "mean_e2el_ms", -1.0
+        # both rates are one throughput, over GPUs and over users
+        return "output_throughput", 1.0 if self.goal == "max-throughput" else self.per_user + self.per_gpu
+
+    def figure_at(self, max_concurrency: int | None) -> tuple[str, float]:
+        """Like ``figure``, for a measured load. In an open loop users queue, so E2EL decides."""
+        if max_concurrency is not None or self.goal != "balanced":
+            return self.figure
+        return "mean_e2el_ms", -self.per_user
+
+    def odds(self, load: Load, one: Candidate, other: Candidate) -> float:
+        """Probability that measurements of ``one`` serve the goal better than those of ``other``."""
+        return one.forecast(self, load).beats(other.forecast(self, load))
+
+    def words(self, candidate: Candidate) -> str:
+        """The number that the goal is about, in words."""
+        if self.goal == "min-latency":
+            return f"mean E2EL {candidate.e2el_s:.2f} s"
+        if self.goal == "max-throughput":
+            return f"{candidate.tok_per_s_per_gpu:,.0f} output tokens/s per GPU"
+        return f"{candidate.tok_per_s_per_gpu:,.0f} tokens/s per GPU at {candidate.tok_per_s_per_user:.0f} per user"
+
+
+def odds_words(behind: float) -> str:
+    """``behind with 93% probability``, or ahead."""
+    return f"{percent(max(behind, 1 - behind))} likely to be {'slower' if behind >= 0.5 else 'faster'}"
+
+
+def best_first(candidates: Iterable[Candidate], goal: Goal) -> list[Candidate]:
+    """Candidates by merit; ties go to the one with fewer GPUs and the smaller batch."""
+    candidates = list(candidates)
+    merit = Merit.among(candidates, goal)
+    return sorted(candidates, key=lambda c: (-merit.of_candidate(c), c.config.num_gpus, c.config.max_num_seqs))
+
+
+def without_replay(candidate: Candidate) -> Candidate:
+    """The candidate without the replay behind its figures, which is large."""
+    return replace(candidate, prediction=None)

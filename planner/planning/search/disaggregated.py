@@ -1,0 +1,431 @@
+"""Prefill and decode on servers of their own, beside servers that do both.
+
+::
+
+    TTFT = queue and prefill on a prefill server + transfer of the prompt's KV cache + first step of the decode server
+    TPOT = decode steps alone, no prompt is ever among them
+    transfer = KV bytes of the prompt on one rank / bytes per second of one GPU's link or network adapter
+
+Prefill servers are replayed with prompts that ask for one token; decode servers with prompts of which all but the last
+block is there already. The KV cache leaves when the prefill is done; engines that send layer by layer while they
+compute do better. A link is taken at its line rate unless a rate is given, so the transfer takes at least that long.
+
+Targets are those of TTFT and TPOT, both. How one of E2EL divides over the two sides is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from math import ceil, inf
+from typing import Any, Literal
+
+from planner.engine import EVERYWHERE, EngineVersion, serve_argv
+from planner.errors import IllegalPlanError, InputError, PlannerError
+from planner.hardware import GpuProfile
+from planner.planning import defaults
+from planner.planning.capacity import Capacity, steady_rate
+from planner.planning.cost import price_of
+from planner.planning.defaults import TOLERANCE
+from planner.planning.deployment import Deployment
+from planner.planning.largest import ROUNDING
+from planner.planning.plan import Plan
+from planner.planning.predict import ServedLoad
+from planner.planning.search.candidate import Candidate
+from planner.planning.search.plans import cost, recipe_of, served_name
+from planner.planning.search.search import Search
+from planner.planning.search.space import Choices
+from planner.units import MS
+from planner.workload import Load, Slo, Targets
+
+#: vLLM has had its NIXL connector since this release (pull request 17751).
+NIXL_SINCE = (0, 9, 0)
+KV_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
+PREFILL_PORT, NIXL_PORT = 8000, 5600  #: vLLM's own defaults
+
+
+@dataclass(frozen=True)
+class Side:
+    """Servers of one side, and the largest load of one of them."""
+
+    deployment: Deployment
+    load: ServedLoad
+
+    @property
+    def num_gpus(self) -> int:
+        """(Logical) GPUs of one server."""
+        return self.deployment.config.num_gpus
+
+    @property
+    def rate_per_gpu(self) -> float:
+        """Requests per second and GPU."""
+        return self.load.value / self.num_gpus
+
+    def expected_ms(self, metric: str) -> float:
+        """The latency that a measurement stays below with the asked confidence."""
+        return next((r.expected_ms for r in self.load.readings if r.slo.metric == metric), 0.0)
+
+    def servers_for(self, rate: float) -> int:
+        """Servers that carry ``rate`` requests per second; a rounding error buys no server."""
+        return ceil(rate / self.load.value - ROUNDING)
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The way of the KV cache of a prompt from one side to the other."""
+
+    kv_bytes: float  #: of one prompt on the rank that holds most
+    bytes_per_s: float  #: of one GPU, one direction
+    over: str  #: link, network, or the flag that gives the rate
+
+    @property
+    def time_s(self) -> float:
+        """Seconds of one prompt; its ranks send side by side."""
+        return self.kv_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class SideLaunch:
+    """One side as it is launched."""
+
+    role: Literal["prefill", "decode"]
+    servers: int  #: spares included
+    num_gpus: int  #: of one server
+    serve_argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Disaggregated:
+    """Prefill and decode servers of one GPU type, beside servers that do both on as many GPUs."""
+
+    profile: GpuProfile
+    model: str  #: the checkpoint to serve
+    prefill: Side
+    decode: Side
+    transfer: Transfer
+    prefill_servers: int
+    decode_servers: int
+    spares: int  #: of each side
+    ttft_ms: float  #: all three parts at the statistic and the end of the interval that the target asks for
+    tpot_ms: float
+    aggregated_gpus: int  #: that servers which do both need for the same load, without spares
+    aggregated_rate: float  #: requests per second that those carry
+    disaggregated_rate: float  #: requests per second that the best division of as many GPUs carries; 0: none fits
+
+    @property
+    def num_gpus(self) -> int:
+        """(Logical) GPUs, spares included."""
+        return self.least_gpus + self.spares * (self.prefill.num_gpus + self.decode.num_gpus)
+
+    @property
+    def least_gpus(self) -> int:
+        """(Logical) GPUs without spares, as ``aggregated_gpus`` counts."""
+        return self.prefill_servers * self.prefill.num_gpus + self.decode_servers * self.decode.num_gpus
+
+    def launches(self, decode_port: int) -> tuple[SideLaunch, SideLaunch]:
+        """Both sides as they are started, with vLLM's NIXL connector; decode servers listen on ``decode_port``.
+
+        The connector takes no notice of ``kv_role``: the router decides which side is asked first (vLLM's page
+        "NixlConnector Usage Guide"). Raises IllegalPlanError for versions without it.
+        """
+        return (
+            self._launch("prefill", self.prefill, self.prefill_servers, PREFILL_PORT),
+            self._launch("decode", self.decode, self.decode_servers, decode_port),
+        )
+
+    def _launch(self, role: Literal["prefill", "decode"], side: Side, servers: int, port: int) -> SideLaunch:
+        config, recipe = side.deployment.config, recipe_of(side.deployment)
+        _check_connector(config.version)
+        extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
+        words = serve_argv(config, self.model, host=EVERYWHERE, port=port, extra=extra)
+        env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
+        return SideLaunch(role, servers + self.spares, side.num_gpus, tuple(words), env)
+
+    @property
+    def wins(self) -> bool:
+        """Whether the division carries more on equal GPUs, by more than the tolerance of loads."""
+        return self.disaggregated_rate > self.aggregated_rate * (1 + TOLERANCE)
+
+    @property
+    def loses(self) -> bool:
+        """Whether servers that do both carry more, by more than the tolerance of loads."""
+        return self.aggregated_rate > self.disaggregated_rate * (1 + TOLERANCE)
+
+
+@dataclass(frozen=True)
+class NotDivided:
+    """The reason why there is no such plan for a GPU."""
+
+    profile: GpuProfile
+    reason: str
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A disaggregated plan that is cheaper than servers that do both, at the same confidence."""
+
+    division: Disaggregated
+    plan: Plan  #: of servers that do both, on the same GPU
+    packages: float  #: whole GPUs that its GPUs are, or are partitions of
+    usd_per_hour: float | None  #: where the GPU has a price
+    cost: tuple[bool, float, float]  #: for a unit of the load: ``cost`` of a plan, then its whole GPUs
+
+
+def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | NotDivided:
+    """Plan prefill and decode apart beside ``candidate``, for the same load at the same confidence.
+
+    ``most``: requests per second that one of its servers carries, None where no more than its share is known. Without
+    a load: on ``gpus`` GPUs, with as many requests as servers that do both carry there.
+    """
+    objective, load, profile = search.objective, candidate.load, candidate.profile
+    assert load is not None
+    if objective.by != "rate" or objective.load.recorded is not None:
+        return NotDivided(profile, "planned for a load of --request-rate and lengths alone")
+    if candidate.deployment.covariates["nodes"]:
+        return NotDivided(profile, "a side over several nodes is not planned")
+    most = max(most or 0.0, load.value)
+    rate = objective.value if objective.value is not None else gpus // candidate.config.num_gpus * most
+    try:
+        return disaggregate(search, candidate, replace(load, value=most), rate)
+    except InputError as error:
+        return NotDivided(profile, error.cause)
+
+
+def disaggregate(
+    search: Search,
+    candidate: Candidate,
+    aggregated: ServedLoad,
+    rate: float,
+    transfer_bytes_per_s: float | None = None,
+) -> Disaggregated | NotDivided:
+    """Plan prefill and decode servers with the settings of ``candidate``, at the sizes that carry most per GPU.
+
+    ``aggregated`` is the largest load of one server that does both, ``rate`` the requests per second to carry.
+    ``transfer_bytes_per_s``: of one GPU; None: the profile's link where all fits into a node, else its network.
+    Raises InputError for targets that are not planned for.
+    """
+    profile = candidate.profile
+    if profile.partition is None:
+        profile = profile.with_node(search.space.node_size(profile))
+    _check_targets(search.objective.targets)
+    sizes = _Sizes(search, candidate, profile)
+    try:
+        decode = sizes.decode()
+        if decode is None:
+            return NotDivided(profile, "no decode server meets the targets")
+        division: Disaggregated | NotDivided | None = None
+        fits_node = decode.servers_for(rate) * decode.num_gpus < profile.gpus_per_node
+        for within_node in (True, False) if fits_node else (False,):
+            bytes_per_s, over = transfer_rate(profile, within_node, transfer_bytes_per_s)
+            division = _with_transfer(sizes, decode, Transfer(0.0, bytes_per_s, over), rate, aggregated)
+            if transfer_bytes_per_s or isinstance(division, NotDivided) or division.num_gpus <= profile.gpus_per_node:
+                return division
+    except PlannerError as error:
+        return NotDivided(profile, error.cause)
+    assert division is not None
+    return division
+
+
+def check_apart(search: Search) -> None:
+    """Raise InputError for a load, targets or GPUs that prefill and decode apart are not planned for.
+
+    And IllegalPlanError for a version that cannot launch them.
+    """
+    space, objective = search.space, search.objective
+    if objective.targets is None:
+        raise InputError("prefill and decode apart are planned for targets", hint="add --ttft and --tpot, each in ms")
+    _check_targets(objective.targets)
+    if objective.load.recorded is not None or objective.by != "rate":
+        raise InputError(
+            "prefill and decode apart are planned for requests per second of given lengths",
+            hint="give --request-rate and lengths, not --trace, --class, a workload of turns or --max-concurrency",
+        )
+    if space.coarse:
+        raise InputError(
+            f"prefill and decode apart are not planned among {len(space.gpus)} types of GPUs",
+            hint=f"name at most {defaults.FEW_GPUS} --gpu",
+        )
+    for serving in space.servings:
+        if serving.engine_version is not None:
+            _check_connector(serving.engine_version)
+
+
+def apart_from(search: Search, plan: Plan, division: Disaggregated) -> Apart | None:
+    """Return ``division`` as a plan; None where it is not cheaper than ``plan`` by more than the tolerance of loads."""
+    value, profile = search.objective.value, division.profile
+    load, packages = value or division.aggregated_rate, division.least_gpus / profile.parts
+    if value is not None:  # parts of a GPU are not rented
+        packages = ceil(packages)
+    elif not division.wins:
+        return None
+    price = price_of(profile, search.space.prices)
+    usd = price.usd_per_h.mid * profile.parts * packages if price else None
+    size = packages / load
+    apart = Apart(division, plan, packages, usd, (usd is None, size if usd is None else usd / load, size))
+    return apart if apart.cost < _cost_of(plan) else None
+
+
+def cheapest_apart(plans: Iterable[Plan], apart: Iterable[Apart]) -> Apart | None:
+    """Return the cheapest of ``apart``; None where there is none, or one of ``plans`` is cheaper."""
+    cheapest = min(apart, key=lambda one: one.cost, default=None)
+    return None if cheapest is None or any(_cost_of(plan) < cheapest.cost for plan in plans) else cheapest
+
+
+def _cost_of(plan: Plan) -> tuple[bool, float, float]:
+    service = plan.service
+    assert service is not None
+    return *cost(plan), service.packages / (service.load or 1.0)
+
+
+def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:
+    """Bytes per second from one GPU to another, and the link. Raises InputError where that is not known.
+
+    On a mesh a pair of GPUs shares one link.
+    """
+    if given_bytes_per_s:
+        return given_bytes_per_s, "--kv-transfer-gb-per-s"
+    links = profile.interconnect
+    if within_node:
+        link = links.link_bandwidth if links.kind == "xgmi-mesh" else links.bandwidth
+        link = link or links.host_bandwidth
+        if link and links.kind != "none":
+            return link.base, f"{links.kind} link"
+    elif links.network_bandwidth:
+        return links.network_bandwidth.base, "network"
+    what = "link between GPUs" if within_node else "network between nodes"
+    state = "pass --kv-transfer-gb-per-s to planner fleet" if within_node else "pass --network-gb-per-s"
+    raise InputError(f"the bandwidth of the {what} of {profile.id} is unknown: {state}", hint="of one GPU, in GB/s")
+
+
+def prompt_kv_bytes(deployment: Deployment, input_len: int) -> int:
+    """Bytes of the KV cache of one prompt on the rank that holds most, in whole blocks."""
+    pool = replace(deployment.budget.pool, in_flight_tokens=1)
+    return pool.blocks_per_request(input_len) * max(stage.block_bytes for stage in deployment.budget.stages)
+
+
+def best_division(prefill: Side, decode: Side, gpus: int) -> tuple[int, int, float]:
+    """Servers of each side on ``gpus`` GPUs that carry most, and requests per second; zeros where none fits."""
+    best = (0, 0, 0.0)
+    for first in range(1, gpus // prefill.num_gpus + 1):
+        second = (gpus - first * prefill.num_gpus) // decode.num_gpus
+        rate = min(first * prefill.load.value, second * decode.load.value)
+        if rate > best[2]:
+            best = (first, second, rate)
+    return best
+
+
+def _with_transfer(
+    sizes: _Sizes, decode: Side, transfer: Transfer, rate: float, aggregated: ServedLoad
+) -> Disaggregated | NotDivided:
+    """The plan over one way of transfer."""
+    side = sizes.prefill(decode, transfer)
+    if side is None:
+        return NotDivided(sizes.profile, "no prefill server meets the TTFT target once the transfer is added")
+    prefill, transfer = side
+    both = max(ceil(rate / aggregated.value - ROUNDING), 0)
+    gpus = both * sizes.candidate.config.num_gpus
+    return Disaggregated(
+        profile=sizes.profile,
+        model=served_name(sizes.candidate.resolved),
+        prefill=prefill,
+        decode=decode,
+        transfer=transfer,
+        prefill_servers=prefill.servers_for(rate),
+        decode_servers=decode.servers_for(rate),
+        spares=sizes.search.objective.spares,
+        ttft_ms=prefill.expected_ms("ttft") + transfer.time_s / MS + decode.expected_ms("ttft"),
+        tpot_ms=decode.expected_ms("tpot"),
+        aggregated_gpus=gpus,
+        aggregated_rate=both * aggregated.value,
+        disaggregated_rate=best_division(prefill, decode, gpus)[2],
+    )
+
+
+class _Sizes:
+    """The engine of a candidate at every tensor-parallel size of one GPU type."""
+
+    def __init__(self, search: Search, candidate: Candidate, profile: GpuProfile) -> None:
+        self.search, self.candidate, self.profile = search, candidate, profile
+        self.load, self.slos = search.objective.load, search.objective.slos
+        self.confidence = search.objective.confidence
+
+    def decode(self) -> Side | None:
+        """The decode server that carries most on each GPU; None where none meets the targets."""
+        slos = tuple(
+            replace(slo, limit_ms=slo.limit_ms * defaults.DECODE_SHARE) if slo.metric == "ttft" else slo
+            for slo in self.slos
+        )
+        computed = replace(self.load, prefix_cache_hit_rate=1.0)  # its prefill was done elsewhere
+        return self._best(computed, slos, enable_prefix_caching=True)
+
+    def prefill(self, decode: Side, transfer: Transfer) -> tuple[Side, Transfer] | None:
+        """The prefill server that carries most on each GPU: prompts that ask for one token, and leave again."""
+        (ttft,) = (slo for slo in self.slos if slo.metric == "ttft")
+        input_len, best = self.load.input_len, None
+        for deployment, bound in self._by_bound(prompts := replace(self.load, output_len=1)):
+            if best and bound / deployment.config.num_gpus <= best[0].rate_per_gpu:
+                continue
+            kv_bytes = max(prompt_kv_bytes(end, input_len) for end in (deployment, decode.deployment))
+            sent = replace(transfer, kv_bytes=kv_bytes)
+            left_ms = ttft.limit_ms - sent.time_s / MS - decode.expected_ms("ttft")
+            load = self._largest(deployment, prompts, (replace(ttft, limit_ms=left_ms),)) if left_ms > 0 else None
+            if load is None:
+                continue
+            most = 1 / sent.time_s if sent.time_s else inf
+            side = Side(deployment, load if load.value <= most else replace(load, value=most, bound_by="the transfer"))
+            if best is None or side.rate_per_gpu > best[0].rate_per_gpu:
+                best = side, sent
+        return best
+
+    def _best(self, load: Load, slos: tuple[Slo, ...], **changes: Any) -> Side | None:
+        best: Side | None = None
+        for deployment, bound in self._by_bound(load, **changes):
+            if best is None or bound / deployment.config.num_gpus > best.rate_per_gpu:
+                largest = self._largest(deployment, load, slos)
+                if largest and (best is None or largest.value / deployment.config.num_gpus > best.rate_per_gpu):
+                    best = Side(deployment, largest)
+        return best
+
+    def _by_bound(self, load: Load, **changes: Any) -> list[tuple[Deployment, float]]:
+        """Each size with the rate of full batches, the most promising per GPU first."""
+        bounds = [(one, steady_rate(one, load, confidence=self.confidence)) for one in self._engines(**changes)]
+        return sorted(bounds, key=lambda pair: -pair[1] / pair[0].config.num_gpus)
+
+    def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...]) -> ServedLoad | None:
+        return Capacity(deployment, load, Targets(slos, confidence=self.confidence)).largest()
+
+    def _engines(self, **changes: Any) -> Iterator[Deployment]:
+        """Yield the engine at every size that holds the load's requests, with the largest batch that it holds."""
+        config, resolved = self.candidate.config, self.candidate.resolved
+        serving = next(one for one in self.search.space.servings if one.profile.id == self.profile.id)
+        choices = Choices(self.search.space, self.search.objective, serving.changed(profile=self.profile))
+        for size in choices.tensor_parallel_sizes(resolved.model):
+            args = replace(
+                self.search.space.args,
+                tensor_parallel_size=size,
+                enable_expert_parallel=config.enable_expert_parallel and size > 1,
+                kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=config.max_model_len,
+                **changes,
+            )
+            try:
+                batch = min(choices.largest_batch(resolved, args), config.max_num_batched_tokens)
+                if batch >= 1:
+                    yield choices.deployed(resolved, replace(args, max_num_seqs=batch))
+            except IllegalPlanError:  # a size that cuts a quantisation block, or the like
+                continue
+
+
+def _check_connector(version: EngineVersion) -> None:
+    if version.release < NIXL_SINCE:
+        raise IllegalPlanError(f"vLLM {version} has no NIXL connector", hint="plan for --engine-version 0.9.0 or newer")
+
+
+def _check_targets(targets: Targets | None) -> None:
+    if targets is None or {slo.metric for slo in targets.slos} != {"ttft", "tpot"}:
+        raise InputError(
+            "prefill and decode apart need --ttft and --tpot, one for each side, and take no other target",
+            hint="give both; how --e2el divides over the two sides is not known",
+        )

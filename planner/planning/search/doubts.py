@@ -1,0 +1,181 @@
+"""Answers whose size is suspicious: what decides them, and what would change them.
+
+A practitioner doubts these at first sight, however right the search is::
+
+    confidence   more than TIMES as many GPUs as the expected value (even odds) takes
+    idle         more than TIMES as many servers as there are requests in flight
+    wait         a first token that comes after more than WAIT_S on average
+    odds         targets that even odds miss under any number of servers, or meet where the answer is no
+
+The last one makes an answer a no: ``Doubt.refutes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+from typing import Literal
+
+from planner.planning import defaults
+from planner.planning.comparison import Comparison
+from planner.planning.plan import Plan, Service
+from planner.planning.predict import Reading
+from planner.planning.search.candidate import Candidate, Ranking
+from planner.planning.search.fleet import Fleet, Fleets
+from planner.planning.search.plans import load_words
+from planner.planning.search.search import Search
+from planner.planning.search.servers import share_of
+from planner.planning.search.space import Objective
+from planner.units import MS
+from planner.workload import targets_in_words
+
+TIMES = defaults.SUSPICIOUS_TIMES
+WAIT_S = defaults.SUSPICIOUS_WAIT_S
+EVEN = defaults.LADDER[0]  #: the confidence of the expected value
+
+Kind = Literal["confidence", "idle", "wait", "odds"]
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """One suspicious figure."""
+
+    kind: Kind
+    gpu: str  #: profile id
+    said: str  #: the figure, and what decides it
+    change: str  #: an option that changes it
+    refutes: bool = False  #: the expected value misses the targets
+
+    def __str__(self) -> str:
+        return f"{self.gpu}: {self.said}; {self.change}"
+
+
+def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Iterator[Doubt]:
+    """Yield the suspicious figures of the plan of ``candidate``."""
+    service, objective = plan.service, search.objective
+    if service:
+        yield from _about_sizes(objective, candidate, service, plan.gpu)
+        if service.request_rate:
+            flying = service.request_rate * plan.predicted["mean_e2el_ms"] * MS
+            yield from _about_idle(plan.gpu, service.replicas, flying, targets_in_words(objective.slos))
+    first_s = plan.predicted["mean_ttft_ms"] * MS
+    if first_s > WAIT_S:
+        sent = plan.workload
+        crowd = f"{sent.max_concurrency:,} prompts" if sent.max_concurrency else "prompts"
+        cause = f"{crowd} of {sent.input_len:,} tokens wait for their prefill"
+        yield _wait(plan.gpu, first_s, cause, "fewer requests in flight, or more servers, would shorten it")
+
+
+def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
+    """The doubt where no plan meets the targets with ``confidence``, but the expected value of the closest one does."""
+    closest = ranking.closest
+    if closest is None or closest.load is None or not closest.load.stable or confidence <= EVEN:
+        return None
+    if any(reading.predicted_ms > reading.slo.limit_ms for reading in closest.load.readings):
+        return None
+    looser = met_limits(closest.load.readings)
+    said = f"the expected value meets the targets but not at {confidence:.0%} confidence: the interval decides"
+    return Doubt("odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan")
+
+
+def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:
+    """Yield the suspicious figures of the best of ``fleets``."""
+    best, targets = fleets.best, targets_in_words(fleets.search.objective.slos)
+    if best is None:
+        return
+    if fleets.search.objective.slos:
+        yield from _about_fleet_sizes(fleets, best)
+    for pool in best.pools:
+        name, replay = pool.kind.profile.id, pool.load.replay
+        flying = pool.demand.request_rate * float(replay.e2el_s.mean())
+        servers = sum(one.servers for one in best.pools if one.place == pool.place)
+        yield from _about_idle(name, servers, flying, targets)
+        first_s = float(replay.ttft_s.mean())
+        if first_s > WAIT_S:
+            yield _wait(name, first_s, f"{pool.demand.name} has no target that keeps it short", "add --ttft")
+
+
+def doubts_about_comparison(comparison: Comparison) -> Iterator[Doubt]:
+    """Yield the GPUs on which requests wait too long, each at the smallest load where they do."""
+    points = sorted(comparison.points, key=lambda point: (point.gpu, point.load))
+    for gpu, group in groupby(points, key=lambda point: point.gpu):
+        for point in group:
+            first = point.latency_ms("mean_ttft_ms")
+            if first is None or first.mid * MS <= WAIT_S:
+                continue
+            load = f"at {point.load:,g} {load_words('rate' if point.workload.open else 'concurrency')} "
+            change = "fewer requests, or more GPUs (--packages), would shorten it"
+            yield _wait(gpu, first.mid * MS, point.bound_by, change, load)
+            break
+
+
+def met_limits(readings: Sequence[Reading]) -> str:
+    """Flags with limits that are met, for the targets that are missed; empty where none is."""
+    return " ".join(_met_limit(reading) for reading in readings if not reading.met)
+
+
+def _met_limit(reading: Reading) -> str:
+    slo, least_ms = reading.slo, ceil(reading.expected_ms)
+    return f"{slo.metric}={least_ms} of --class {slo.group}" if slo.group else f"--{slo.metric} {least_ms}"
+
+
+def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> Doubt:
+    return Doubt("wait", gpu, f"{load}the first token comes after {first_s:,.0f} s on average ({cause})", change)
+
+
+def _about_idle(gpu: str, servers: int, flying: float, targets: str) -> Iterator[Doubt]:
+    if servers > TIMES * max(flying, 1.0):
+        said = f"{servers:,} servers for {flying:,.2g} requests in flight: latency decides, not throughput"
+        yield Doubt("idle", gpu, said, f"a looser target than {targets} would take fewer")
+
+
+def _about_sizes(objective: Objective, candidate: Candidate, service: Service, gpu: str) -> Iterator[Doubt]:
+    rungs = {rung.confidence: rung for rung in service.ladder}
+    even, now = rungs.get(EVEN), rungs.get(service.confidence)
+    if even is None or now is None:
+        return
+    if not even.largest_load:
+        yield _refuted(gpu, service.confidence, targets_in_words(objective.slos))
+    elif objective.value is None:
+        if now.largest_load and even.largest_load > TIMES * now.largest_load:
+            ratio, unit = even.largest_load / now.largest_load, service.load_unit
+            said = f"one server carries {now.largest_load:,.3g} {unit}, the expected value is {ratio:,.1f} times that"
+            yield Doubt("confidence", gpu, f"{said}: {_interval(service)} decides", f"--confidence {EVEN:g} takes it")
+    elif even.total_gpus and now.total_gpus and now.total_gpus > TIMES * even.total_gpus:
+        servers = ceil(even.total_gpus / candidate.config.num_gpus)
+        readings = share_of(candidate.deployment, objective, servers).readings
+        yield _too_many(gpu, now.total_gpus, even.total_gpus, _interval(service), met_limits(readings))
+
+
+def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
+    objective, even = fleets.search.objective, fleet.by_confidence[0]
+    gpu = " + ".join(rented.profile.id for rented in fleet.rented)
+    if even.gpus is None:
+        yield _refuted(gpu, objective.confidence, targets_in_words(objective.slos))
+    elif fleet.gpus > TIMES * even.gpus:
+        pool, looser = fleet.busiest, ""
+        if len(fleet.pools) == 1:
+            spares = sum(count for _, count in fleet.spares)
+            servers = max(even.gpus * pool.kind.profile.parts // pool.kind.num_gpus - spares, 1)
+            sized = pool.kind.servers
+            looser = met_limits(share_of(sized.candidate.deployment, sized.objective, servers).readings)
+        interval = f"the interval of {pool.load.bound_by or pool.load.binding}"
+        yield _too_many(gpu, fleet.gpus, even.gpus, interval, looser)
+
+
+def _interval(service: Service) -> str:
+    tightest = max(service.targets, key=lambda target: target.expected_ms / target.limit_ms)
+    return f"the interval of {service.bound_by or tightest.slo}"
+
+
+def _too_many(gpu: str, now: int, even: int, interval: str, looser: str) -> Doubt:
+    said = f"{now:,} GPUs are {now / even:,.1f} times the {even:,} of the expected value: {interval} decides"
+    options = " or ".join(filter(None, (looser, f"--confidence {EVEN:g}")))
+    return Doubt("confidence", gpu, said, f"{options} would take {even:,}, and a measured run narrows it")
+
+
+def _refuted(gpu: str, confidence: float, targets: str) -> Doubt:
+    said = f"the expected value misses {targets}; only {confidence:.0%} confidence is asked for"
+    return Doubt("odds", gpu, said, "looser targets, or another GPU, would meet them", refutes=True)

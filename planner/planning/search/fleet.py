@@ -1,0 +1,528 @@
+"""Fleets: the cheapest servers of each type of GPU, and of a mix, with their cost and power.
+
+For every GPU and class of requests the search finds the engines that carry the load on the fewest GPUs, spares
+included. Each is then tried on the other classes. A mixed-integer programme (``mix``) picks how many of each to rent.
+Several classes get servers of their own, or every server takes all classes: the cheaper of the two shapes. Cost spans
+from the cheapest offer to the dearest. Power is that of the boards of everything that is rented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil, inf
+from typing import get_args
+
+from planner import progress
+from planner.engine import EngineConfig
+from planner.hardware import GpuProfile
+from planner.planning import defaults
+from planner.planning.capacity import Capacity, steady_rate
+from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
+from planner.planning.defaults import Objective as Minimised
+from planner.planning.defaults import RentedBy
+from planner.planning.deployment import Deployment
+from planner.planning.predict import ServedLoad
+from planner.planning.search.candidate import Candidate, Ranking
+from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
+from planner.planning.search.next_run import NextRun
+from planner.planning.search.search import Search
+from planner.planning.search.servers import Rung as Size
+from planner.planning.search.servers import Servers
+from planner.workload import MIXED_PROMPTS, Load, Router, Targets, too_rare
+
+ROUTERS: tuple[Router, ...] = get_args(Router)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How GPUs are rented, and how much room is left."""
+
+    headroom: float = 0.2  #: share of the load that is carried on top of it
+    minimise: Minimised = "usd"
+    rent: RentedBy = "gpu"
+    stock: Mapping[str, int] = field(default_factory=dict)  #: most whole GPUs, by profile id
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One engine, and the largest load of one server of it for each class; None: it misses the targets."""
+
+    servers: Servers
+    loads: tuple[ServedLoad | None, ...]
+
+    @property
+    def candidate(self) -> Candidate:
+        """The engine."""
+        return self.servers.candidate
+
+    @property
+    def deployment(self) -> Deployment:
+        """The engine with its memory and its timing."""
+        return self.candidate.deployment
+
+    @property
+    def profile(self) -> GpuProfile:
+        """The (logical) GPU."""
+        return self.candidate.profile
+
+    @property
+    def num_gpus(self) -> int:
+        """(Logical) GPUs of one server."""
+        return self.candidate.config.num_gpus
+
+    @property
+    def capacity(self) -> tuple[float, ...]:
+        """Requests per second of each class; 0 where it cannot serve it."""
+        return tuple(load.value if load else 0.0 for load in self.loads)
+
+
+@dataclass(frozen=True)
+class NoServer:
+    """A GPU on which no engine meets the targets, and the reason."""
+
+    profile: GpuProfile
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Equal servers that serve one class."""
+
+    place: int  #: of the class
+    demand: Load  #: headroom included
+    kind: Kind
+    servers: int
+    load: ServedLoad  #: the largest of one of them
+
+
+@dataclass(frozen=True)
+class Rented:
+    """GPUs of one type, with their cost."""
+
+    profile: GpuProfile
+    price: Price | None
+    gpus: int  #: whole ones that are paid for
+
+    @property
+    def nodes(self) -> int:
+        """Nodes that they fill, the last one perhaps in part."""
+        return ceil(self.gpus / max(self.profile.gpus_per_node // self.profile.parts, 1))
+
+    @property
+    def usd_per_h(self) -> Span | None:
+        """Rent per hour."""
+        return self.price.usd_per_h.times(self.gpus * self.profile.parts) if self.price else None
+
+    @property
+    def power_w(self) -> float | None:
+        """Board power."""
+        watts = power_w(self.profile)
+        return watts * self.gpus * self.profile.parts if watts else None
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """GPUs and rent at one confidence in the targets."""
+
+    confidence: float
+    gpus: int | None  #: that are paid for; None: no number of them meets the targets
+    usd_per_h: Span | None
+
+
+@dataclass(frozen=True, slots=True)
+class Offloading:
+    """The worth of ``--kv-offloading-size``: shares of the prompt tokens, and the same servers without it."""
+
+    host_share: float
+    gpu_share: float
+    without_gpu_share: float
+    without_rate: float  #: requests per second that one of them carries
+    without_gpus: int | None  #: that are paid for, of the same kind; None: no number meets the targets
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Servers that carry every class, their spares, and the GPUs that are rented for them."""
+
+    solver: _Solver
+    pools: tuple[Pool, ...]
+    spares: tuple[tuple[Kind, int], ...]
+    rented: tuple[Rented, ...]
+    proven: bool  #: whether nothing of these kinds is cheaper for certain
+
+    @property
+    def servers(self) -> int:
+        """Servers, spares included."""
+        return sum(pool.servers for pool in self.pools) + sum(count for _, count in self.spares)
+
+    @property
+    def gpus(self) -> int:
+        """Whole GPUs that are paid for."""
+        return sum(rented.gpus for rented in self.rented)
+
+    @property
+    def nodes(self) -> int:
+        """Nodes, of all types together."""
+        return sum(rented.nodes for rented in self.rented)
+
+    def utilisation(self, pool: Pool) -> float:
+        """Share of the largest load of its pools that the class of ``pool`` makes up; spares do not count."""
+        most = sum(one.servers * one.load.value for one in self.pools if one.place == pool.place)
+        return pool.demand.request_rate / (1 + self.solver.terms.headroom) / most
+
+    @property
+    def busiest(self) -> Pool:
+        """A pool of the class that is nearest to its largest load."""
+        return max(self.pools, key=self.utilisation)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of servers in use, each once."""
+        return tuple({pool.kind.candidate.config: pool.kind for pool in self.pools}.values())
+
+    @property
+    def power_w(self) -> float | None:
+        """Board power of all that is rented; None where that of one is not known."""
+        watts = [rented.power_w for rented in self.rented]
+        return sum(w for w in watts if w) if all(watts) else None
+
+    @cached_property
+    def usd_per_h(self) -> Span | None:
+        """Rent per hour; None where a price is not known."""
+        return _usd(self.rented)
+
+    @property
+    def output_tok_per_s(self) -> float:
+        """Output tokens per second that are asked for."""
+        return sum(demand.output_tok_per_s for demand in self.solver.demands) / (1 + self.solver.terms.headroom)
+
+    @property
+    def usd_per_million_tok(self) -> Span | None:
+        """USD per 1M output tokens at the asked load; None where no price is known, or it is zero."""
+        usd = self.usd_per_h
+        return usd.times(MILLION / HOUR_S / self.output_tok_per_s) if usd and usd.mid > 0 else None
+
+    @property
+    def tok_per_joule(self) -> float | None:
+        """Output tokens for one joule at board power, at the asked load."""
+        return self.output_tok_per_s / self.power_w if self.power_w else None
+
+    def weight(self, minimise: Minimised) -> float:
+        """The quantity that is minimised; infinite where it is not known."""
+        if minimise == "gpus":
+            return self.gpus
+        if minimise == "watts":
+            return self.power_w or inf
+        return self.usd_per_h.mid if self.usd_per_h else inf
+
+    # ------------------------------------------------------------------ other confidences and routers
+
+    @property
+    def _only(self) -> Pool | None:
+        return self.pools[0] if len(self.pools) == 1 else None
+
+    @cached_property
+    def by_confidence(self) -> tuple[Rung, ...]:
+        """GPUs at 50, 80 and 95 % confidence, of servers of the same kinds."""
+        return tuple(self._at(confidence) for confidence in defaults.LADDER)
+
+    def _at(self, confidence: float) -> Rung:
+        if confidence == self.solver.confidence or not self.solver.objectives[0].slos:
+            return Rung(confidence, self.gpus, self.usd_per_h)
+        progress.say(f"{confidence:.0%} confidence on {' and '.join(kind.profile.id for kind in self.kinds)}")
+        capacities: dict[EngineConfig, list[float]] = {}
+        for pool in self.pools:
+            capacity = capacities.setdefault(pool.kind.candidate.config, [0.0] * len(self.solver.demands))
+            size = self.solver.sized(pool).at(confidence)
+            capacity[pool.place] = self._carried(pool, size)
+        return self._rented(confidence, [tuple(capacity) for capacity in capacities.values()])
+
+    def _carried(self, pool: Pool, size: Size) -> float:
+        """Load of one server, as little above the pool's share as so many servers take."""
+        if size.servers is None or self._only is None:
+            return size.largest_load
+        return max(size.largest_load, pool.demand.request_rate / size.servers)
+
+    def _rented(self, confidence: float, capacities: Sequence[tuple[float, ...]]) -> Rung:
+        _, rented = self.solver.solved(self.kinds, "gpus", capacities)
+        return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
+
+    @cached_property
+    def carries(self) -> Span | None:
+        """Requests per second of the servers of the only pool, spares left out, with the 90 % interval."""
+        pool = self._only
+        if pool is None:
+            return None
+        servers = self.solver.sized(pool)
+        most = (servers.most or pool.load).value
+        if servers.objective.slos:
+            low, high = servers.interval or (most, most)
+        else:
+            deployment = pool.kind.candidate.deployment
+            low, high = (steady_rate(deployment, pool.demand, confidence=odds) for odds in (0.95, 0.05))
+        return Span(low, most, high).times(pool.servers)
+
+    @cached_property
+    def measure_next(self) -> tuple[NextRun, Rung] | None:
+        """The run that narrows the size most, and the size expected after it; None where it would change nothing."""
+        pool = self._only
+        if pool is None or not self.solver.objectives[0].slos or self.by_confidence[0].gpus == self.gpus:
+            return None
+        narrowing = self.solver.sized(pool).next_run(lambda size: -(size.servers or inf))
+        if narrowing is None:
+            return None
+        run, size = narrowing
+        then = self._rented(size.confidence, [(self._carried(pool, size),)])
+        return (run, then) if then.gpus and then.gpus < self.gpus else None
+
+    @cached_property
+    def reuse(self) -> dict[Router, float]:
+        """Share of the prompt tokens that comes from the prefix caches, by router; empty where it is not known."""
+        pool = self._only
+        if pool is None or not pool.demand.reused:
+            return {}
+        routers = ROUTERS if pool.servers > 1 else ROUTERS[:1]
+        return {router: pool.kind.servers.replay_with(router).cached_share for router in routers}
+
+    @cached_property
+    def offloading(self) -> Offloading | None:
+        """The worth of ``--kv-offloading-size``; None where host memory keeps no blocks of shared prefixes."""
+        pool = self._only
+        bare = pool.kind.servers.without_offloading if pool else None
+        if pool is None or bare is None:
+            return None
+        (without, count), replay = bare, pool.load.replay
+        rate = pool.demand.request_rate / count if count else 0.0
+        return Offloading(
+            host_share=replay.host_share,
+            gpu_share=replay.cached_share - replay.host_share,
+            without_gpu_share=without.replay.cached_share,
+            without_rate=rate,
+            without_gpus=self._rented(self.solver.confidence, [(rate,)]).gpus if rate else None,
+        )
+
+
+@dataclass(frozen=True)
+class Fleets:
+    """Fleets of each GPU alone, best first, and of a mix where that is better than all of them."""
+
+    search: Search
+    terms: Terms
+    demands: tuple[Load, ...]  #: the classes, at the asked rates
+    single: tuple[Fleet, ...]
+    mix: Fleet | None
+    minimised: Minimised  #: without any price, GPUs
+    refused: tuple[NoServer, ...]
+    shapes: tuple[Fleet | None, Fleet | None] | None = None  #: of several classes: a pool for each, and one for all
+
+    @property
+    def fleets(self) -> tuple[Fleet, ...]:
+        """All fleets, the best first."""
+        return (self.mix, *self.single) if self.mix else self.single
+
+    @property
+    def best(self) -> Fleet | None:
+        """The fleet to rent."""
+        return next(iter(self.fleets), None)
+
+
+def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] = ()) -> Fleets:
+    """Plan fleets for the load of ``search``: of each GPU the better of two shapes.
+
+    ``classes`` are the parts that may get servers of their own, by default those of the load.
+    """
+    search = replace(search, objective=replace(search.objective, goal="balanced"))
+    load, more = search.objective.load, 1 + terms.headroom
+    demands = tuple(classes) or load.classes or (load,)
+    one_pool = _Solver(search, terms, (times(load, more),))
+    if len(demands) == 1:
+        return _answer(search, terms, demands, *one_pool.fleets())
+    each = _Solver(search, terms, tuple(times(one, more) for one in demands))
+    divided = _answer(search, terms, demands, *each.fleets())
+    if too_rare(demands, MIXED_PROMPTS):
+        return divided
+    shared = _answer(search, terms, demands, *one_pool.fleets())
+    return replace(_better(divided, shared), shapes=(divided.best, shared.best))
+
+
+def times(load: Load, factor: float) -> Load:
+    """Return ``load`` at ``factor`` times its rate, its classes likewise."""
+    if load.classes:
+        classes = [replace(one, request_rate=one.request_rate * factor) for one in load.classes]
+        return Load.classes_of(classes, load.num_prompts, seed=load.seed, burstiness=load.burstiness, name=load.name)
+    return load if factor == 1 or not load.open else load.at_rate(load.request_rate * factor, load.count)
+
+
+class _Solver:
+    """Fleets of one shape: a pool for each of ``demands``, headroom included."""
+
+    def __init__(self, search: Search, terms: Terms, demands: tuple[Load, ...]) -> None:
+        self.search, self.terms, self.demands = search, terms, demands
+        self.objectives = [replace(search.objective, load=one, targets=self._targets(one)) for one in demands]
+        self.confidence = search.objective.confidence
+
+    def _targets(self, demand: Load) -> Targets:
+        """The targets of servers that serve one class, or all classes together."""
+        targets, names = (
+            self.search.objective.targets or Targets(),
+            {c.name for c in self.search.objective.load.classes},
+        )
+        slos = targets.slos
+        if demand.name in names and any(slo.group for slo in slos):
+            slos = tuple(replace(slo, group="") for slo in slos if slo.group in ("", demand.name))
+        return replace(targets, slos=slos, by="rate", value=demand.request_rate)
+
+    def fleets(self) -> tuple[list[Fleet], Fleet | None, Minimised, list[NoServer]]:
+        """The best fleet of each GPU, the mix, the quantity that is minimised, and the GPUs without a fleet."""
+        rankings = [replace(self.search, objective=objective).run() for objective in self.objectives]
+        single: list[Fleet] = []
+        refused: list[NoServer] = []
+        kinds: list[Kind] = []
+        for serving, *of_classes in zip(self.search.space.servings, *rankings, strict=True):
+            own = self._kinds(of_classes)
+            kinds += own
+            # prompts that share prefixes find more or less by the number of servers: kinds are not mixed; else the best
+            # kind alone, unless a mix of kinds takes fewer GPUs
+            choices = [[kind] for kind in own] if self.demands[0].reused else [own[:1], own]
+            fleets = [fleet for some in choices if some and (fleet := self._fleet(some, "gpus"))]
+            if fleets:
+                single.append(min(fleets, key=lambda fleet: fleet.gpus))
+            else:
+                refused.append(NoServer(serving.profile, self._why_none(own, of_classes)))
+        minimise = self.terms.minimise
+        priced = [kind for kind in kinds if price_of(kind.profile, self.search.space.prices)]
+        if minimise == "usd" and not priced:
+            minimise = "gpus"
+        known = priced if minimise == "usd" else kinds
+        mixes = len({kind.profile.id for kind in known}) > 1 and not self.demands[0].reused
+        return single, self._fleet(known, minimise) if mixes else None, minimise, refused
+
+    def sized(self, pool: Pool) -> Servers:
+        """The servers of a pool, for its class."""
+        objective = self.objectives[pool.place]
+        candidate = pool.kind.candidate
+        if pool.kind.servers.objective is objective:
+            return pool.kind.servers
+        capacity = Capacity(candidate.deployment, pool.demand, objective.targets or Targets(), known=[pool.load])
+        own = replace(candidate, servers=pool.servers, load=pool.load, too_much=None, capacity=capacity)
+        return Servers(self.search.space, objective, own)
+
+    def _kinds(self, rankings: Sequence[Ranking]) -> list[Kind]:
+        """The cheapest engines of one GPU for each class, with the largest load of each class on one server."""
+        engines: dict[EngineConfig, tuple[Servers, dict[int, ServedLoad | None]]] = {}
+        most = defaults.FLEET_ENGINES if len(rankings) == 1 else defaults.CLASS_ENGINES
+        for c, (objective, ranking) in enumerate(zip(self.objectives, rankings, strict=True)):
+            for candidate in ranking.candidates[:most]:
+                servers = Servers(self.search.space, objective, candidate)
+                _, loads = engines.setdefault(candidate.config, (servers, {}))
+                # of shared prefixes it is the load of so many servers
+                loads[c] = candidate.load if objective.load.reused else servers.most or candidate.load
+        return [
+            Kind(
+                servers,
+                tuple(loads[c] if c in loads else self._carried(servers.candidate, c) for c in range(len(rankings))),
+            )
+            for servers, loads in engines.values()
+        ]
+
+    def _carried(self, candidate: Candidate, place: int) -> ServedLoad | None:
+        """Largest load of another class on one server; None where it misses the targets, or holds no request."""
+        objective, deployment = self.objectives[place], candidate.deployment
+        longest = objective.load.longest_len
+        if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
+            return None
+        return Capacity(deployment, objective.load, objective.targets or Targets()).largest()
+
+    def _fleet(self, kinds: Sequence[Kind], minimise: Minimised) -> Fleet | None:
+        """The cheapest fleet of these kinds; None where they do not carry every class."""
+        mix, rented = self.solved(kinds, minimise, [kind.capacity for kind in kinds])
+        if mix is None:
+            return None
+        pools = tuple(
+            Pool(c, demand, kind, mix.servers[c][k], load)
+            for c, demand in enumerate(self.demands)
+            for k, kind in enumerate(kinds)
+            if mix.servers[c][k] and (load := kind.loads[c])
+        )
+        spares = tuple((kind, count) for kind, count in zip(kinds, mix.spares, strict=True) if count)
+        return Fleet(self, pools, spares, rented, mix.proven)
+
+    def solved(
+        self, kinds: Sequence[Kind], minimise: Minimised, capacities: Sequence[tuple[float, ...]]
+    ) -> tuple[Mix | None, tuple[Rented, ...]]:
+        """The cheapest mix of ``kinds`` with these capacities, and the GPUs that are rented for it."""
+        profiles = list({kind.profile.id: kind.profile for kind in kinds}.values())
+        places = {profile.id: index for index, profile in enumerate(profiles)}
+        rents = [self._rent(profile, minimise) for profile in profiles]
+        offers = [
+            Offer(places[kind.profile.id], kind.num_gpus, capacity)
+            for kind, capacity in zip(kinds, capacities, strict=True)
+        ]
+        mix = cheapest_mix([one.request_rate for one in self.demands], offers, rents, self.search.objective.spares)
+        rented = tuple(
+            Rented(profile, price_of(profile, self.search.space.prices), units * rent.gpus // profile.parts)
+            for profile, rent, units in zip(profiles, rents, mix.units if mix else (), strict=bool(mix))
+            if units
+        )
+        return mix, rented
+
+    def _rent(self, profile: GpuProfile, minimise: Minimised) -> Rent:
+        """The unit that is rented of one type of GPU, with its weight in what is minimised."""
+        gpus = profile.gpus_per_node if self.terms.rent == "node" else profile.parts
+        price = price_of(profile, self.search.space.prices)
+        weight = {
+            "gpus": gpus / profile.parts,
+            "watts": (power_w(profile) or 0.0) * gpus,
+            "usd": price.usd_per_h.mid * gpus if price else inf,
+        }[minimise]
+        stock = self.terms.stock.get(profile.id, self.terms.stock.get(profile.whole, inf))
+        return Rent(weight, gpus, stock if stock == inf else stock * profile.parts // gpus)
+
+    def _why_none(self, kinds: Sequence[Kind], rankings: Sequence[Ranking]) -> str:
+        if not kinds:
+            pairs = zip(self.demands, rankings, strict=True)
+            return "; ".join(f"{demand.name}: {ranking.why_none}" for demand, ranking in pairs)
+        for c, demand in enumerate(self.demands):
+            if not any(kind.capacity[c] for kind in kinds):
+                return f"{demand.name}: no server meets the targets"
+        return "the load needs more GPUs than --stock has"
+
+
+def _answer(
+    search: Search,
+    terms: Terms,
+    demands: tuple[Load, ...],
+    single: Iterable[Fleet],
+    mix: Fleet | None,
+    minimise: Minimised,
+    refused: Iterable[NoServer],
+) -> Fleets:
+    """The fleets in their order; a mix that is no better than the best of one GPU is dropped."""
+    ordered = tuple(sorted(single, key=lambda fleet: (fleet.weight(minimise), fleet.gpus)))
+    if mix and ordered and mix.weight(minimise) >= ordered[0].weight(minimise) * (1 - 1e-9):
+        mix = None
+    return Fleets(search, terms, demands, ordered, mix, minimise, tuple(refused))
+
+
+def _better(one: Fleets, other: Fleets) -> Fleets:
+    """For each GPU keep the cheaper fleet; on a tie keep ``one``'s."""
+    minimise = one.minimised
+    by_gpu: dict[str, Fleet] = {}
+    for fleet in (*one.single, *other.single):
+        gpu = fleet.rented[0].profile.id
+        if gpu not in by_gpu or fleet.weight(minimise) < by_gpu[gpu].weight(minimise):
+            by_gpu[gpu] = fleet
+    mixes = [fleet for fleet in (one.mix, other.mix) if fleet]
+    mix = min(mixes, key=lambda fleet: fleet.weight(minimise), default=None)
+    refused = [gone for gone in one.refused if gone.profile.id not in by_gpu]
+    return _answer(one.search, one.terms, one.demands, by_gpu.values(), mix, minimise, refused)
+
+
+def _usd(rented: Sequence[Rented]) -> Span | None:
+    spans = [part.usd_per_h for part in rented]
+    if any(span is None for span in spans):
+        return None
+    known = [span for span in spans if span]
+    return Span(sum(s.low for s in known), sum(s.mid for s in known), sum(s.high for s in known))

@@ -1,0 +1,580 @@
+"""From a candidate to a plan: every word that is launched, the figures that are predicted, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import astuple, replace
+from math import ceil, inf
+from pathlib import Path
+from typing import Any
+
+from planner.engine import (
+    EVERYWHERE,
+    LOOPBACK,
+    Image,
+    Layout,
+    Recipe,
+    bench_serve_argv,
+    docker_args,
+    flag_status,
+    image_for,
+    known_issues,
+    options_version,
+    recipe_for,
+    serve_argv,
+    visible_devices,
+)
+from planner.memory import stored_weight_bytes
+from planner.model import ResolvedModel
+from planner.planning import defaults
+from planner.planning.compared_point import find_limit, limit_in_words
+from planner.planning.cost import price_of
+from planner.planning.defaults import Goal
+from planner.planning.deployment import Deployment
+from planner.planning.plan import (
+    Plan,
+    PlannedClass,
+    PlannedOffloading,
+    PlannedRun,
+    PlannedRung,
+    PlannedTarget,
+    PlannedTrace,
+    PlannedWorkload,
+    Service,
+    Unaided,
+)
+from planner.planning.predict import THROUGHPUT, Prediction, Reading, ServedLoad
+from planner.planning.search.candidate import Candidate, Merit, Ranking, odds_words
+from planner.planning.search.servers import Rung, Servers
+from planner.planning.search.space import Objective, Space
+from planner.simulator import Replay, statistic_ms
+from planner.units import GB, GIB, figure
+from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
+
+
+def assemble(
+    space: Space,
+    objective: Objective,
+    ranking: Ranking,
+    candidate: Candidate,
+    *,
+    image: Image | None = None,
+    load: Load | None = None,
+) -> Plan:
+    """Return the plan for ``candidate``.
+
+    ``image`` is one that is built, not pulled; ``load`` another load than the one that was searched for.
+    Raises IllegalPlanError where no image of the version is known for the GPU.
+    """
+    deployment, config, profile = candidate.deployment, candidate.config, candidate.profile
+    model, best = served_name(candidate.resolved), candidate is ranking.best
+    image = image or image_for(profile, config.version)
+    sender = _Sender(model, deployment, image)
+    prediction: Prediction | None = None
+    service: Service | None = None
+    asked: tuple[Load, ...] = ()
+    if load is None:
+        servers = Servers(space, objective, candidate)
+        prediction, asked, load = candidate.prediction, objective.load.classes, servers.benchmark()
+        if candidate.load and objective.targets:
+            service = _service(servers, sender, best=best)
+    prediction = prediction or _predicted(objective, candidate, load)
+    classes = tuple(sender.of_classes(asked, prediction, load))
+    if classes:
+        load = replace(load, num_prompts=sum(one.workload.num_prompts for one in classes))
+    recipe = recipe_of(deployment)
+    # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
+    host = EVERYWHERE if image.name else LOOPBACK
+    return Plan(
+        gpu=profile.id,
+        num_gpus=config.num_gpus,
+        **config.planned,
+        requested_model=space.model.requested,
+        model=model,
+        gated=candidate.resolved.model.gated,
+        engine_version=str(config.version),
+        gpus_per_node=space.node_size(profile),
+        network_gb_per_s=_network_gb_per_s(deployment),
+        platform=profile.platform,
+        image=image.name,
+        image_source=image.source,
+        env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
+        docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
+        serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
+        bench_argv=() if classes else sender.argv(load),
+        classes=classes,
+        workload=PlannedWorkload.of(load),
+        service=service,
+        predicted=_figures(prediction),
+        memory=_memory(deployment, load.total_len),
+        calibration=deployment.calibrated_by,
+        why=tuple(_why(space, objective, ranking, candidate, recipe)),
+        warnings=tuple(filter(None, _warnings(space, objective, candidate, image.note, recipe))),
+    )
+
+
+class _Sender:
+    """The clients that benchmark one server."""
+
+    def __init__(self, model: str, deployment: Deployment, image: Image) -> None:
+        self.model, self.deployment, self.image = model, deployment, image
+
+    def argv(self, load: Load, priority: int = 0) -> tuple[str, ...]:
+        """The line of ``vllm bench serve`` that sends ``load``."""
+        platform = self.deployment.profile.platform
+        version = options_version(self.deployment.config.version, platform, self.image.name)
+        words = bench_serve_argv(
+            load, self.model, version, percentiles=defaults.PERCENTILES, platform=platform, priority=priority
+        )
+        return tuple(words)
+
+    def of_classes(self, asked: Sequence[Load], prediction: Prediction, load: Load) -> Iterator[PlannedClass]:
+        """Yield each class with the client that sends it, and its figures."""
+        sent = benchmarks(load.classes, load.num_prompts, seed=load.seed, burstiness=load.burstiness) if asked else ()
+        for one, of_it, figures in zip(asked, sent, prediction.classes, strict=True):
+            yield PlannedClass(
+                name=one.name,
+                request_rate=one.request_rate,
+                priority=one.priority,
+                targets_ms=dict(figures.targets_ms),
+                workload=PlannedWorkload.of(of_it),
+                bench_argv=self.argv(of_it, one.priority),
+                predicted={key: value for key, value in figures.result.items() if value is not None},
+            )
+
+
+def _predicted(objective: Objective, candidate: Candidate, load: Load) -> Prediction:
+    """The prediction of the benchmark of ``load``, from the replay of the search if that sent the same."""
+    searched = candidate.load
+    goodput: dict[str, float] = {}
+    if load.classes:
+        own = {one.name for one in load.classes if one.limits_ms}
+        of_all = (slo for slo in objective.slos if slo.group not in own and slo.metric in OF_A_REQUEST)
+        goodput = {slo.metric: slo.limit_ms for slo in of_all}
+    if searched and searched.whole and searched.sent == load:
+        return searched.prediction.reported(defaults.PERCENTILES, goodput)
+    return Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES, goodput=goodput)
+
+
+def _figures(prediction: Prediction) -> dict[str, Any]:
+    """The keys of the benchmark's result file, and the two rates that plans are compared by, with their intervals."""
+    rates = prediction.with_intervals(prediction.rates)
+    return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
+
+
+def _network_gb_per_s(deployment: Deployment) -> float | None:
+    """Inter-node bandwidth per GPU, GB/s; None on one node."""
+    network = deployment.profile.interconnect.network_bandwidth
+    return network.base / GB if network and deployment.covariates["nodes"] else None
+
+
+def served_name(resolved: ResolvedModel) -> str:
+    """The model argument of ``vllm serve``: a hub id, or the absolute path of a folder."""
+    if resolved.source != "path":
+        return resolved.resolved
+    path = Path(resolved.resolved).resolve()
+    return str(path if path.is_dir() else path.parent)
+
+
+def recipe_of(deployment: Deployment) -> Recipe:
+    """The flags and variables that the publishers of recipes set beside the plan's settings."""
+    config = deployment.config
+    return recipe_for(
+        deployment.model,
+        deployment.profile,
+        config.version,
+        engine=config.engine,
+    )
+
+
+def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
+    """Bytes on each GPU, tokens and requests of one engine."""
+    stage, budget = deployment.budget.binding, deployment.budget
+    return {
+        "memory_bytes": budget.memory_bytes,
+        "budget_bytes": stage.requested_bytes,
+        "weights_bytes": stage.weights.loaded_bytes,
+        "activation_bytes": round(stage.activation.mid),
+        "non_torch_bytes": round(stage.non_torch.mid),
+        "cuda_graph_bytes": round(stage.graphs.mid),
+        "kv_cache_bytes": round(stage.available.mid),
+        "kv_cache_bytes_lo": round(stage.available.low),
+        "kv_cache_bytes_hi": round(stage.available.high),
+        "kv_cache_tokens": budget.logged_tokens(budget.num_blocks.mid),
+        "requests_held": round(deployment.requests_held(total_len), 2),
+        "checkpoint_bytes": stored_weight_bytes(deployment.model),
+    }
+
+
+# --- under targets ----------------------------------------------------------------------------------------------------
+
+
+def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
+    """Servers, load and cost; of the best plan with the sizes at other confidences."""
+    space, objective, candidate = servers.space, servers.objective, servers.candidate
+    load, profile, config, reused = candidate.load, candidate.profile, candidate.config, objective.load.reused
+    assert load is not None
+    whole = objective.value if objective.value is not None else load.value
+    most, per_node = servers.most, space.node_size(profile) // config.num_gpus
+    packages = candidate.num_gpus / profile.parts
+    if objective.value is not None:  # parts of a GPU are not rented
+        packages = ceil(packages)
+    price = price_of(profile, space.prices)
+    interval = servers.interval if best else None
+    rungs = servers.by_confidence if best else ()
+    return Service(
+        confidence=objective.confidence,
+        targets=tuple(map(_target, load.readings)),
+        request_rate=whole if objective.by == "rate" else None,
+        max_concurrency=round(whole) if objective.by == "concurrency" else None,
+        load_asked=objective.value is not None,
+        workload=objective.workload_name,
+        trace=PlannedTrace.of(objective.load),
+        replicas=candidate.servers,
+        total_gpus=candidate.num_gpus,
+        packages=packages,
+        goodput=load.goodput_per_s * candidate.servers,
+        largest_load=most.value if most else None,
+        largest_load_lo=interval[0] if interval else None,
+        largest_load_hi=interval[1] if interval else None,
+        node_load=most.value * per_node if most and per_node else None,
+        bound_by=most.bound_by if most else "",
+        output_throughput_per_gpu=(most or load).output_tok_per_s / config.num_gpus,
+        usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
+        router=objective.router if reused else None,
+        prefix_cache_share=load.replay.cached_share if reused else None,
+        kv_offloading=_offloading(servers) if best else None,
+        ladder=tuple(_rung(rung, config.num_gpus) for rung in rungs),
+        measure_next=_next_run(servers, sender) if rungs else None,
+    )
+
+
+def _rung(rung: Rung, num_gpus: int) -> PlannedRung:
+    gpus = rung.servers * num_gpus if rung.servers else None
+    return PlannedRung(confidence=rung.confidence, largest_load=rung.largest_load, total_gpus=gpus)
+
+
+def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
+    """The run that is worth most: it takes fewer servers for the load, or without one puts more load on a server."""
+
+    def worth(rung: Rung) -> float:
+        return rung.largest_load if servers.objective.value is None else -(rung.servers or inf)
+
+    narrowing = servers.next_run(worth)
+    if narrowing is None:
+        return None
+    run, then = narrowing
+    sent = PlannedWorkload.of(servers.benchmark() if run.own else run.workload)
+    return PlannedRun(
+        script="benchmark.sh" if run.own else "measure_next.sh",
+        workload=sent,
+        bench_argv=sender.argv(sent.sent),
+        duration_s=run.duration_s,
+        figure=run.figure,
+        deviation_factor=run.factor,
+        expected=_rung(then, servers.candidate.config.num_gpus),
+    )
+
+
+def _offloading(servers: Servers) -> PlannedOffloading | None:
+    """The worth of the blocks in host memory, for prompts that share prefixes; None where it keeps none."""
+    bare, load, num_gpus = servers.without_offloading, servers.candidate.load, servers.candidate.config.num_gpus
+    if bare is None or load is None:
+        return None
+    without, count = bare
+    return PlannedOffloading(
+        host_share=load.replay.host_share,
+        gpu_share=load.replay.cached_share - load.replay.host_share,
+        without=Unaided(
+            gpu_share=without.replay.cached_share,
+            targets=tuple(map(_target, without.readings)),
+            total_gpus=count and count * num_gpus,
+        ),
+    )
+
+
+def _target(reading: Reading) -> PlannedTarget:
+    return PlannedTarget(
+        metric=reading.slo.key,
+        limit_ms=reading.slo.limit_ms,
+        predicted_ms=reading.predicted_ms,
+        expected_ms=reading.expected_ms,
+        met=reading.met,
+        of_class=reading.slo.group,
+    )
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def cost(plan: Plan) -> tuple[bool, float]:
+    """Cost of a plan for a unit of its load: USD per hour; whole GPUs, sorted last, where no price is known."""
+    service = plan.service
+    assert service is not None
+    carried = service.request_rate or service.max_concurrency or 1.0
+    priced = service.usd_per_hour is not None
+    return not priced, (service.usd_per_hour or 0.0 if priced else service.packages) / carried
+
+
+def plans_best_first(plans: Iterable[Plan], merit: Merit) -> list[Plan]:
+    """Plans of different GPUs in the order that ``order_words`` describes.
+
+    With targets: by USD per hour, then those without a price by whole GPUs, each for a unit of the load; with
+    ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by ``merit``.
+    """
+    plans = list(plans)
+    if any(plan.service is None for plan in plans):
+        return sorted(plans, key=lambda plan: merit.of(plan.predicted), reverse=True)
+    if merit.goal == "max-throughput":
+        return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
+    return sorted(plans, key=cost)
+
+
+def order_words(plans: Sequence[Plan], goal: Goal) -> str:
+    """The order of ``plans_best_first``, and the GPUs without a price where that counts."""
+    if any(plan.service is None for plan in plans):
+        return {
+            "min-latency": "mean E2EL, the shortest first",
+            "max-throughput": "output tokens/s per GPU, the most first",
+            "balanced": "balance of tokens/s per GPU and tokens/s per user, the best first",
+        }[goal]
+    if goal == "max-throughput":
+        return "output tokens/s per GPU under the targets, the most first"
+    unpriced = [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]
+    if len(unpriced) == len(plans):
+        return "whole GPUs, the fewest first; no price is known"
+    behind = f"; no price is known for {', '.join(dict.fromkeys(unpriced))}: behind, by whole GPUs" if unpriced else ""
+    return f"USD per hour, the cheapest first{behind}"
+
+
+# --- reasons ----------------------------------------------------------------------------------------------------------
+
+
+def _why(
+    space: Space, objective: Objective, ranking: Ranking, winner: Candidate, recipe: Recipe
+) -> Iterator[str]:  # fmt: skip
+    if winner.load:
+        yield from _why_service(objective, winner, winner.load)
+    else:
+        yield from _why_goal(space, objective, ranking, winner)
+    stage, config = winner.deployment.budget.binding, winner.config
+    given = config.given_kv_cache_bytes and f" ({config.kv_cache_given_by})"
+    cache = f"are given to the KV cache{given}" if given else "are left for the KV cache"
+    yield (
+        f"weights take {stage.weights.loaded_bytes / GIB:.1f} GiB of {stage.requested_bytes / GIB:.1f} GiB "
+        f"on each GPU, {stage.available.mid / GIB:.1f} GiB {cache}"
+    )
+    if recipe.sources:
+        yield "environment and further flags: " + "; ".join(recipe.sources)
+
+
+def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Candidate) -> Iterator[str]:
+    merit = Merit.among(ranking.candidates, objective.goal)
+    place = ranking.candidates.index(winner) + 1 if winner in ranking.candidates else 1
+    best = ranking.candidates[0] if ranking.candidates else winner
+    among = "the best" if place == 1 else f"number {place}, behind {merit.words(best)},"
+    count = len(ranking.candidates)
+    place_words = f"{among} of {count} settings that fit" if count > 1 else "the only setting that fits"
+    yield f"{objective.goal}: {merit.words(winner)}, {place_words}"
+    of_layout: dict[Layout, Candidate] = {}  # the best with the winner's checkpoint; the ranking is best first
+    for candidate in ranking.candidates:
+        if candidate.resolved.resolved == winner.resolved.resolved:
+            of_layout.setdefault(Layout.of(candidate.config), candidate)
+    for layout in sorted(of_layout, key=astuple):
+        if layout != Layout.of(winner.config):
+            behind = odds_words(merit.odds(objective.load, winner, of_layout[layout]))
+            words = layout.flags if layout.num_gpus > 1 else "--tensor-parallel-size 1"
+            yield f"{words} instead: {merit.words(of_layout[layout])}, {behind}"
+    yield f"--max-num-seqs {winner.config.max_num_seqs}: {_why_batch(space, objective, winner)}"
+
+
+def _why_batch(space: Space, objective: Objective, winner: Candidate) -> str:
+    largest = int(winner.deployment.requests_held(space.planned_len(objective.load), pessimistic=True))
+    if space.args.max_num_seqs or objective.load.max_concurrency:
+        return "as asked for"
+    if objective.wanted_batch:
+        return "a small batch: the concurrency at which latency counts"
+    if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees room for a few more
+        return "the largest batch whose requests all fit the KV cache at full length"
+    return f"up to {largest} would fit the KV cache"
+
+
+def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> Iterator[str]:
+    """Yield the targets met, the GPUs of each server, and what limits them."""
+    unit, size = load_words(objective.by), _gpus(winner.config.num_gpus)
+    if objective.value is None:
+        yield f"{targets_in_words(objective.slos)}: one server of {size} carries {load.value:,.4g} {unit}"
+    else:
+        several = f"{winner.servers} servers of {size} each, {load.value:,.4g} on each"
+        servers = several if winner.servers > 1 else f"one server of {size}"
+        yield f"{objective.value:,.4g} {unit} with {targets_in_words(objective.slos)}: {servers}"
+    for reading in load.readings:
+        name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
+        name = f"{name} for {reading.slo.group}:" if reading.slo.group else name
+        yield (
+            f"{name} {reading.predicted_ms:,.0f} ms predicted, below {reading.expected_ms:,.0f} ms with "
+            f"{objective.confidence:.0%} confidence, against {reading.slo.limit_ms:,.4g} ms"
+        )
+    goodput = load.goodput_per_s * winner.servers
+    yield f"goodput {goodput:,.4g} requests/s: {load.good_share:.1%} meet every target with that confidence"
+    if objective.load.reused:
+        yield reuse_words(load.replay, objective, winner.servers)
+    if limits := what_limits(winner.deployment, load):
+        yield f"nearest to its limit: {limits}"
+    if objective.by == "concurrency":
+        yield f"the first {load.value:,.0f} requests, which start together, do not count for the targets"
+        yield from _with_the_burst(load)
+        if not objective.load.range_ratio and objective.load.recorded is None:
+            yield "requests of equal lengths end together, and so start together: --random-range-ratio 0.5 spreads them"
+
+
+def reuse_words(served: Replay, objective: Objective, servers: int) -> str:
+    """The share of the prompt tokens that the prefix cache spares."""
+    sent = objective.load.recorded
+    assert sent is not None
+    most = sent.reusable_tok / float(sent.input_len.mean())
+    dealt = f" of {servers} servers, {objective.router}" if servers > 1 else ""
+    hits = f"{served.cached_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
+    return f"{hits}; {most:.1%} would from one that forgets nothing"
+
+
+def _with_the_burst(load: ServedLoad) -> Iterator[str]:
+    """Yield the targets that are missed where the opening burst counts, as it does in a benchmark."""
+    for reading in load.readings:
+        counted_ms = statistic_ms(reading.slo, load.replay)
+        expected_ms = counted_ms * reading.expected_ms / reading.predicted_ms if reading.predicted_ms else 0.0
+        if reading.met and expected_ms > reading.slo.limit_ms:
+            name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
+            yield f"with them, as a benchmark counts, {name} is {counted_ms:,.0f} ms, up to {expected_ms:,.0f} ms"
+
+
+def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
+    """The limit of one server: the tightest target, or without targets the part of a step that takes most."""
+    if candidate.load:
+        return what_limits(candidate.deployment, candidate.load)
+    sent = Servers(space, objective, candidate).benchmark()
+    served = candidate.prediction.replay if candidate.prediction else candidate.deployment.replay(sent)
+    flying = sent.max_concurrency or served.mean_in_flight
+    return limit_in_words(find_limit(candidate.deployment, served, sent.max_total_len, flying))
+
+
+def what_limits(deployment: Deployment, load: ServedLoad) -> str:
+    """The tightest target, and the bound of the steps behind it."""
+    replayed, timer = load.replay, deployment.timer
+    steps = {"prefill": replayed.prefill_batch, "decode": replayed.decode_batch}
+    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    if worst is None or not load.stable:
+        return THROUGHPUT
+    kinds = {"ttft": ["prefill"], "tpot": ["decode"], "itl": ["decode"], "e2el": ["decode", "prefill"]}
+    kind = next((kind for kind in kinds[worst.slo.metric] if steps[kind] is not None), "")
+    batch = steps.get(kind)
+    if batch is None:
+        return str(worst.slo)
+    bounds: dict[str, float] = {}
+    for part in timer.breakdown(batch).parts:
+        bounds[part.bound] = bounds.get(part.bound, 0.0) + part.time_s
+    return f"{worst.slo}; the {kind} steps behind it are bound by {max(bounds, key=lambda b: bounds[b])}"
+
+
+def load_words(by: str) -> str:
+    """The unit of a load."""
+    return "requests/s" if by == "rate" else "requests in flight"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+# --- where no plan meets the targets ----------------------------------------------------------------------------------
+
+
+def little_in_words(load: ServedLoad) -> str:
+    """The load under which the closest plan already misses a target."""
+    return "one request at a time" if load.by == "concurrency" else f"{figure(load.value)} requests/s"
+
+
+def closest_point(candidate: Candidate) -> dict[str, Any]:
+    """The plan that comes nearest to targets that none meets, for JSON."""
+    config, load = candidate.config, candidate.load
+    assert load is not None
+    return {
+        "gpu": candidate.profile.id,
+        "model": candidate.resolved.resolved,
+        **config.choice,
+        "load": {load.by: load.value},
+        "targets": [_target(reading).model_dump() for reading in load.readings],
+        "limits": what_limits(candidate.deployment, load),
+    }
+
+
+def closest_lines(candidate: Candidate) -> Iterator[str]:
+    """Yield the plan that comes nearest, in words."""
+    config, load = candidate.config, candidate.load
+    assert load is not None
+    yield (
+        f"closest: {candidate.resolved.resolved}, {_gpus(config.num_gpus)}, --tensor-parallel-size "
+        f"{config.tensor_parallel_size}, {little_in_words(load)}"
+    )
+    for reading in load.readings:
+        verdict = "meets" if reading.met else "misses"
+        predicted, most = figure(reading.predicted_ms, 4), figure(reading.expected_ms, 4)
+        yield f"{verdict} {reading.slo}: {predicted} ms predicted, up to {most} ms"
+    yield f"bottleneck: {what_limits(candidate.deployment, load)}"
+
+
+# --- warnings ---------------------------------------------------------------------------------------------------------
+
+
+def _about_benchmark(space: Space, objective: Objective, candidate: Candidate) -> Iterator[str]:
+    """Yield the differences between the load and what benchmark.sh and instances.sh send."""
+    load, version = objective.load, candidate.config.version
+    if load.unsendable:
+        what = "a trace" if load.origin else "turns that go on from each other"
+        yield (
+            f"benchmark.sh cannot send {what}: it sends random prompts of the mean lengths, at the same rate and "
+            "burstiness. The prediction of the targets is for the load itself"
+        )
+        if load.origin and load.reused and flag_status(version, "--timed-trace-chunk-hash-size", "bench serve"):
+            yield (
+                f"vllm bench serve of {version} sends a trace with hash_ids itself: --dataset-name timed_trace "
+                "--self-timed, to all servers behind one address"
+            )
+    if any(one.priority for one in load.classes) and not flag_status(version, "--extra-body", "bench serve"):
+        yield f"benchmark.sh sends no priority: vllm bench serve of {version} has no --extra-body, that of 0.11.1 does"
+    if load.classes and space.node_size(candidate.profile) // candidate.config.num_gpus > 1:
+        yield "instances.sh bench sends requests of the mean lengths, not those of each class"
+
+
+def _warnings(
+    space: Space, objective: Objective, candidate: Candidate, image_note: str, recipe: Recipe
+) -> Iterator[str]:  # fmt: skip
+    config, profile, deployment = candidate.config, candidate.profile, candidate.deployment
+    yield deployment.network_remark
+    if not objective.load.reused:
+        yield deployment.unused_host_remark
+    yield from candidate.resolved.notes
+    if drafts := config.speculative_config:
+        yield (
+            f"predicted with {drafts.acceptance_length:.2f} tokens in each step, by the acceptance that was given: "
+            "benchmark.sh sends random prompts, and fewer or more of their drafts are accepted than of real ones"
+        )
+    chosen = candidate.resolved.resolved != space.model.resolved  # a checkpoint that the user named is not warned of
+    if chosen and config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
+        yield f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before the plan goes into production"
+    fp8_chosen = space.args.kv_cache_dtype == "auto" and config.kv_cache_dtype.startswith("fp8")
+    if fp8_chosen and not candidate.resolved.model.quantization.kv_cache_dtype:
+        yield "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production"
+    yield from _about_benchmark(space, objective, candidate)
+    if image_note:
+        yield f"image: {image_note}"
+    yield from map(str, known_issues(config, recipe.env | config.env, candidate.resolved.model, profile))
+    options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
+    if options:
+        yield f"the recipes also set options that vLLM {config.version} does not have: {', '.join(options)}"
+    if recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP":
+        yield "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production"
+    if profile.partition and not profile.partition.isolated_bandwidth:
+        yield "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy"
+    node = space.node_size(profile)
+    if (copies := node // config.num_gpus) > 1:
+        yield f"a node of {node} holds {copies} such servers: launch.sh starts one, instances.sh all"

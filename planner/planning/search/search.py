@@ -1,0 +1,89 @@
+"""One search for every question of the kind "which settings": a space to choose from, and an objective."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner import progress
+from planner.errors import InputError
+from planner.planning import defaults
+from planner.planning.plan import Plan
+from planner.planning.search.by_goal import rank_by_goal
+from planner.planning.search.by_targets import rank_by_targets
+from planner.planning.search.candidate import Candidate, Ranking, Rejected
+from planner.planning.search.plans import assemble
+from planner.planning.search.space import Choices, Objective, Space
+from planner.planning.serving import Serving
+
+
+@dataclass(frozen=True)
+class Search:
+    """The best engines of a space for an objective: a goal, or targets under a load at the least cost.
+
+    >>> space = Space((Serving("meta-llama/Llama-3.1-8B-Instruct", "h100"),))
+    >>> ranking, = Search(space, Objective("min-latency", Load.closed_loop(8, 1024, 128))).run()
+    >>> ranking.best.config.tensor_parallel_size
+    8
+    """
+
+    space: Space
+    objective: Objective
+
+    def run(self) -> tuple[Ranking, ...]:
+        """Rank the candidates of each GPU, in the order of the space. Raises InputError for loads that none replays."""
+        self._check_offloading()
+        servings = progress.each(self.space.servings, lambda serving: serving.profile.id)
+        return tuple(self._over_nodes(serving) for serving in servings)
+
+    def plan(self, ranking: Ranking, candidate: Candidate | None = None, **other: Any) -> Plan:
+        """Return the plan of ``candidate``, by default the best. ``other`` as for ``assemble``."""
+        candidate = candidate or ranking.best
+        if candidate is None:
+            raise ValueError("the ranking has no candidate")
+        return assemble(self.space, self.objective, ranking, candidate, **other)
+
+    def _on(self, serving: Serving, nodes: tuple[int, ...] = (1,)) -> Ranking:
+        choices = Choices(self.space, self.objective, serving, nodes)
+        return rank_by_targets(choices) if self.objective.targets else rank_by_goal(choices)
+
+    def _over_nodes(self, serving: Serving) -> Ranking:
+        """Rank servers of one node; where no number is asked for and one holds no request, of the fewest that do."""
+        profile, space = serving.profile, self.space
+        # partitions and processors stay on their node, and so does a search over many types of GPUs
+        spreads = profile.partition is None and profile.platform != "cpu" and not space.coarse
+        # nodes of the asked size decide what crosses the network
+        in_nodes = serving.changed(profile=profile.with_node(space.node_size(profile))) if spreads else serving
+        if space.nodes:
+            return self._on(in_nodes, tuple(range(1, space.nodes + 1)))
+        ranking = self._on(serving)
+        if ranking.candidates or ranking.closest or not spreads:
+            return ranking
+        if profile.interconnect.network_bandwidth is None and profile.joined_gpus <= profile.gpus_per_node:
+            needed = "the model does not fit on one node: to plan across nodes, pass --network-gb-per-s"
+            refusal = Rejected(profile.id, space.model.resolved, space.node_size(profile), reason=needed)
+            return replace(ranking, rejected=(refusal, *ranking.rejected))
+        for nodes in range(2, defaults.MOST_NODES + 1):
+            spread = self._on(in_nodes, (nodes,))
+            if spread.candidates or spread.closest:
+                return replace(spread, rejected=(*spread.rejected, *ranking.rejected))
+        return ranking
+
+    def _check_offloading(self) -> None:
+        """Raise InputError where no GPU replays what ``--kv-offloading-size`` keeps of prompts that share prefixes."""
+        if not (self.space.args.kv_offloading_size and self.objective.targets and self.objective.load.reused):
+            return
+        refusals: list[InputError] = []
+        for serving in self.space.servings:
+            choices = Choices(self.space, self.objective, serving)
+            args = next(iter(choices.engines(self.space.model)), None)
+            try:
+                if args is not None:
+                    choices.deployed(self.space.model, args).check_host_blocks()
+            except InputError as error:  # other layouts are refused for the same reason, or for one of their own
+                refusals.append(error)
+                continue
+            if args is not None:
+                return
+        if refusals:
+            raise refusals[0]

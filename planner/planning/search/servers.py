@@ -1,0 +1,237 @@
+"""Servers of one kind under targets: the share of each, how many the load takes, and the run that would tell most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil, inf
+
+from planner.planning import defaults
+from planner.planning.capacity import Capacity, at_load, measure
+from planner.planning.deployment import Deployment
+from planner.planning.largest import ROUNDING
+from planner.planning.predict import ServedLoad
+from planner.planning.search.candidate import Candidate
+from planner.planning.search.next_run import NextRun, next_run
+from planner.planning.search.space import Objective, Space
+from planner.simulator import Replay
+from planner.workload import Load, Router, Targets
+
+
+def share_of(
+    deployment: Deployment,
+    objective: Objective,
+    servers: int,
+    *,
+    entire: bool = False,
+    whole: bool = True,
+    exactly: bool = False,
+) -> ServedLoad:
+    """Predict one of ``servers`` that share the load, beside the targets.
+
+    Of recorded requests it gets the last ``TRACE_PROMPTS`` that the router sends it, or its ``entire`` share. ``whole``
+    and ``exactly`` as for ``measure``.
+    """
+    load, slos, value = objective.load, objective.slos, objective.value
+    assert value is not None
+    if load.classes:
+        few = at_load(deployment, load, slos, "rate", value / servers)
+        one_of_each = ceil(max(value / one.request_rate for one in load.classes)) + 1
+        sent = load.share_of(servers, most=objective.num_prompts or max(few.num_prompts, one_of_each))
+    elif load.recorded is not None:
+        sent = load.share_of(servers, objective.router, load.count if entire else defaults.TRACE_PROMPTS)
+    else:
+        each = value / servers
+        sent = at_load(deployment, load, slos, objective.by, ceil(each) if objective.by == "concurrency" else each)
+        if objective.num_prompts:
+            sent = replace(sent, num_prompts=objective.num_prompts)
+    return measure(deployment, sent, slos, confidence=objective.confidence, whole=whole, exactly=exactly)
+
+
+def fewest_servers(
+    probe: Callable[[int], ServedLoad], fewest: int, start: int, cap: float = inf
+) -> tuple[int | None, ServedLoad | None, ServedLoad | None]:
+    """The smallest number in [fewest, cap] whose share meets the targets, its load, and the last load that does not.
+
+    ``probe`` is assumed to miss a target below some number and to meet them from there on. With a cap, that is tried
+    first.
+    """
+    low, high = fewest - 1, inf
+    met: ServedLoad | None = None
+    failed: ServedLoad | None = None
+    count, fewer, more = start if cap == inf else int(cap), 1, 0.1
+    while low + 1 < high:
+        load = probe(count)
+        if load.meets:
+            high, met = count, load
+        else:
+            low, failed = count, load
+        if failed and met:
+            count = (low + int(high)) // 2
+        elif met and count == cap and cap > max(fewest, start):  # most engines carry no more than the best so far
+            count = int(cap) - 1
+        elif met:  # the start is a good guess: steps from there grow
+            count = start if count > start else max(low + 1, int(high) - fewer)
+            fewer = fewer if count == start else 2 * fewer
+        elif low >= cap or load.value <= _least_share(load):
+            break
+        else:  # as many more as the worst target is off, or in growing steps where that is not enough
+            count = int(min(max(low + 1, ceil(low * min(max(load.excess, 1 + more), 2.0))), cap))
+            more *= 2
+    return (None if high == inf else int(high)), met, failed
+
+
+def _least_share(load: ServedLoad) -> float:
+    """A load so small that fewer of it would not help: one in flight, or a server that idles between requests."""
+    return 1.0 if load.by == "concurrency" else 0.02 / float(load.replay.e2el_s.mean())
+
+
+def capacity_of(objective: Objective, candidate: Candidate) -> Capacity:
+    """Return the capacity of one server of ``candidate``; of recorded requests, for those that the router sends it.
+
+    The search's own replays are reused, so that no server has room for a load that one of fewer could not carry; but
+    where prompts share prefixes, one of fewer found more in its cache.
+    """
+    load = objective.load
+    replayed = (candidate.load, None if load.reused else candidate.too_much)
+    if load.unsendable:
+        load = load.share_of(candidate.servers, objective.router)
+    known = [one for one in replayed if one]
+    return Capacity(candidate.deployment, load, objective.targets or Targets(), known=known)
+
+
+def largest(
+    space: Space, objective: Objective, candidate: Candidate, capacity: Capacity | None = None
+) -> ServedLoad | None:
+    """Largest load of one server under the targets; None where many GPUs are compared."""
+    if objective.value is None:
+        return candidate.load
+    if space.coarse or candidate.load is None:
+        return None
+    capacity = capacity or candidate.capacity or capacity_of(objective, candidate)
+    most = capacity.largest()
+    if most is None or most.value < candidate.load.value:  # the search stops a little below the edge
+        return replace(candidate.load, bound_by=most.bound_by if most else "")
+    if objective.load.unsendable and not objective.load.drawn:  # all requests of a trace, not the last ones alone
+        sent = capacity.load.at_rate(most.value, capacity.load.count)
+        entire = measure(
+            capacity.deployment, sent, capacity.slos, confidence=objective.confidence, whole=False, exactly=True
+        )  # fmt: skip
+        if not entire.meets:
+            return replace(candidate.load, bound_by=entire.binding)
+    return most
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Load of one server, and the servers that the load takes, at one confidence."""
+
+    confidence: float
+    largest_load: float  #: 0: it meets the targets under none
+    servers: int | None  #: spares left out; None: no number of servers meets the targets
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers of one candidate that share the load of ``objective``."""
+
+    space: Space
+    objective: Objective
+    candidate: Candidate
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        """The capacity of one of them."""
+        return self.candidate.capacity or capacity_of(self.objective, self.candidate)
+
+    @cached_property
+    def most(self) -> ServedLoad | None:
+        """Largest load of one of them at the asked confidence; None where it was not looked for."""
+        return largest(self.space, self.objective, self.candidate, self.capacity)
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Loads of one server that 95 % and 5 % of measurements exceed; None without targets."""
+        return self._sizes[1]
+
+    @property
+    def by_confidence(self) -> tuple[Rung, ...]:
+        """The servers at 50, 80 and 95 % confidence, and at the asked one; empty without targets."""
+        return self._sizes[0]
+
+    @cached_property
+    def _sizes(self) -> tuple[tuple[Rung, ...], tuple[float, float] | None]:
+        """Both in one order: each load that is replayed moves the next estimate a little."""
+        if self.most is None or not self.objective.slos:
+            return (), None
+        rungs = tuple(map(self.at, sorted({*defaults.LADDER, self.objective.confidence})))
+        return rungs, self.capacity.interval(self.most.value)
+
+    def at(self, confidence: float) -> Rung:
+        """Return the servers at another confidence. More confidence never takes fewer."""
+        asked, value, servers = self.objective.confidence, self.objective.value, self.candidate.servers
+        assert self.most is not None
+        carried = self.most.value
+        if confidence != asked:
+            bound = max if confidence < asked else min
+            carried = bound(self.capacity.carried(confidence, carried), carried)
+            if value is not None and carried:
+                fewest = ceil(value / carried - ROUNDING)
+                servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
+        return Rung(confidence, carried, servers if carried else None)
+
+    def next_run(self, worth: Callable[[Rung], float]) -> tuple[NextRun, Rung] | None:
+        """The run that narrows the size most, and the expected size after it; None where it would change nothing.
+
+        ``worth`` is larger for better sizes.
+        """
+        confidence, load = self.objective.confidence, self.candidate.load
+        now = next((rung for rung in self.by_confidence if rung.confidence == confidence), None)
+        if now is None or load is None or self.most is None or worth(self.by_confidence[0]) <= worth(now):
+            return None
+        run = next_run(self.candidate.deployment, replace(load, bound_by=self.most.bound_by))
+        if run is None:
+            return None
+        then = self.at(run.confidence(confidence))
+        return (run, replace(then, confidence=confidence)) if worth(then) > worth(now) else None
+
+    def benchmark(self) -> Load:
+        """The load that the benchmark sends to the one server that it measures.
+
+        For recorded requests, random prompts of the mean lengths, at their rate and burstiness. The tokens that the
+        prefix cache spares are then a prefix that all prompts share.
+        """
+        load = self.candidate.load
+        if load is None:
+            return self.objective.closed_loop(self.candidate.estimate.concurrency)
+        sent = load.sent
+        if sent.unsendable:
+            sent = sent.as_drawn()
+        prompts = self.objective.num_prompts
+        return replace(sent, num_prompts=prompts) if prompts else sent
+
+    def replay_with(self, router: Router) -> Replay:
+        """Replay the share of one server that ``router`` deals to it."""
+        share = self.objective.load.share_of(self.candidate.servers, router, defaults.TRACE_PROMPTS)
+        return self.candidate.deployment.replay(share)
+
+    @cached_property
+    def without_offloading(self) -> tuple[ServedLoad, int | None] | None:
+        """One server without ``--kv-offloading-size``, and how many the load then takes, up to four times as many.
+
+        None where host memory keeps no blocks of prompts that share prefixes.
+        """
+        deployment, objective, servers = self.candidate.deployment, self.objective, self.candidate.servers
+        if not (deployment.config.kv_offloading_size and objective.load.reused and self.candidate.load):
+            return None
+        bare = replace(deployment, config=replace(deployment.config, kv_offloading_size=None))
+        exactly = bool(objective.slos)
+        without = share_of(bare, objective, servers, exactly=exactly)
+        if without.meets:
+            return without, servers
+        most = defaults.TIMES_WITHOUT_OFFLOADING * servers
+        count, _, _ = fewest_servers(
+            lambda count: share_of(bare, objective, count, exactly=exactly), servers + 1, servers + 1, most
+        )
+        return without, count
