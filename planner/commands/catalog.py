@@ -5,22 +5,16 @@ from typing import Annotated, Any
 from planner.commands.declare import Argument, Option, command
 from planner.commands.options import Format, HubOptions, complete_gpu, complete_model
 
-GpuArgument = Annotated[
-    str, Argument(metavar="GPU", autocompletion=complete_gpu, help="Profile id, alias or file; or 'local'.")
-]
-Models = Annotated[
-    list[str],
-    Argument(
-        metavar="MODEL...",
-        autocompletion=complete_model,
-        help="Hub ids, folders with a config.json, or config.json files.",
-    ),
-]
-All = Annotated[bool, Option("--all", help="Also partitions and MIG profiles.")]
+_GPU = "Profile id, alias or file; or 'local'."
+_MODELS = "Hub ids, folders with a config.json, or config.json files."
 
 
 @command("hardware list", help="GPU profiles with their aliases.")
-def print_gpus(*, every: All = False, format: Format = "table") -> None:
+def print_gpus(
+    *,
+    every: Annotated[bool, Option("--all", help="Also partitions and MIG profiles.")] = False,
+    format: Format = "table",
+) -> None:
     """Print the GPU profiles."""
     from planner.hardware import load_all
     from planner.output import print_hardware
@@ -29,7 +23,9 @@ def print_gpus(*, every: All = False, format: Format = "table") -> None:
 
 
 @command("hardware show", help="One profile: every figure with its source.")
-def print_gpu(gpu: GpuArgument, *, format: Format = "table") -> None:
+def print_gpu(
+    gpu: Annotated[str, Argument(metavar="GPU", autocompletion=complete_gpu, help=_GPU)], *, format: Format = "table"
+) -> None:
     """Print one GPU profile."""
     from planner.output import print_notes, print_profile
     from planner.planning import find_gpu
@@ -49,7 +45,12 @@ def print_models_of_catalog(*, format: Format = "table") -> None:
 
 
 @command("models show", help="Architecture, parameters and bytes of models.", groups=(HubOptions,))
-def print_model_facts(model: Models, *, format: Format = "table", **hub: Any) -> int:
+def print_model_facts(
+    model: Annotated[list[str], Argument(metavar="MODEL...", autocompletion=complete_model, help=_MODELS)],
+    *,
+    format: Format = "table",
+    **hub: Any,
+) -> int:
     """Print models. Exit status 2 or 3 if one of them cannot be shown; the others are shown all the same."""
     from planner.commands.streams import complain
     from planner.errors import PlannerError

@@ -133,7 +133,7 @@ class Command:
         """The parameters in their order: the function's own, those of the groups, the engine settings."""
         every = [*_of_function(self.function)]
         for group in self.groups:
-            for name, alias in group.__annotations__.items():
+            for name, alias in _members(group).items():
                 every += _declared(name, alias, getattr(group, name, REQUIRED))
         every += [_of_engine(name, searched=name in self.searched) for name in self.engine]
         return {one.name: one for one in every}
@@ -162,27 +162,26 @@ def command(words: str, **declared: Any) -> Callable[[Function], Function]:
     """Declare the command that a function answers, and check its keywords. The keywords are fields of ``Command``."""
 
     def remember(function: Function) -> Function:
-        made = Command(words, function, **declared)
-        COMMANDS[words] = made
-        return checked(made, function)
+        made = COMMANDS[words] = Command(words, function, **declared)
+
+        @wraps(function)
+        def checked(*given: Any, **options: Any) -> Any:
+            return function(*given, **made.check(options))
+
+        vars(checked)["declared"] = made
+        return checked  # type: ignore[return-value]
 
     return remember
 
 
-def checked(declared: Command, function: Function) -> Function:
-    """A copy of ``function`` that checks its keywords by the declaration."""
-
-    @wraps(function)
-    def asked(*words: Any, **given: Any) -> Any:
-        return function(*words, **declared.check(given))
-
-    vars(asked)["declared"] = declared
-    return asked  # type: ignore[return-value]
-
-
 def taken(options: dict[str, Any], group: type) -> dict[str, Any]:
     """The options of a group, taken out of all ``options``."""
-    return {name: options.pop(name) for name in group.__annotations__ if name in options}
+    return {name: options.pop(name) for name in _members(group) if name in options}
+
+
+def _members(group: type) -> dict[str, Any]:
+    """The annotations of a group, before those of the groups that it extends."""
+    return {name: alias for one in group.__mro__ for name, alias in inspect.get_annotations(one).items()}
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:

@@ -15,9 +15,7 @@ from planner.commands.streams import write
 from planner.errors import InputError
 
 if TYPE_CHECKING:
-    from planner.evidence import PlanFolders
     from planner.output import Emission, OfflineValidation, TuningAnswer, ValidationAnswer
-    from planner.planning import Local
 
 
 def _folder(text: str) -> Any:
@@ -27,81 +25,60 @@ def _folder(text: str) -> Any:
 # --- report -----------------------------------------------------------------------------------------------------------
 
 ChartName = Literal["memory", "pareto", "latency", "operators"]
-PlansDir = Annotated[Path, _folder("Folder that planner recommend -o wrote.")]
-ReportFile = Annotated[
-    Path, Option("-o", "--output", metavar="FILE", help="Default: report.html in DIR; of a chart, its name there.")
-]
-ReportFormat = Annotated[
-    Literal["html", "svg", "term"], Option(help="HTML page, one chart as SVG, or charts of characters on stdout.")
-]
-Chart = Annotated[ChartName, Option(help="One chart. Without it, term prints all.")]
-Width = Annotated[int, Interval(ge=240, le=2000), Option(help="Width of an SVG chart in pixels. Default: 720.")]
 
 
 @command("report", help="One page on the plans of a folder: charts, reasons, scripts.")
 def report(
-    directory: PlansDir,
+    directory: Annotated[Path, _folder("Folder that planner recommend -o wrote.")],
     *,
-    output: ReportFile | None = None,
-    format: ReportFormat = "html",
-    chart: Chart | None = None,
-    width: Width | None = None,
+    output: Annotated[
+        Path | None,
+        Option("-o", "--output", metavar="FILE", help="Default: report.html in DIR; of a chart, its name there."),
+    ] = None,
+    format: Annotated[
+        Literal["html", "svg", "term"], Option(help="HTML page, one chart as SVG, or charts of characters on stdout.")
+    ] = "html",
+    chart: Annotated[ChartName | None, Option(help="One chart. Without it, term prints all.")] = None,
+    width: Annotated[
+        int | None, Interval(ge=240, le=2000), Option(help="Width of an SVG chart in pixels. Default: 720.")
+    ] = None,
     calibration: Calibration = None,
 ) -> None:
     """Write the page or the chart, or print charts. Only the loads around each plan's own are computed again."""
     from planner.evidence import read_plan_folders
-    from planner.output import note, print_notes, write_file
+    from planner.output import charts_of, note, page, print_notes, svg, term, terminal_width, write_file
+    from planner.planning import sweep_loads
 
-    if format == "svg" and chart is None:
-        raise InputError("--format svg makes one chart", hint="name it: --chart pareto")
-    if format == "html" and chart is not None:
-        raise InputError("--chart: the page has all charts", hint="add --format svg or term for one of them")
-    if width is not None and format != "svg":
-        raise InputError("--width is of svg charts", hint="leave it out: pages and terminals have their own")
-    if output is not None and format == "term":
-        raise InputError("-o: charts of characters go to stdout", hint="leave -o out, and redirect what is printed")
-    folders = read_plan_folders(directory)
-    local = planning.fits_for(calibration)
+    for wrong, cause, hint in (
+        (format == "svg" and chart is None, "--format svg makes one chart", "name it: --chart pareto"),
+        (format == "html" and chart, "--chart: the page has all charts", "add --format svg or term for one of them"),
+        (format != "svg" and width, "--width is of svg charts", "leave it out: pages and terminals have their own"),
+        (format == "term" and output, "-o: charts of characters go to stdout", "redirect what is printed instead"),
+    ):
+        if wrong:
+            raise InputError(cause, hint=hint)
+    folders, local = read_plan_folders(directory), planning.fits_for(calibration)
     print_notes(local.notes)
+    drawn = [] if format == "html" else charts_of(folders, local, chart)
+    nothing = ""
+    if format != "html" and not drawn:
+        nothing = sweep_loads(folders.entries[0].plan, local).missing or "there is nothing to show"
     if format == "term":
-        _print_charts(folders, local, chart)
+        print(*(f"{term(one, terminal_width())}\n" for one in drawn), sep="", end="")
+        if nothing:
+            note(nothing)
         return
-    path = output or directory / (f"{chart}.{format}" if chart else "report.html")
-    write_file(path, _content(folders, local, chart, width))
-    note(f"wrote {path}")
-
-
-def _content(folders: "PlanFolders", local: "Local", chart: ChartName | None, width: int | None) -> bytes:
-    from planner.output import charts_of, page, svg
-
-    if chart is None:
-        return page(folders, local).encode()
-    drawn = charts_of(folders, local, chart)
-    if not drawn:
-        raise InputError(f"--chart {chart}: {_why_none(folders, local)}", hint="planner report DIR shows the rest")
+    if nothing:
+        raise InputError(f"--chart {chart}: {nothing}", hint="planner report DIR shows the rest")
     if len(drawn) > 1:
         below = ", ".join(entry.directory.name for entry in folders.entries)
         raise InputError(
-            f"--chart {chart} is of one plan, and {folders.directory} holds {len(drawn)}",
+            f"--chart {chart} is of one plan, and {directory} holds {len(drawn)}",
             hint=f"give one of the folders in it: {below}",
         )
-    return svg(drawn[0], width).encode()
-
-
-def _why_none(folders: "PlanFolders", local: "Local") -> str:
-    from planner.planning import sweep_loads
-
-    return sweep_loads(folders.entries[0].plan, local).missing or "there is nothing to show"
-
-
-def _print_charts(folders: "PlanFolders", local: "Local", chart: ChartName | None) -> None:
-    from planner.output import charts_of, note, term, terminal_width
-
-    drawn = charts_of(folders, local, chart)
-    for one in drawn:
-        print(term(one, terminal_width()))
-    if not drawn:
-        note(_why_none(folders, local))
+    path = output or directory / (f"{chart}.{format}" if chart else "report.html")
+    write_file(path, (svg(drawn[0], width) if drawn else page(folders, local)).encode())
+    note(f"wrote {path}")
 
 
 # --- deploy -----------------------------------------------------------------------------------------------------------
@@ -110,24 +87,14 @@ def _print_charts(folders: "PlanFolders", local: "Local", chart: ChartName | Non
 class Target(StrEnum):
     """The platforms. The parser takes a list of an enumeration, and none of a ``Literal``."""
 
-    compose = "compose"
-    kubernetes = "kubernetes"
-    lws = "lws"
-    kserve = "kserve"
-    llm_d = "llm-d"
-    slurm = "slurm"
-    ray = "ray"
+    compose, kubernetes, lws, kserve = "compose", "kubernetes", "lws", "kserve"
+    llm_d, slurm, ray = "llm-d", "slurm", "ray"
 
 
 def _site(text: str, *names: str, **settings: Any) -> Any:
     return Option(*names, panel="Where it runs", help=text, **settings)
 
 
-DeployedDir = Annotated[Path, _folder("Folder of a plan, as recommend -o wrote it.")]
-Targets = Annotated[list[Target], Option("--target", help="Platform. Repeatable.")]
-DeployDir = Annotated[
-    Path, Option("-o", "--output", metavar="OUT", help="Write into this folder. Default: print a single file.")
-]
 _TOLERATION = "KEY[=VALUE][:EFFECT]"
 _TIMEOUT = "Seconds until the server answers. Default: by the size of the weights."
 
@@ -158,10 +125,13 @@ class SiteOptions:
     groups=(SiteOptions,),
 )
 def deploy(
-    directory: DeployedDir,
+    directory: Annotated[Path, _folder("Folder of a plan, as recommend -o wrote it.")],
     *,
-    target: Targets,
-    output: DeployDir | None = None,
+    target: Annotated[list[Target], Option("--target", help="Platform. Repeatable.")],
+    output: Annotated[
+        Path | None,
+        Option("-o", "--output", metavar="OUT", help="Write into this folder. Default: print a single file."),
+    ] = None,
     force: Force = False,
     command_line: str,
     **site: Any,
@@ -214,11 +184,6 @@ def _emission(directory: Path) -> "Emission":
 
 # --- validate ---------------------------------------------------------------------------------------------------------
 
-MeasuredDir = Annotated[PathName, _folder("Folder of a plan, after ./benchmark.sh ran in it.")]
-ResultFile = Annotated[
-    PathName, Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own.")
-]
-
 
 @command(
     "validate",
@@ -226,7 +191,12 @@ ResultFile = Annotated[
     "figure is outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
 )
 def validate_plan(
-    directory: MeasuredDir, *, result: ResultFile | None = None
+    directory: Annotated[PathName, _folder("Folder of a plan, after ./benchmark.sh ran in it.")],
+    *,
+    result: Annotated[
+        PathName | None,
+        Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own."),
+    ] = None,
 ) -> "ValidationAnswer | OfflineValidation":
     """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
 
@@ -246,27 +216,26 @@ def validate_plan(
 
 # --- tune -------------------------------------------------------------------------------------------------------------
 
-TunedDir = Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")]
-Runs = Annotated[
-    int, Interval(ge=1), Option(help="Runs after which no other begins, earlier ones counted. Default: no limit.")
-]
-Minutes = Annotated[
-    float, Interval(gt=0), Option(help="Minutes of all runs after which no other begins. Default: no limit.")
-]
-Retry = Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")]
-
 
 @command(
     "tune",
     help="Measure the plan and what may be better on this machine, until the best settings are known. Exit status 1 "
     "where the budget ends first.",
 )
-def tune(
-    directory: TunedDir,
+def tune_plan(
+    directory: Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")],
     *,
-    runs: Runs | None = None,
-    minutes: Minutes | None = None,
-    retry: Retry = False,
+    runs: Annotated[
+        int | None,
+        Interval(ge=1),
+        Option(help="Runs after which no other begins, earlier ones counted. Default: no limit."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        Interval(gt=0),
+        Option(help="Minutes of all runs after which no other begins. Default: no limit."),
+    ] = None,
+    retry: Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")] = False,
     calibration: Calibration = None,
     command_line: str = "",
 ) -> "TuningAnswer":
@@ -296,8 +265,3 @@ def tune(
 
 def _report(line: str) -> None:
     write(f"{line}\n", sys.__stderr__)
-
-
-def tune_plan(directory: PathName, **options: Any) -> "TuningAnswer":
-    """``planner tune``: measure the plan of ``directory`` and what may be better."""
-    return tune(directory, **options)

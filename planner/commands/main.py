@@ -113,7 +113,7 @@ def app_for(words: Sequence[str]) -> typer.Typer:
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    app.callback()(_root)
+    app.callback(invoke_without_command=True)(_root)
     named: Iterable[str] = COMMANDS
     if words[:1] == ["--version"]:
         named = ()
@@ -134,9 +134,6 @@ def app_for(words: Sequence[str]) -> typer.Typer:
 
 def _run(typed: Typed) -> int:
     """The exit status of a command line. Raises whatever its command raises."""
-    if not typed.words:
-        print(START, end="")
-        return 0
     try:
         status = app_for(typed.words)(args=typed.words, prog_name=_program(), standalone_mode=False, obj=typed)
     except SystemExit as done:  # typer ends so when it has completed a word, or installed that it does
@@ -172,6 +169,9 @@ def _root(
     ] = False,
 ) -> None:
     del version
+    if context.invoked_subcommand is None:
+        print(START, end="")
+        raise typer.Exit
     context.default_map = read_defaults(context.command)
 
 

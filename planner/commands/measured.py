@@ -19,23 +19,6 @@ if TYPE_CHECKING:
 RESULTS = "Results without a plan.json"
 TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
 
-Runs = Annotated[
-    PathName,
-    Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=f"Table of measured runs, or a result of {TOOLS}."),
-]
-Chart = Annotated[Path, Option(metavar="FILE", help="SVG file to draw predicted against measured in.")]
-Sources = Annotated[
-    PathName,
-    Argument(
-        kind=list[Path],
-        metavar="[RUNS.csv|RESULT.json|DIR]...",
-        help=f"Tables of runs, results of {TOOLS}, folders of plans. Default: the runs that were kept before.",
-    ),
-]
-Output = Annotated[
-    PathName, Option("-o", "--output", kind=Path, metavar="FILE", help="Default: this user's own calibration.")
-]
-Fresh = Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")]
 Count = Annotated[int | None, Interval(ge=1)]
 
 
@@ -70,7 +53,18 @@ def _stated(facts: dict[str, Any]) -> "Stated":
     groups=(ResultOptions,),
     engine=tagged("result"),
 )
-def evaluate(runs: Runs, *, calibration: Calibration = None, chart: Chart | None = None, **facts: Any) -> "Evaluation":
+def evaluate_runs(
+    runs: Annotated[
+        PathName,
+        Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=f"Table of measured runs, or a result of {TOOLS}."),
+    ],
+    *,
+    calibration: Calibration = None,
+    chart: Annotated[
+        Path | None, Option(metavar="FILE", help="SVG file to draw predicted against measured in.")
+    ] = None,
+    **facts: Any,
+) -> "Evaluation":
     """Predict every measured run of a table (CSV) or of a result file, and say how far off the predictions are.
 
     ``facts`` are those that a result does not hold: ``gpu``, ``model``, ``input_len``, settings of the engine, ...
@@ -92,11 +86,6 @@ def evaluate(runs: Runs, *, calibration: Calibration = None, chart: Chart | None
     return answer
 
 
-def evaluate_runs(runs: PathName, **options: Any) -> "Evaluation":
-    """``planner evaluate``: predict every measured run of a table or of a result file."""
-    return evaluate(runs, **options)
-
-
 @command(
     "calibrate",
     help="Calibrate the model with your own benchmark results.",
@@ -104,7 +93,20 @@ def evaluate_runs(runs: PathName, **options: Any) -> "Evaluation":
     engine=tagged("result"),
 )
 def calibrate_from(
-    *sources: Sources, output: Output | None = None, fresh: Fresh = False, **facts: Any
+    *sources: Annotated[
+        PathName,
+        Argument(
+            kind=list[Path],
+            metavar="[RUNS.csv|RESULT.json|DIR]...",
+            help=f"Tables of runs, results of {TOOLS}, folders of plans. Default: the runs that were kept before.",
+        ),
+    ],
+    output: Annotated[
+        PathName | None,
+        Option("-o", "--output", kind=Path, metavar="FILE", help="Default: this user's own calibration."),
+    ] = None,
+    fresh: Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")] = False,
+    **facts: Any,
 ) -> "CalibrationAnswer":
     """Calibrate with a user's own runs; later predictions use it if it is better.
 

@@ -27,7 +27,6 @@ MEMORY = tuple(name for name, row in SETTINGS.items() if row.only != "time")
 TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
 #: A path, as text or as an object.
 PathName = str | PathLike[str]
-FormatName = Literal["table", "json", "csv", "markdown"]
 
 # --- Names. A shell completes them in any case, without asking the network: ``llama-3.3`` -> ``llama-3.3-70B-Instruct``
 
@@ -55,7 +54,7 @@ def beginning(typed: str, names: "Iterable[str]") -> list[str]:
 
 
 def model_argument(metavar: str = "MODEL", text: str = "Hub id, folder with a config.json, or a config.json.") -> Any:
-    """MODEL, or with brackets one that may be left out."""
+    """MODEL; in brackets if it may be left out."""
     return Argument(kind=str, metavar=metavar, autocompletion=complete_model, help=text)
 
 
@@ -65,49 +64,28 @@ def gpu_option(text: str, **settings: Any) -> Any:
 
 
 _GPUS = "Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas."
+_DEFAULT_GPUS = gpu_option(f"{_GPUS} Default: {' '.join(defaults.GPUS)}.", kind=list[str])
 Model = Annotated["ModelName", model_argument()]
 ModelOrDefault = Annotated["ModelName", model_argument("[MODEL]")]
 Gpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'.")]
 Gpus = Annotated["GpuName | Iterable[GpuName]", gpu_option(_GPUS, kind=list[str])]
-GpusOrDefault = Annotated[
-    "GpuName | Iterable[GpuName]", gpu_option(f"{_GPUS} Default: {' '.join(defaults.GPUS)}.", kind=list[str])
-]
+GpusOrDefault = Annotated["GpuName | Iterable[GpuName]", _DEFAULT_GPUS]
 Partitions = Annotated[bool, Option("--partitions", help="With --gpu all, also partitions and MIG profiles.")]
+_NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's."
+_CALIBRATION = "File of planner calibrate, or none for the fits as shipped. Default: your own fits, if there are any."
+_VERSION = "vLLM version, or date of a build. Default: the newest with an image for the GPU."
 NetworkGbPerS = Annotated[
     float | None,
     Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),
-    Option(
-        metavar="GB/S",
-        help="Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's.",
-    ),
+    Option(metavar="GB/S", help=_NETWORK),
 ]
-WeightDtype = Annotated[
-    str | None, Option(help="Precision of the usual checkpoint to plan for: fp8, mxfp4, int4-awq, ...")
-]
-EngineVersion = Annotated[
-    str | None,
-    Option(metavar="VERSION", help="vLLM version, or date of a build. Default: the newest with an image for the GPU."),
-]
-Calibration = Annotated[
-    PathName | None,
-    Option(
-        kind=str,
-        metavar="FILE|none",
-        help="File of planner calibrate, or none for the fits as shipped. Default: your own fits, if there are any.",
-    ),
-]
+EngineVersion = Annotated[str | None, Option(metavar="VERSION", help=_VERSION)]
+Calibration = Annotated[PathName | None, Option(kind=str, metavar="FILE|none", help=_CALIBRATION)]
 Explain = Annotated[bool, Option(help="Verbose output: all candidates, full tables and the calculation.")]
-Revision = Annotated[str | None, Option(help="Branch, tag or commit on the hub.")]
-Refresh = Annotated[bool, Option(help="Ask the hub even if the answer is known locally.")]
-Timeout = Annotated[
-    float | None, Interval(ge=0), Option(metavar="S", help="Seconds for all hub requests about a model. Default: 30.")
-]
 Force = Annotated[bool, Option(help="Write into a folder that exists.")]
-Format = Annotated[FormatName, Option(help="Form of the data on stdout.")]
-Price = Annotated[
-    "Mapping[str, float] | Sequence[str]",
-    Option(kind=list[str], metavar="GPU=USD", help="USD per GPU and hour, instead of the profile's. Repeatable."),
-]
+Format = Annotated[Literal["table", "json", "csv", "markdown"], Option(help="Form of the data on stdout.")]
+_PRICE = Option(kind=list[str], metavar="GPU=USD", help="USD per GPU and hour, instead of the profile's. Repeatable.")
+Price = Annotated["Mapping[str, float] | Sequence[str]", _PRICE]
 
 
 def assignments(given: "Mapping[str, float] | Sequence[str]") -> list[str]:
@@ -118,30 +96,32 @@ def assignments(given: "Mapping[str, float] | Sequence[str]") -> list[str]:
 class HubOptions:
     """Options of every command that asks the hub for a model."""
 
-    revision: Revision = None
-    refresh: Refresh = False
-    timeout: Timeout = None
+    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.")] = None
+    refresh: Annotated[bool, Option(help="Ask the hub even if the answer is known locally.")] = False
+    timeout: Annotated[
+        float | None,
+        Interval(ge=0),
+        Option(metavar="S", help="Seconds for all hub requests about a model. Default: 30."),
+    ] = None
 
 
-class PrecisionOptions:
-    """The precision, where it is not searched."""
-
-    weight_dtype: WeightDtype = None
-
-
-class ServerOptions:
+class ServerOptions(HubOptions):
     """Options of every question about servers, beside the engine's settings: keywords of ``planner.Serving``."""
 
     network_gb_per_s: NetworkGbPerS = None
     engine_version: EngineVersion = None
     calibration: Calibration = None
-    revision: Revision = None
-    refresh: Refresh = False
-    timeout: Timeout = None
 
 
-#: All keywords of ``planner.Serving`` but the engine's settings.
-SERVING = (PrecisionOptions, ServerOptions)
+class PrecisionOptions(ServerOptions):
+    """All keywords of ``planner.Serving`` but the engine's settings: the precision is not searched."""
+
+    weight_dtype: Annotated[
+        str | None, Option(help="Precision of the usual checkpoint to plan for: fp8, mxfp4, int4-awq, ...")
+    ] = None
+
+
+SERVING = (PrecisionOptions,)
 
 # --- The load
 
@@ -150,32 +130,26 @@ def _tokens(what: str, *names: str) -> Any:
     return Option(*names, panel=LOAD, default=defaults.LEN if names else None, help=f"{what} tokens.")
 
 
+def _load(text: str, *names: str, **settings: Any) -> Any:
+    return Option(*names, panel=LOAD, help=text, **settings)
+
+
+_WORKLOADS = Literal["chat", "rag", "summarise", "code", "agent", "reasoning", "multi-turn-chat", "coding-agent"]
 InputLen = Annotated[int, _tokens("Prompt")]
 OutputLen = Annotated[int, _tokens("Output")]
 RandomInputLen = Annotated[int | None, _tokens("Prompt", "--random-input-len", "--input-len")]
 RandomOutputLen = Annotated[int | None, _tokens("Output", "--random-output-len", "--output-len")]
-RangeRatio = Annotated[
-    float | None, Option(panel=LOAD, default=0.0, help="Lengths vary by this share in both directions, such as 0.2.")
-]
-PrefixLen = Annotated[int, Interval(ge=0), Option(panel=LOAD, help="Tokens that all prompts begin with.")]
-PrefixCacheHitRate = Annotated[float, Option(panel=LOAD, help="Share of each prompt that is in the prefix cache.")]
-WorkloadName = Annotated[
-    str | None,
-    Option(
-        kind=Literal["chat", "rag", "summarise", "code", "agent", "reasoning", "multi-turn-chat", "coding-agent"],
-        panel=LOAD,
-        help="A workload by name, instead of lengths.",
-    ),
-]
+RangeRatio = Annotated[float | None, _load("Lengths vary by this share in both directions, such as 0.2.", default=0.0)]
+PrefixLen = Annotated[int, Interval(ge=0), _load("Tokens that all prompts begin with.")]
+PrefixCacheHitRate = Annotated[float, _load("Share of each prompt that is in the prefix cache.")]
+WorkloadName = Annotated[str | None, _load("A workload by name, instead of lengths.", kind=_WORKLOADS)]
 RouterName = Annotated[
     Literal["round-robin", "least-loaded", "prefix-aware"] | None,
-    Option(panel=LOAD, help="Distribution of requests to servers. Default: round-robin."),
+    _load("Distribution of requests to servers. Default: round-robin."),
 ]
-NumPrompts = Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Requests.")]
-BatchSize = Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Prompts of the one batch.")]
-MaxConcurrency = Annotated[int | None, Interval(ge=1), Option(panel=LOAD, help="Maximum concurrent requests.")]
-RequestRate = Annotated[float, Option(panel=LOAD, help="Requests per second.")]
-TotalRate = Annotated[float | None, Option(panel=LOAD, help="Requests per second, of all servers together.")]
+NumPrompts = Annotated[int, Interval(ge=1), _load("Requests.")]
+MaxConcurrency = Annotated[int | None, Interval(ge=1), _load("Maximum concurrent requests.")]
+TotalRate = Annotated[float | None, _load("Requests per second, of all servers together.")]
 
 
 def _classes_of(words: "Sequence[str]") -> "tuple[Load, ...]":
@@ -186,21 +160,16 @@ def _classes_of(words: "Sequence[str]") -> "tuple[Load, ...]":
 
 Classes = Annotated[
     "Sequence[Load]",
-    Option(
+    _load(
+        "Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.",
         "--class",
         kind=list[str],
         read=_classes_of,
         metavar="NAME=RATE:IN:OUT[,ttft=MS][,tpot=MS][,e2el=MS][,priority=N]",
-        panel=LOAD,
-        help="Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.",
     ),
 ]
-Burstiness = Annotated[
-    float | None, Option(panel=LOAD, default=1.0, help="Burstiness of arrivals: 1 is Poisson, less is burstier.")
-]
-Seed = Annotated[
-    int | None, Interval(ge=0, le=2**32 - 1), Option(panel=LOAD, default=0, help="Seed of random lengths and arrivals.")
-]
+Burstiness = Annotated[float | None, _load("Burstiness of arrivals: 1 is Poisson, less is burstier.", default=1.0)]
+Seed = Annotated[int | None, Interval(ge=0, le=2**32 - 1), _load("Seed of random lengths and arrivals.", default=0)]
 
 # --- Latency targets
 
@@ -209,29 +178,18 @@ def _target(what: str) -> Any:
     return Option(metavar="MS", panel=TARGETS, help=f"Largest acceptable {what}, in ms.")
 
 
+_PERCENTILE = Option(
+    kind=str, metavar="P", panel=TARGETS, default="99", help="Percentile of the targets, or mean."
+)  # fmt: skip
+_PROBABILITY = "Probability of meeting the targets, from 0.05 to 0.99."
 Ttft = Annotated[float | None, _target("time to first token")]
 Tpot = Annotated[float | None, _target("time per output token after the first")]
-Itl = Annotated[float | None, _target("gap between two tokens")]
 E2el = Annotated[float | None, _target("end-to-end latency")]
-Percentile = Annotated[
-    float | str | None,
-    Option(
-        kind=str,
-        metavar="P",
-        panel=TARGETS,
-        default="99",
-        help="Percentile of the targets, or mean.",
-    ),
-]
+Percentile = Annotated[float | str | None, _PERCENTILE]
 Confidence = Annotated[
     float | None,
     Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE),
-    Option(
-        panel=TARGETS,
-        metavar="P",
-        default=f"{defaults.CONFIDENCE:g}",
-        help="Probability of meeting the targets, from 0.05 to 0.99.",
-    ),
+    Option(panel=TARGETS, metavar="P", default=f"{defaults.CONFIDENCE:g}", help=_PROBABILITY),
 ]
 
 
@@ -247,18 +205,15 @@ class PlannedLoad:
     request_rate: TotalRate = None
     burstiness: Burstiness = None
     trace: Annotated[
-        PathName | None,
-        Option(kind=Path, metavar="FILE", panel=LOAD, help="Recorded arrivals and lengths, CSV or JSON lines."),
+        PathName | None, _load("Recorded arrivals and lengths, CSV or JSON lines.", kind=Path, metavar="FILE")
     ] = None
     classes: Classes = ()
     router: RouterName = None
     seed: Seed = None
-    num_prompts: Annotated[
-        int | None, Interval(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")
-    ] = None
+    num_prompts: Annotated[int | None, Interval(ge=1), _load("Requests. Default: 5 x the concurrency.")] = None
     ttft: Ttft = None
     tpot: Tpot = None
-    itl: Itl = None
+    itl: Annotated[float | None, _target("gap between two tokens")] = None
     e2el: E2el = None
     percentile: Percentile = None
     confidence: Confidence = None

@@ -15,7 +15,6 @@ from planner.commands.options import (
     LOAD,
     SERVING,
     TIME,
-    BatchSize,
     Burstiness,
     Classes,
     Explain,
@@ -31,7 +30,6 @@ from planner.commands.options import (
     RandomInputLen,
     RandomOutputLen,
     RangeRatio,
-    RequestRate,
     Seed,
     WorkloadName,
 )
@@ -63,21 +61,7 @@ def _targets_of(words: Sequence[str]) -> dict[str, float]:
         ) from error
 
 
-Percentiles = Annotated[
-    tuple[float, ...],
-    Option(kind=str, read=_percentiles, default="99", panel=LOAD, help="Percentiles to report, such as 50,90,99."),
-]
 Ms = Annotated[float, Interval(gt=0, lt=inf)]
-Goodput = Annotated[
-    dict[str, Ms] | None,
-    Option(
-        kind=list[str],
-        read=_targets_of,
-        metavar="NAME:MS",
-        panel=LOAD,
-        help="Target of ttft, tpot or e2el, in ms, that counts a request as good, such as ttft:500. Repeatable.",
-    ),
-]
 
 
 class ServeLoad:
@@ -87,7 +71,7 @@ class ServeLoad:
     output_len: RandomOutputLen = 128
     num_prompts: NumPrompts = 1000
     max_concurrency: MaxConcurrency = None
-    request_rate: RequestRate = inf
+    request_rate: Annotated[float, Option(panel=LOAD, help="Requests per second.")] = inf
     burstiness: Burstiness = 1.0
     random_range_ratio: RangeRatio = 0.0
     seed: Seed = 0
@@ -117,8 +101,20 @@ def predict_serve(
     model: Model,
     gpu: Gpu,
     *,
-    metric_percentiles: Percentiles = (99,),
-    goodput: Goodput = None,
+    metric_percentiles: Annotated[
+        tuple[float, ...],
+        Option(kind=str, read=_percentiles, default="99", panel=LOAD, help="Percentiles to report, such as 50,90,99."),
+    ] = (99,),
+    goodput: Annotated[
+        dict[str, Ms] | None,
+        Option(
+            kind=list[str],
+            read=_targets_of,
+            metavar="NAME:MS",
+            panel=LOAD,
+            help="Target of ttft, tpot or e2el, in ms, that counts a request as good, such as ttft:500. Repeatable.",
+        ),
+    ] = None,
     explain: Explain = False,
     **options: Any,
 ) -> "PredictionAnswer | PredictionRefused":
@@ -187,7 +183,7 @@ def predict_latency(
     *,
     input_len: InputLen = 32,
     output_len: OutputLen = 128,
-    batch_size: BatchSize = 8,
+    batch_size: Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Prompts of the one batch.")] = 8,
     explain: Explain = False,
     **options: Any,
 ) -> "PredictionAnswer | PredictionRefused":

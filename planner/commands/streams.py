@@ -119,38 +119,23 @@ class _Bar:
         self.task: Any = None
 
     def heard(self, text: str, share: float | None) -> None:
-        """Update the bar, or begin to draw it."""
+        """Show what is being done, and the share that is done."""
         self.text, self.share = _printable(text)[:LONGEST], self.share if share is None else share
-        if self.drawn is not None:
-            self._tell(self.drawn)
-        elif time.monotonic() - self.began_s > FIRST_WORD_S:
-            self.draw()
+        self.draw()
 
     def draw(self) -> None:
-        """Begin to draw, unless there is nothing to say."""
+        """Draw, unless it is too early or there is nothing to say."""
         with self.lock:
-            if self.closed or self.drawn is not None or not self.text:
+            if self.closed or not self.text or time.monotonic() - self.began_s < FIRST_WORD_S:
                 return
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            columns = (
-                SpinnerColumn("line"), TextColumn("{task.description}", markup=False), BarColumn(24),
-                TimeElapsedColumn(),
-            )  # fmt: skip
-            console = Console(file=self.stream)
-            drawn = Progress(
-                *columns, console=console, transient=True, refresh_per_second=SHOWN_PER_S,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
-            self.task = drawn.add_task(self.text, total=None)  # unknown until a share is reported
-            self._tell(drawn)
-            self.drawn = drawn  # before it starts: Ctrl-C may come while it does, and the cursor has to come back
-            drawn.start()
-
-    def _tell(self, drawn: Progress) -> None:
-        total = None if self.share is None else 1.0
-        drawn.update(self.task, description=self.text, total=total, completed=self.share)
+            if self.drawn is None:
+                self.drawn = _progress(
+                    self.stream
+                )  # before it starts: Ctrl-C may come then, and the cursor has to come back
+                self.task = self.drawn.add_task(self.text)
+                self.drawn.start()
+            total = None if self.share is None else 1.0  # unknown until a share is reported
+            self.drawn.update(self.task, description=self.text, total=total, completed=self.share)
 
     def close(self) -> None:
         """Take the bar away, and draw none later."""
@@ -158,6 +143,17 @@ class _Bar:
             self.closed = True
             if self.drawn is not None:
                 self.drawn.stop()
+
+
+def _progress(stream: TextIO) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn("line"), TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn()
+    return Progress(
+        *columns, console=Console(file=stream), transient=True, refresh_per_second=SHOWN_PER_S, redirect_stdout=False,
+        redirect_stderr=False,
+    )  # fmt: skip
 
 
 def complain(cause: str, status: int, *, hint: str = "") -> int:
