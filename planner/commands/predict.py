@@ -204,4 +204,4 @@ def _predict(
     if deployment.requests_held(load.longest_len) < 1:
         return PredictionRefused(deployment, load, resolved, notes)
     prediction = serving.predict(load, bench=bench, **asked)
-    return PredictionAnswer.of(bench, prediction, deployment, resolved, explain, notes)
+    return PredictionAnswer.of(bench, prediction, deployment, resolved, explain=explain, remarks=notes)

@@ -6,16 +6,17 @@ A function of ``planner.commands`` returns it; the command line prints it with `
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, ClassVar
 
+from planner.engine import EngineVersion
 from planner.output.render import Column, Row, at, html_table, json_text, print_notes, records_text, rows_of, table_text
 from planner.units import MS
 
 
-class Answer(ABC):
+class Answer:
     """An answer. ``print(answer)`` shows what the command prints; a notebook shows a table.
 
     Subclasses have the typed records behind the answer as attributes.
@@ -25,6 +26,8 @@ class Answer(ABC):
     verdict_first: ClassVar[bool] = False  #: whether the text begins with the answer in a sentence
     explain: bool = False  #: all details (``--explain``), not what fits one screen
     columns: ClassVar[Sequence[Column]] = ()  #: of ``rows``
+    records: ClassVar[str] = ""  #: path to the records that ``rows`` has a row for
+    keys: ClassVar[Sequence[str]] = ()  #: fields of the JSON object, as of ``fields_of``
 
     @property
     def ok(self) -> bool:
@@ -82,13 +85,13 @@ class Answer(ABC):
         """The text for a terminal, the verdict first."""
         yield table_text(self._records(), self._columns())
 
-    @abstractmethod
     def _object(self) -> Row | Sequence[Row]:
         """The JSON object, or the objects of a list, without ``schema_version``."""
+        return fields_of(self, *self.keys)
 
-    @abstractmethod
     def _records(self) -> Iterable[Any]:
-        """The records that ``rows`` has a row for."""
+        records: Iterable[Any] = at(self, self.records)
+        return records
 
     def _columns(self) -> Sequence[Column]:
         return self.columns
@@ -135,14 +138,13 @@ def fields_of(record: Any, *fields: str) -> dict[str, Any]:
 
     Records become objects. A field in seconds becomes milliseconds where its key says so.
     """
-    found = {}
+    known = {}
     for field in fields:
         name, _, path = field.rpartition("=")
-        key = name or path.rpartition(".")[2]
-        value = to_plain(at(record, path))
+        key, value = name or path.rpartition(".")[2], at(record, path)
         in_ms = key.endswith("_ms") and path.endswith("_s") and value is not None
-        found[key] = value / MS if in_ms else value
-    return found
+        known[key] = value / MS if in_ms else str(value) if isinstance(value, EngineVersion) else to_plain(value)
+    return known
 
 
 def to_plain(value: Any) -> Any:

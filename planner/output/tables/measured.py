@@ -1,9 +1,9 @@
-"""Measurements beside predictions: ``planner calibrate``, ``validate`` and ``tune``."""
+"""Predictions beside measurements and published figures: ``calibrate``, ``validate``, ``tune``, ``workflow --show``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import starmap
 from math import exp
 from pathlib import Path
@@ -22,9 +22,12 @@ from planner.evidence import (
     read_offline,
     statistics,
 )
-from planner.output.answer import Answer, fields_of
-from planner.output.render import Column, known_columns, table_text, wrapped
+from planner.output.answer import Answer, fields_of, to_plain
+from planner.output.render import Column, known_table, rows_of, table_text, wrapped
+from planner.output.tables.shared import counted, items
 from planner.output.tuning import Tuner
+from planner.output.workflows.differences import PrintedFigure, caveats_of, figure_text, table_of
+from planner.output.workflows.subject import Subject
 from planner.planning import SURE, WITHIN, broken_words, percent
 from planner.workload import targets_in_words
 
@@ -56,7 +59,7 @@ METRICS = (
 class CalibrationAnswer(Answer):
     """Factors learnt from a user's own runs, and the errors with them: ``planner calibrate``. Rows are factors."""
 
-    columns = FACTORS
+    columns, records = FACTORS, "record.factors"
     record: CalibrationOutcome
     remarks: tuple[str, ...] = ()
 
@@ -66,31 +69,24 @@ class CalibrationAnswer(Answer):
         return self.record.kept
 
     def _object(self) -> dict[str, Any]:
-        outcome = self.record
+        outcome, fits = self.record, _fits(self.record)
         return {
             **fields_of(outcome, "kept", "reason", "calibration=path", "base"),
             "runs": len(outcome.runs),
             "new_runs": outcome.new_runs,
-            "factors": [
-                row | {"when": dict(factor.when)} for row, factor in zip(self.rows(), outcome.factors, strict=True)
-            ],
+            "factors": [row | {"when": dict(one.when)} for row, one in zip(self.rows(), outcome.factors, strict=True)],
             "metrics": list(_metrics(outcome)),
-            "error": {name: mean_error(runs) if runs else None for name, runs in _fits(outcome).items()},
-            "width": {name: mean_width(runs) if runs else None for name, runs in _fits(outcome).items()},
+            "error": {name: mean_error(runs) if runs else None for name, runs in fits.items()},
+            "width": {name: mean_width(runs) if runs else None for name, runs in fits.items()},
             "memory": list(dict.fromkeys(fit.name for fit in outcome.memory)),
             "refused": [{"run_id": run.run_id, "reason": why} for run, why in outcome.refused],
             "notes": list(outcome.notes),
         }
 
-    def _records(self) -> Iterable[Any]:
-        return self.record.factors
-
     def sentences(self) -> Iterator[str]:
         """The factors, the errors before and after, and the verdict."""
-        yield table_text(self.record.factors, FACTORS)
-        yield ""
-        yield table_text(_metrics(self.record), METRICS)
-        yield ""
+        yield f"{table_text(self.record.factors, FACTORS)}\n"
+        yield f"{table_text(_metrics(self.record), METRICS)}\n"
         yield wrapped(self._title())
 
     def _title(self) -> str:
@@ -102,7 +98,7 @@ class CalibrationAnswer(Answer):
             learned += f", {mean_error(outcome.left_out):.1%} for each run when it is left out"
         before, after = mean_width(outcome.before), mean_width(outcome.after)
         learned += f"; 90 % intervals a factor of {before:.2f} wide before, {after:.2f} after"
-        return f"kept in {outcome.path}: {_runs(len(outcome.runs))}, {learned}"
+        return f"kept in {outcome.path}: {counted(len(outcome.runs), 'run')}, {learned}"
 
     def _notes(self) -> Iterator[str]:
         outcome = self.record
@@ -113,10 +109,6 @@ class CalibrationAnswer(Answer):
         for run, why in outcome.refused:
             yield f"{run.run_id} is left out: {why}"
         yield from outcome.notes
-
-
-def _runs(count: int) -> str:
-    return f"{count} run{'' if count == 1 else 's'}"
 
 
 def _fits(outcome: CalibrationOutcome) -> dict[str, Sequence[Evaluated]]:
@@ -136,19 +128,20 @@ def _metrics(outcome: CalibrationOutcome) -> Iterator[dict[str, Any]]:
 
 # --- validate ------------------------------------------------------------------------------------------------------
 
+#: Of a metric, its published figure, and the line.
 LINES = (
-    Column("metric"),
-    Column("unit"),
-    Column("published", form=",.2f"),
-    Column("predicted", form=",.2f"),
-    Column("lo", "from", ",.2f"),
-    Column("hi", "to", ",.2f"),
-    Column("measured", form=",.2f"),
-    Column("error", form="+.1%"),
-    Column("basis", "bounds"),
-    Column("verdict", ""),
+    Column("metric", of="0"),
+    Column("unit", of="2.unit"),
+    Column("published", form=",.2f", of="1"),
+    Column("predicted", form=",.2f", of="2.predicted"),
+    Column("lo", "from", ",.2f", of="2.lo"),
+    Column("hi", "to", ",.2f", of="2.hi"),
+    Column("measured", form=",.2f", of="2.measured"),
+    Column("error", form="+.1%", of="2.error"),
+    Column("basis", "bounds", of="2.basis"),
+    Column("verdict", "", of=lambda one: _word(one[2])),
 )
-OFFLINE = tuple(column for column in LINES if column.key != "basis")
+OFFLINE = tuple(replace(column, of=column.key) for column in LINES if column.key != "basis")
 
 
 @dataclass(frozen=True, repr=False)
@@ -174,17 +167,16 @@ class ValidationAnswer(Answer):
         """A document's result of the same run, by metric; empty where no document has one."""
         return self.record.measured.plan.published
 
-    def _records(self) -> list[dict[str, Any]]:
-        further = [(one.load, line) for one in self.record.further for line in one.lines]
-        return [{**_row(line), "published": self._published.get(line.metric)} for line in self.record.lines] + [
-            {**_row(line), "metric": f"{load} {line.metric}"} for load, line in further
-        ]
+    def _records(self) -> Iterator[tuple[str, float | None, ComparedLine]]:
+        for line in self.record.lines:
+            yield line.metric, self._published.get(line.metric), line
+        for one in self.record.further:
+            yield from ((f"{one.load} {line.metric}", None, line) for line in one.lines)
 
     def sentences(self) -> Iterator[str]:
         """The table, the verdict, and likely causes."""
         shown = LINES if self._published else [column for column in LINES if column.key != "published"]
-        yield table_text(self._records(), shown)
-        yield ""
+        yield f"{table_text(self._records(), shown)}\n"
         yield wrapped(self._title())
         first, others = ("mind: ", "and: ") if self.record.inside else ("likeliest cause: ", "or: ")
         for place, finding in enumerate(self.record.findings):
@@ -209,11 +201,6 @@ class ValidationAnswer(Answer):
         return self.record.notes
 
 
-def _row(line: ComparedLine) -> dict[str, Any]:
-    keys = "metric", "unit", "predicted", "lo", "hi", "measured", "error", "basis"
-    return {**fields_of(line, *keys), "verdict": _word(line)}
-
-
 def _word(line: ComparedLine) -> str:
     """Above or below its bounds, in words that say whether that is good."""
     if line.is_inside:
@@ -227,7 +214,8 @@ def _word(line: ComparedLine) -> str:
 class OfflineValidation(Answer):
     """Offline measurements of a workflow's folder, each beside the published and the predicted figure."""
 
-    columns = OFFLINE
+    columns, records = OFFLINE, "lines"
+    keys = ("inside=ok", "lines")
     lines: tuple[dict[str, Any], ...]
     remarks: tuple[str, ...] = ()
 
@@ -235,12 +223,6 @@ class OfflineValidation(Answer):
     def ok(self) -> bool:
         """True if every measurement that has a prediction lies within its interval."""
         return all(line["verdict"] in ("inside", "not predicted") for line in self.lines)
-
-    def _object(self) -> dict[str, Any]:
-        return {"inside": self.ok, "lines": list(self.lines)}
-
-    def _records(self) -> Iterable[Any]:
-        return self.lines
 
 
 def validate_offline(directory: Path) -> OfflineValidation | None:
@@ -309,8 +291,7 @@ class TuningAnswer(Answer):
     def _object(self) -> dict[str, Any]:
         state = self.tuner.state
         return {
-            "best": self.best,
-            "probability_best": state.standing.known,
+            **fields_of(self, "best", "probability_best=tuner.state.standing.known"),
             "within": WITHIN,
             "targets": [fields_of(one, "metric", "limit_ms") for one in state.targets],
             "runs": len(state.tried),
@@ -324,8 +305,7 @@ class TuningAnswer(Answer):
         return str(self.learnt.path) if self.learnt and self.learnt.kept else None
 
     def _records(self) -> list[dict[str, Any]]:
-        state = self.tuner.state
-        standing = state.standing
+        state, standing = self.tuner.state, self.tuner.state.standing
         best = state.measured[standing.best] if standing.best is not None else 0.0
         order = sorted(state.measured, key=lambda number: (bool(self._missed(number)), -state.measured[number]))
         order += sorted(standing.gains, key=lambda number: -standing.gains[number])
@@ -355,11 +335,10 @@ class TuningAnswer(Answer):
         """The settings that may gain something, and the best."""
         rows = self._records()
         shown = [row for row in rows if row["gain"] is None or row["gain"] >= LEAST_GAIN]
-        yield table_text(shown, known_columns(shown, SETTINGS))
+        yield known_table(shown, SETTINGS)
         if left := len(rows) - len(shown):
-            yield f"and {left} setting{'s' if left != 1 else ''} that may gain less than 0.1%"
-        yield ""
-        yield wrapped(self._title())
+            yield f"and {counted(left, 'setting')} that may gain less than 0.1%"
+        yield wrapped(f"\n{self._title()}")
         if self.best:
             yield f"the plan: {self.best}"
         if self._calibration:
@@ -367,7 +346,7 @@ class TuningAnswer(Answer):
 
     def _title(self) -> str:
         state = self.tuner.state
-        runs, sure = _runs(len(state.tried)), f"with {percent(state.standing.known)} probability"
+        runs, sure = counted(len(state.tried), "run"), f"with {percent(state.standing.known)} probability"
         if self.best is None and state.measured:
             targets = targets_in_words([one.slo for one in state.targets])
             return f"no measured setting meets {targets} after {runs}; no other does, {sure}"
@@ -381,3 +360,57 @@ class TuningAnswer(Answer):
             yield "the best is not known yet: a larger --runs or --minutes goes on from here"
         if self.learnt and not self.learnt.kept:
             yield f"the calibration is not kept: {self.learnt.reason}"
+
+
+# --- workflow --show -----------------------------------------------------------------------------------------------
+
+PRINTED = (
+    Column("run"),
+    Column("metric"),
+    Column("published", "printed", figure_text),
+    Column("predicted", form=figure_text),
+    Column("lo", "from", figure_text),
+    Column("hi", "to", figure_text),
+    Column("error", form="+.1%"),
+    Column("unit"),
+)
+
+
+@dataclass(frozen=True, repr=False)
+class WorkflowAnswer(Answer):
+    """The figures of a document for a workflow beside the predictions for the same runs."""
+
+    columns, records = PRINTED, "figures"
+    record: Subject
+    figures: tuple[PrintedFigure, ...]
+    caveats: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, record: Subject, figures: tuple[PrintedFigure, ...]) -> WorkflowAnswer:
+        """The answer, with the document's caveats on its figures."""
+        return cls(record, figures, caveats_of(record, figures))
+
+    def _object(self) -> dict[str, Any]:
+        return {
+            **fields_of(self.record, "workflow=workflow.name", "documented"),
+            "documents": [document.title for document in self.record.workflow.documents],
+            **fields_of(self.record.plan, "model", "gpu", "engine_version", "image", "calibration", "warnings"),
+            "figures": rows_of(self.figures, PRINTED),
+            "differences": to_plain(list(table_of(self.record))),
+            "caveats": list(self.caveats),
+        }
+
+    def sentences(self) -> Iterator[str]:
+        """The figures and the document's caveats."""
+        yield wrapped(self._title())
+        yield f"\n{table_text(self.figures, PRINTED)}" if self.figures else "the document prints no numbers for this"
+        yield from items("!", self.caveats)
+
+    def _title(self) -> str:
+        plan = self.record.plan
+        return f"{plan.model} on {plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}: printed beside predicted"
+
+    def _notes(self) -> Iterable[str]:
+        yield f"calibration: {self.record.plan.calibration}"
+        yield from self.record.plan.warnings

@@ -10,6 +10,7 @@ from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import Column, screen_width, table_text, wrapped
+from planner.output.tables.shared import from_host
 from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
@@ -73,20 +74,14 @@ class PredictionAnswer(MetricAnswer):
 
     @classmethod
     def of(
-        cls,
-        bench: Bench,
-        record: Prediction,
-        deployment: Deployment,
-        resolved: ResolvedModel,
-        explain: bool = False,
-        remarks: tuple[str, ...] = (),
+        cls, bench: Bench, record: Prediction, deployment: Deployment, resolved: ResolvedModel, **shown: Any
     ) -> PredictionAnswer:
         """The answer, with everything computed that it shows: intervals, and the parts of a step."""
         steps, batch, wide = deployment.typical_steps(record.replay), record.replay.decode_batch, None
         _ = record.result  # cached: intervals may take two more replays
         if batch and deployment.config.weight_dtype == "fp8" and (engine := deployment.in_16_bits()):
             wide = engine.timer.breakdown(batch).total_s
-        return cls(bench, record, deployment, resolved, steps, wide, explain, remarks)
+        return cls(bench, record, deployment, resolved, steps, wide, **shown)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -95,16 +90,28 @@ class PredictionAnswer(MetricAnswer):
         return {**self.record.result, "engine_version": str(config.version), "calibration": used}
 
     def _object(self) -> dict[str, Any]:
+        classes = [
+            {**fields_of(one, "load.name", "load.request_rate", "load.priority", "targets_ms"), **one.result}
+            for one in self.record.classes
+        ]
+        more = {"classes": classes, "kv_offloading": self._offloading}
         breakdown = {name: _breakdown(step) for name, step in self.steps.items()}
-        more: dict[str, Any] = {}
-        if self.record.classes:
-            more["classes"] = [
-                {**fields_of(one, "load.name", "load.request_rate", "load.priority", "targets_ms"), **one.result}
-                for one in self.record.classes
-            ]
-        if self.record.unaided is not None:
-            more["kv_offloading"] = _offloading(self.record, self.record.unaided)
-        return {**self.result, **more, "notes": list(self._notes()), "breakdown": breakdown}
+        known = {name: value for name, value in more.items() if value}
+        return {**self.result, **known, "notes": list(self._notes()), "breakdown": breakdown}
+
+    @property
+    def _offloading(self) -> dict[str, Any] | None:
+        """The gain by KV blocks in host memory for a trace: shares of its prompt tokens, and figures without them."""
+        replay, unaided = self.record.replay, self.record.unaided
+        if unaided is None:
+            return None
+        without = fields_of(
+            unaided, "gpu_share=replay.cached_share",
+            *(f"figures.{key}" for key in ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")),
+            "figures.output_throughput", "figures.duration",
+        )  # fmt: skip
+        gpu_share = replay.cached_share - replay.host_share
+        return {"host_share": replay.host_share, "gpu_share": gpu_share, "without": without}
 
     def sentences(self) -> Iterator[str]:
         """The table of the bench; with ``explain`` the model, the peaks, and the operators of a step."""
@@ -129,17 +136,18 @@ class PredictionAnswer(MetricAnswer):
 
     def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
         result = self.result
-        rows = [
-            {"metric": key, "value": value, "lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
-            for key, value in result.items()
-            if f"{key}_lo" in result
-        ]
-        return rows, INTERVAL_COLUMNS
+        return [{"metric": key, **_ends(result, key)} for key in result if f"{key}_lo" in result], INTERVAL_COLUMNS
 
     def _notes(self) -> Iterator[str]:
         yield from _notes(self.deployment, self.resolved)
-        if self.record.unaided is not None:
-            yield from _from_the_host(self.record, self.record.unaided)
+        if shares := self._offloading:
+            without, figures = shares["without"], self.record.figures
+            then = (
+                f"mean TTFT {without['mean_ttft_ms']:,.0f} ms instead of {figures['mean_ttft_ms']:,.0f}, "
+                f"{without['output_throughput']:,.0f} output tokens/s instead of {figures['output_throughput']:,.0f}"
+            )
+            yield from_host(shares, without["gpu_share"], then)
+            yield "KV offloading is not measured: the link is assumed as fast as copies, which widens the interval"
         elif share := self.record.replay.cached_share:
             yield f"{share:.1%} of the prompt tokens come from the prefix cache"
         elif unused := self.deployment.unused_host_remark:
@@ -170,6 +178,8 @@ class PredictionRefused(MetricAnswer):
 
     verdict_first = True
     ok = False
+    keys = ("model_id=resolved.resolved", "gpu=deployment.profile.id", "engine_version=deployment.config.version",
+            "calibration=deployment.calibrated_by", "fits=ok", "reason")  # fmt: skip
     deployment: Deployment
     workload: Load
     resolved: ResolvedModel
@@ -191,15 +201,8 @@ class PredictionRefused(MetricAnswer):
         )
 
     def _object(self) -> dict[str, Any]:
-        return {
-            "model_id": self.resolved.resolved,
-            "gpu": self.deployment.profile.id,
-            "engine_version": str(self.deployment.config.version),
-            "calibration": self.deployment.calibrated_by,
-            "fits": False,
-            "reason": self.reason,
-            "kv_cache_bytes": round(self.deployment.budget.binding.available.mid),
-        }
+        left = round(self.deployment.budget.binding.available.mid)
+        return {**fields_of(self, *self.keys), "kv_cache_bytes": left}
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self.reason)
@@ -220,31 +223,11 @@ def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
     if one.targets_ms:
         figures["request_goodput"] = "good requests/s", None
     for place, (key, (figure, target)) in enumerate(figures.items()):
-        row = {"class": "" if place else name, "figure": figure, "target": target}
-        yield row | {"value": result[key], "lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
+        yield {"class": "" if place else name, "figure": figure, "target": target, **_ends(result, key)}
 
 
-def _offloading(record: Prediction, unaided: Prediction) -> dict[str, Any]:
-    """The gain by KV blocks in host memory for a trace: shares of its prompt tokens, and the figures without them."""
-    replay = record.replay
-    keys = "mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "duration"
-    return {
-        "host_share": replay.host_share,
-        "gpu_share": replay.cached_share - replay.host_share,
-        "without": {"gpu_share": unaided.replay.cached_share, **fields_of(unaided.figures, *keys)},
-    }
-
-
-def _from_the_host(record: Prediction, unaided: Prediction) -> Iterator[str]:
-    figures, shares = record.figures, _offloading(record, unaided)
-    without = shares["without"]
-    yield (
-        f"{shares['host_share']:.1%} of the prompt tokens are loaded from host memory, {shares['gpu_share']:.1%} are "
-        f"found on the GPU; without --kv-offloading-size: {without['gpu_share']:.1%} on the GPU, mean TTFT "
-        f"{without['mean_ttft_ms']:,.0f} ms instead of {figures['mean_ttft_ms']:,.0f}, "
-        f"{without['output_throughput']:,.0f} output tokens/s instead of {figures['output_throughput']:,.0f}"
-    )
-    yield "KV offloading has not been measured: the link is as fast as copies alone, and the interval as wide as that"
+def _ends(result: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {"value": result[key], "lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
 
 
 def _breakdown(step: StepBreakdown) -> dict[str, Any]:
@@ -263,11 +246,7 @@ def _rate(amount: float, time_s: float) -> float | None:
 def _basis_lines(deployment: Deployment) -> Iterator[str]:
     """The model behind the operators, and the peaks of the GPU."""
     model, profile, config = deployment.model, deployment.profile, deployment.config
-    tokens = (
-        f"{model.active_params:,} of {model.total_params:,} parameters"
-        if model.is_moe
-        else f"{model.total_params:,} parameters"
-    )
+    tokens = f"{f'{model.active_params:,} of ' if model.is_moe else ''}{model.total_params:,} parameters"
     ranks = f"; each of {config.num_gpus} GPUs has its part" if config.num_gpus > 1 else ""
     yield wrapped(
         f"{model.id}: {model.num_layers} layers, hidden size {model.hidden_size:,}, vocabulary {model.vocab_size:,}, "
@@ -293,11 +272,8 @@ def _sum(step: StepBreakdown) -> str:
 
 def _share(name: str, served: Replay) -> str:
     """The batch of the step, and the time of all such steps."""
-    decode = name == "decode step"
-    batch = served.decode_batch if decode else served.prefill_batch
-    steps, time_s = (
-        (served.decode_steps, served.decode_time_s) if decode else (served.prefill_steps, served.prefill_time_s)
-    )
+    kind = name.removesuffix(" step")
+    batch, steps, time_s = (getattr(served, f"{kind}_{what}") for what in ("batch", "steps", "time_s"))
     work = []
     if batch is not None and batch.prefill_tok:
         work.append(f"{batch.prefill_tok:,} prompt tokens")
@@ -309,13 +285,11 @@ def _share(name: str, served: Replay) -> str:
 
 def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     config = deployment.config
-    for condition in deployment.checked.conditions:
-        if condition.margin.mid < 0:
-            yield (
-                f"vLLM does not start with these settings: {condition.message}; the figures assume that it does; "
-                "planner fit shows what would make it start"
-            )
-            break
+    if refusal := next((one.message for one in deployment.checked.conditions if one.margin.mid < 0), ""):
+        yield (
+            f"vLLM does not start with these settings: {refusal}; the figures assume that it does; "
+            "planner fit shows what would make it start"
+        )
     yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
     yield f"calibration: {deployment.calibrated_by}"
     if computed := deployment.profile.emulated.get(config.weight_dtype):

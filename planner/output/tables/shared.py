@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.engine import LOOPBACK, tagged
 from planner.hardware import GpuProfile
-from planner.output.render import SPACE, wrapped
+from planner.output.render import SPACE, at, wrapped
 from planner.planning import price_of, span_figures
 from planner.units import MS, figure
 
@@ -145,8 +145,9 @@ def batch_in_words(settings: Any) -> str:
 
 def from_host(shares: Any, without_gpu_share: float, then: str) -> str:
     """The gain by KV blocks in host memory; ``then``: what is so without them."""
+    host, gpu = at(shares, "host_share"), at(shares, "gpu_share")
     return (
-        f"{shares.host_share:.1%} of the prompt tokens are loaded from host memory, {shares.gpu_share:.1%} are found "
+        f"{host:.1%} of the prompt tokens are loaded from host memory, {gpu:.1%} are found "
         f"on the GPU; without --kv-offloading-size: {without_gpu_share:.1%} on the GPU, {then}"
     )
 
