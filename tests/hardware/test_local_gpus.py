@@ -157,7 +157,7 @@ def test_mig_instances_are_the_gpus_of_a_gpu_that_is_cut() -> None:
         ([f"{H100}, 81559, Disabled", "NVIDIA L4, 23034, [N/A]"], [[], []], "1 x h100-sxm and 1 x l4"),
         ([f"{H100}, 81559, Enabled"], [[]], "MIG is on, and there are no instances"),
         ([f"{H100}, 81559, Enabled"], [["1c.3g.40gb"]], "no profile of NVIDIA H100 SXM 80GB as MIG 1c.3g.40gb"),
-        (["Tesla T4, 15360, [N/A]"], [[]], "no profile of 'Tesla T4'"),
+        (["Tesla P4, 15360, [N/A]"], [[]], "no profile of 'Tesla P4'"),
         (["NVIDIA H200, 95000, Disabled"], [[]], "has 92.8 GiB here, and the profile h200-sxm 140.4 GiB"),
     ],
 )
