@@ -102,15 +102,16 @@ _TIMEOUT = "Seconds until the server answers. Default: by the size of the weight
 class SiteOptions:
     """Options of the place where servers run: fields of ``Site``."""
 
-    replicas: Annotated[int, _site("Servers like the planned one.")] = 1
+    replicas: Annotated[int | None, _site("Servers like the planned one. Default: as many as the plan needs.")] = None
     nodes: Annotated[int | None, _site("Nodes that one server spans.")] = None
     name: Annotated[str, _site("Name of what is made. Default: planner-DIGEST.")] = ""
     namespace: Annotated[str, _site("Namespace of Kubernetes.")] = ""
     host: Annotated[str, _site("Address at which the server is reached.")] = "127.0.0.1"
     port: Annotated[int, _site("Port at which the server is reached.")] = 8000
     hf_secret: Annotated[str, _site("Name of the Secret with the key HF_TOKEN.")] = "hf-token"  # noqa: S105
-    cache: Annotated[str, _site("Volume for models: emptydir, pvc or claim/NAME.")] = "emptydir"
+    cache: Annotated[str, _site("Volume for models: pvc, emptydir or claim/NAME.")] = "pvc"
     gpu_resource: Annotated[str, _site("Name of the GPUs in the device plugin.")] = ""
+    rdma_resource: Annotated[str, _site("Name of the RDMA adapters in their device plugin. Default: TCP.")] = ""
     tolerations: Annotated[
         list[str], _site("Taint that the server tolerates. Repeatable.", "--toleration", metavar=_TOLERATION)
     ] = []  # noqa: RUF012

@@ -41,7 +41,7 @@ from planner.output.deploy.targets import FILES, TARGETS, render_deployable
 from planner.output.deploy.yaml_text import dump
 from planner.output.scripts.emission import PLACEMENT_VARIABLES, render_scripts
 from planner.output.scripts.folder import write_folder
-from planner.planning.plan import Plan, PlanFile
+from planner.planning.plan import Plan, PlanFile, Service
 
 HERE = Path(__file__).parents[1]
 ALL = {**CASES, **MORE}
@@ -287,14 +287,14 @@ def test_gpus_are_asked_for_by_the_names_of_the_device_plugins(case: str, resour
     document = workload_of(text)
     limits = container_of(document)["resources"]["limits"]
     if resource is None:
-        assert limits == {"nvidia.com/gpu": 2} and document["accelerator"]["resources"] == {"nvidia": "nvidia.com/gpu"}
+        assert limits["nvidia.com/gpu"] == 2 and document["accelerator"]["resources"] == {"nvidia": "nvidia.com/gpu"}
     else:
-        assert limits == {resource: count}
+        assert limits[resource] == count and set(limits) == {resource, "memory", "ephemeral-storage"}
 
 
 def test_a_cluster_may_call_them_otherwise() -> None:
     text = render_deployable(GOLDEN["h100-mig"], "kubernetes", Site(gpu_resource="nvidia.com/gpu"))["kubernetes.yaml"]
-    assert container_of(workload_of(text))["resources"]["limits"] == {"nvidia.com/gpu": 1}
+    assert container_of(workload_of(text))["resources"]["limits"]["nvidia.com/gpu"] == 1
 
 
 def test_copies_under_compose_share_no_gpu() -> None:
@@ -364,7 +364,57 @@ def test_what_the_plan_asks_of_docker_is_asked_for_elsewhere() -> None:
     assert security["privileged"] and security["capabilities"]["add"] == ["SYS_PTRACE"]
     assert security["seccompProfile"] == {"type": "Unconfined"}
     (service,) = documents(render_deployable(made, "compose")["compose.yaml"])[0]["services"].values()
-    assert service["privileged"] and service["cap_add"] == ["SYS_PTRACE"] and service["ipc"] == "host"
+    assert service["privileged"] and service["cap_add"] == ["SYS_PTRACE"] and service["shm_size"] == "8g"
+
+
+def test_no_more_is_lifted_than_several_amd_gpus_need() -> None:
+    """AMD's documents switch seccomp off for RCCL; for one GPU, and elsewhere, the runtime's filter stays."""
+    for made, target, seccomp in (
+        (GOLDEN["mi355x"], "kubernetes", "RuntimeDefault"),
+        (GOLDEN["b200-x2"], "kubernetes", "RuntimeDefault"),
+        (AMD_X16, "lws", "Unconfined"),
+    ):
+        (text,) = render_deployable(made, target).values()
+        security = container_of(workload_of(text))["securityContext"]
+        assert security["seccompProfile"] == {"type": seccomp} and ("'baseline'" in text) == (seccomp == "Unconfined")
+        assert security["allowPrivilegeEscalation"] is False and security["capabilities"] == {"drop": ["ALL"]}
+        assert "'restricted' refuses" in text
+    (service,) = documents(files_of("mi355x/compose")["compose.yaml"])[0]["services"].values()
+    assert service["security_opt"] == ["no-new-privileges:true"] and service["shm_size"] == "8g"
+    assert "ipc" not in service and service["volumes"][0]["target"] == "/huggingface/hub", "not the token beside it"
+
+
+def test_pods_reserve_what_they_need_and_weights_lie_on_a_claim() -> None:
+    """72.6 GB are 67.6 GiB: 68 of weights, 32 for a GPU and 8 shared; the claim has a fifth more and 1 GiB."""
+    claim, deployment, _ = documents(files_of("mi355x/kubernetes")["kubernetes.yaml"])
+    assert claim["spec"]["resources"] == {"requests": {"storage": "83Gi"}}
+    resources = container_of(deployment)["resources"]
+    assert resources["limits"] == {"amd.com/gpu": 1, "memory": "108Gi", "ephemeral-storage": "20Gi"}
+    assert resources["requests"] == {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "20Gi"}
+    (text,) = render_deployable(GOLDEN["mi355x"], "kubernetes", Site(cache="emptydir")).values()
+    assert 'sizeLimit: "83Gi"' in text and 'ephemeral-storage: "103Gi"' in text
+
+
+def test_nodes_get_their_network_adapters() -> None:
+    (text,) = render_deployable(NVIDIA_X16, "lws", Site(rdma_resource="rdma/hca")).values()
+    container = container_of(workload_of(text))
+    assert container["resources"]["limits"]["rdma/hca"] == 1
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
+    assert "--rdma-resource" in "".join(files_of("b200-x16/lws").values())
+
+
+@pytest.mark.parametrize(("target", "servers"), [("kubernetes", 5), ("kserve", 5), ("compose", 4), ("slurm", 1)])
+def test_as_many_servers_are_deployed_as_the_plan_needs(target: str, servers: int) -> None:
+    needed = Service(targets=(), replicas=5, total_gpus=10, packages=10, goodput=1)
+    files = render_deployable(emission(b200().model_copy(update={"service": needed})), target)
+    text = next(iter(files.values()))
+    assert f"takes 5 such server(s), this starts {servers}" in text
+    if target == "kubernetes":
+        assert workload_of(text)["spec"]["replicas"] == 5
+    if target == "kserve":
+        assert workload_of(text)["spec"]["predictor"]["minReplicas"] == 5
+    if target == "compose":
+        assert len(documents(text)[0]["services"]) == 5, "one of them the balancer"
 
 
 def test_start_up_time_follows_the_weights() -> None:

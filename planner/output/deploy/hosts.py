@@ -10,11 +10,11 @@ from math import ceil
 from typing import Any
 
 from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for, parse_version
-from planner.errors import IllegalPlanError, InputError
+from planner.errors import IllegalPlanError
 from planner.output.deploy.kubernetes import ROUTED_PORT, disaggregated_values, side_environment
-from planner.output.deploy.pods import Pods
+from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, Pods
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
-from planner.output.scripts.emission import JOIN_PORTS, MODEL_CACHE, PORT, gpus_of_server, join_names, servers_per_node
+from planner.output.scripts.emission import JOIN_PORTS, MODEL_CACHE, PORT, gpus_of_server, join_names
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
 from planner.units import GIB, whole_number
@@ -25,11 +25,7 @@ BALANCER_IMAGE = "nginx:1.28.0"
 _HEALTH = (
     "import urllib.request as r;r.build_opener(r.ProxyHandler({{}})).open('http://127.0.0.1:{port}/health', timeout=5)"
 )
-_MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}"  # as launch.sh has it
-#: Beside its share of the weights: what each GPU's process needs of the node. An allowance.
-MEMORY_GIB_PER_GPU = 32
-#: Tokenising and scheduling want several cores beside one for each GPU's process. An allowance.
-CPUS_PER_GPU = 8
+_MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}/hub"  # not the folder above it, in which hf keeps the token
 #: vLLM's images are without Ray from here on (kubernetes-sigs/lws issue 835).
 IMAGES_WITHOUT_RAY = (0, 19, 0)
 #: The requirement of vLLM before its images came without it (vllm-project/vllm pull request 33351).
@@ -51,17 +47,10 @@ RAY_SCRIPTS = {
 def compose(pods: Pods) -> dict[str, str]:
     """``compose.yaml``, and ``nginx.conf`` for several servers on the node.
 
-    Compose interpolates values, so every ``$`` of a value is doubled. Raises InputError for more servers than the node
-    has GPUs for.
+    Compose interpolates values, so every ``$`` of a value is doubled.
     """
     pods.require_one_node("compose")
-    copies, most = pods.site.replicas, servers_per_node(pods.plan)
-    if copies > most:
-        raise InputError(
-            f"--replicas {copies}: a node with {pods.plan.gpus_per_node} GPUs holds {most} such "
-            f"server{'s' if most != 1 else ''}",
-            hint="ask for fewer, or deploy them on several nodes with --target kubernetes",
-        )
+    copies = pods.replicas
     names = [f"vllm-{index}" for index in range(copies)] if copies > 1 else ["vllm"]
     services = {name: _service(pods, index) for index, name in enumerate(names)}
     title = "Docker compose: the planned server."
@@ -90,9 +79,9 @@ def compose(pods: Pods) -> dict[str, str]:
 
 
 def _service(pods: Pods, index: int) -> Json:
-    plan, docker, copies = pods.plan, pods.docker, pods.site.replicas
+    plan, docker, copies = pods.plan, pods.docker, pods.replicas
     folder = escape_dollars(pods.model_folder)
-    models = {"type": "bind", "source": _MODELS, "target": MODEL_CACHE, "bind": {"create_host_path": True}}
+    models = {"type": "bind", "source": _MODELS, "target": f"{MODEL_CACHE}/hub", "bind": {"create_host_path": True}}
     model = [{"type": "bind", "source": folder, "target": folder, "read_only": True}] if folder else []
     devices = [device if ":" in device else f"{device}:{device}" for device in docker["--device"]]
     gpus = {"resources": {"reservations": {"devices": [_nvidia(pods, index)]}}}
@@ -104,11 +93,10 @@ def _service(pods: Pods, index: int) -> Json:
         "volumes": [models, *model],
         "devices": escape_words(devices) or None,
         "groups": escape_words(docker["--group-add"]) or None,
-        "security": escape_words(docker["--security-opt"]) or None,
+        "security": _security(pods),
         "capabilities": escape_words(docker["--cap-add"]) or None,
-        "ipc": escape_dollars("".join(docker["--ipc"][-1:])) or None,
         "privileged": pods.privileged or None,
-        "shm_size": escape_dollars("".join(docker["--shm-size"][-1:])) or None,
+        "shm_size": escape_dollars("".join(docker["--shm-size"][-1:])) or f"{pods.shm_gib}g",
         "health": _HEALTH.format(port=pods.port),
         "start_period": f"{pods.start_timeout_s}s",
         "gpus": gpus if plan.platform == "cuda" else None,
@@ -119,12 +107,18 @@ def _service(pods: Pods, index: int) -> Json:
     return fill("compose.yaml", "server", names)
 
 
+def _security(pods: Pods) -> list[str] | None:
+    seccomp = {"seccomp=unconfined", "seccomp:unconfined"}
+    asked = [one for one in pods.docker["--security-opt"] if one not in seccomp or pods.unconfined]
+    return escape_words([*asked, *(() if pods.privileged else ("no-new-privileges:true",))]) or None
+
+
 def _environment(pods: Pods, index: int) -> dict[str, str | None]:
     """Variables; None: taken from the environment by its name."""
     plan, given = pods.plan, dict(pods.env)
-    if pods.site.replicas > 1 and plan.platform == "rocm":
+    if pods.replicas > 1 and plan.platform == "rocm":
         given["HIP_VISIBLE_DEVICES"] = gpus_of_server(plan, index)
-    elif pods.site.replicas == 1 and not (pods.emission.profile.partition and plan.platform == "cuda"):
+    elif pods.replicas == 1 and not (pods.emission.profile.partition and plan.platform == "cuda"):
         given = {**plan.env, "HF_HOME": MODEL_CACHE}  # a MIG instance is passed by its UUID instead
     variables: dict[str, str | None] = {name: escape_dollars(value) for name, value in given.items()}
     return variables | {name: None for name in PASSED_BY_NAME if name not in given}
@@ -137,7 +131,7 @@ def _nvidia(pods: Pods, index: int) -> Json:
     if pods.emission.profile.partition:
         unset = ":?UUID of a MIG instance, see nvidia-smi -L"
         return {**wanted, "device_ids": [f"${{{_mig(index, gpu)}{unset}}}" for gpu in range(plan.num_gpus)]}
-    if pods.site.replicas > 1:
+    if pods.replicas > 1:
         return {**wanted, "device_ids": gpus_of_server(plan, index).split(",")}
     return {**wanted, "count": plan.num_gpus if asked is None else asked}
 
@@ -155,8 +149,6 @@ def _published(pods: Pods, port: int) -> Json:
 
 def slurm(pods: Pods) -> dict[str, str]:
     """One batch script, for a server on one node or over several."""
-    if pods.site.replicas > 1:
-        raise InputError("--replicas: a Slurm job is one server", hint="submit the script as often as you need it")
     plan, pyxis = pods.plan, pods.site.container == "pyxis"
     first, slash, rest = plan.image.partition("/")  # enroot separates a registry other than Docker Hub by #
     enroot = f"{first}#{rest}" if slash and ("." in first or ":" in first) else plan.image
@@ -178,8 +170,6 @@ def slurm(pods: Pods) -> dict[str, str]:
 
 def ray(pods: Pods) -> dict[str, str]:
     """Scripts for head, workers, a check that all joined, the launch and the end. Ray is added to images without it."""
-    if pods.site.replicas > 1:
-        raise InputError("--replicas: these scripts make one server", hint="use other nodes for the next one")
     if pods.require_several_nodes() == "dp":
         raise IllegalPlanError(
             "these scripts do not join data-parallel ranks", hint="use --target lws or slurm, or launch.sh of the plan"

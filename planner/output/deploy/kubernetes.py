@@ -13,10 +13,17 @@ from planner.engine import image_for
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
-from planner.output.deploy.pods import Pods
+from planner.output.deploy.pods import RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.site import HF_SECRET
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
-from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, PLACEMENT_VARIABLES, join_numbers, node_script
+from planner.output.scripts.emission import (
+    JOIN_WORDS,
+    MODEL_CACHE,
+    PLACEMENT_VARIABLES,
+    host_kv_gib,
+    join_numbers,
+    node_script,
+)
 from planner.output.scripts.text import option
 from planner.planning import Disaggregated, SideLaunch
 from planner.units import GIB
@@ -33,7 +40,7 @@ def kubernetes(pods: Pods) -> dict[str, str]:
     pods.require_one_node("a Deployment")
     names = {"labels": _labels(pods), "deadline_s": pods.start_timeout_s + 600, "pod": _pod(pods, _container(pods))}
     title = "Kubernetes: a Deployment of the planned server, and the Service in front of it."
-    deployment = _object(pods, "apps/v1", "Deployment", _fill("deployment", replicas=pods.site.replicas, **names))
+    deployment = _object(pods, "apps/v1", "Deployment", _fill("deployment", replicas=pods.replicas, **names))
     return {"kubernetes.yaml": _file(pods, title, deployment, _service(pods, _labels(pods)))}
 
 
@@ -43,7 +50,7 @@ def lws(pods: Pods) -> dict[str, str]:
     leader = _member(pods)
     worker = {key: value for key, value in leader.items() if key != "ports" and not key.endswith("Probe")}
     spec = _fill(
-        "leader_worker_set", replicas=pods.site.replicas, nodes=pods.nodes, labels=_labels(pods),
+        "leader_worker_set", replicas=pods.replicas, nodes=pods.nodes, labels=_labels(pods),
         leader=_pod(pods, leader), worker=_pod(pods, worker),
     )  # fmt: skip
     group = _object(pods, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
@@ -57,7 +64,7 @@ def kserve(pods: Pods) -> dict[str, str]:
     pods.require_one_node("an InferenceService")
     _refuse_templates(pods, "KServe")
     container = _container(pods) | {"name": "kserve-container"}
-    spec = {"predictor": _fill("kserve", replicas=pods.site.replicas) | _pod(pods, container)}
+    spec = {"predictor": _fill("kserve", replicas=pods.replicas) | _pod(pods, container)}
     annotations = {"serving.kserve.io/deploymentMode": "RawDeployment"}
     service = _object(pods, "serving.kserve.io/v1beta1", "InferenceService", spec, annotations=annotations)
     title = "KServe: the planned server as an InferenceService with its own container."
@@ -74,9 +81,10 @@ def llm_d(pods: Pods) -> dict[str, str]:
             hint="use --target kubernetes, which mounts the folder of the node",
         )
     server, pod = _container(pods), _pod(pods, {})
-    same = {name: server[name] for name in ("image", "command", "args", "ports", "resources")}
+    same = {name: server[name] for name in ("image", "command", "args", "ports")}
+    resources = _resources(pods, on_disk=True)
     decode = _fill(
-        "chart_servers", replicas=pods.site.replicas, gpus_each=pods.gpus, **same,
+        "chart_servers", replicas=pods.replicas, gpus_each=pods.gpus, **same, resources=resources,
         node_selector=pod.get("nodeSelector"), tolerations=pod.get("tolerations"),
         # the models and their variables are the chart's
         mounts=[mount for mount in server["volumeMounts"] if mount["mountPath"] != MODEL_CACHE],
@@ -157,7 +165,7 @@ def _file(pods: Pods, title: str, *objects: Json) -> str:
     """The objects, behind a new claim for the models if the site asks for one."""
     claims = []
     if pods.site.cache == "pvc":
-        mode = "ReadWriteMany" if pods.site.replicas * pods.nodes > 1 else "ReadWriteOnce"  # pods on nodes share it
+        mode = "ReadWriteMany" if pods.replicas * pods.nodes > 1 else "ReadWriteOnce"  # pods on nodes share it
         spec = _fill("claim", access_mode=mode, size=f"{pods.cache_gib}Gi")
         claims = [_object(pods, "v1", "PersistentVolumeClaim", spec, name=f"{pods.name}-models")]
     documents = [dump(one) for one in (*claims, *objects)]
@@ -182,7 +190,7 @@ def _service(pods: Pods, selector: dict[str, str]) -> Json:
 
 
 def _remarks(pods: Pods) -> list[str]:
-    """The command that creates the Secret (no file holds its value), and the device plugin that is needed."""
+    """The command that creates the Secret (no file holds its value), the device plugin, and what policies refuse."""
     site, profile, lines = pods.site, pods.emission.profile, []
     if site.hf_secret:
         need = "The model is gated: first" if pods.plan.gated is True else "If the hub asks for a token, first"
@@ -191,6 +199,15 @@ def _remarks(pods: Pods) -> list[str]:
             f"{need} create the Secret {site.hf_secret} from a file that holds only the token:",
             f"  kubectl{space} create secret generic {site.hf_secret} --from-file={TOKEN_KEY}=FILE",
         ]
+    lines.append("The image runs as root and writes into itself, which Pod Security 'restricted' refuses.")
+    if pods.unconfined:
+        lines.append(
+            "For several GPUs AMD's documents switch seccomp off (Unconfined), which Pod Security 'baseline' refuses."
+        )
+    if site.cache == "pvc" and pods.replicas * pods.nodes > 1:
+        lines.append("Pods share the volume of the models: the storage class has to offer ReadWriteMany.")
+    if pods.nodes > 1 and not site.rdma_resource:
+        lines.append("Pods reach each other by TCP; for RDMA name its resource with planner deploy --rdma-resource.")
     asked = f"Pods request GPUs as {gpu_resource(pods)}"
     plugin = "AMD's device plugin" if profile.vendor == "amd" else "NVIDIA's device plugin"
     if site.gpu_resource or profile.partition is None:
@@ -217,9 +234,10 @@ def _refuse_templates(pods: Pods, reader: str) -> None:
 def _pod(pods: Pods, container: Json) -> Json:
     claim = pods.site.cache.partition("/")[2] or f"{pods.name}-models"
     claimed: Json = {"persistentVolumeClaim": {"claimName": claim}}
+    on_disk: Json = {"emptyDir": {"sizeLimit": f"{pods.cache_gib}Gi"}}
     volumes: list[Json] = [
         {"name": "dshm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{pods.shm_gib}Gi"}},
-        {"name": "models", **({"emptyDir": {}} if pods.site.cache == "emptydir" else claimed)},
+        {"name": "models", **(on_disk if pods.site.cache == "emptydir" else claimed)},
     ]
     if pods.model_folder:
         volumes.append({"name": "model", "hostPath": {"path": pods.model_folder, "type": "Directory"}})
@@ -233,8 +251,8 @@ def _container(pods: Pods) -> Json:
         raise IllegalPlanError(
             f"{pods.model_folder!r}: Kubernetes mounts no path with a colon", hint="rename the folder"
         )
+    locked = ["IPC_LOCK"] if pods.site.rdma_resource else []  # adapters read and write memory that stays in its place
     folder = [{"name": "model", "mountPath": pods.model_folder, "readOnly": True}] if pods.model_folder else []
-    unconfined = {"seccomp=unconfined", "seccomp:unconfined"} & set(pods.docker["--security-opt"])
     return _fill(
         "container",
         image=pods.plan.image,
@@ -242,13 +260,24 @@ def _container(pods: Pods) -> Json:
         args=escape_words(pods.plan.serve_argv[1:]),
         env=_environment(pods),
         port=pods.port,
-        gpus={gpu_resource(pods): pods.gpus},
+        **_resources(pods, on_disk=pods.site.cache == "emptydir"),
         privileged=pods.privileged,
-        capabilities=[name.removeprefix("CAP_") for name in pods.docker["--cap-add"]] or None,
-        seccomp="Unconfined" if unconfined else "RuntimeDefault",
+        capabilities=[*(name.removeprefix("CAP_") for name in pods.docker["--cap-add"]), *locked] or None,
+        seccomp="Unconfined" if pods.unconfined else "RuntimeDefault",
         start_tries=ceil(pods.start_timeout_s / 10),
         mounts=[{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": MODEL_CACHE}, *folder],
     )
+
+
+def _resources(pods: Pods, *, on_disk: bool) -> Json:
+    """Limits and requests of a pod; ``on_disk``: the weights lie on the container's own disk."""
+    disk = {"ephemeral-storage": f"{SCRATCH_GIB + (pods.cache_gib if on_disk else 0)}Gi"}
+    devices = {gpu_resource(pods): pods.gpus} | ({pods.site.rdma_resource: 1} if pods.site.rdma_resource else {})
+    reserved = RESERVED_GIB_PER_GPU * pods.gpus + host_kv_gib(pods.plan)
+    return {
+        "limits": {**devices, "memory": f"{pods.memory_gib}Gi", **disk},
+        "requests": {"cpu": str(RESERVED_CPUS_PER_GPU * pods.gpus), "memory": f"{reserved}Gi", **disk},
+    }
 
 
 def _member(pods: Pods) -> Json:

@@ -34,6 +34,11 @@ SHM_GIB_AT_LEAST = 8
 _PORTABLE = (
     "--device", "--group-add", "--security-opt", "--cap-add", "--gpus", "--ipc", "--shm-size", "--privileged",
 )  # fmt: skip
+#: Beside its share of the weights: what each GPU's process needs of the node at most. Allowances.
+MEMORY_GIB_PER_GPU, CPUS_PER_GPU = 32, 8
+#: What Kubernetes reserves of them, for the smallest nodes that have such GPUs.
+RESERVED_GIB_PER_GPU, RESERVED_CPUS_PER_GPU = 8, 4
+SCRATCH_GIB = 20  #: of the container's own disk: compiled kernels and graphs, logs
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -48,6 +53,7 @@ class Pods:
     name: str  #: of everything that is made
     nodes: int
     planned_nodes: int
+    replicas: int  #: servers like the planned one
     gpus: int  #: logical GPUs of one pod
     join: Join | None  #: how several pods form one server
     env: Mapping[str, str]  #: the plan's variables without those that choose GPUs, and the models' folder
@@ -67,6 +73,22 @@ class Pods:
     def privileged(self) -> bool:
         """True if the plan's docker arguments lift every limit of the container."""
         return bool(self.docker["--privileged"])
+
+    @property
+    def needed(self) -> int:
+        """Servers that the load of the plan takes."""
+        return self.plan.service.replicas if self.plan.service else 1
+
+    @property
+    def memory_gib(self) -> int:
+        """Most memory of one pod: the processes, the weights as they are read, and what is shared."""
+        weights = ceil(self.emission.checkpoint_bytes / GIB / self.nodes)
+        return weights + MEMORY_GIB_PER_GPU * self.gpus + self.shm_gib
+
+    @property
+    def unconfined(self) -> bool:
+        """True for several GPUs of a plan that asks for no seccomp filter; AMD's documents ask for none at all."""
+        return bool({"seccomp=unconfined", "seccomp:unconfined"} & set(self.docker["--security-opt"])) and self.gpus > 1
 
     def require_one_node(self, target: str) -> None:
         """Raise IllegalPlanError for a server over several nodes."""
@@ -99,6 +121,8 @@ class Pods:
             f"predicted for one server and {describe_load(plan)}:",
             *(f"  {line}" for line in self.emission.predicted_lines),
         ]
+        if self.needed > 1 or self.replicas > 1:
+            lines.append(f"the load of the plan takes {self.needed} such server(s), this starts {self.replicas}")
         if self.nodes != self.planned_nodes:
             lines.append(
                 f"planned for {self.planned_nodes} node, spread over {self.nodes}: it will be slower than predicted"
@@ -109,13 +133,19 @@ class Pods:
         return [*lines, *(("", *remarks) if remarks else ())]
 
 
-def describe(emission: Emission, site: Site, command: str) -> Pods:
-    """The pods of a plan at a site.
+def describe(emission: Emission, site: Site, command: str, most: int) -> Pods:
+    """The pods of a plan at a site that holds ``most`` such servers.
 
     Raises IllegalPlanError for a plan that no platform runs in a container, and InputError for a number of nodes that
-    its GPUs cannot be spread over.
+    its GPUs cannot be spread over, or for more servers than the site holds.
     """
     plan = emission.file.plan
+    if site.replicas is not None and site.replicas > most:
+        raise InputError(
+            f"--replicas {site.replicas}: a node with {plan.gpus_per_node} GPUs holds {most} such "
+            f"server{'s' if most != 1 else ''}",
+            hint="ask for fewer, or deploy them on several nodes with --target kubernetes",
+        )
     _check_container(plan)
     planned = ceil(plan.num_gpus / plan.gpus_per_node)
     nodes = planned if site.nodes is None else site.nodes
@@ -129,6 +159,7 @@ def describe(emission: Emission, site: Site, command: str) -> Pods:
         name=site.name or container_name(plan),
         nodes=nodes,
         planned_nodes=planned,
+        replicas=site.replicas or min(most, plan.service.replicas if plan.service else 1),
         gpus=gpus,
         join=join_of(plan, gpus) if nodes > 1 else None,
         env={**own_env, "HF_HOME": MODEL_CACHE},

@@ -26,6 +26,7 @@ _NAMES = {
     "--namespace": (*_LABEL, 63),
     "--hf-secret": (_SUBDOMAIN, "lower-case letters, digits, dashes and dots", 253),
     "--gpu-resource": (_QUALIFIED.pattern, "vendor.com/name", 316),
+    "--rdma-resource": (_QUALIFIED.pattern, "such as rdma/hca", 316),
     "--cache": (rf"emptydir|pvc|claim/{_SUBDOMAIN}", "emptydir, pvc, or claim/NAME for one that exists", 259),
 }
 
@@ -37,15 +38,16 @@ class Site:
     Raises InputError for a name that the platform would refuse.
     """
 
-    replicas: int = 1  #: servers like the planned one
+    replicas: int | None = None  #: servers like the planned one; None: as many as the plan needs
     nodes: int | None = None  #: nodes of one server; None: as many as the planned node size needs
     name: str = ""
     namespace: str = ""
     host: str = LOOPBACK  #: address of the server, where containers use the network of their node
     port: int = PORT
     hf_secret: str = HF_SECRET  #: name of a Secret with the key HF_TOKEN
-    cache: str = "emptydir"  #: ``emptydir``, ``pvc`` (a new claim), or ``claim/NAME``
+    cache: str = "pvc"  #: ``emptydir``, ``pvc`` (a new claim), or ``claim/NAME``
     gpu_resource: str = ""  #: as the device plugin names it
+    rdma_resource: str = ""  #: as the device plugin names the adapters between nodes
     tolerations: tuple[str, ...] = ()  #: ``KEY[=VALUE][:EFFECT]``
     node_selector: tuple[str, ...] = ()  #: ``KEY=VALUE``
     start_timeout_s: int | None = None
@@ -58,7 +60,7 @@ class Site:
             if (name or flag == "--cache") and (not re.fullmatch(form, name) or len(name) > longest):
                 raise InputError(f"{flag} {name[:80]!r} cannot be used", hint=f"{words}, at most {longest} characters")
         for flag, value, most in (("--replicas", self.replicas, MOST_REPLICAS), ("--port", self.port, 65535)):
-            if not 1 <= value <= most:
+            if value is not None and not 1 <= value <= most:
                 raise InputError(f"{flag} {value} is out of range", hint=f"from 1 to {most}")
         try:
             ipaddress.IPv4Address(self.host)

@@ -9,9 +9,10 @@ from planner.errors import InputError, UnknownNameError
 from planner.output.deploy.hosts import RAY_SCRIPTS, compose, ray, slurm
 from planner.output.deploy.kubernetes import kserve, kubernetes, llm_d, lws
 from planner.output.deploy.pods import Pods, describe
-from planner.output.deploy.site import Site
-from planner.output.scripts.emission import Emission
+from planner.output.deploy.site import MOST_REPLICAS, Site
+from planner.output.scripts.emission import Emission, servers_per_node
 from planner.output.scripts.text import refuse_tokens
+from planner.planning import Plan
 
 _SERVER = ("name", "start_timeout_s")
 _POD = (*_SERVER, "replicas", "hf_secret", "gpu_resource", "tolerations", "node_selector")
@@ -28,16 +29,22 @@ class Target:
     summary: str
     make: Callable[[Pods], dict[str, str]]
     takes: tuple[str, ...]
+    most: Callable[[Plan], int] = lambda _: MOST_REPLICAS  #: servers that one deployment has
+
+
+def _one(plan: Plan) -> int:
+    del plan
+    return 1
 
 
 TARGETS = {
-    "compose": Target("docker compose on one node", compose, (*_SERVER, "replicas", "host", "port")),
+    "compose": Target("docker compose on one node", compose, (*_SERVER, "replicas", "host", "port"), servers_per_node),
     "kubernetes": Target("Deployment and Service", kubernetes, (*_CLUSTER, "port")),
-    "lws": Target("LeaderWorkerSet: one server over several nodes", lws, (*_CLUSTER, "port", "nodes")),
+    "lws": Target("LeaderWorkerSet: one server over several nodes", lws, (*_CLUSTER, "port", "nodes", "rdma_resource")),
     "kserve": Target("KServe InferenceService", kserve, _CLUSTER),
     "llm-d": Target("values of the chart llm-d-modelservice", llm_d, _POD),
-    "slurm": Target("batch script, with pyxis or apptainer", slurm, (*_HOST, "container")),
-    "ray": Target("scripts for a Ray cluster of nodes with docker", ray, _HOST),
+    "slurm": Target("batch script, with pyxis or apptainer", slurm, (*_HOST, "container"), _one),
+    "ray": Target("scripts for a Ray cluster of nodes with docker", ray, _HOST, _one),
 }
 #: Every file of any target.
 FILES = (
@@ -63,6 +70,6 @@ def render_deployable(
             raise InputError(
                 f"{flag} has no effect with --target {target}", hint="leave it out, or name another target"
             )
-    files = platform.make(describe(emission, asked, command))
+    files = platform.make(describe(emission, asked, command, platform.most(emission.file.plan)))
     refuse_tokens(files)
     return files
