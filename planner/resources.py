@@ -45,7 +45,7 @@ def user_data_dir() -> Path:
 
 @contextmanager
 def names_only() -> Iterator[None]:
-    """Within this block nothing that a user gives is the name of a file: for answers over a network."""
+    """Take no name that a user gives for a path within this block: for answers over a network."""
     token = _NAMES_ONLY.set(True)
     try:
         yield

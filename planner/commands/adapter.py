@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
@@ -28,9 +28,6 @@ from planner.commands.declare import REQUIRED, Argument, Command, Option, Parame
 from planner.errors import InputError
 from planner.resources import read_given
 from planner.secrets import masked
-
-if TYPE_CHECKING:
-    from planner.output import Answer
 
 FILE = "planner.toml"
 #: Sources of a value, as the parser calls them.
@@ -107,7 +104,10 @@ def _answer(
     context: typer.Context, declared: Command, parameters: Mapping[str, Parameter], typed: Mapping[str, Any]
 ) -> int:
     """Call the function with what was said, and print its answer. Gives the exit status: 0 yes, 1 no."""
-    sources = _sources(context, declared, typed)
+    sources = {name: source_of(context, name) for name in typed}
+    for named, others in declared.rivals:  # planner.toml gives way to what is typed about the same
+        if any(sources.get(name) == TYPED for name in named):
+            sources |= {name: UNSAID for name in others if sources.get(name, TYPED) != TYPED}
     stated = {name: value for name, value in typed.items() if sources[name] != UNSAID}
     try:
         answer = _call(context, declared, parameters, stated)
@@ -120,18 +120,12 @@ def _answer(
         raise
     if answer is None or isinstance(answer, int):
         return answer or 0
+    from planner.output import print_answer
+
     if context.obj is not None:
         context.obj.verdict_first = typed["format"] == "table" and answer.verdict_first
-    return show(answer, typed["format"])
-
-
-def _sources(context: typer.Context, declared: Command, typed: Mapping[str, Any]) -> dict[str, str]:
-    """The source of each value. planner.toml gives way to what the command line says about the same."""
-    sources = {name: source_of(context, name) for name in typed}
-    for named, others in declared.rivals:
-        if any(sources.get(name) == TYPED for name in named):
-            sources |= {name: UNSAID for name in others if sources.get(name, TYPED) != TYPED}
-    return sources
+    print_answer(answer, typed["format"])
+    return 0 if answer.ok else 1
 
 
 def _call(
@@ -149,14 +143,6 @@ def _call(
     if "command_line" in inspect.signature(declared.function).parameters:
         options["command_line"] = masked(shlex.join(["planner", *(context.obj.words if context.obj else ())]))
     return declared.function(*words, **declared.check(options))
-
-
-def show(answer: Answer, form: str) -> int:
-    """Print an answer; gives the exit status that it means."""
-    from planner.output import print_answer
-
-    print_answer(answer, form)
-    return 0 if answer.ok else 1
 
 
 # --- planner.toml -----------------------------------------------------------------------------------------------------
@@ -196,14 +182,15 @@ def _of_group(group: Any, tables: dict[str, Any], file: str, names: tuple[str, .
 
 
 def _of_command(command: Any, table: dict[str, Any], file: str, names: tuple[str, ...]) -> dict[str, Any]:
-    flags = {_key(spelling): p for p in command.params for spelling in p.opts if p.name != "help"}
-    opposites = {_key(spelling): p for p in command.params for spelling in p.secondary_opts}
+    named = [one for one in command.params if one.name != "help"]
+    flags = {_key(spelling): one for one in named for spelling in (*one.opts, *one.secondary_opts)}
+    opposites = {_key(spelling) for one in named for spelling in one.secondary_opts}
     defaults: dict[str, Any] = {}
     for key, given in table.items():
         where = f"{file}: [{'.'.join(names)}] {key}"
-        parameter = flags.get(_key(key)) or opposites.get(_key(key))
+        parameter = flags.get(_key(key))
         if parameter is None:
-            near = get_close_matches(_key(key), [*flags, *opposites], n=3)
+            near = get_close_matches(_key(key), flags, n=3)
             nearest = f"nearest: {', '.join(near)}; " if near else ""
             raise InputError(f"{where} is not a flag", hint=f"{nearest}keys are flags without their dashes")
         value = _value(parameter, given, where)

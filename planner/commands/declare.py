@@ -86,11 +86,8 @@ class Parameter:
     @property
     def limits(self) -> dict[str, float]:
         """The bounds that include their value, as ``min`` and ``max``."""
-        pairs = [
-            (word, getattr(bound, key, None)) for bound in self.bounds for word, key in (("min", "ge"), ("max", "le"))
-        ]
-        limits = {word: self.option.settings.get(word) for word in ("min", "max")}
-        return {word: value for word, value in (*limits.items(), *pairs) if value is not None}
+        pairs = ((word, getattr(one, key)) for one in self.bounds for word, key in (("min", "ge"), ("max", "le")))
+        return {word: value for word, value in pairs if value is not None}
 
     def check(self, value: Any, see: str) -> Any:
         """The value as a plain one of its type; also numbers of numpy.
@@ -207,6 +204,8 @@ def _declared(name: str, alias: Any, default: Any, positional: bool = False) -> 
 
 def _of_engine(name: str, *, searched: bool) -> Parameter:
     """The option of one setting. Bounds of counts are in the help; the setting checks the others."""
+    from annotated_types import Interval
+
     from planner.engine import SETTINGS
 
     row = SETTINGS[name]
@@ -217,7 +216,6 @@ def _of_engine(name: str, *, searched: bool) -> Parameter:
         panel=ENGINE,
         help=f"{row.help} Default: searched." if searched else row.help,
         metavar=row.metavar or None,
-        min=row.least if counts else None,
-        max=row.most if counts else None,
     )
-    return Parameter(name, row.kind, None if searched else row.default, option)
+    bounds = (Interval(ge=row.least, le=row.most),) if counts else ()
+    return Parameter(name, row.kind, None if searched else row.default, option, bounds)

@@ -52,7 +52,7 @@ GROUPS = {
 }
 #: Dates in GPU profiles.
 FACTS, PRICES = r"^retrieved = ([\d-]+)$", r"^\[sources\.prices-([\d-]+)\]$"
-#: What ``planner`` alone prints.
+#: Text of ``planner`` without a command.
 START = """\
 planner plans how to serve a large language model with vLLM. Four questions to begin with:
 

@@ -508,7 +508,7 @@ def test_no_is_an_answer_and_bad_input_an_error(server: Server) -> None:
         ("fit", {"model": MODEL, "gpu": GPU, "calibration": "/etc/passwd"}, "unknown parameter"),
         ("recommend", {"trace": "/etc/passwd"}, "unknown parameter"),
         ("recommend", {"goal": "fast"}, "unknown goal"),
-        ("check", {"line": "/etc/passwd", "gpu": GPU}, "is not a command"),
+        ("check", {"line": "/etc/passwd", "gpu": GPU}, "no vllm serve command"),
         ("check", {"url": "http://127.0.0.1:1", "gpu": GPU}, "unknown parameter"),
     ]
     for path, query, words in bad:

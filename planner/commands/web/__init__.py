@@ -27,7 +27,7 @@ PLAIN = "warning: this is plain HTTP: who reads the traffic has the token and th
 Host = Annotated[
     str, Option(metavar="ADDRESS", help="Address to listen on. Any address other than localhost is plain HTTP.")
 ]
-Port = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")]
+Port = Annotated[int, Interval(ge=0, le=65535), Option(help="Port to listen on; 0 takes a free one.")]
 Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
 Seconds = Annotated[float, Interval(gt=0, le=3600), Option("--timeout", metavar="S", help="Seconds for one answer.")]
 

@@ -43,7 +43,7 @@ CLOSED = frozenset((
     "refresh", "url", "url_seconds", "variables", "speculative_config", "speculative_acceptance_rate", "output",
     "force", "sweep",
 ))  # fmt: skip
-LINE = "line"  #: of check: text only, never the name of a file
+LINE = "line"  #: of check: a text, or its words
 MOST_PROMPTS = 10_000  #: requests of one question
 
 
@@ -116,7 +116,7 @@ def _value(parameter: Parameter, texts: list[str]) -> Any:
     """The value that texts stand for; the function checks bounds and names."""
     kind, option, name = _kind(parameter), parameter.option, parameter.name
     if name == LINE:
-        return _line(texts)
+        return texts[0] if len(texts) == 1 else texts
     value: Any = texts if get_origin(kind) is list else texts[0]
     if value is not texts and len(texts) > 1:
         raise InputError(f"{name} is given {len(texts)} times", hint="give it once")
@@ -126,17 +126,11 @@ def _value(parameter: Parameter, texts: list[str]) -> Any:
     return value if option.read is None else option.read(value)
 
 
-def _line(texts: list[str]) -> str | list[str]:
-    if len(texts) == 1 and not any(letter.isspace() for letter in texts[0].strip()):
-        raise InputError("line is not a command", hint="give the text: vllm serve MODEL ...")
-    return texts[0] if len(texts) == 1 else texts
-
-
 # --- documentation ----------------------------------------------------------------------------------------------------
 
 
 def openapi(offered: Mapping[str, Operation]) -> dict[str, Any]:
-    """Describe the operations in OpenAPI 3.1."""
+    """An OpenAPI 3.1 document of ``offered``."""
     failed = {
         "type": "object",
         "properties": {"error": {"type": "string"}, "hint": {"type": "string"}, "exit_status": {"type": "integer"}},

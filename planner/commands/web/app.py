@@ -104,7 +104,7 @@ class Pages:
         return Response(content, headers=named, media_type="application/zip")
 
     async def _searched(self, request: Request, asked: Asked) -> play.Search:
-        """The search, made or remembered."""
+        """Search, unless the question is remembered."""
         key = play.key_of(asked)
         search = self.remembered.get(key)
         if search is None:

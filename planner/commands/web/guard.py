@@ -1,8 +1,8 @@
-"""Who may ask ``planner ui``, and how long a connection may stay silent.
+"""Access to ``planner ui``: the token, refusals of foreign pages, and time limits of connections.
 
-Browsers visit other pages too. So a request has to bring the token, to be a GET, to come from this page or from an
-address bar, and, on a loopback address, to name this machine: a page that points its own name here is refused. The page
-may load nothing from elsewhere, run no script but its own, and be framed by nobody.
+Browsers visit other pages too. A request has to be a GET that brings the token. It comes from this page or from an
+address bar. On a loopback address it has to name this machine, so that DNS rebinding is refused. The page may load only
+its own script, style sheet and answers, and cannot be framed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ EMBEDDED = ("iframe", "frame", "embed", "object", "fencedframe")
 
 
 class Guard:
-    """Let through what the module's first lines allow; set the headers of every answer and bound its time."""
+    """Refuse requests by the rules above, set the headers of every answer and bound its time."""
 
     def __init__(self, app: ASGIApp, *, token: str, loopback: bool, seconds: float) -> None:
         self.app, self.token, self.loopback, self.seconds = app, token, loopback, seconds + SENDING_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Pass a request on, or refuse it."""
         headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
         async def send_guarded(message: Message) -> None:
@@ -67,7 +67,7 @@ class Guard:
         return self._without_token(request)
 
     def _without_token(self, request: Request) -> Response | None:
-        """Once in the address, then in a cookie; programs send it as ``Authorization: Bearer``."""
+        """Check the token: in the address, then in a cookie, or ``Authorization: Bearer`` of a program."""
         cookie = f"planner-token-{request.scope['server'][1]}"  # browsers send cookies to all ports of a machine
         path, fields = request.scope["path"], parse_qsl(query_of(request), keep_blank_values=True)
         if self._is_token(dict(fields).get("token", "")):
@@ -96,7 +96,7 @@ def _told(text: str, status: int, **headers: str) -> Response:
 
 
 def _is_foreign(request: Request, host: str) -> bool:
-    """True for a request that another site's page made, by any means; a link to the front page is none."""
+    """True for a request that another site's page made, except a link to the page."""
     headers: Any = request.headers
     site, mode = headers.get("sec-fetch-site", "none"), headers.get("sec-fetch-mode", "")
     if headers.get("origin", f"http://{host}") not in (f"http://{host}", f"https://{host}"):
@@ -122,7 +122,7 @@ class Protocol(H11Protocol):
     """HTTP/1.1 that closes a connection when the headers of a request take too long."""
 
     def connection_made(self, transport: Any) -> None:
-        """Begin to watch the connection."""
+        """Start the timer of the headers."""
         super().connection_made(transport)
         self.loop.call_later(HEADERS_S, self._close_if_silent, None)
 
