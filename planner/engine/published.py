@@ -102,7 +102,17 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if build := _commit_of(version, profile.platform):
         note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {build.version}"
         return Image(build.image, version, profile.platform, pinned=True, source=build.source, note=note)
-    return _by_name(profile, version, release_of(oldest))
+    rule = _images_table()["naming"][profile.platform]
+    if version.release < release_of(rule["since"]) or version.release not in RELEASES:
+        images = (i.version for i in _images() if i.platform == profile.platform)
+        others = ", ".join(map(str, sorted({other for other in images if other.release >= release_of(oldest)})))
+        raise IllegalPlanError(
+            f"no image of vLLM {version} is known for {profile.name}",
+            hint=f"choose --engine-version from: {others}, or a release from {rule['since']} on",
+        )
+    note = "follows the naming of vLLM's release images; no source was seen running it on this GPU"
+    name, source = rule["name"].format(version=version), "naming of release images"
+    return Image(name, version, profile.platform, pinned=False, source=source, note=note)
 
 
 def options_version(version: EngineVersion, platform: str, image: str = "") -> EngineVersion:
@@ -151,19 +161,6 @@ def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
     if profile.platform != "rocm" or num_gpus >= profile.gpus_per_node:
         return {}
     return {"HIP_VISIBLE_DEVICES": ",".join(map(str, range(num_gpus)))}
-
-
-def _by_name(profile: GpuProfile, version: EngineVersion, oldest: tuple[int, ...]) -> Image:
-    rule = _images_table()["naming"][profile.platform]
-    if version.release < release_of(rule["since"]) or version.release not in RELEASES:
-        known = sorted({i.version for i in _images() if i.platform == profile.platform and i.version.release >= oldest})
-        raise IllegalPlanError(
-            f"no image of vLLM {version} is known for {profile.name}",
-            hint=f"choose --engine-version from: {', '.join(map(str, known))}, or a release from {rule['since']} on",
-        )
-    name = rule["name"].format(version=version)
-    note = "follows the naming of vLLM's release images; no source was seen running it on this GPU"
-    return Image(name, version, profile.platform, pinned=False, source="naming of release images", note=note)
 
 
 @lru_cache(maxsize=1)

@@ -65,11 +65,6 @@ def newest_by(day: datetime.date) -> Release:
     return max((release for release, out in RELEASES.items() if out <= day), default=min(RELEASES))
 
 
-def newest_of_minor(major: int, minor: int) -> Release:
-    """The newest release of ``0.8.x``; ``0.8.0`` itself where none is known."""
-    return max((r for r in RELEASES if r[:2] == (major, minor)), default=(major, minor, 0))
-
-
 Build = Literal["vllm", "vllm+atom-plugin"]
 
 _NUMBERED = re.compile(r"v?(\d{1,9}(?:\.\d{1,9})+)((?:\.?(?:a|b|rc|post|dev)\d*)*)(?:\+[\w.]+)?")
@@ -153,7 +148,9 @@ def _numbered(text: str) -> tuple[Release, str] | None:
 def _mentioned(text: str) -> tuple[Release, str] | None:
     """A version number among other words: ``0.8.x``, ``0.12/0.13``, ``rocm/atom-dev:vllm-v0.25.1-nightly``."""
     releases = [
-        newest_of_minor(*release_of(number)[:2]) if anything else release_of(number)
+        max((r for r in RELEASES if r[:2] == release_of(number)[:2]), default=release_of(number))
+        if anything
+        else release_of(number)
         for number, anything in _INSIDE.findall(text)
     ]
     if not releases:

@@ -37,18 +37,7 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
         model_type=outer.text("model_type", default=""),
         dtype=dtype,
         quantization=read_quantization(outer, base=UNQUANTIZED[dtype], sidecar=sidecar),
-        hidden_size=parts.hidden_size,
-        vocab_size=parts.vocab_size,
-        max_position_embeddings=parts.max_position_embeddings,
-        layers=parts.layers,
-        outer=parts.outer,
-        tied_embeddings=parts.tied_embeddings,
-        unstretched_tokens=parts.unstretched_tokens,
-        vision=parts.vision,
-        mtp=parts.mtp,
-        layer_prefix=parts.layer_prefix,
-        requires_remote_code=parts.requires_remote_code,
-        notes=parts.notes + notes,
+        **{**vars(parts), "notes": parts.notes + notes},
     )
     _check(model)
     return model

@@ -55,8 +55,15 @@ def resolve_model(
     """
     hub.check_revision(revision)
     path = _existing(name)
-    if path is not None and _is_model(path):
-        return _from_path(name, path)
+    if path is not None:
+        try:
+            folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
+            is_model = config.is_file()
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
+        if is_model:  # the files beside another name may belong to other models
+            beside = folder if config.name == CONFIG else None
+            return ResolvedModel(name, str(path), _read_model(beside, config, model_id=name), "path")
     entry = find_entry(name)
     if entry is not None and revision is None and not refresh:
         return ResolvedModel(name, entry.id, entry.model(), "catalog", entry.notes)
@@ -82,20 +89,6 @@ def _existing(name: str) -> Path | None:
         raise InputError(
             f"{name[:200]!r} is not a path: {reason}", hint="give a hub id or a readable folder"
         ) from error
-
-
-def _is_model(path: Path) -> bool:
-    """True for a file, and for a folder with a config.json. Raises InputError for a folder without permission."""
-    try:
-        return path.is_file() or (path / CONFIG).is_file()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
-
-
-def _from_path(name: str, path: Path) -> ResolvedModel:
-    folder, config = (path, path / CONFIG) if path.is_dir() else (path.parent, path)
-    beside = config.name == CONFIG  # the files beside another name may belong to other models
-    return ResolvedModel(name, str(path), _read_model(folder if beside else None, config, model_id=name), "path")
 
 
 def _refuse_unless_hub_id(name: str, path: Path | None) -> None:

@@ -138,13 +138,8 @@ class PlannedTrace(_Record):
         trace = load.origin
         if trace is None:
             return None
-        return cls(
-            path=trace.path,
-            sha256=trace.sha256,
-            requests=trace.rows,
-            mean_rate=trace.mean_rate,
-            busiest_rate=trace.busiest_rate,
-        )
+        names = ("path", "sha256", "mean_rate", "busiest_rate")
+        return cls(requests=trace.rows, **{name: getattr(trace, name) for name in names})
 
 
 class PlannedRung(_Record):

@@ -392,21 +392,16 @@ def gemma4(config: Config) -> ModelParts:
         raise config.refuse("num_kv_shared_layers", "few enough to leave a layer of each kind before them")
     kinds = [(window, i >= first_shared) for i, window in enumerate(spans)]
     layers = layers_by_kind(kinds, lambda kind: _gemma4_layer(config, *kind))
-    return decoder(config, layers, tied=True, extra=_per_layer_embeddings(config))
-
-
-def _per_layer_embeddings(config: Config) -> tuple[Weight, ...]:
-    """The embeddings that each layer adds to its input, and what mixes them with the first hidden vector."""
+    extra: tuple[Weight, ...] = ()
     size = config.size("hidden_size_per_layer_input", default=0)
-    if not size:
-        return ()
-    rows = config.size("vocab_size_per_layer_input", default=config.size("vocab_size"))
-    width, stem = config.num_layers * size, "model."
-    return (
-        Weight(f"{stem}embed_tokens_per_layer", Component.EMBEDDING, (rows, width), shard=Shard.VOCAB),
-        *linear(f"{stem}per_layer_model_projection", width, config.hidden_size, Component.MLP, Shard.COLUMN),
-        *vector(f"{stem}per_layer_projection_norm", size),
-    )
+    if size:  # added to the input of each layer, and what mixes them with the first hidden vector
+        rows, width = config.size("vocab_size_per_layer_input", default=config.size("vocab_size")), len(spans) * size
+        extra = (
+            Weight("model.embed_tokens_per_layer", Component.EMBEDDING, (rows, width), shard=Shard.VOCAB),
+            *linear("model.per_layer_model_projection", width, config.hidden_size, Component.MLP, Shard.COLUMN),
+            *vector("model.per_layer_projection_norm", size),
+        )
+    return decoder(config, layers, tied=True, extra=extra)
 
 
 def _gemma4_layer(config: Config, window: int | None, shared: bool) -> Layer:

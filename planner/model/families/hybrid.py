@@ -175,7 +175,14 @@ def nemotron_h(config: Config) -> ModelParts:
     if config.size("num_hidden_layers", default=len(kinds)) != len(kinds):
         raise config.refuse("num_hidden_layers", f"{len(kinds)}, the number of blocks in the pattern")
     layers = layers_by_kind(kinds, lambda kind: _nemotron_layer(config, kind))
-    return decoder(config, layers, BACKBONE_NAMES, mtp=_nemotron_mtp(config))
+    keys = ("mtp_layers_block_type", "mtp_hybrid_override_pattern")
+    mtp: tuple[Weight, ...] = ()
+    if config.size("num_nextn_predict_layers", default=0) and any(config.has(key) for key in keys):
+        blocks = [_nemotron_layer(config, kind).weights for kind in _nemotron_blocks(config, *keys)]
+        weights = tuple(replace(w, name=f"layers.{i}.{w.name}") for i, block in enumerate(blocks) for w in block)
+        names = ("enorm", "hnorm", "final_layernorm")
+        mtp = mtp_module(Layer(weights), config.hidden_size, "mtp.", norm_names=names)
+    return decoder(config, layers, BACKBONE_NAMES, mtp=mtp)
 
 
 def _nemotron_blocks(config: Config, list_key: str, pattern_key: str) -> list[str]:
@@ -230,17 +237,6 @@ def _nemotron_moe(config: Config, norm: tuple[Weight, ...]) -> Layer:
         weights += linear("mixer.fc1_latent_proj", latent, hidden, Component.MLP)
         weights += linear("mixer.fc2_latent_proj", hidden, latent, Component.MLP)
     return Layer(weights, moe=moe)
-
-
-def _nemotron_mtp(config: Config) -> tuple[Weight, ...]:
-    """The multi-token-prediction module: the blocks of its own pattern behind one projection."""
-    keys = ("mtp_layers_block_type", "mtp_hybrid_override_pattern")
-    if not config.size("num_nextn_predict_layers", default=0) or not any(config.has(key) for key in keys):
-        return ()
-    blocks = [_nemotron_layer(config, kind).weights for kind in _nemotron_blocks(config, *keys)]
-    weights = tuple(replace(w, name=f"layers.{i}.{w.name}") for i, block in enumerate(blocks) for w in block)
-    names = ("enorm", "hnorm", "final_layernorm")
-    return mtp_module(Layer(weights), config.hidden_size, "mtp.", norm_names=names)
 
 
 # --- Granite 4 ---------------------------------------------------------------------------------------------------

@@ -325,13 +325,16 @@ def deepseek_v4(config: Config) -> ModelParts:
     if len(ratios) < count or not set(ratios) <= {0, 4, 128}:
         raise config.refuse("compress_ratios", f"0, 4 or 128 for each of {count} layers")
     mtp: tuple[Weight, ...] = ()
+    mixing = _head_mixing(hidden, config.size("hc_mult", default=4))
     for i, ratio in enumerate(ratios[count : count + config.size("num_nextn_predict_layers", default=0)]):
-        mtp += _v4_mtp(config, ratio, f"mtp.{i}.")
+        # one more layer; embedding and hidden state have a projection each, laid side by side here
+        layer, names = Layer(_v4_layer(config, ratio).weights + mixing), ("enorm", "hnorm", "norm")
+        mtp += mtp_module(layer, hidden, f"mtp.{i}.", projection="e_h_proj", norm_names=names)
     return decoder(
         config,
         layers_by_kind(ratios[:count], lambda ratio: _v4_layer(config, ratio)),
         OuterNames("embed", "norm", "head", "layers."),
-        extra=_head_mixing(hidden, config.size("hc_mult", default=4)),
+        extra=mixing,
         mtp=mtp,
     )
 
@@ -408,13 +411,6 @@ def _head_mixing(hidden: int, streams: int) -> tuple[Weight, ...]:
         *vector("hc_head_base", streams),
         *vector("hc_head_scale", 1),
     )
-
-
-def _v4_mtp(config: Config, ratio: int, prefix: str) -> tuple[Weight, ...]:
-    """One more layer; embedding and hidden state have a projection each, laid side by side here."""
-    hidden = config.hidden_size
-    layer = Layer(_v4_layer(config, ratio).weights + _head_mixing(hidden, config.size("hc_mult", default=4)))
-    return mtp_module(layer, hidden, prefix, projection="e_h_proj", norm_names=("enorm", "hnorm", "norm"))
 
 
 # --- MiMo-V2-Flash -----------------------------------------------------------------------------------------------
