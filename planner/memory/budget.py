@@ -53,7 +53,7 @@ class StageBudget:
 
     weights: RankWeights
     requested_bytes: int  #: that vLLM may take: a share of the memory, or all of it where the cache is given
-    unexplained: Interval  #: 0 within how far totals of GPUs of one name differ; what a log of the model has beyond
+    unexplained: Interval  #: how far totals of GPUs of one name and weights as loaded differ; what a log has beyond
     activation: Interval
     non_torch: Interval
     graphs: Interval
@@ -157,7 +157,9 @@ def memory_budget(
     activation = activation_peak(model, config, overheads)
     non_torch = overheads.non_torch_bytes
     graphs = graph_bytes(model, config, found, overheads)
-    others = (overheads["reported_memory"].scaled(requested), overheads["unexplained"], overheads["loading"])
+    others = [overheads["reported_memory"].scaled(requested), overheads["unexplained"], overheads["loading"]]
+    if model.quantization.assumed:
+        others.append(overheads["assumed"].scaled(max(stage.loaded_bytes for stage in weights)))
     unexplained = total(others)
     stages = tuple(
         StageBudget(
@@ -191,6 +193,7 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "link": profile.interconnect.kind,
             "model": model.id,
             "weight_dtype": config.weight_dtype,
+            "bits": (model.quantization.linear or model.quantization.base).bits,
             "layers": "moe" if model.is_moe else "dense",
             "attention": _attention(model),
             "tensor_parallel_size": talking_ranks(model, config),

@@ -86,7 +86,8 @@ class CatalogEntry:
             from planner.model.quantization import as_quantized
 
             model = as_quantized(model, self.weight_dtype)
-            model = replace(model, quantization=replace(model.quantization, kv_cache_dtype=self.kv_cache_dtype))
+            form = replace(model.quantization, kv_cache_dtype=self.kv_cache_dtype, assumed=True)
+            model = replace(model, quantization=form)
         return replace(model, gated=self.gated)
 
 

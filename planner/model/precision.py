@@ -202,6 +202,7 @@ class Quantization:
     rules: tuple[PrecisionRule, ...] = ()  #: exceptions, first match wins
     kv_cache_dtype: str | None = None  #: that the checkpoint carries scales for, such as ``fp8``
     notes: tuple[str, ...] = field(default=())
+    assumed: bool = False  #: a usual form, as the checkpoint's own settings are not known
 
     def precision_of(self, path: str, *, linear: bool, routed_expert: bool = False) -> Precision:
         """Precision of the weight at ``path`` (``model.layers.3.self_attn.q_proj``)."""
