@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulator import Client, Replay, StepSum, Timeline
+from planner.simulator import Client, Replay, StepSum, Timeline, statistic_ms
 from planner.timing import LEVELS, PARAMETERS, Batch, Scatter, Spread, load_calibration, step_gradients
-from planner.workload import OF_A_REQUEST, Load
+from planner.workload import OF_A_REQUEST, Load, Slo
 
 if TYPE_CHECKING:
     from planner.planning.deployment import Deployment
@@ -48,6 +48,9 @@ TIMES = frozenset({"duration", "elapsed_time"})
 STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
 #: Requests of a longer load whose steps stand for all.
 MOST_REQUESTS = 20_000
+#: One standard deviation of the logarithm of the share of gaps beyond a percentile of ITL. Which prompts share a step
+#: hangs on milliseconds of the client: where a percentile lies at the edge of the gaps with a prompt, it may be either.
+GAP_SHARE = 0.3
 LEAST_FACTOR = 0.01  #: between a prediction and a measurement: below even odds nothing better is certain
 _NORMAL = NormalDist()
 _DEVIATIONS = np.array([0.0, *(_NORMAL.inv_cdf((1 + level) / 2) for level in LEVELS)])
@@ -70,12 +73,11 @@ class Figure:
             return cls("latency")
         statistic, _, metric = key.partition("_")
         of = {"ttft_ms": "ttft", "tpot_ms": "tpot", "itl_ms": "tpot", "e2el_ms": "e2el"}.get(metric)
-        if of is None:
+        text = statistic.removeprefix("p")
+        percentile = float(text) if text.replace(".", "", 1).isdigit() else None
+        if of is None or (percentile is None and statistic not in STATISTICS):
             return None
-        percentile = statistic.removeprefix("p")
-        if statistic not in STATISTICS and percentile.replace(".", "", 1).isdigit():
-            return cls(of, "p99" if float(percentile) > 75 else "median")
-        return cls(of, STATISTICS[statistic]) if statistic in STATISTICS else None
+        return cls(of, STATISTICS.get(statistic) or ("p99" if (percentile or 0) > 75 else "median"))
 
 
 class Uncertainty(ABC):
@@ -98,8 +100,9 @@ class Uncertainty(ABC):
         scatter = self.scatter(figure)
         if figure is None or scatter is None:
             return None
-        reach = _reach(scatter, level)
-        return exp(-reach * self._sd(figure, above=False)), exp(reach * self._sd(figure, above=True))
+        reach, away = _reach(scatter, level), _NORMAL.inv_cdf((1 + level) / 2)
+        low, high = exp(-reach * self._sd(figure, above=False)), exp(reach * self._sd(figure, above=True))
+        return low * self._gap_factor(key, -away), high * self._gap_factor(key, away)
 
     def deviations(self, key: str) -> tuple[float, float]:
         """Standard deviations of the logarithm of the figure ``key``, downwards and upwards, without noise."""
@@ -126,7 +129,8 @@ class Uncertainty(ABC):
         if not level:
             return 1.0
         reach = _reach(scatter, abs(level))
-        return exp((reach if level > 0 else -reach) * self._sd(figure, above=level > 0))
+        factor = exp((reach if level > 0 else -reach) * self._sd(figure, above=level > 0))
+        return factor * self._gap_factor(key, _NORMAL.inv_cdf(probability))
 
     def probability(self, key: str, limit_over_predicted: float) -> float:
         """Probability that a measurement of ``key`` is at most so many times the prediction; 0 or 1 if unknown."""
@@ -137,6 +141,10 @@ class Uncertainty(ABC):
         away = log(limit_over_predicted) if limit_over_predicted > 0 else -inf
         sd = self._sd(figure, above=away > 0)
         return _probability(scatter, away / sd) if sd else float(away >= 0)
+
+    def _gap_factor(self, key: str, deviations: float) -> float:  # noqa: ARG002  (a closed form has no gaps)
+        """Factor on a percentile of ITL where more, or fewer, gaps are long by so many deviations of their share."""
+        return 1.0
 
     def spread(self, key: str) -> Spread:
         """Sensitivity of the figure ``key`` to the efficiencies, to compare it with that of another engine."""
@@ -234,6 +242,14 @@ class UncertaintyOfReplay(Uncertainty):
         move = log(self._end(slower, above != figure.inverse)[key] / self._outcome[key])
         return max(move if above != figure.inverse else -move, 0.0)
 
+    def _gap_factor(self, key: str, deviations: float) -> float:
+        percentile = _upper_percentile(key)
+        if percentile is None or not len(self._served.token_runs.steps):
+            return 1.0
+        moved = max(100 - (100 - percentile) * exp(-GAP_SHARE * deviations), 1.0)
+        here_ms, moved_ms = (statistic_ms(Slo("itl", 1.0, one), self._served) for one in (percentile, moved))
+        return moved_ms / here_ms if here_ms else 1.0
+
     @cached_property
     def _outcome(self) -> Outcome:
         return _outcome(self._served)
@@ -324,6 +340,14 @@ class UncertaintyOfSteps(Uncertainty):
         weights = self._sums[figure.of]
         total_s = float(weights @ self._seconds)
         return _relative(weights @ self._derivative, -total_s if figure.inverse else total_s)
+
+
+def _upper_percentile(key: str) -> float | None:
+    """The percentile of a figure such as ``p99_itl_ms``; None for other figures, and for those below the 75th."""
+    statistic, _, metric = key.partition("_")
+    text = statistic.removeprefix("p")
+    percentile = float(text) if metric == "itl_ms" and text.replace(".", "", 1).isdigit() else 0.0
+    return percentile if 75 < percentile < 100 else None
 
 
 def _relative(slope: Floats, total: float) -> Floats:
