@@ -134,7 +134,7 @@ class Host:
     def __init__(self, folder: Path, *, programs: Sequence[str]) -> None:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir(parents=True)
-        for name in ("bash", "cat", "cut", "dirname", "env", "mkdir", "sleep"):
+        for name in ("bash", "cat", "cut", "dirname", "env", "mkdir", "rm", "sleep"):
             found = shutil.which(name)
             assert found
             (self.bin / name).symlink_to(found)

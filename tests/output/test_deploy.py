@@ -150,8 +150,7 @@ ADDED = {
 def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
     """From ``plan.json`` on the disk, through the command, to the words that ``vllm`` gets on each platform."""
     host = Host(tmp_path / "host", programs=("vllm", "ray", "python3", "srun", "apptainer", "docker", "curl", "chmod"))
-    host.program("docker", '[[ "$1" != ps ]] || echo 0123abcd')
-    host.program("curl", "[[ -e asked ]] || { : >asked; exit 1; }")
+    host.program("docker", '[[ "$1" != run ]] || : >started; [[ "$1" != ps || ! -e started ]] || echo 0123abcd')
     for made, executor in ((GOLDEN["mi355x"], ""), (GOLDEN["b200-x2"], ""), (AMD_X16, "ray"), (NVIDIA_X16, "mp")):
         folder = tmp_path / made.file.plan.digest
         write_folder(folder, {"plan.json": written(made)}, force=False)
@@ -176,14 +175,22 @@ def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
         (step,) = host.calls("srun")
         assert step[step.index("vllm") :] == own_network
         if executor:
-            out = tmp_path / f"ray-{executor}"
-            assert run("deploy", str(folder), "--target", "ray", "-o", str(out)).status == 0
-            (host.folder / "asked").unlink(missing_ok=True)
+            launch = tmp_path / f"ray-{executor}/launch.sh"
+            launch.parent.mkdir()
+            launch.write_text(run("deploy", str(folder), "--target", "ray").out)
+            (host.folder / "started").unlink(missing_ok=True)
             host.clean()
-            done = host.run("bash", str(out / "launch.sh"))
+            done = host.run("bash", str(launch))
+            assert done.returncode == 0 and "ready: http://127.0.0.1:8000/v1" in done.stdout, done.stderr
+            (call,) = [call for call in host.calls("docker") if call[0] == "run"]
+            variables = dict(
+                call[n + 1].split("=", 1) for n, word in enumerate(call) if word == "--env" and "=" in call[n + 1]
+            )
+            assert {"NODES": "2", "NODE_GPUS": "8", "NODE_RANK": "0", "HEAD": "10.0.0.1"}.items() <= variables.items()
+            host.clean()
+            done = host.run("bash", *call[call.index("-c") :], **variables)
             assert done.returncode == 0, done.stderr
-            (call,) = [call for call in host.calls("docker") if call[:2] == ["exec", "--detach"]]
-            assert call[call.index("vllm") :] == [*own_network, *ADDED["ray"]]
+            assert host.calls("vllm") == [[*own_network[1:], *ADDED["ray"]]]
 
 
 def without_host(argv: list[str]) -> list[str]:

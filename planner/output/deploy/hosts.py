@@ -6,6 +6,7 @@ otherwise. That is the one option of the plan that is replaced.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -14,7 +15,7 @@ from planner.errors import IllegalPlanError
 from planner.output.deploy.kubernetes import ROUTED_PORT, disaggregated_values, side_environment
 from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, Pods
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
-from planner.output.scripts.emission import JOIN_PORTS, MODEL_CACHE, PORT, gpus_of_server, join_names
+from planner.output.scripts.emission import MODEL_CACHE, PORT, gpus_of_server, join_names, template_names
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
 from planner.units import GIB, whole_number
@@ -30,15 +31,6 @@ _MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}/hub"  # not the folder above i
 IMAGES_WITHOUT_RAY = (0, 19, 0)
 #: The requirement of vLLM before its images came without it (vllm-project/vllm pull request 33351).
 RAY_REQUIREMENT = {"cuda": "ray[cgraph]>=2.48.0", "rocm": "ray>=2.48.0"}
-#: The scripts of a Ray cluster, in the order in which they are run.
-RAY_SCRIPTS = {
-    "build.sh": "On every node: add Ray to the planned image, which comes without it.",
-    "head.sh": "On the first node: start the head of the Ray cluster in a container.",
-    "worker.sh": "On every other node: start a container that joins the head.",
-    "check.sh": "On the first node: check that all nodes and GPUs have joined.",
-    "launch.sh": "On the first node: launch the planned server on the cluster and wait until it answers.",
-    "stop.sh": "On any of the nodes: stop its container.",
-}
 
 
 # --- docker compose
@@ -169,35 +161,30 @@ def slurm(pods: Pods) -> dict[str, str]:
 
 
 def ray(pods: Pods) -> dict[str, str]:
-    """Scripts for head, workers, a check that all joined, the launch and the end. Ray is added to images without it."""
+    """``launch.sh`` for every node, joined by Ray, and ``build.sh`` for an image that comes without Ray."""
     if pods.require_several_nodes() == "dp":
         raise IllegalPlanError(
             "these scripts do not join data-parallel ranks", hint="use --target lws or slurm, or launch.sh of the plan"
         )
-    plan = pods.plan
+    plan, title = pods.plan, "On every node first: add Ray to the planned image, which comes without it."
+    names = _names(pods, title)
     bare = parse_version(plan.engine_version).release >= IMAGES_WITHOUT_RAY
-    docker_words = tuple(plan.docker_args)
-    if plan.platform != "rocm":
-        docker_words = ("--gpus", str(pods.gpus), *without_option(docker_words, "--gpus"))
-    elif pods.gpus < plan.gpus_per_node:
-        docker_words += ("--env", f"HIP_VISIBLE_DEVICES={','.join(map(str, range(pods.gpus)))}")
-    names = {
-        **_names(pods, ""),
-        "ray_name": f"{pods.name}-ray",
-        "image": f"planner-ray:{plan.digest}" if bare else plan.image,
-        "base_image": plan.image,
-        "builds": bare,
-        "ray_requirement": RAY_REQUIREMENT["rocm" if plan.platform == "rocm" else "cuda"],
-        "ray_port": JOIN_PORTS["ray"],
-        "gpus_total": plan.num_gpus,
-        "docker_args": docker_words,
-        "env_words": [f"{name}={value}" for name, value in pods.env.items()],
+    built = {"image": f"planner-ray:{plan.digest}"} if bare else {}
+    spread = plan.model_copy(update={"gpus_per_node": pods.gpus, **built})  # over the nodes of this deployment
+    emission = replace(pods.emission, file=pods.emission.file.model_copy(update={"plan": spread}))
+    lines = (*emission.predicted_lines, *pods.slower)
+    launch = {
+        **template_names(emission),
+        **join_names(plan, "ray", pods.nodes),
+        **{"digest": plan.digest, "command": pods.command, "predicted_lines": lines},
+        **{"container": f"{pods.name}-ray", "start_timeout_s": pods.start_timeout_s},
+        **{"host_argv": names["serve_argv"], "reached_at": names["reached_at"]},
     }
-    return {
-        name: render_template(f"ray_{name}.j2", names | {"title": title}, ("deploy", "vllm"))
-        for name, title in RAY_SCRIPTS.items()
-        if bare or name != "build.sh"
-    }
+    files = {"launch.sh": render_template("launch.sh.j2", launch, ("vllm/nodes", "vllm", "deploy"))}
+    if not bare:
+        return files
+    names |= {"image": spread.image, "base_image": plan.image, "ray_requirement": RAY_REQUIREMENT[plan.platform]}
+    return {"build.sh": render_template("ray_build.sh.j2", names, ("deploy", "vllm")), **files}
 
 
 def _names(pods: Pods, title: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ _PORTABLE = (
 )  # fmt: skip
 #: Beside its share of the weights: what each GPU's process needs of the node at most. Allowances.
 MEMORY_GIB_PER_GPU, CPUS_PER_GPU = 32, 8
-#: What Kubernetes reserves of them, for the smallest nodes that have such GPUs.
+#: Reserved of them in Kubernetes, which lets the smallest nodes with such GPUs run the pod.
 RESERVED_GIB_PER_GPU, RESERVED_CPUS_PER_GPU = 8, 4
 SCRATCH_GIB = 20  #: of the container's own disk: compiled kernels and graphs, logs
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
@@ -90,6 +90,12 @@ class Pods:
         """True for several GPUs of a plan that asks for no seccomp filter; AMD's documents ask for none at all."""
         return bool({"seccomp=unconfined", "seccomp:unconfined"} & set(self.docker["--security-opt"])) and self.gpus > 1
 
+    @property
+    def slower(self) -> tuple[str, ...]:
+        """A line of the header for a server on other nodes than planned."""
+        planned = f"planned for {self.planned_nodes} node, spread over {self.nodes}: it will be slower than predicted"
+        return () if self.nodes == self.planned_nodes else (planned,)
+
     def require_one_node(self, target: str) -> None:
         """Raise IllegalPlanError for a server over several nodes."""
         if self.nodes > 1:
@@ -123,10 +129,7 @@ class Pods:
         ]
         if self.needed > 1 or self.replicas > 1:
             lines.append(f"the load of the plan takes {self.needed} such server(s), this starts {self.replicas}")
-        if self.nodes != self.planned_nodes:
-            lines.append(
-                f"planned for {self.planned_nodes} node, spread over {self.nodes}: it will be slower than predicted"
-            )
+        lines += self.slower
         if self.privileged:
             asked = "the container is privileged, as the plan's docker arguments ask: it may do anything on its node"
             remarks = (asked, *remarks)
@@ -136,8 +139,8 @@ class Pods:
 def describe(emission: Emission, site: Site, command: str, most: int) -> Pods:
     """The pods of a plan at a site that holds ``most`` such servers.
 
-    Raises IllegalPlanError for a plan that no platform runs in a container, and InputError for a number of nodes that
-    its GPUs cannot be spread over, or for more servers than the site holds.
+    Raises IllegalPlanError for a plan that no platform runs in a container. Raises InputError for a number of nodes
+    that does not divide its GPUs, and for more servers than the site holds.
     """
     plan = emission.file.plan
     if site.replicas is not None and site.replicas > most:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 from planner.errors import InputError, UnknownNameError
-from planner.output.deploy.hosts import RAY_SCRIPTS, compose, ray, slurm
+from planner.output.deploy.hosts import compose, ray, slurm
 from planner.output.deploy.kubernetes import kserve, kubernetes, llm_d, lws
 from planner.output.deploy.pods import Pods, describe
 from planner.output.deploy.site import MOST_REPLICAS, Site
@@ -44,12 +44,12 @@ TARGETS = {
     "kserve": Target("KServe InferenceService", kserve, _CLUSTER),
     "llm-d": Target("values of the chart llm-d-modelservice", llm_d, _POD),
     "slurm": Target("batch script, with pyxis or apptainer", slurm, (*_HOST, "container"), _one),
-    "ray": Target("scripts for a Ray cluster of nodes with docker", ray, _HOST, _one),
+    "ray": Target("scripts for nodes with docker, joined by Ray", ray, _HOST, _one),
 }
 #: Every file of any target.
 FILES = (
     "compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "kserve.yaml", "llm-d-values.yaml", "server.sbatch",
-    *RAY_SCRIPTS,
+    "build.sh", "launch.sh",
 )  # fmt: skip
 
 

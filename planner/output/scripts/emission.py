@@ -52,7 +52,7 @@ LM_EVAL_REQUIREMENTS = (
 #: Imports what accuracy.sh uses.
 LM_EVAL_IMPORT = "import lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions"
 LM_EVAL_GB = 8  #: of that environment
-IMAGE_GB = {"cuda": 40, "rocm": 60}  #: room that preflight.sh asks for
+IMAGE_GB = {"cuda": 40, "rocm": 60}  #: disk space that preflight.sh asks for
 ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
 #: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens, rounded up
 ACCURACY_MAX_MODEL_LEN = 1536
@@ -69,7 +69,7 @@ OLDEST_COMPATIBLE_DRIVER = 535  #: with that variable, on data-centre GPUs only
 START_ALLOWANCE_S = 900
 #: A slow link to the hub. At this rate the weights of a 70B model in FP8 take 12 minutes.
 DOWNLOAD_BYTES_PER_S = 100e6
-LEAST_LAUNCH_TIMEOUT_S = 3600  #: of launch.sh, which nobody restarts
+LEAST_LAUNCH_TIMEOUT_S = 3600  #: of launch.sh, which is started by hand
 #: Drivers differ by a few MiB in the memory that they report for the same GPU.
 _DRIVER_VARIATION = 0.01
 #: Variables that choose GPUs. launch.sh, or the platform of a deployment, sets them.
@@ -417,7 +417,7 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     }
     if plan.nodes > 1:
         names |= join_names(plan, join_of(plan, gpus_each), plan.nodes)
-        names["host_argv"] = with_option(plan.serve_argv, "--host", LOOPBACK)
+        names |= {"host_argv": with_option(plan.serve_argv, "--host", LOOPBACK), "reached_at": LOOPBACK}
     return names
 
 
