@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -208,21 +209,23 @@ def test_scripts_are_downloaded(browser: Browser, address: str) -> None:
 
 def test_another_sites_page_gets_nothing(browser: Browser, address: str) -> None:
     """The attack of attack.html, in a browser that has the page open too, and so its cookie."""
-    base = address.partition("?")[0]
-    found = opened(browser, f"{address}&{STATE}")
-    page = found.page.context.new_page()
+    base, _, token = address.partition("?token=")
+    page = opened(browser, f"{address}&{STATE}").page.context.new_page()
     content = (Path(__file__).parent / "attack.html").read_text(encoding="utf-8")
     page.route("http://elsewhere.example/", lambda route: route.fulfill(body=content, content_type="text/html"))
     page.goto("http://elsewhere.example/")
     page.evaluate("base => { attack(base).then(results => { window.results = results; }); }", base)
+
+    def seconds(path: str) -> float:  # by another client: a browser opens few connections to one host
+        began = time.monotonic()
+        with urlopen(Request(base + path, headers={"Authorization": f"Bearer {token}"})) as answer:
+            assert answer.status == 200
+        return time.monotonic() - began
+
     taken = []
     while not page.evaluate("window.results"):
-        began = time.monotonic()
-        assert found.page.evaluate("fetch('/style.css').then(answer => answer.status)") == 200
-        taken.append(time.monotonic() - began)
-        page.wait_for_timeout(200)
+        taken.append(seconds("style.css"))
+        page.wait_for_timeout(100)
     assert set(page.evaluate("Object.values(window.results)")) == {"refused"}
-    assert sorted(taken)[len(taken) // 2] < 1.0  # Chromium's own waiting is in it
-    fit = "fetch('/api/fit?gpu=h100&model=meta-llama/Llama-3.1-8B-Instruct').then(answer => answer.status)"
-    began = time.monotonic()
-    assert found.page.evaluate(fit) == 200 and time.monotonic() - began < 5  # nothing is computed for the others
+    assert max(taken) < 1.0
+    assert seconds("api/fit?gpu=h100&model=meta-llama/Llama-3.1-8B-Instruct") < 5  # nothing is computed for the others
