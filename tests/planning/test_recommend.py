@@ -264,3 +264,12 @@ def test_a_plan_file_reads_back_as_it_was_written() -> None:
     plan = asked.plan(ranking)
     file = PlanFile(planner_version="0.1.0", command="planner recommend", goal="min-latency", plan=plan)
     assert PlanFile.from_json(file.to_json()) == file
+
+
+@pytest.mark.parametrize(("gpu", "native"), [("h100", True), ("a100", False)])
+def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native: bool) -> None:
+    """An H100 computes fp8, an A100 does not. No run of int8 on a GPU with fp8 was published for calibration."""
+    (ranking,) = search_for(None, gpu, model="meta-llama/Llama-3.1-8B-Instruct", goal="max-throughput").run()
+    planned = {candidate.config.weight_dtype for candidate in ranking.candidates}
+    assert ("int8-gptq" in planned) != native
+    assert any("which goes before int8-gptq" in one.reason for one in ranking.rejected) == native

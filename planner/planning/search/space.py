@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 
@@ -30,6 +30,11 @@ from planner.workload import By, Load, Router, Slo, Targets
 
 #: Publishers of quantised checkpoints with published evaluations, beside the model's own publisher.
 TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
+#: Integer formats, with the floating-point formats of their width that go first and the matrix units of those.
+NATIVE: Mapping[str, Mapping[str, str]] = {
+    "int8-gptq": {"fp8": "fp8"},
+    **dict.fromkeys(("int4", "int4-awq", "int4-gptq"), {"nvfp4": "fp4", "mxfp4": "fp4"}),
+}
 #: First release with DP attention and EP in ``vllm serve`` (``--data-parallel-size``: 0.8.3 offline, 0.9.0 served).
 DATA_PARALLEL_SINCE = (0, 9)
 #: Interconnects over which TP is preferred to pipeline stages as far as it reaches.
@@ -157,8 +162,10 @@ class Choices:
             return
         own = asked.model.quantization
         seen = {(own.weight_dtype, own.kv_cache_dtype)}
-        for checkpoint in quantized_checkpoints(asked.resolved):
-            reason = self._unsuitable(checkpoint)
+        made = quantized_checkpoints(asked.resolved)
+        suited = {one.weight_dtype for one in made if self._unsuitable(one) is None}
+        for checkpoint in made:
+            reason = self._unsuitable(checkpoint) or self._not_native(checkpoint, suited)
             key = (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
             if reason is None and key in seen:
                 reason = "another checkpoint of the same precision is considered"
@@ -179,6 +186,16 @@ class Choices:
                 f"{profile.name} computes {checkpoint.weight_dtype} in {profile.emulated[checkpoint.weight_dtype]}: "
                 "saves memory, not time; ask for the checkpoint by name to plan it"
             )
+        return None
+
+    def _not_native(self, checkpoint: Checkpoint, suited: Set[str]) -> str | None:
+        """The reason to leave out a format where the GPU computes another one of that width, and a checkpoint has it."""
+        for native, unit in NATIVE.get(checkpoint.weight_dtype, {}).items():
+            if native in suited and self.profile.supports(unit):
+                return (
+                    f"{self.profile.name} has matrix units for {native}, which goes before {checkpoint.weight_dtype}: "
+                    "ask for the checkpoint by name to plan it"
+                )
         return None
 
     def engines(self, resolved: ResolvedModel) -> Iterator[EngineArgs]:
