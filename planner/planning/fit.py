@@ -43,7 +43,7 @@ class WayOut:
 
     change: str
     settings: dict[str, Setting]  #: what to change: flags of vLLM, ``gpu`` (a profile id), ``weight_dtype``
-    flags: tuple[str, ...]  #: the same as flags of ``planner fit``; all but those two are vLLM's own
+    flags: list[str]  #: the same as flags of ``planner fit``; all but those two are vLLM's own
     verdict: Verdict
     num_gpus: int  #: of all ranks together
     max_model_len: int
@@ -262,39 +262,28 @@ class Fit:
     def to_json(self) -> dict[str, Any]:
         """The object of ``planner fit --format json``."""
         model, config, stage, budget = self.budget.model, self.config, self.stage, self.budget
-        weights, blocks, margin = stage.weights, budget.num_blocks, self.binding_condition.margin
+        resolved, weights, blocks = self.serving.resolved, stage.weights, budget.num_blocks
+        drafts = config.speculative_config
         return {
             "schema_version": 1,
-            "fits": self.fits,
-            "verdict": self.verdict,
+            **_named(self, "fits", "verdict"),
             "probability_fits": round(self.deployment.checked.probability_fits, 3),
             "reason": self.reason,
-            **_interval("margin_bytes", margin),
-            "model": {
-                "requested": self.serving.resolved.requested,
-                "resolved": self.serving.resolved.resolved,
-                "total_params": model.total_params,
-                "active_params": model.active_params,
-            },
+            **_interval("margin_bytes", self.binding_condition.margin),
+            "model": _named(resolved, "requested", "resolved") | _named(model, "total_params", "active_params"),
             "gpu": {"id": self.gpu_id, "memory_bytes": budget.memory_bytes},
             "engine_version": str(config.version),
             **config.layout,
-            "max_model_len": config.max_model_len,
-            "max_num_seqs": config.max_num_seqs,
-            "max_num_batched_tokens": config.max_num_batched_tokens,
+            **_named(config, "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
             "block_size": budget.pool.block_size,
-            "gpu_memory_utilization": config.gpu_memory_utilization,
-            "env": config.env,
-            "decode_context_parallel_size": config.decode_context_parallel_size,
-            "speculative_config": json.loads(config.speculative_config.text) if config.speculative_config else None,
+            **_named(config, "gpu_memory_utilization", "env", "decode_context_parallel_size"),
+            "speculative_config": json.loads(drafts.text) if drafts else None,
             "calibration": self.calibration,
             "budget_bytes": stage.requested_bytes,
             "weights_bytes": weights.weight_bytes,
             "weights_bytes_by_component": dict(weights.by_component),
             "weights_bytes_by_dtype": dict(weights.by_dtype),
-            "draft_bytes": weights.draft_bytes,
-            "lora_bytes": weights.lora_bytes,
-            "offloaded_bytes": weights.offloaded_bytes,
+            **_named(weights, "draft_bytes", "lora_bytes", "offloaded_bytes"),
             "host_kv_cache_tokens": self.host_kv_cache_tokens,
             "rotary_bytes": weights.rotary_bytes,
             **_interval("activation_bytes", stage.activation),
@@ -312,17 +301,16 @@ class Fit:
             "kv_cache_tokens_hi": budget.logged_tokens(blocks.high),
             "kv_cache_capacity_tokens": self.kv_cache_capacity_tokens,
             "max_concurrency": round(self.max_concurrency, 2),
-            "largest_max_model_len": self.largest_max_model_len,
-            "largest_max_num_seqs": self.largest_max_num_seqs,
-            "smallest_gpu_memory_utilization": self.smallest_gpu_memory_utilization,
-            "smallest_kv_cache_memory_bytes": self.smallest_kv_cache_memory_bytes,
-            "min_tensor_parallel_size": self.min_tensor_parallel_size,
-            "outcomes": list(map(asdict, self.outcomes)),
-            "startup_log": list(map(asdict, self.startup_log)),
-            "options": [{**asdict(option), "flags": list(option.flags)} for option in self.options],
+            **_named(self, "largest_max_model_len", "largest_max_num_seqs", "smallest_gpu_memory_utilization"),
+            **_named(self, "smallest_kv_cache_memory_bytes", "min_tensor_parallel_size"),
+            **{name: list(map(asdict, getattr(self, name))) for name in ("outcomes", "startup_log", "options")},
             "defaults_taken": list(config.defaults_taken),
             "notes": list(self.notes),
         }
+
+
+def _named(record: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in names}
 
 
 def _interval(name: str, interval: Interval) -> dict[str, int]:
@@ -434,7 +422,6 @@ def _profile_notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
 
 
 def _loading_notes(serving: Serving) -> Iterator[str]:
-    """What loading holds of a 16-bit checkpoint that is quantised afterwards."""
     engine = serving.memory
     if loading := engine.loading_bytes:
         yield (
@@ -505,7 +492,7 @@ def _option(serving: Serving, change: str, settings: dict[str, Setting], **other
         yield WayOut(
             change=change,
             settings=settings,
-            flags=tuple(flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items()),
+            flags=[flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items()],
             verdict="fits",
             num_gpus=engine.config.num_gpus,
             max_model_len=engine.config.max_model_len,
@@ -553,7 +540,7 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 
 def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
-    """More room outside the budget: for graphs, or beside other processes."""
+    """Settings that leave more memory outside the budget: for graphs, or to other processes."""
     config, stage, budget = fit.config, fit.stage, fit.budget
     taken = budget.start_up.high
     if fit.binding_condition.name == GRAPHS:
