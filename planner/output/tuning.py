@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from operator import attrgetter, ge
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Tuner:
     """The tuning of the plan in one folder."""
 
     def __init__(self, directory: Path, tell: Callable[[str], None]) -> None:
-        """Raises InputError where ``directory`` is no plan's folder. ``tell`` gets a line for each step."""
+        """Raises InputError unless ``directory`` has a plan. ``tell`` gets a line for each step."""
         self.directory, self.tell = directory.resolve(), tell
         self.file: PlanFile = read_plan(self.directory)
         self.path = self.directory / FOLDER / STATE
@@ -59,7 +60,7 @@ class Tuner:
 
     @property
     def state(self) -> TuningState:
-        """How far it is."""
+        """The progress of the tuning."""
         assert self._state is not None
         return self._state
 
@@ -82,7 +83,7 @@ class Tuner:
         return self.directory / self.state.folders[number]
 
     def plan(self, number: int) -> Plan:
-        """The plan of a setting."""
+        """The plan of the setting with that number."""
         return read_plan(self.folder(number)).plan
 
     def words(self, number: int) -> str:
@@ -95,10 +96,7 @@ class Tuner:
         return read_measured(self.folder(number)).result
 
     def learn(self) -> CalibrationOutcome:
-        """What all runs together teach of the machine; written beside the state where it is worth keeping.
-
-        Raises InputError where they teach nothing.
-        """
+        """Calibrate with all runs; written beside the state if it is kept. Raises InputError if nothing is learnt."""
         folders = [self.folder(number) for number in self.state.measured]
         learnt = calibrate(read_sources(folders, Stated()), self.path.with_name(CALIBRATION), fresh=True)
         if learnt.kept:
@@ -153,12 +151,12 @@ class Tuner:
             targets = self.state.targets
             merit, *margins = measured_merit(self.state.merit, self.plan(number), self.result(number), targets)
             self._add(TunedRun(setting=number, merit=merit, margins=tuple(margins), seconds=seconds))
-            found = broken_words(targets, margins) or merit_words(self.state.merit, merit)
-            self.tell(f"  {found}; {self._known()}")
+            reached = broken_words(targets, margins) or merit_words(self.state.merit, merit)
+            self.tell(f"  {reached}; {self._known()}")
             return
-        said = _said(log, begin)
-        if any(line.startswith(NOT_READY) for line in said):  # where a run goes on it was not checked before
-            raise _not_ready(folder, said)
+        printed = _printed(log, begin)
+        if any(line.startswith(NOT_READY) for line in printed):  # where a run goes on it was not checked before
+            raise _not_ready(folder, printed)
         self._fail(number, seconds)
 
     def _path_of_result(self, number: int) -> Path:
@@ -168,7 +166,7 @@ class Tuner:
         """Raise InputError where the machine is not ready: that is no fault of the setting."""
         begin = _size(log)
         if run_script(folder / "preflight.sh", log=log):
-            raise _not_ready(folder, _said(log, begin))
+            raise _not_ready(folder, _printed(log, begin))
 
     def _fail(self, number: int, seconds: float) -> None:
         """Keep that a setting does not run, and those that need no less memory with it where that ran out.
@@ -180,8 +178,7 @@ class Tuner:
         self.tell(f"  out: {reason}")
         if out_of_memory:
             for other in self._larger(number):
-                untried = f"{UNTRIED} {self.words(number)}"
-                self._add(TunedRun(setting=other, reason=untried, tried=False))
+                self._add(TunedRun(setting=other, reason=f"{UNTRIED} {self.words(number)}", tried=False))
             return
         failed = [run for run in self.state.tried if not run.reason.startswith(MEMORY)]
         if not self.state.measured and len(failed) >= MOST_FAILURES:
@@ -193,13 +190,11 @@ class Tuner:
     def _larger(self, number: int) -> Iterator[int]:
         """Settings still open that differ in a larger batch or token budget alone."""
         one = self.plan(number)
-        free = {*tagged("batch"), "max_model_len"}
-        layout = {"model", *tagged("axes"), "kv_cache_dtype"}
-        done = {run.setting for run in self.state.runs}
-        for other in set(range(len(self.state.folders))) - done:
+        sizes = attrgetter(*tagged("batch"), "max_model_len")
+        layout = attrgetter("model", *tagged("axes"), "kv_cache_dtype")
+        for other in set(range(len(self.state.folders))) - {run.setting for run in self.state.runs}:
             plan = self.plan(other)
-            alike = all(getattr(plan, name) == getattr(one, name) for name in layout)
-            if alike and all(getattr(plan, name) >= getattr(one, name) for name in free):
+            if layout(plan) == layout(one) and all(map(ge, sizes(plan), sizes(one))):
                 yield other
 
     def _add(self, run: TunedRun) -> None:
@@ -207,23 +202,22 @@ class Tuner:
 
     def _known(self) -> str:
         standing = self.state.standing
-        if standing.best is None:
-            return f"no setting meets the targets with {percent(standing.known)} probability"
-        return f"the best measured is the best with {percent(standing.known)} probability"
+        words = "no setting meets the targets" if standing.best is None else "the best measured is the best"
+        return f"{words} with {percent(standing.known)} probability"
 
 
 def _size(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
 
 
-def _said(log: Path, begin: int) -> list[str]:
-    """What was printed after the first ``begin`` bytes."""
+def _printed(log: Path, begin: int) -> list[str]:
+    """The lines after the first ``begin`` bytes."""
     return log.read_bytes()[begin:].decode(errors="replace").splitlines()
 
 
-def _not_ready(folder: Path, said: list[str]) -> InputError:
-    """With the first check that failed."""
-    failed = next((line.removeprefix("FAIL").strip() for line in said if line.startswith("FAIL")), "it failed")
+def _not_ready(folder: Path, printed: list[str]) -> InputError:
+    """An error that names the first check that failed."""
+    failed = next((line.removeprefix("FAIL").strip() for line in printed if line.startswith("FAIL")), "it failed")
     return InputError(
         f"{folder / 'preflight.sh'}: {failed}",
         hint="run it: it says how to fix each line; the same planner tune then goes on",
@@ -238,19 +232,15 @@ def _name(number: int, plan: Plan) -> str:
 
 
 def _reason(folder: Path) -> tuple[str, bool]:
-    """Why a setting was not measured, and whether memory ran out: the server's words, else the last of the scripts."""
-    server, said = folder / "logs" / "server.log", folder / "logs" / LOG
-    try:
-        refusal = read_startup_log(read_given(server, most_bytes=MOST_LOG_BYTES, errors="replace")).refusal
-    except (OSError, InputError):
-        refusal = None
-    if refusal:
-        return f"{MEMORY}: {refusal[-MOST_REASON:]}", True
-    lines = [line for line in said.read_text(errors="replace").splitlines() if line.strip()]
-    own = next(
-        (line for line in reversed(lines) if "server" in line or "benchmark" in line), lines[-1] if lines else ""
-    )
-    return f"does not run: {own.strip()[:MOST_REASON]}; see {folder / 'logs'}", False
+    """The reason for a missing measurement, from the server or else the scripts, and True if memory ran out."""
+    logs = folder / "logs"
+    with suppress(OSError, InputError):
+        server = read_given(logs / "server.log", most_bytes=MOST_LOG_BYTES, errors="replace")
+        if refusal := read_startup_log(server).refusal:
+            return f"{MEMORY}: {refusal[-MOST_REASON:]}", True
+    lines = [line.strip() for line in _printed(logs / LOG, 0) if line.strip()]
+    last = [line for line in lines if "server" in line or "benchmark" in line] or lines or [""]
+    return f"does not run: {last[-1][:MOST_REASON]}; see {logs}", False
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from planner.engine import has_both_engines
 from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
-from planner.output.tables.shared import MORE, batch_in_words, items, listed
+from planner.output.tables.shared import MORE, batch_in_words, engine_remarks, items, listed
 from planner.planning import LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Load
@@ -319,8 +319,7 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
     if drafts and not drafts.acceptance_rates:
         yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if record.served:
-        engine = record.served.deployment
-        yield from filter(None, (engine.network_remark, engine.unused_host_remark))
+        yield from engine_remarks(record.served.deployment)
 
 
 def _notes(record: LineVerdict) -> Iterator[str]:

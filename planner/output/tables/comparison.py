@@ -14,8 +14,11 @@ from planner.output.tables.shared import (
     MORE,
     calibration_note,
     card,
+    counted,
     engine_note,
+    engine_remarks,
     figure_between,
+    grouped,
     items,
     listed,
     price_notes,
@@ -128,10 +131,9 @@ class ComparisonAnswer(Answer):
             best = self._fastest
             rate = _span_words(best.tok_per_s_per_gpu, "tokens/s per GPU")
             return f"{card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
-        keeping = [point for point in points if point.keeps_up]
         figures = {
-            "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in keeping],
-            "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in keeping if (d := p.usd_per_million_tok)],
+            "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in self._keeping],
+            "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in self._keeping if (d := p.usd_per_million_tok)],
         }
         words: list[str] = []
         for metric, known in figures.items():
@@ -141,6 +143,10 @@ class ComparisonAnswer(Answer):
                 of = f"Most {metric} of {model}" if not words else f"most {metric}"
                 words.append(f"{of}: {first[metric]}, {_span_words(span, unit)}{at}")
         return "; ".join(words or [f"{metric}: {order}" for metric, order in first.items()])
+
+    @property
+    def _keeping(self) -> list[ComparedPoint]:
+        return [point for point in self.record.points if point.keeps_up]
 
     @property
     def _fastest(self) -> ComparedPoint:
@@ -157,11 +163,10 @@ class ComparisonAnswer(Answer):
         if left_out := len(points) - len(shown):
             yield f"and {left_out} more rows"
         yield from items("-", list(_order_lines(self.orders))[:BRIEF_REASONS])
-        keeping = [point for point in points if point.keeps_up]
-        if keeping:
-            yield from items("-", [f"bottleneck: {_bottlenecks(keeping)}"])
-        if len(keeping) < len(points):
-            yield from items("!", [_overloaded([point for point in points if not point.keeps_up])])
+        if self._keeping:
+            yield from items("-", [f"bottleneck: {_bottlenecks(self._keeping)}"])
+        if overloaded := [point for point in points if not point.keeps_up]:
+            yield from items("!", [_overloaded(overloaded)])
         network = self._fastest.setup.profile.stated_network_gb_per_s
         stated = [f"--network-gb-per-s={network:g}"] if network else []
         yield from command_lines(
@@ -181,8 +186,7 @@ class ComparisonAnswer(Answer):
     def _hardware(self) -> str:
         per = self.record.question.per
         what = {"package": "whole GPU", "gpu": "GPU", "node": "node"}[per]
-        count = 1 if per == "node" else self.record.share
-        return f"{count} {what}{'s' if count > 1 else ''} of each"
+        return f"{counted(1 if per == 'node' else self.record.share, what)} of each"
 
     @property
     def _unit(self) -> str:
@@ -229,8 +233,7 @@ class ComparisonAnswer(Answer):
     def _engine_notes(self) -> Iterator[str]:
         """Caveats of servers over several nodes, and of blocks in host memory."""
         engines = [point.setup.deployment for point in self.record.points]
-        notes = (words for engine in engines for words in (engine.network_remark, engine.unused_host_remark))
-        yield from dict.fromkeys(filter(None, notes))
+        yield from dict.fromkeys(words for engine in engines for words in engine_remarks(engine))
 
 
 def _span_words(span: Span, unit: str) -> str:
@@ -248,13 +251,11 @@ def _first_of_each_load(points: Sequence[ComparedPoint], loads: Sequence[Load]) 
 
 def _bottlenecks(points: Sequence[ComparedPoint]) -> str:
     """The bottleneck of each GPU, each cause once."""
-    by_cause: dict[str, dict[str, None]] = {}
-    for point in points:
-        cause = limit_in_words(point.bound_by).partition(", ")[0]  # its share differs from load to load
-        by_cause.setdefault(cause, {})[point.gpu] = None
+    # without the share of the cause, which differs from load to load
+    by_cause = grouped((limit_in_words(point.bound_by).partition(", ")[0], point.gpu) for point in points)
     gpus = {point.gpu for point in points}
     words = [
-        cause if len(of) == len(gpus) else f"{cause} on {listed(list(of), BRIEF_REASONS)}"
+        cause if len(of) == len(gpus) else f"{cause} on {listed(of, BRIEF_REASONS)}"
         for cause, of in sorted(by_cause.items(), key=lambda pair: -len(pair[1]))
     ]
     return "; ".join(words[: BRIEF_REASONS + 1])
@@ -262,9 +263,7 @@ def _bottlenecks(points: Sequence[ComparedPoint]) -> str:
 
 def _overloaded(points: Sequence[ComparedPoint]) -> str:
     """The GPUs to which more arrives than they serve, by load."""
-    by_load: dict[str, list[str]] = {}
-    for point in points:
-        by_load.setdefault(_load_in_row(point), []).append(point.gpu)
+    by_load = grouped((_load_in_row(point), point.gpu) for point in points)
     where = "; ".join(f"at {load} on {listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
     return f"overloaded, so without latencies and not ranked: {where}"
 
@@ -279,10 +278,7 @@ def _order_lines(orders: Sequence[Order]) -> Iterator[str]:
                 before, since = map(percent, flip.probabilities)
                 line = f"{flip.before} is ahead of {flip.after} up to {order.axis.name} {flip.until:,g} ({before}), "
                 lines.append((f"{line}behind from {flip.since:,g} on ({since})", order.metric))
-    metrics: dict[str, list[str]] = {}
-    for words, metric in lines:
-        metrics.setdefault(words, []).append(metric)
-    return (f"{', '.join(dict.fromkeys(of))}: {words}" for words, of in metrics.items())
+    return (f"{', '.join(metrics)}: {words}" for words, metrics in grouped(lines).items())
 
 
 def _order_object(order: Order) -> dict[str, Any]:
@@ -309,10 +305,9 @@ def _load_in_row(point: ComparedPoint) -> str:
 
 
 def _load_words(workload: Load) -> str:
-    lengths, most = _lengths(workload), workload.max_concurrency
-    if most is not None:
-        return f"{lengths}, {most:,} request{'s' if most > 1 else ''} in flight"
-    return f"{lengths}, {workload.request_rate:g} requests/s"
+    most = workload.max_concurrency
+    load = f"{workload.request_rate:g} requests/s" if most is None else f"{counted(most, 'request')} in flight"
+    return f"{_lengths(workload)}, {load}"
 
 
 def _mean_and_p99(point: ComparedPoint, metric: str, unit: float, form: str) -> str | None:

@@ -50,7 +50,10 @@ MODEL_COLUMNS = (
     Column("kv_bytes_per_token", "KV B/tok", ","),
     Column("kv_cache_dtype", "KV", of="quantization.kv_cache_dtype"),
 )
-FIGURE_COLUMNS = (Column("figure"), Column("value"), Column("kind"), Column("source"), Column("note", wraps=True))
+FIGURE_COLUMNS = (
+    Column("figure", of="0"), Column("value", of="1"), Column("kind", of="2"), Column("source", of="3"),
+    Column("note", of="4", wraps=True),
+)  # fmt: skip
 WORKFLOW_COLUMNS = (
     Column("name"),
     Column("title", wraps=True),
@@ -62,14 +65,13 @@ WORKFLOW_COLUMNS = (
 FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 
 
-def print_records(records: Sequence[Any], output: str, columns: Sequence[Column]) -> None:
-    """Print a row for each record in the form ``output``."""
+def _print(records: Sequence[Any], output: str, columns: Sequence[Column]) -> None:
     print(records_text(records, output, columns), end="")
 
 
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
     """Print a row for each profile."""
-    print_records(profiles, output, HARDWARE_COLUMNS)
+    _print(profiles, output, HARDWARE_COLUMNS)
     if output == "table":
         note("note: memory as the engine sees it; TFLOP/s: dense peaks; TB/s: peak; node: (logical) GPUs of one node")
 
@@ -81,11 +83,11 @@ def print_profile(profile: GpuProfile, output: str) -> None:
         return
     rows = [_figure(path, fact) for path, fact in profile.figures()]
     if output != "table":
-        print_records(rows, output, FIGURE_COLUMNS)
+        _print(rows, output, FIGURE_COLUMNS)
         return
     names = f" (also {', '.join(profile.aliases)})" if profile.aliases else ""
     print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
-    print_records(rows, output, FIGURE_COLUMNS)
+    _print(rows, output, FIGURE_COLUMNS)
     print()
     for key, source in profile.sources.items():
         print(wrapped(f"{key}: {source.title} ({source.retrieved})", rest="  "))
@@ -98,35 +100,27 @@ def _price_note(profile: GpuProfile) -> str:
     """The date of the prices, or that there is none."""
     if profile.price is None:
         return f"no on-demand price is known: give one to compare and fleet with --price {profile.id}=USD_PER_HOUR"
-    return f"prices are on demand, for one GPU and hour, {_collected(profile.price.date)}; they age within weeks"
+    date = profile.price.date
+    collected = date if date == "undated" else f"collected in {date}"
+    return f"prices are on demand, for one GPU and hour, {collected}; they age within weeks"
 
 
-def _collected(date: str) -> str:
-    return date if date == "undated" else f"collected in {date}"
-
-
-def _figure(path: str, fact: Quantity | PartitionRule | AllReduceCurve) -> dict[str, Any]:
-    """The row of a number, a rule or a curve."""
+def _figure(path: str, fact: Quantity | PartitionRule | AllReduceCurve) -> tuple[str, str, str, str, str | None]:
+    """The row of a number, a rule or a curve, by ``FIGURE_COLUMNS``."""
     if isinstance(fact, Quantity):
-        return _figure_row(path, f"{fact.value:g} {fact.unit}", fact.kind, fact.source, fact.note)
+        return path, f"{fact.value:g} {fact.unit}", fact.kind, fact.source, fact.note or None
     if isinstance(fact, PartitionRule):
-        allowed = "yes" if fact.validated else "disputed"
-        why = f"{fact.reason}; instead: {fact.fix}" if fact.fix else fact.reason
-        return _figure_row(path, allowed if fact.allowed else "no", "rule", fact.source, why)
+        allowed = "no" if not fact.allowed else "yes" if fact.validated else "disputed"
+        return path, allowed, "rule", fact.source, fact.reason + (f"; instead: {fact.fix}" if fact.fix else "")
     (small, fast), (large, slow) = fact.points[0], fact.points[-1]
-    value = f"{fast / US:,.0f} to {slow / US:,.0f} us"
     sizes = f"{fact.gpus} GPUs, {len(fact.points)} sizes from {small / MB:,.3g} to {large / MB:,.3g} MB"
-    return _figure_row(path, value, fact.kind, fact.source, "; ".join(filter(None, (sizes, fact.method, fact.note))))
-
-
-def _figure_row(figure: str, value: str, kind: str, source: str, remark: str) -> dict[str, Any]:
-    return {"figure": figure, "value": value, "kind": kind, "source": source, "note": remark or None}
+    note = "; ".join(filter(None, (sizes, fact.method, fact.note)))
+    return path, f"{fast / US:,.0f} to {slow / US:,.0f} us", fact.kind, fact.source, note
 
 
 def print_catalog(entries: Sequence[CatalogEntry], output: str) -> None:
     """Print a row for each hub id of the bundled catalog; JSON also has its base model and its kind."""
-    columns = (*CATALOG_COLUMNS, Column("base"), Column("kind")) if output == "json" else CATALOG_COLUMNS
-    print_records(entries, output, columns)
+    _print(entries, output, (*CATALOG_COLUMNS, *([Column("base"), Column("kind")] if output == "json" else [])))
     if output == "table":
         note(f"note: {len(entries)} models; any other id is looked up on the hub")
 
@@ -138,19 +132,16 @@ def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
         return
     shown = [row for row in rows if "error" not in row]
     if shown:
-        print_records(shown, output, MODEL_COLUMNS)
+        _print(shown, output, MODEL_COLUMNS)
     if output == "table":
         print_notes(f"{row['resolved']}: {remark}" for row in shown for remark in row["notes"])
 
 
 def print_workflows(rows: Sequence[Row], output: str) -> None:
     """Print a row for each workflow, with its default model, GPU and version; JSON also has its sources."""
-    if output == "json":
-        print(json_text(rows), end="")
-        return
-    print_records(rows, output, WORKFLOW_COLUMNS)
+    print(json_text(rows) if output == "json" else records_text(rows, output, WORKFLOW_COLUMNS), end="")
 
 
 def print_files(purposes: Mapping[str, str], output: str) -> None:
     """Print the files of a workflow, and the purpose of each."""
-    print_records(list(purposes.items()), output, FILE_COLUMNS)
+    _print(list(purposes.items()), output, FILE_COLUMNS)

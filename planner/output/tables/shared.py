@@ -12,7 +12,7 @@ from planner.planning import price_of, span_figures
 from planner.units import MS, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
-    from planner.planning import Plan, Span
+    from planner.planning import Deployment, Plan, Span
 
 
 def local_argv(plan: Plan) -> list[str]:
@@ -64,6 +64,19 @@ def asked_load(value: float, unit: str = "requests/s") -> str:
     return f"{value:,.{digits}g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
 
 
+def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """The second words by the first, each once, in their order."""
+    by_first: dict[str, dict[str, None]] = {}
+    for first, second in pairs:
+        by_first.setdefault(first, {})[second] = None
+    return {first: list(seconds) for first, seconds in by_first.items()}
+
+
+def engine_remarks(engine: Deployment) -> Iterable[str]:
+    """Caveats of a server over several nodes, and of KV blocks in host memory."""
+    return filter(None, (engine.network_remark, engine.unused_host_remark))
+
+
 def listed(words: Sequence[str], most: int) -> str:
     """The first of them, and how many more there are."""
     more = len(words) - most
@@ -83,9 +96,7 @@ def with_interval(span: Span | None, form: str) -> str | None:
 
 def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
     """The fits behind the predictions, in one line; by GPU where they differ."""
-    by_origin: dict[str, dict[str, None]] = {}
-    for gpu, origin in used:
-        by_origin.setdefault(origin, {})[gpu] = None
+    by_origin = grouped((origin, gpu) for gpu, origin in used)
     several = len(by_origin) > 1
     words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
     if words:
@@ -99,15 +110,12 @@ def no_price(gpus: Sequence[str]) -> str:
 
 def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:
     """The price of each GPU in USD per (logical) GPU and hour, and where it comes from."""
-    priced = ((profile, price_of(profile, prices)) for profile in profiles)
-    return [
-        {
-            "gpu": profile.id,
-            **span_figures("usd_per_gpu_hour", price.usd_per_h if price else None),
-            "origin": price.origin if price else None,
-        }
-        for profile, price in priced
-    ]
+    rows = []
+    for profile in profiles:
+        price = price_of(profile, prices)
+        figures = span_figures("usd_per_gpu_hour", price.usd_per_h if price else None)
+        rows.append({"gpu": profile.id, **figures, "origin": price.origin if price else None})
+    return rows
 
 
 def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
