@@ -101,18 +101,17 @@ def json_text(data: Row | Sequence[Row]) -> str:
 
 def records_text(records: Sequence[Any], output: str, columns: Sequence[Column]) -> str:
     """A row for each record in the form ``output``: table, json, csv or markdown."""
-    if output == "json":
-        return json_text(rows_of(records, columns))
-    render = {"csv": _csv, "markdown": _markdown}.get(output)
-    return render(rows_of(records, columns), columns) if render else f"{table_text(records, columns)}\n"
+    if output == "table":
+        return f"{table_text(records, columns)}\n"
+    rows = rows_of(records, columns)
+    return {"csv": _csv, "markdown": _markdown}[output](rows, columns) if output != "json" else json_text(rows)
 
 
 def html_table(records: Iterable[Any], columns: Sequence[Column]) -> str:
     """A table in HTML, every cell escaped."""
     shown = [column for column in columns if not column.aside]
     heads = "".join(f"<th>{escape(column.title)}</th>" for column in shown)
-    rows = rows_of(records, shown)
-    lines = ["".join(f"<td>{escape(column.cell(row[column.key]))}</td>" for column in shown) for row in rows]
+    lines = ("".join(f"<td>{escape(one.cell(one.value(record)))}</td>" for one in shown) for record in records)
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
     return f"<table>\n<thead>\n<tr>{heads}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>"
 
@@ -139,13 +138,9 @@ def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
 
 def known_table(records: Sequence[Any], columns: Sequence[Column]) -> str:
     """A table without the columns of which no record has a value."""
-    return table_text(records, known_columns(records, columns))
-
-
-def known_columns(records: Iterable[Any], columns: Sequence[Column]) -> list[Column]:
-    """The columns of which any record has a value."""
     rows = rows_of(records, columns)
-    return [column for column in columns if any(row[column.key] not in (None, "") for row in rows)]
+    known = [column for column in columns if any(row[column.key] not in (None, "") for row in rows)]
+    return table_text(records, known)
 
 
 Grid = Mapping[Column, Sequence[str]]  #: the cells of each column, its heading first
@@ -261,8 +256,7 @@ def screen_width() -> int:
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.key for column in columns])
-    writer.writerows([[_plain(row.get(column.key)) for column in columns] for row in rows])
+    writer.writerows([[column.key for column in columns], *(map(_plain, row.values()) for row in rows)])
     return text.getvalue()
 
 
@@ -274,11 +268,11 @@ def _plain(value: Any) -> Any:
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    numeric = [rows and all(_is_number(row.get(column.key)) for row in rows) for column in columns]
+    numeric = [rows and all(_is_number(row[column.key]) for row in rows) for column in columns]
     lines = [
         [column.title for column in columns],
         ["---:" if right else "---" for right in numeric],
-        *([_LIVE.sub(r"\\\1", " ".join(c.cell(row.get(c.key)).split("\n"))) for c in columns] for row in rows),
+        *([_LIVE.sub(r"\\\1", " ".join(c.cell(row[c.key]).split("\n"))) for c in columns] for row in rows),
     ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 

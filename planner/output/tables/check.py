@@ -51,10 +51,10 @@ class JudgedLaunch:
 
     def rows(self, most: int | None = None) -> list[dict[str, Any]]:
         """The line, and ``most`` of the better plans, under its load."""
-        own, served = self.record.model, self.record.served
-        names = (plan.model if plan.model != own else "same model, other settings" for plan in self.better[:most])
-        plans = [_row(name, plan) for name, plan in zip(names, self.better[:most], strict=True)]
-        return [*([_row("this line", served)] if served else []), *plans]
+        line = self.record
+        other = "same model, other settings"
+        plans = [_row(plan.model if plan.model != line.model else other, plan) for plan in self.better[:most]]
+        return [*([_row("this line", line.served)] if line.served else []), *plans]
 
 
 @dataclass(frozen=True, repr=False)
@@ -89,7 +89,7 @@ class CheckAnswer(Answer):
 
     @property
     def ok(self) -> bool:
-        """True if every launch starts."""
+        """True if all launches start, so the command exits with 0."""
         return all(launch.record.starts for launch in self.launches)
 
     def _object(self) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class CheckAnswer(Answer):
         if self.branches:
             return [_row(record.line.command, record.served) for record in self.branches]
         measured = [{"what": "measured", **self.seen.measured}] if self.seen else []
-        own = [] if self.record.served else [_row("this line", None)]
-        return [*measured, *own, *self.launches[0].rows()]
+        unserved = [] if self.record.served else [_row("this line", None)]
+        return [*measured, *unserved, *self.launches[0].rows()]
 
     def sentences(self) -> Iterator[str]:
         """The verdict, the remarks on options, the memory, and the speed beside that of better plans."""
@@ -126,7 +126,6 @@ class CheckAnswer(Answer):
         """The verdict; of several launches one line each, and the first that does not start whole."""
         starting = sum(launch.record.starts for launch in self.launches)
         shown = next((launch for launch in self.launches if not launch.record.starts), self.launches[0])
-        problems = shown.record.line.problems
         if self.branches:
             gpu = shown.record.serving.profile.id
             yield wrapped(f"{shown.record.model} on {gpu}: {starting} of {len(self.launches)} launches start")
@@ -136,11 +135,8 @@ class CheckAnswer(Answer):
                 yield f"  and {len(self.launches) - BRIEF_LAUNCHES} more"
             yield ""
         yield wrapped(_headline(shown.record))
-        for problem in sorted(problems, key=lambda one: not one.fatal)[:BRIEF_PROBLEMS]:
-            yield from items("x" if problem.fatal else "!", [str(problem)])
-        if len(problems) > BRIEF_PROBLEMS:
-            yield f"  and {len(problems) - BRIEF_PROBLEMS} more remarks on options"
-        yield from list(_start_lines(shown.record))[:BRIEF_START]
+        yield from _problem_lines(shown.record, BRIEF_PROBLEMS)
+        yield from list(_memory_lines(shown.record))[:BRIEF_START]
         if shown.has_speed:
             yield ""
             yield from _speed(shown, brief=True, with_command=not self.branches)
@@ -186,7 +182,7 @@ def _plan(record: LineVerdict, plan: Served) -> dict[str, Any]:
     return {
         **fields_of(plan, "model", "env"),
         "command": shlex.join(plan.command),
-        "changes": {name: {"line": own, "plan": other} for name, (own, other) in record.changes(plan).items()},
+        "changes": {name: {"line": line, "plan": other} for name, (line, other) in record.changes(plan).items()},
         "delivers": _figures(plan),
     }
 
@@ -216,47 +212,52 @@ def _headline(record: LineVerdict) -> str:
 def _start(launch: JudgedLaunch) -> Iterator[str]:
     """The verdict, the remarks on options, and the memory."""
     yield wrapped(_headline(launch.record))
-    for problem in launch.record.line.problems:
+    yield from _problem_lines(launch.record)
+    yield from _memory_lines(launch.record)
+
+
+def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str]:
+    """The remarks on options, fatal ones first."""
+    problems = sorted(record.line.problems, key=lambda one: not one.fatal)
+    for problem in problems[:most]:
         yield from items("x" if problem.fatal else "!", [str(problem)])
-    yield from _start_lines(launch.record)
+    if more := len(problems[most:]) if most else 0:
+        yield f"  and {more} more remarks on options"
 
 
 def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
     """The speed of the line, and the plans that are better."""
     if launch.record.offline:
-        yield from _offline_lines(launch.record, launch.record.offline.result)
+        yield _offline_line(launch.record.workload, launch.record.offline.result)
     elif launch.has_speed:
         yield from _load_lines(launch, brief=brief, with_command=with_command)
 
 
-def _offline_lines(record: LineVerdict, result: Mapping[str, Any]) -> Iterator[str]:
+def _offline_line(load: Load | None, result: Mapping[str, Any]) -> str:
     """The result of an offline benchmark, with its interval."""
-    load = record.workload
     words = (
         f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, " if load else ""
     )
-    for key, name, digits in (
-        ("avg_latency", "seconds", ",.3f"),
-        ("tokens_per_second", "tokens/s, in and out", ",.0f"),
-    ):
-        if key in result:
-            ends = " to ".join(format(result[end], digits) for end in (f"{key}_lo", f"{key}_hi") if end in result)
-            yield f"{words}offline: {result[key]:{digits}} {name}{f' ({ends})' if ends else ''}"
+    latency = ("avg_latency", "seconds", ",.3f")
+    key, unit, digits = latency if latency[0] in result else ("tokens_per_second", "tokens/s, in and out", ",.0f")
+    ends = " to ".join(format(result[end], digits) for end in (f"{key}_lo", f"{key}_hi") if end in result)
+    return f"{words}offline: {result[key]:{digits}} {unit}{f' ({ends})' if ends else ''}"
 
 
 def _verdict(record: LineVerdict) -> str:
     if record.refusal:
         return "vLLM refuses these settings"
     fit = record.fit
-    memory = fit.verdict if fit else "too close to call"
-    odds = f"starts with {percent(fit.deployment.checked.probability_fits)} probability" if fit else "may not start"
-    words = {"fits": "starts", "does not fit": "does not fit", "too close to call": odds}
-    if record.line.refused:
-        return f"vLLM refuses an option; without it: {words[memory]}"
-    return words[memory]
+    if fit is None:
+        words = "may not start"
+    elif fit.verdict == "too close to call":
+        words = f"starts with {percent(fit.deployment.checked.probability_fits)} probability"
+    else:
+        words = "starts" if fit.fits else "does not fit"
+    return f"vLLM refuses an option; without it: {words}" if record.line.refused else words
 
 
-def _start_lines(record: LineVerdict) -> Iterator[str]:
+def _memory_lines(record: LineVerdict) -> Iterator[str]:
     if record.refusal:
         yield from items("x", [f"{record.refusal.cause} ({record.refusal.hint})"])
     fit = record.fit
@@ -287,7 +288,7 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
     if not shown:
         yield f"no plan is better for {record.goal} on these GPUs" if rows else "no plan fits on this GPU"
     for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
-        changes = [f"{name}: {own} -> {other}" for name, (own, other) in record.changes(plan).items()]
+        changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
         if brief:
             yield from items("-", [f"the goal {record.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
         else:
