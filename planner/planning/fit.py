@@ -43,7 +43,7 @@ class WayOut:
 
     change: str
     settings: dict[str, Setting]  #: what to change: flags of vLLM, ``gpu`` (a profile id), ``weight_dtype``
-    flags: list[str]  #: the same as flags of ``planner fit``; all but those two are vLLM's own
+    flags: tuple[str, ...]  #: the same as flags of ``planner fit``; all but those two are vLLM's own
     verdict: Verdict
     num_gpus: int  #: of all ranks together
     max_model_len: int
@@ -492,7 +492,7 @@ def _option(serving: Serving, change: str, settings: dict[str, Setting], **other
         yield WayOut(
             change=change,
             settings=settings,
-            flags=[flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items()],
+            flags=tuple(flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items()),
             verdict="fits",
             num_gpus=engine.config.num_gpus,
             max_model_len=engine.config.max_model_len,

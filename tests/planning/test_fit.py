@@ -337,7 +337,7 @@ def test_graphs_outside_the_budget_may_not_fit() -> None:
     asked = {"tensor_parallel_size": 4, "max_num_seqs": 1}
     found = fitted("Qwen/Qwen3-30B-A3B", "a10g", "0.8.5", **asked)
     assert (found.verdict, found.binding_condition.name) == ("too close to call", "CUDA graphs exceed memory")
-    assert found.options[0].flags == ["--enforce-eager"]
+    assert found.options[0].flags == ("--enforce-eager",)
     assert fitted("Qwen/Qwen3-30B-A3B", "a10g", "0.8.5", **asked, enforce_eager=True).verdict == "fits"
 
 
