@@ -181,6 +181,7 @@ def hasty() -> Iterator[Server]:
     """A server with little time for an answer."""
     found = Server(seconds=4)
     assert found.get("/api/fit", {"model": MODEL, "gpu": GPU}).status == 200  # a worker is there
+    found.get("/", PLAN)  # the profiles of the form are read
     yield found
     found.stop()
 
