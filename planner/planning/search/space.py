@@ -33,7 +33,7 @@ TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
 #: Integer formats, with the floating-point formats of their width that go first and the matrix units of those.
 NATIVE: Mapping[str, Mapping[str, str]] = {
     "int8-gptq": {"fp8": "fp8"},
-    **dict.fromkeys(("int4", "int4-awq", "int4-gptq"), {"nvfp4": "fp4", "mxfp4": "fp4"}),
+    **{name: {"nvfp4": "fp4", "mxfp4": "fp4"} for name in ("int4", "int4-awq", "int4-gptq")},
 }
 #: First release with DP attention and EP in ``vllm serve`` (``--data-parallel-size``: 0.8.3 offline, 0.9.0 served).
 DATA_PARALLEL_SINCE = (0, 9)
@@ -189,7 +189,7 @@ class Choices:
         return None
 
     def _not_native(self, checkpoint: Checkpoint, suited: Set[str]) -> str | None:
-        """The reason to leave out a format where the GPU computes another one of that width, and a checkpoint has it."""
+        """The reason to leave out a format where the GPU computes another of its width and a checkpoint has it."""
         for native, unit in NATIVE.get(checkpoint.weight_dtype, {}).items():
             if native in suited and self.profile.supports(unit):
                 return (
