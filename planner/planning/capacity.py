@@ -307,7 +307,7 @@ def closed_form_load(
     confidence: float = defaults.CONFIDENCE,
     doubt: Uncertainty | None = None,
 ) -> float:
-    """The largest load at which the means of the closed form keep the limits: where to begin.
+    """The largest load at which the means of the closed form meet the limits: the first guess.
 
     ``doubt`` of a like engine, where it is at hand.
     """

@@ -118,7 +118,6 @@ class Setup:
 
     @property
     def profile(self) -> GpuProfile:
-        """The (logical) GPU."""
         return self.deployment.profile
 
     @property
@@ -221,7 +220,6 @@ class ComparedPoint:
 
     @property
     def gpu(self) -> str:
-        """Id of the (logical) GPU."""
         return self.setup.profile.id
 
     @property
@@ -276,7 +274,6 @@ class ComparedPoint:
 
     @property
     def power_w(self) -> float | None:
-        """Board power of all GPUs."""
         watts = power_w(self.setup.profile)
         return watts * self.setup.num_gpus if watts else None
 

@@ -1,6 +1,6 @@
 """GPUs side by side on equal hardware: who leads, and where the order flips as concurrency, rate or length grow.
 
-An order comes with the probability that measurements have it too: what two GPUs hang on alike cancels.
+An order comes with the probability that measurements have it too: errors that two GPUs share cancel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What hardware costs: dollars and watts of GPUs, and of the tokens that they put out.
+"""Cost of hardware: dollars and watts of GPUs, and of the tokens that they put out.
 
 ::
 
@@ -37,7 +37,6 @@ class Span:
 
     @classmethod
     def of(cls, value: float) -> Span:
-        """A figure that is known."""
         return cls(value, value, value)
 
     def times(self, factor: float) -> Span:
@@ -60,7 +59,7 @@ class Price:
 
     @property
     def is_zero(self) -> bool:
-        """Whether the user says that the GPU costs nothing: no ratio to its price has a value."""
+        """True if the user gave a price of zero, to which no ratio has a value."""
         return self.usd_per_h.mid == 0
 
 

@@ -125,7 +125,6 @@ class Deployment:
 
     @cached_property
     def known(self) -> Known:
-        """The distribution of its efficiencies."""
         return (self.calibration or timing.load_calibration()).known(self.covariates)
 
     def with_efficiencies_moved(self, by: NDArray[np.float64]) -> Deployment:
@@ -256,7 +255,7 @@ class Deployment:
         return replace(limits, host_blocks=blocks, host_block_s=block_s)
 
     def check_host_blocks(self) -> None:
-        """Raise InputError for what is not replayed with ``--kv-offloading-size``, or where the link is not known."""
+        """Raise InputError for settings without a replay of ``--kv-offloading-size``, or without a known link."""
         config, pool = self.config, self.budget.pool
         if not config.kv_offloading_size:
             return

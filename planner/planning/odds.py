@@ -1,10 +1,10 @@
-"""The odds that one figure is larger than another, by what is not known of both.
+"""The odds that one figure is larger than another, by the uncertainty of both.
 
 ::
 
     log (measured a / measured b)  ~  normal(log (a / b),  var(a) + var(b) - 2 cov(a, b) + noise of each)
 
-Errors of efficiencies that both figures hang on cancel: they are in the covariance. Noise is each measurement's own.
+Errors of efficiencies that both figures depend on cancel: they are in the covariance. Noise is each measurement's own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
 
 @dataclass(frozen=True)
 class Forecast:
-    """A figure, what its logarithm hangs on, and the noise of a measurement."""
+    """A figure, the sensitivity of its logarithm, and the noise of a measurement."""
 
     value: float
     spread: Spread | None = None  #: None: nothing is known of it
@@ -49,7 +49,7 @@ class Forecast:
 
 
 def percent(probability: float) -> str:
-    """``93%``; nothing that is not known is told to be certain."""
+    """A probability such as ``93%``, never 0 % or 100 %: ``under 1%``, ``over 99%``."""
     if probability > 0.99:
         return "over 99%"
     return "under 1%" if probability < 0.01 else f"{probability:.0%}"

@@ -163,7 +163,6 @@ class Prediction:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """``figures`` with their intervals."""
         good = {} if self.classes else _good_between(self.replay, self.goodput, self.uncertainty)
         return self.with_intervals(self.figures) | good
 
@@ -319,7 +318,6 @@ class ServedLoad:
 
     @cached_property
     def output_tok_per_s(self) -> float:
-        """Output tokens per second."""
         return self.request_per_s * float(self.replay.output_len.mean())
 
     @property
@@ -381,7 +379,6 @@ def estimate(
 def estimated_uncertainty(
     deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int = 0
 ) -> Uncertainty:
-    """Uncertainty of ``estimate``."""
     steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
     sums = {name: np.array(weights) for name, weights in steps.sums.items()}
     return UncertaintyOfSteps(deployment, steps.batches, sums, lonely=concurrency == 1)

@@ -248,7 +248,7 @@ class Serving:
     def engine_of(self, bench: Bench) -> Deployment:
         """The engine that a benchmark measures. Raises as ``memory``.
 
-        ``vllm bench latency`` keeps no prefixes unless it is told to (``vllm/benchmarks/latency.py``, since 0.9.1).
+        ``vllm bench latency`` keeps no prefixes by default (``vllm/benchmarks/latency.py``, since 0.9.1).
         """
         if bench == "serve":
             return self.deployment

@@ -2,10 +2,10 @@
 
 ::
 
-    log measured = log predicted + what is not known of the efficiencies + noise
+    log measured = log predicted + error of the efficiencies + noise
 
 The first part is the distribution of the efficiencies (``planner.timing.Belief``), carried through the steps of the
-replay to first order: a figure is a weighted sum of step times. Where requests come at their own pace the queue reacts,
+replay to first order: a figure is a weighted sum of step times. In an open loop the queue reacts,
 so the direction in which the engine as a whole is slower or faster is replayed at both ends instead (sigma points:
 Julier and Uhlmann, "Unscented filtering and nonlinear estimation", Proceedings of the IEEE 92(3), 2004). The noise, and
 how many of the resulting standard deviations hold which share of the measurements, are those of published runs that the
@@ -49,7 +49,7 @@ STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99",
 #: Requests of a longer load whose steps stand for all.
 MOST_REQUESTS = 20_000
 #: One standard deviation of the logarithm of the share of gaps beyond a percentile of ITL. Which prompts share a step
-#: hangs on milliseconds of the client: where a percentile lies at the edge of the gaps with a prompt, it may be either.
+#: depends on milliseconds of the client: where a percentile lies near the edge of gaps with a prompt, it is either.
 GAP_SHARE = 0.3
 LEAST_FACTOR = 0.01  #: between a prediction and a measurement: below even odds nothing better is certain
 _NORMAL = NormalDist()
@@ -84,7 +84,7 @@ class Uncertainty(ABC):
     """Uncertainty of the figures of one load on one engine."""
 
     def __init__(self, deployment: Deployment, *, lonely: bool, open_loop: bool) -> None:
-        """``lonely``: one request at a time. ``open_loop``: requests come at their own pace."""
+        """``lonely``: one request at a time. ``open_loop``: requests arrive at a rate."""
         self.deployment, self.lonely, self.open_loop = deployment, lonely, open_loop
         self._sds: dict[tuple[Figure, bool], float] = {}
 

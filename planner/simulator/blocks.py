@@ -213,7 +213,7 @@ class Tree:
         return list(pieces)[::-1]
 
     def ends_in_a_part(self, blocks: int) -> bool:
-        """Whether the last of these requests ends in a block that is not full and so is never found."""
+        """True if the last of these requests ends in a block that is not full and so is never found."""
         return bool(np.any(self._prefixes.before_tok[self._fit(blocks)[-1:]] % self._block_size))
 
     def _fit(self, blocks: int) -> NDArray[np.int64]:

@@ -102,7 +102,7 @@ class SchedulerLimits:
         if self.num_blocks < 1:
             raise InputError(
                 f"a KV cache of {self.kv_cache_tokens} tokens holds no block of {self.block_size} tokens",
-                hint="the model leaves no room for a KV cache: use more or larger GPUs",
+                hint="the model leaves no memory for a KV cache: use more or larger GPUs",
             )
         if not 1 <= self.tokens_per_step <= self.decode_tok <= self.max_num_batched_tokens:
             raise InputError(
@@ -123,7 +123,7 @@ class SchedulerLimits:
 
     @property
     def places(self) -> int:
-        """Requests that run at once: each needs room in the budget of a step for all its tokens."""
+        """Requests that run at once: the budget of a step holds all tokens of each."""
         return min(self.max_num_seqs, self.max_num_batched_tokens // self.decode_tok)
 
     @property
@@ -133,7 +133,7 @@ class SchedulerLimits:
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether a prompt must be computed in one step."""
+        """True if a prompt must be computed in one step."""
         return self.prefill_first or not self.enable_chunked_prefill
 
     def cached_tok(self, prompt_tok: int) -> int:

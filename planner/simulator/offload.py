@@ -176,7 +176,7 @@ class HostBlocks:
         return copy
 
     def lacks(self, index: int, tok: int) -> bool:
-        """Whether the first ``tok`` tokens of a request did not fit."""
+        """True if the first ``tok`` tokens of a request did not fit."""
         request = self._requests[index]
         return min(tok, request.prompt_tok) // self.block_size > request.offered
 

@@ -63,7 +63,7 @@ class DpRank:
 
     @property
     def has_plenty(self) -> bool:
-        """Whether more requests wait than the next step can admit."""
+        """True if more requests wait than the next step can admit."""
         return len(self._waiting) + len(self._inbox) > self._places
 
     def submit(self, ready_s: float, sequence: Sequence) -> None:

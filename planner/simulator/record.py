@@ -89,7 +89,7 @@ class NoGaps(GapLog):
     __slots__ = ()
 
     def add(self, start_s: float, steps: int, gap_s: float, growth_s: float, tokens: int) -> None:
-        """Discard the gap."""
+        pass
 
 
 @dataclass(slots=True)
@@ -330,7 +330,6 @@ class Replay:
 
     @property
     def e2el_s(self) -> NDArray[np.float64]:
-        """Request sent to last token."""
         return self.end_s - self.sent_s
 
     @property

@@ -166,5 +166,4 @@ class Pace:
         return steps
 
     def take(self, steps: int) -> None:
-        """Advance by ``steps`` steps."""
         self._steps += steps

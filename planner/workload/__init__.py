@@ -1,6 +1,6 @@
 """Loads: lengths, arrivals, loads by name, recorded traces; latency targets.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
 """
 
 import lazy_loader as lazy

@@ -50,22 +50,28 @@ CONVERSATION_MIN_TOK = 4
 
 MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
 MOST_REQUESTS = 1_000_000  #: of one replay; percentiles stopped changing long before
-_MOST = (
-    ("input_len", MOST_TOK, "check its unit"),
-    ("output_len", MOST_TOK, "check its unit"),
-    ("prefix_len", MOST_TOK, "check its unit"),
-    ("num_prompts", MOST_REQUESTS, "send fewer: percentiles no longer change"),
-)
 LEAST = 1e-12  #: of a rate and of its burstiness; the gaps of less are beyond a float
 SEEDS = 2**32  #: that numpy's generator of vLLM's arrivals takes
 MOST_IN_FLIGHT = MOST_REQUESTS // 5  #: a closed loop sends several requests for each place
 PRIORITY = "priority"
 MOST_PRIORITY = 1_000_000
 MOST_CLASSES = 16
-MIXED_PROMPTS = 4000  #: of all classes together, where nobody says how many
+MIXED_PROMPTS = 4000  #: of all classes together, by default
 TOGETHER = 64  #: requests in the KV cache at once, for what they share
 TRACE_CLASSES = 3  #: that a trace is cut into
-BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace: beyond, gaps are told apart no more
+#: Field, its flag, the least and the most that it may be, and a hint.
+_BOUNDS = (
+    ("input_len", "--input-len", 1, MOST_TOK, "give a positive number of tokens"),
+    ("output_len", "--output-len", 1, MOST_TOK, "give a positive number of tokens"),
+    ("num_prompts", "--num-prompts", 1, MOST_REQUESTS, "send fewer: percentiles no longer change"),
+    ("max_concurrency", "--max-concurrency", 1, MOST_IN_FLIGHT, "leave it out for an open loop"),
+    ("burstiness", "--burstiness", LEAST, inf, "1 is a Poisson process"),
+    ("range_ratio", "--random-range-ratio", 0, 1, "0 sends requests of equal length"),
+    ("seed", "--seed", 0, SEEDS - 1, "0 is the default"),
+    ("prefix_len", "--random-prefix-len", 0, MOST_TOK, "0 shares nothing"),
+    ("prefix_cache_hit_rate", "--prefix-cache-hit-rate", 0, 1, "it is the cached share of each prompt"),
+)
+BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace; values beyond say no more
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Load:
 
     @classmethod
     def trace(cls, path: str | Path, rate: float | None = None) -> Load:
-        """The busiest stretch of a file of recorded requests, at their own pace or at ``rate`` requests per second."""
+        """The busiest stretch of a file of recorded requests, at its own rate or at ``rate`` requests per second."""
         from planner.workload.trace import read_trace
 
         return cls.of_trace(read_trace(Path(path)), rate)
@@ -267,37 +273,16 @@ class Load:
     # --- what is sent
 
     def __post_init__(self) -> None:
-        for name in ("input_len", "output_len", "num_prompts"):
-            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
-            _require(value >= 1, f"{flag} must be at least 1, got {value}", f"give {flag} a positive number")
-        for name, most, hint in _MOST:
-            flag, value = "--" + name.replace("_", "-"), getattr(self, name)
-            _require(value <= most, f"{flag} must be at most {most:,}, got {value:,}", hint)
-        _require(
-            self.max_concurrency is None or 1 <= self.max_concurrency <= MOST_IN_FLIGHT,
-            f"--max-concurrency must be from 1 to {MOST_IN_FLIGHT:,}, got {self.max_concurrency}",
-            "leave it out for an open loop",
-        )
+        for name, flag, least, most, hint in _BOUNDS:
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                kind, bound = ("at least", least) if value < least else ("at most", most)
+                shown = [f"{one:,}" if isinstance(one, int) else f"{one:g}" for one in (bound, value)]
+                raise InputError(f"{flag} must be {kind} {shown[0]}, got {shown[1]}", hint=hint)
         check_rate(self.request_rate)
-        _require(
-            self.burstiness >= LEAST,
-            f"--burstiness must be a positive number of {LEAST:g} or more, got {self.burstiness:g}",
-            "1 is a Poisson process",
-        )
-        _require(0 <= self.seed < SEEDS, f"--seed must be from 0 to {SEEDS - 1}, got {self.seed}", "0 is the default")
-        _require(
-            self.prefix_len >= 0,
-            f"--random-prefix-len must not be negative, got {self.prefix_len}",
-            "0 shares nothing",
-        )
-        _require(
-            0 <= self.prefix_cache_hit_rate <= 1,
-            f"--prefix-cache-hit-rate must lie between 0 and 1, got {self.prefix_cache_hit_rate:g}",
-            "it is the share of each prompt that is in the prefix cache",
-        )
         below = self.length_distribution == "below"
         _require(
-            0 <= self.range_ratio < 1 or (self.range_ratio == 1 and below),
+            self.range_ratio < 1 or below,
             f"--random-range-ratio must be in [0, 1), got {self.range_ratio:g}",
             "0 sends requests of equal length",
         )
@@ -334,7 +319,7 @@ class Load:
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
     def held_len(self, *, caching: bool = True) -> int:
-        """KV tokens that room is kept for per request: the longest that is drawn, of recorded ones the mean.
+        """KV tokens to plan for per request: the longest that is drawn, of recorded ones the mean.
 
         With a prefix cache (``caching``) what recorded requests share counts once for ``TOGETHER`` of them.
         """
@@ -452,7 +437,6 @@ class Load:
         return replace(self, recorded=None, classes=(), origin=None, whole=None, drawn=False)
 
     def first(self, count: int) -> Load:
-        """The first ``count`` requests."""
         recorded = self.recorded and self.recorded.first(count)
         return replace(self, num_prompts=min(self.num_prompts, count), recorded=recorded)
 
@@ -460,7 +444,7 @@ class Load:
         """The load of one of ``servers``, at most ``most`` requests.
 
         Classes are drawn anew at their share of the rate; of recorded requests these are the ones that the router sends
-        to it, at their own pace.
+        to it, at the recorded times.
         """
         rate = self.request_rate / servers
         if self.classes:

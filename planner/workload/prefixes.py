@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Prefixes:
     """A tree of nodes, and for each request where in it its prompt and its answer end.
 
-    What is not in the tree is nobody else's: the rest of a prompt, and an answer with which no prompt goes on.
+    Outside the tree stands text of one request alone: the rest of a prompt, and an answer with which no prompt goes on.
     """
 
     parent: Nodes  #: of each node, -1 at a root; a parent comes before its children. Shape (nodes,)
@@ -64,7 +64,7 @@ class Prefixes:
         last = np.cumsum(counts)
         first = last - counts
         node, parent, users = _chained(names, sizes_tok, first, counts)
-        # a node that the same requests pass as the one before it is the same piece; one of a single request is nobody's
+        # a node that the same requests pass as the one before it is the same piece; a single request shares none
         ends_here = np.zeros(len(parent), dtype=bool)
         prompt_ends = last - answers - 1
         for at in (prompt_ends, last - 1):

@@ -56,15 +56,13 @@ class Requests:
 
     @property
     def of_classes(self) -> dict[str, int]:
-        """Number of requests of each class; empty where none are told apart."""
+        """Number of requests of each class; empty without classes."""
         return {} if self.group is None else {name: int((self.group == k).sum()) for k, name in enumerate(self.groups)}
 
     def first(self, count: int) -> Requests:
-        """The first ``count`` of them."""
         return self.chosen(slice(0, count))
 
     def chosen(self, which: NDArray[Any] | slice) -> Requests:
-        """Some of them, in order."""
         prefixes = self.prefixes and self.prefixes.chosen(which)
         priority, group = (None if one is None else one[which] for one in (self.priority, self.group))
         lengths = self.input_len[which], self.output_len[which]
@@ -111,13 +109,12 @@ def share(requests: Requests, servers: int, most: int, router: Router = "round-r
 
 
 def _places(requests: Requests, servers: int, router: Router) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The server of each request."""
     flying = [0] * servers
     ends: list[tuple[float, int]] = []
     known = _Known(requests, servers) if router == "prefix-aware" and requests.prefixes is not None else None
     server_of = np.zeros(len(requests.arrival_s), dtype=np.int64)
     lengths = zip(requests.arrival_s.tolist(), requests.output_len.tolist(), requests.input_len.tolist(), strict=True)
-    turn = 0  # the first of equals goes round
+    turn = 0  # ties go round
     for index, (arrival_s, output_tok, prompt_tok) in enumerate(lengths):
         while ends and ends[0][0] <= arrival_s:
             flying[heappop(ends)[1]] -= 1

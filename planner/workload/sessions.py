@@ -37,7 +37,6 @@ class Drawn:
     median: float | None = None
 
     def draw(self, count: int, dice: np.random.Generator) -> NDArray[np.float64]:
-        """``count`` values."""
         if self.median is None:
             return dice.exponential(self.mean, count)
         return dice.lognormal(log(self.median), sqrt(2 * log(self.mean / self.median)), count)

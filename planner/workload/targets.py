@@ -167,5 +167,4 @@ def refuse_gaps_of_one_token(slos: Sequence[Slo], output_len: int) -> None:
 
 
 def targets_in_words(slos: Sequence[Slo]) -> str:
-    """Targets in one phrase."""
     return " and ".join(map(str, slos)) or "no target"

@@ -70,7 +70,7 @@ class TraceFormat:
     output_len: str
     unit_s: float | None
     block_tok: int = 512  #: tokens of a block that ``hash_ids`` names
-    only_with: str = ""  #: another column, which tells two forms apart
+    only_with: str = ""  #: another column, which decides between two forms
 
     def is_of(self, names: set[str]) -> bool:
         """True if these columns are those of the form."""
