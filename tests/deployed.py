@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from script_plans import GOLDEN, b200, emission, plan, serve
 
-from planner.output.deploy.site import Site
+from planner.output.deploy.pods import Site
 from planner.output.deploy.targets import render_deployable
 from planner.output.scripts.emission import Emission
 from planner.planning.plan import Plan

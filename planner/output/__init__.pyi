@@ -60,7 +60,7 @@ from .scripts.emission import Emission as Emission
 from .scripts.folder import write_folder as write_folder
 
 # files for compose, Kubernetes, Slurm and the like
-from .deploy.site import Site as Site
+from .deploy.pods import Site as Site
 from .deploy.targets import FILES as FILES
 from .deploy.targets import render_deployable as render_deployable
 

@@ -36,7 +36,7 @@ from shell_checks import check_scripts
 from planner.engine.flags import flag_status
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError
-from planner.output.deploy.site import Site
+from planner.output.deploy.pods import Site
 from planner.output.deploy.targets import FILES, TARGETS, render_deployable
 from planner.output.deploy.yaml_text import dump
 from planner.output.scripts.emission import PLACEMENT_VARIABLES, render_scripts
@@ -206,6 +206,23 @@ def written(made: Any) -> str:
         update={"predicted": predicted, "memory": {"checkpoint_bytes": made.checkpoint_bytes}}
     )
     return made.file.model_copy(update={"plan": changed}).to_json()
+
+
+@pytest.mark.parametrize("name", ["mi355x", "b200-x2"])
+def test_kserve_and_llm_d_run_the_pod_of_the_deployment(name: str) -> None:
+    pod, predictor, values = (
+        workload_of(next(iter(files_of(f"{name}/{target}").values()))) for target in ("kubernetes", "kserve", "llm-d")
+    )
+    pod = pod["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    renamed = {**pod, "containers": [{**container, "name": "kserve-container"}]}
+    assert predictor["spec"]["predictor"] == {"minReplicas": 1, "maxReplicas": 1, **renamed}
+    (own,) = values["decode"]["containers"]
+    same = ("image", "command", "args", "ports", "startupProbe", "readinessProbe", "livenessProbe")
+    assert {key: own[key] for key in same} == {key: container[key] for key in same}
+    assert own["extraConfig"] == {"securityContext": container["securityContext"]}
+    assert own["modelCommand"] == "custom" and values["prefill"] == {"create": False}
+    assert values["modelArtifacts"]["uri"] == f"hf://{container['args'][1]}"
 
 
 def test_each_node_starts_its_data_parallel_ranks(tmp_path: Path) -> None:

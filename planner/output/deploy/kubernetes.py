@@ -13,8 +13,7 @@ from planner.engine import image_for
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
-from planner.output.deploy.pods import RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
-from planner.output.deploy.site import HF_SECRET
+from planner.output.deploy.pods import HF_SECRET, RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts.emission import (
     JOIN_WORDS,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields
 from planner.errors import InputError, UnknownNameError
 from planner.output.deploy.hosts import compose, ray, slurm
 from planner.output.deploy.kubernetes import kserve, kubernetes, llm_d, lws
-from planner.output.deploy.pods import Pods, describe
-from planner.output.deploy.site import MOST_REPLICAS, Site
+from planner.output.deploy.pods import MOST_REPLICAS, Pods, Site, describe
 from planner.output.scripts.emission import Emission, servers_per_node
 from planner.output.scripts.text import refuse_tokens
 from planner.planning import Plan

@@ -60,28 +60,28 @@ def _text(value: float | None) -> str:
     return "–" if value is None else figure_text(value)
 
 
-def printed_beside(found: Subject) -> tuple[PrintedFigure, ...]:
+def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
     """Every figure that the document prints for this model and GPU, beside the prediction of the same run.
 
     A served result is compared with the prediction for the version that its document measured, unless the caller chose
     a version.
     """
-    run, served = "benchmark.sh", found
-    if found.plan.published and found.printed and not found.choice.engine_version:
-        version = found.printed.document.version
-        if version.release != found.version.release:
-            choice = replace(found.choice, engine_version=str(version), image=found.plan.image)
-            run, served = f"benchmark.sh, vLLM {version}", subject(found.workflow, choice)
+    run, served = "benchmark.sh", job
+    if job.plan.published and job.printed and not job.choice.engine_version:
+        version = job.printed.document.version
+        if version.release != job.version.release:
+            choice = replace(job.choice, engine_version=str(version), image=job.plan.image)
+            run, served = f"benchmark.sh, vLLM {version}", subject(job.workflow, choice)
     figures = [
         PrintedFigure(run, key, _unit(key), value, *_interval(served.plan.predicted, key))
-        for key, value in found.plan.published.items()
+        for key, value in job.plan.published.items()
     ]
-    for script, point in _points(found):
+    for script, point in _points(job):
         key = point.metric
         interval = _interval(point.predicted, key)
         figures.append(PrintedFigure(f"{script} {point.name}", key, _unit(key), point.published, *interval))
-    task = found.plan.accuracy_task
-    printed = {str(one): one for one in scores() if (one.model, one.task) == (found.plan.model, task)}
+    task = job.plan.accuracy_task
+    printed = {str(one): one for one in scores() if (one.model, one.task) == (job.plan.model, task)}
     figures += [
         PrintedFigure("accuracy.sh", f"{task}, {one.filter}", f"± {one.stderr}", one.value) for one in printed.values()
     ]
@@ -96,26 +96,26 @@ def _unit(key: str) -> str:
     return _UNITS.get(key, "ms" if key.endswith("_ms") else "tokens/s" if "throughput" in key or "per_s" in key else "")
 
 
-def _points(found: Subject) -> Iterator[tuple[str, OfflinePoint]]:
-    for script in found.workflow.scripts:
+def _points(job: Subject) -> Iterator[tuple[str, OfflinePoint]]:
+    for script in job.workflow.scripts:
         if script in OFFLINE_SCRIPTS or script == "mad.sh":
             bench = "" if script == "mad.sh" else "throughput" if script == "throughput.sh" else "latency"
-            yield from ((script, point) for point in offline_points(found, bench))
+            yield from ((script, point) for point in offline_points(job, bench))
 
 
-def caveats_of(found: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:
+def caveats_of(job: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:
     """Caveats of the rendered documents on the numbers in ``figures``, or that they print none."""
     measured = any(figure.published is not None and figure.predicted is not None for figure in figures)
-    texts = (caveat for document in _sources(found) if document.measures == measured for caveat in document.caveats)
+    texts = (caveat for document in _sources(job) if document.measures == measured for caveat in document.caveats)
     return tuple(dict.fromkeys(texts))
 
 
-def _sources(found: Subject) -> tuple[Document, ...]:
+def _sources(job: Subject) -> tuple[Document, ...]:
     """The documents whose commands are rendered; all of the workflow if it has no command."""
-    workflow = found.workflow
-    own = {c.document.id for c in (found.printed, found.client) if c}
-    if found.documented:
-        points = workflow.points(found.version, found.profile, found.resolved.resolved)
+    workflow = job.workflow
+    own = {c.document.id for c in (job.printed, job.client) if c}
+    if job.documented:
+        points = workflow.points(job.version, job.profile, job.resolved.resolved)
         own |= {point.command.document.id for point in points}
     if "mad" in own:  # the script that this document runs
         own |= {document.id for document in workflow.documents}
@@ -153,15 +153,15 @@ def _together(word: str, value: str) -> str:
     return value
 
 
-def table_of(found: Subject) -> tuple[Difference, ...]:
+def table_of(job: Subject) -> tuple[Difference, ...]:
     """Every difference of the workflow's scripts from the document, each word once for a script.
 
     Added words of one script with the same reason share a row.
     """
-    if not found.documented:
+    if not job.documented:
         return ()
     rows: dict[tuple[str, str, str], Difference] = {}
-    for one in (*_commands(found), *_other_words(found)):
+    for one in (*_commands(job), *_other_words(job)):
         rows.setdefault((one.script, one.word, one.why), one)
     added: dict[tuple[str, str], list[str]] = {}
     for one in rows.values():
@@ -171,33 +171,33 @@ def table_of(found: Subject) -> tuple[Difference, ...]:
     return (*(one for one in rows.values() if one.printed), *together)
 
 
-def _commands(found: Subject) -> Iterator[Difference]:
+def _commands(job: Subject) -> Iterator[Difference]:
     """Differences of the server, its client, and every offline measurement."""
-    plan = found.plan
-    if found.printed:
-        yield from _compare(found, found.printed, "launch.sh", plan.serve_argv, plan.env)
-    if found.client:
-        inherited = {name: value for name, value in plan.env.items() if name in found.client.env}  # by docker exec
-        yield from _compare(found, found.client, "benchmark.sh", plan.bench_argv, inherited)
-    for script, point in _points(found):
+    plan = job.plan
+    if job.printed:
+        yield from _compare(job, job.printed, "launch.sh", plan.serve_argv, plan.env)
+    if job.client:
+        inherited = {name: value for name, value in plan.env.items() if name in job.client.env}  # by docker exec
+        yield from _compare(job, job.client, "benchmark.sh", plan.bench_argv, inherited)
+    for script, point in _points(job):
         if script != "mad.sh":  # AMD's own script runs as it is
-            yield from _compare(found, point.printed, script, point.argv, point.env)
+            yield from _compare(job, point.printed, script, point.argv, point.env)
 
 
 def _compare(
-    found: Subject, command: Command, script: str, argv: Sequence[str], env: Mapping[str, str]
+    job: Subject, command: Command, script: str, argv: Sequence[str], env: Mapping[str, str]
 ) -> Iterator[Difference]:
     """Words of a printed command that are missing or have another value here, then words that it does not have."""
-    workflow, asked, platform = found.workflow, found.choice.asked, found.profile.platform
+    workflow, asked, platform = job.workflow, job.choice.asked, job.profile.platform
     changed = {flag for row in workflow.rows for flag in row} | set(workflow.changes)
-    left_out = command.fp16_without if found.resolved.resolved in workflow.fp16 else ()
+    left_out = command.fp16_without if job.resolved.resolved in workflow.fp16 else ()
     if changed or left_out:  # by us, or by the document: its own command is the one to compare with
         printed = (*workflow.serve, *workflow.client, *workflow.offline)
         command = next((one for one in printed if one.id == command.id), command)
-    problems = command.read(found.version, platform).problems
+    problems = command.read(job.version, platform).problems
     refused = {one.word.split(" ")[0].split("=")[0]: str(one).partition(": ")[2] for one in problems}
     was = _words(command.read(platform=platform))
-    here = _words(read_line(argv, found.version, env=env, platform=platform))
+    here = _words(read_line(argv, job.version, env=env, platform=platform))
     for word in (*was, *(word for word in here if word not in was)):
         value, other = was.get(word), here.get(word)
         if value is not None and other is not None and _equal(value, other):
@@ -259,17 +259,17 @@ def _reason(word: str, value: str, printed: Command, workflow: str, script: str)
     return str(most["why"]) if most else ""
 
 
-def _other_words(found: Subject) -> Iterator[Difference]:
+def _other_words(job: Subject) -> Iterator[Difference]:
     """Words of docker, git, lm_eval and other programs: one row for words with the same reason."""
-    scripts = {*found.workflow.scripts, "launch.sh"}
-    scripts |= {"accuracy.sh"} if found.workflow.accuracy else set()
-    scripts |= {"partition.sh"} if found.profile.partition else set()
-    scripts |= {"build_image.sh"} if found.build is not None and found.build.commit else set()
-    ids = {document.id for document in _sources(found)}
+    scripts = {*job.workflow.scripts, "launch.sh"}
+    scripts |= {"accuracy.sh"} if job.workflow.accuracy else set()
+    scripts |= {"partition.sh"} if job.profile.partition else set()
+    scripts |= {"build_image.sh"} if job.build is not None and job.build.commit else set()
+    ids = {document.id for document in _sources(job)}
     for entry in entries("words"):
-        if found.plan.image in entry["words"]:
+        if job.plan.image in entry["words"]:
             continue  # chosen: the image is as printed
         script = next((name for name in entry["scripts"] if name in scripts), None)
         if script and ids & set(entry["documents"]):
-            words, here = ", ".join(entry["words"]), entry.get("here", "").replace("{image}", found.plan.image)
+            words, here = ", ".join(entry["words"]), entry.get("here", "").replace("{image}", job.plan.image)
             yield Difference(script, words, words, here, entry["why"])

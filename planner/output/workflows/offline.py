@@ -82,20 +82,20 @@ class OfflinePoint:
         return {**own, "lo": lo, "hi": hi, "published": self.published_key}
 
 
-def offline_names(found: Subject, script: str) -> dict[str, Any]:
+def offline_names(job: Subject, script: str) -> dict[str, Any]:
     """The names of the template of an offline script."""
-    points = offline_points(found, "throughput" if script == "throughput.sh" else "latency")
-    job = script.removesuffix(".sh").replace("_", "-")
-    return {"title": OFFLINE_SCRIPTS[script], "job": job, "points": points, "points_total": len(points)}
+    points = offline_points(job, "throughput" if script == "throughput.sh" else "latency")
+    name = script.removesuffix(".sh").replace("_", "-")
+    return {"title": OFFLINE_SCRIPTS[script], "job": name, "points": points, "points_total": len(points)}
 
 
-def offline_points(found: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
+def offline_points(job: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
     """The measurements of a workflow that ``bench`` (latency, throughput; empty: both) makes, each in every variant.
 
     Raises IllegalPlanError if the version cannot measure one, or if one does not fit.
     """
-    workflow, version, platform = found.workflow, found.version, found.profile.platform
-    points = [point for point in workflow_points(found) if bench in str(point.command.read().command)]
+    workflow, version, platform = job.workflow, job.version, job.profile.platform
+    points = [point for point in workflow_points(job) if bench in str(point.command.read().command)]
     if not points:
         raise InputError(f"{workflow.name} measures no {bench}", hint="planner workflow list shows those that do")
     varied = sorted({name for variant in workflow.variants for name in variant.env})
@@ -106,88 +106,88 @@ def offline_points(found: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
             hint=status.hint or "choose another --engine-version",
         )
     return tuple(
-        _point(found, point, variant, predicted=index == 0)
+        _point(job, point, variant, predicted=index == 0)
         for point in points
         for index, variant in enumerate(workflow.variants)
     )
 
 
-def _point(found: Subject, point: Point, variant: Variant, *, predicted: bool) -> OfflinePoint:
+def _point(job: Subject, point: Point, variant: Variant, *, predicted: bool) -> OfflinePoint:
     command = point.command
-    if found.draft and "--speculative-model" in command.argv:
-        command = command.with_options({"--speculative-model": found.draft})
-    if dtype := found.workflow.dtypes.get(found.choice.weight_dtype or ""):
+    if job.draft and "--speculative-model" in command.argv:
+        command = command.with_options({"--speculative-model": job.draft})
+    if dtype := job.workflow.dtypes.get(job.choice.weight_dtype or ""):
         command = command.with_options({"--dtype": dtype})
-    deployment, line = _engine(found, command)
+    deployment, line = _engine(job, command)
     drafts = deployment.config.speculative_config is not None
-    load, latency = _load(found, command), "latency" in line.command
+    load, latency = _load(job, command), "latency" in line.command
     result: Mapping[str, Any] = {}
     if predicted and not drafts and deployment.requests_held(load.total_len) >= 1:
         result = Prediction.of(deployment, load, bench="latency" if latency else "throughput").result
     metric = point.metric or ("avg_latency" if latency else "output_throughput")
     # printed numbers are of this version and of these settings
-    asked = found.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
-    measured = found.profile.id == found.workflow.gpus[0] and str(found.version) == found.workflow.engine_version
-    as_printed = found.documented and measured and not asked
+    asked = job.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
+    measured = job.profile.id == job.workflow.gpus[0] and str(job.version) == job.workflow.engine_version
+    as_printed = job.documented and measured and not asked
     published = point.published if as_printed and predicted else None
-    version, platform = found.version, found.profile.platform
+    version, platform = job.version, job.profile.platform
     env = {**engine_env(command.env, version, platform), **engine_env(variant.env, version, platform)}
-    env |= _same_engine(found)
-    own = {name: value for name, value in env.items() if found.plan.env.get(name) != value}
+    env |= _same_engine(job)
+    own = {name: value for name, value in env.items() if job.plan.env.get(name) != value}
     # the result's key counts input and output tokens
     in_key = published and (published if metric == "avg_latency" else published * load.total_len / load.output_len)
     expected = ", ".join(_expected(result, metric, published, in_key)) or "nothing to compare with"
-    partition = found.profile.partition
+    partition = job.profile.partition
     if result and partition and not partition.isolated_bandwidth:
         expected += "; as if every partition of the GPU were busy, alone it has more bandwidth"
     parts = ["latency" if latency else "throughput", f"in{load.input_len}", f"out{load.output_len}"]
     parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
-    name = variant.name or (("with" if drafts else "without") if found.draft else "")
+    name = variant.name or (("with" if drafts else "without") if job.draft else "")
     return OfflinePoint(
         name="-".join([*parts, name] if name else parts),
         key="avg_latency" if latency else "tokens_per_second",
         expected=expected,
         options=tuple(word for name, value in own.items() for word in ("--env", f"{name}={value}")),
-        argv=_argv(found, deployment, line, load, latency=latency),
+        argv=_argv(job, deployment, line, load, latency=latency),
         metric=metric,
         predicted=result,
         published=published,
         printed=point.command,
         published_key=in_key,
-        env={**found.plan.env, **own},
+        env={**job.plan.env, **own},
     )
 
 
-def _engine(found: Subject, command: Command) -> tuple[Deployment, ServeLine]:
+def _engine(job: Subject, command: Command) -> tuple[Deployment, ServeLine]:
     """The engine of one measurement. Raises IllegalPlanError if it would not start."""
     # both runs of a comparison with drafts get the same engine
-    version = replace(found.version, engine="V0" if _same_engine(found) else "")
-    args, version, line = engine_settings(command, found.choice, found.profile, found.resolved, version)
+    version = replace(job.version, engine="V0" if _same_engine(job) else "")
+    args, version, line = engine_settings(command, job.choice, job.profile, job.resolved, version)
     if "latency" in line.command and args.enable_prefix_caching is None:
         args = replace(args, enable_prefix_caching=False)  # latency.py sets it so from 0.9.1 on
-    if not found.documented:  # recommended settings, with the document's way of measuring
-        args, version = _adapted(found, args, _load(found, command)), found.version
+    if not job.documented:  # recommended settings, with the document's way of measuring
+        args, version = _adapted(job, args, _load(job, command)), job.version
         line = replace(line, num_scheduler_steps=1)
-    if args.speculative_config and found.draft:
+    if args.speculative_config and job.draft:
         tokens = args.speculative_config.num_speculative_tokens
-        args = replace(args, speculative_config=read_drafts({"model": found.draft, "num_speculative_tokens": tokens}))
-    serving = found.choice.serving(found.resolved, found.profile, args, version)
+        args = replace(args, speculative_config=read_drafts({"model": job.draft, "num_speculative_tokens": tokens}))
+    serving = job.choice.serving(job.resolved, job.profile, args, version)
     deployment = with_steps(serving.offline, line)
     check_fits(serving, replace(deployment, config=replace(deployment.config, speculative_config=None)))
     return deployment, line
 
 
-def _same_engine(found: Subject) -> dict[str, str]:
+def _same_engine(job: Subject) -> dict[str, str]:
     """The variable of V0 for runs beside a draft: from 0.8.0 to 0.9.2 only V0 drafts with a model."""
-    return {"VLLM_USE_V1": "0"} if found.draft and (0, 8) <= found.version.release < (0, 10) else {}
+    return {"VLLM_USE_V1": "0"} if job.draft and (0, 8) <= job.version.release < (0, 10) else {}
 
 
-def _adapted(found: Subject, like: EngineArgs, load: Load) -> EngineArgs:
+def _adapted(job: Subject, like: EngineArgs, load: Load) -> EngineArgs:
     """The plan's settings with those that the document measures with, and a context that holds the request."""
-    places, tokens = like.max_num_seqs or 0, found.args.max_num_batched_tokens
+    places, tokens = like.max_num_seqs or 0, job.args.max_num_batched_tokens
     return replace(
-        found.args,
-        max_model_len=max(load.max_total_len, found.deployment.config.max_model_len),
+        job.args,
+        max_model_len=max(load.max_total_len, job.deployment.config.max_model_len),
         max_num_batched_tokens=max(tokens, places) if tokens else None,
         enforce_eager=like.enforce_eager,
         max_num_seqs=like.max_num_seqs,
@@ -196,31 +196,31 @@ def _adapted(found: Subject, like: EngineArgs, load: Load) -> EngineArgs:
     )
 
 
-def _load(found: Subject, command: Command) -> Load:
-    choice, load = found.choice, command.read(platform=found.profile.platform).workload(command.document.version)
+def _load(job: Subject, command: Command) -> Load:
+    choice, load = job.choice, command.read(platform=job.profile.platform).workload(command.document.version)
     asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
     if choice.num_prompts is not None and "throughput" in command.argv[1]:
         asked["num_prompts"] = choice.num_prompts
     return replace(load, **asked)
 
 
-def _argv(found: Subject, deployment: Deployment, line: ServeLine, load: Load, *, latency: bool) -> tuple[str, ...]:
-    model, platform, config = found.plan.model, found.profile.platform, deployment.config
-    extra = other_options(line, found.version, model)
-    if not found.documented:
-        extra = {**recipe_of(found.deployment).flags, **extra}
+def _argv(job: Subject, deployment: Deployment, line: ServeLine, load: Load, *, latency: bool) -> tuple[str, ...]:
+    model, platform, config = job.plan.model, job.profile.platform, deployment.config
+    extra = other_options(line, job.version, model)
+    if not job.documented:
+        extra = {**recipe_of(job.deployment).flags, **extra}
         extra.pop("num-scheduler-steps", None)  # it would bring the older engine, which is not the recommended one
-        extra = {k: v for k, v in extra.items() if _takes(found.version, k, line, value=v)}
+        extra = {k: v for k, v in extra.items() if _takes(job.version, k, line, value=v)}
     if not latency:
         words = bench_throughput_argv(config, load, model, platform=platform, extra=extra)
-        return written_out(words, line, found.version)
+        return written_out(words, line, job.version)
     warm_up, iterations = (line.others.get(flag) for flag in ("--num-iters-warmup", "--num-iters"))
     words = bench_latency_argv(
         config, model, input_len=load.input_len, output_len=load.output_len, batch_size=load.num_prompts,
         num_iters_warmup=int(warm_up or WARM_UP_ITERATIONS), num_iters=int(iterations or ITERATIONS),
         platform=platform, extra=extra,
     )  # fmt: skip
-    return written_out(words, line, found.version)
+    return written_out(words, line, job.version)
 
 
 def _takes(version: EngineVersion, name: str, line: ServeLine, *, value: Any) -> bool:
@@ -245,17 +245,6 @@ def _expected(result: Mapping[str, Any], metric: str, published: float | None, i
 
 
 # --- loads of a running server
-
-
-@dataclass(frozen=True, slots=True)
-class SweepLoad:
-    """One load of a sweep: its command, its number of requests, and the predicted output tokens/s."""
-
-    name: str
-    prompts: int
-    predicted: str
-    seed: int
-    argv: tuple[str, ...]
 
 
 def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
@@ -309,7 +298,14 @@ def _closed(plan: Plan, concurrency: int) -> Load:
     return Load(load.input_len, load.output_len, prompts, max_concurrency=concurrency, seed=load.seed)
 
 
-def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> SweepLoad:
+def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> dict[str, Any]:
+    """One load of a sweep: its command, and the predicted output tokens/s."""
     throughput = Prediction.of(deployment, load).figures["output_throughput"]
     argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
-    return SweepLoad(name, load.num_prompts, f"{throughput:.1f}", load.seed, tuple(argv))
+    return {
+        "name": name,
+        "prompts": load.num_prompts,
+        "predicted": f"{throughput:.1f}",
+        "seed": load.seed,
+        "argv": argv,
+    }

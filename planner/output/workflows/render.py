@@ -74,8 +74,8 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
     """The subject of a workflow, and every printed figure beside its prediction. Raises as ``plan_workflow``."""
     if "compare.sh" in workflow.scripts:
         raise InputError(f"{workflow.name} has no printed numbers", hint="its COMPARISON.md has the predictions")
-    found = subject(workflow, choice)
-    return found, printed_beside(found)
+    job = subject(workflow, choice)
+    return job, printed_beside(job)
 
 
 def plan_files(file: PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
@@ -113,29 +113,29 @@ def calibration_of(files: Mapping[str, str]) -> str:
 
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     """One plan and the scripts around it."""
-    found = subject(workflow, choice)
-    emission = _emission(found, command)
+    job = subject(workflow, choice)
+    emission = _emission(job, command)
     base = template_names(emission)
     files = {**render_scripts(emission), **needed_by(emission)}
-    built = found.build is not None and found.build.commit  # built instead of pulled
+    built = job.build is not None and job.build.commit  # built instead of pulled
     scripts = ["build_image.sh" if built and one == "pull_image.sh" else one for one in workflow.scripts]
     for script in scripts:
         if script in _SERVERS:
             files |= _servers(emission)
         elif script in OFFLINE_SCRIPTS:
-            files[script] = _render("offline.sh", {**base, **offline_names(found, script)})
+            files[script] = _render("offline.sh", {**base, **offline_names(job, script)})
         else:
-            files[script] = _render(script, {**base, **_script_names(found, script)})
+            files[script] = _render(script, {**base, **_script_names(job, script)})
     if OFFLINE_SCRIPTS.keys() & set(scripts):
-        points = [point.to_json() for point in offline_points(found)]
-        files["points.json"] = json.dumps({"digest": found.plan.digest, "points": points}, indent=2) + "\n"
-    corrections = found.build.corrections if found.build else ()
-    figures = printed_beside(found)
+        points = [point.to_json() for point in offline_points(job)]
+        files["points.json"] = json.dumps({"digest": job.plan.digest, "points": points}, indent=2) + "\n"
+    corrections = job.build.corrections if job.build else ()
+    figures = printed_beside(job)
     files["WORKFLOW.md"] = _about(
-        workflow, command, found.plan.calibration, scripts, corrections,
-        documented=found.documented,
-        differences=table_of(found),
-        caveats=caveats_of(found, figures),
+        workflow, command, job.plan.calibration, scripts, corrections,
+        documented=job.documented,
+        differences=table_of(job),
+        caveats=caveats_of(job, figures),
         printed=[figure.words for figure in figures],
     )  # fmt: skip
     return files
@@ -185,42 +185,42 @@ def _plan_emission(plan: Plan, profile: GpuProfile, command: str) -> Emission:
     return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
 
 
-def _emission(found: Subject, command: str) -> Emission:
+def _emission(job: Subject, command: str) -> Emission:
     """The plan's scripts, with the document's way to measure accuracy, and the disk that the workflow needs."""
-    workflow, plan = found.workflow, found.plan
-    emission = _plan_emission(plan, found.profile, command)
+    workflow, plan = job.workflow, job.plan
+    emission = _plan_emission(plan, job.profile, command)
     needed, parts = emission.checkpoint_bytes, []
     if "quantize.sh" in workflow.scripts:  # the 16-bit checkpoint is downloaded, the quantised one written beside it
         parts.append(f"{ceil(needed / GB)} GB for the quantised checkpoint")
-        needed += stored_weight_bytes(found.resolved.model)
-    if found.draft:
-        draft_bytes = stored_weight_bytes(resolve_model(found.draft).model)
-        parts.append(f"{ceil(draft_bytes / GB)} GB of {found.draft}")
+        needed += stored_weight_bytes(job.resolved.model)
+    if job.draft:
+        draft_bytes = stored_weight_bytes(resolve_model(job.draft).model)
+        parts.append(f"{ceil(draft_bytes / GB)} GB of {job.draft}")
         needed += draft_bytes
     return replace(
         emission,
         checkpoint_bytes=needed,
-        expected_accuracy=published_scores(plan.model, plan.accuracy_task) if found.documented else (),
-        accuracy=workflow.accuracy.argv if workflow.accuracy and found.documented else (),
+        expected_accuracy=published_scores(plan.model, plan.accuracy_task) if job.documented else (),
+        accuracy=workflow.accuracy.argv if workflow.accuracy and job.documented else (),
         accuracy_max_model_len=workflow.accuracy_max_model_len,
         disk_includes=tuple(parts),
     )
 
 
-def _script_names(found: Subject, script: str) -> dict[str, Any]:
+def _script_names(job: Subject, script: str) -> dict[str, Any]:
     """The names of one script. Raises IllegalPlanError if the version or the model cannot do it."""
-    plan, version = found.plan, found.version
+    plan, version = job.plan, job.version
     body = {"model": served_name(plan), "prompt": "San Francisco is a", "max_tokens": 20, "temperature": 0}
     makers: dict[str, Callable[[], dict[str, Any]]] = {
-        "pull_image.sh": lambda: {"built": bool(found.build)},
-        "build_image.sh": lambda: _build_names(found.build),
+        "pull_image.sh": lambda: {"built": bool(job.build)},
+        "build_image.sh": lambda: _build_names(job.build),
         "build_engine.sh": lambda: {
-            "base_image": image_for(found.profile, version).name,
+            "base_image": image_for(job.profile, version).name,
             "vllm_ref": f"v{version}",
             "fastsafetensors_ref": FASTSAFETENSORS_REF,
             "engine_jobs": ENGINE_JOBS,
         },
-        "download.sh": lambda: {"hub_requirement": HUB_REQUIREMENT, "draft": found.draft},
+        "download.sh": lambda: {"hub_requirement": HUB_REQUIREMENT, "draft": job.draft},
         "request.sh": lambda: {"request_body": json.dumps(body)},  # of the NVIDIA recipe
         "quantize.sh": lambda: {
             "job": "quantize",
@@ -232,9 +232,9 @@ def _script_names(found: Subject, script: str) -> dict[str, Any]:
                 "Quark needs Python 3.11 to 3.13 in the image. Calibration takes 128 samples of its default data set.",
             ],
         },
-        "sweep.sh": lambda: sweep_names(plan, found.deployment),
+        "sweep.sh": lambda: sweep_names(plan, job.deployment),
         "guidellm.sh": lambda: guidellm_names(plan),
-        "mad.sh": lambda: _mad_names(found),
+        "mad.sh": lambda: _mad_names(job),
     }
     return makers.get(script, dict)()
 
@@ -247,16 +247,16 @@ def _build_names(build: ImageBuild | None) -> dict[str, Any]:
     return {"build": build, "build_options": tuple(options)}
 
 
-def _mad_names(found: Subject) -> dict[str, Any]:
-    if found.version.release > MAD_NEWEST:
+def _mad_names(job: Subject) -> dict[str, Any]:
+    if job.version.release > MAD_NEWEST:
         raise IllegalPlanError(
-            f"vllm_benchmark_report.sh of ROCm/MAD does not run with vLLM {found.version}: it passes "
+            f"vllm_benchmark_report.sh of ROCm/MAD does not run with vLLM {job.version}: it passes "
             "--num-scheduler-steps, which is gone in 0.10.1",
             hint="choose an --engine-version up to 0.10.0, or planner workflow latency and throughput",
         )
-    own = "float8" if found.deployment.config.weight_dtype == "fp8" else "float16"
-    dtype = found.workflow.dtypes.get(found.choice.weight_dtype or "", own)
-    return {"job": "mad", "mad_commit": MAD_COMMIT, "mad_dtype": dtype, "points": offline_points(found)}
+    own = "float8" if job.deployment.config.weight_dtype == "fp8" else "float16"
+    dtype = job.workflow.dtypes.get(job.choice.weight_dtype or "", own)
+    return {"job": "mad", "mad_commit": MAD_COMMIT, "mad_dtype": dtype, "points": offline_points(job)}
 
 
 def _servers(emission: Emission) -> dict[str, str]:
