@@ -9,7 +9,10 @@ targets = Targets.of(ttft_ms=1000, tpot_ms=40, value=load.request_rate)
 search = Search(Space(servings), Objective("balanced", load, targets))
 for ranking in search.run():
     for candidate in ranking.candidates[:2]:
-        config, size = candidate.config, candidate.config.tensor_parallel_size
-        print(f"{ranking.profile.id}: {candidate.num_gpus} GPUs, TP {size}, {config.weight_dtype}")
+        config = candidate.config
+        settings = f"TP {config.tensor_parallel_size}, {config.kv_cache_dtype} KV cache"
+        print(
+            f"{ranking.profile.id}: {candidate.num_gpus} GPUs, {settings}, {config.max_num_batched_tokens} tokens a step"
+        )
     if ranking.best:
         print("  " + " ".join(search.plan(ranking).serve_argv))

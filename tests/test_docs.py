@@ -56,7 +56,7 @@ $ planner hardware list | head -n 1
     assert lines[2:6] == [
         "$ planner hardware show h10",
         "error: unknown GPU 'h10'",
-        "hint: nearest: h100, h20, h200; see `planner hardware list`, or give the path of a .toml file",
+        "hint: nearest: h100, h20, a10; see `planner hardware list`, or give the path of a .toml file",
         "$ echo $?",
     ]
     assert lines[6:9] == ["2", "$ planner hardware list \\", "    --format csv | head -n 1"]
