@@ -8,11 +8,8 @@ targets = Targets.of(ttft_ms=1000, tpot_ms=40, value=load.request_rate)
 
 search = Search(Space(servings), Objective("balanced", load, targets))
 for ranking in search.run():
-    for candidate in ranking.candidates[:2]:
-        config = candidate.config
-        settings = f"TP {config.tensor_parallel_size}, {config.kv_cache_dtype} KV cache"
-        print(
-            f"{ranking.profile.id}: {candidate.num_gpus} GPUs, {settings}, {config.max_num_batched_tokens} tokens a step"
-        )
     if ranking.best:
+        config = ranking.best.config
+        settings = f"TP {config.tensor_parallel_size}, {config.kv_cache_dtype} KV cache"
+        print(f"{ranking.profile.id}: {ranking.best.num_gpus} GPUs, {settings}")
         print("  " + " ".join(search.plan(ranking).serve_argv))

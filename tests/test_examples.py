@@ -18,7 +18,7 @@ EXPECTED = {
     "best_settings": (("plans/plan.json", "plans/launch.sh"), r"[1-9]\d+ output tokens/s"),
     "compare_gpus": (("fits.csv",), r"fits\.csv: 5 rows"),
     "sweep": (("sweep.csv",), r"sweep\.csv: 8 rows|kv_cache_dtype"),
-    "search": ((), r"h100: \d+ GPUs, TP 1"),
+    "search": ((), r"h100-sxm: \d+ GPUs, TP 1"),
     "own_gpu": (("my_h100.toml",), r"my_h100\.toml +\d+ output tokens/s"),
     "calibration_loop": (("machine.toml",), r"after: \d+ output tokens/s"),
 }
