@@ -47,10 +47,7 @@ class Typed:
 
 
 class GroupedHelp(TyperCommand):
-    """A command whose help lists its options under the headings of their panels."""
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the sections, each in the order of the declaration."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -103,7 +100,6 @@ def _as_typer(parameter: Parameter) -> inspect.Parameter:
 def _answer(
     context: typer.Context, declared: Command, parameters: Mapping[str, Parameter], typed: Mapping[str, Any]
 ) -> int:
-    """Call the function with what was said, and print its answer. Gives the exit status: 0 yes, 1 no."""
     sources = {name: source_of(context, name) for name in typed}
     for named, others in declared.rivals:  # planner.toml gives way to what is typed about the same
         if any(sources.get(name) == TYPED for name in named):

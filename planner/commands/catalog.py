@@ -15,7 +15,6 @@ def print_gpus(
     every: Annotated[bool, Option("--all", help="Also partitions and MIG profiles.")] = False,
     format: Format = "table",
 ) -> None:
-    """Print whole GPUs, with ``every`` also their parts."""
     from planner.hardware import load_all
     from planner.output import print_hardware
 
@@ -26,7 +25,6 @@ def print_gpus(
 def print_gpu(
     gpu: Annotated[str, Argument(metavar="GPU", autocompletion=complete_gpu, help=_GPU)], *, format: Format = "table"
 ) -> None:
-    """Print every figure of ``gpu`` with its source."""
     from planner.output import print_notes, print_profile
     from planner.planning import find_gpu
 
@@ -37,7 +35,6 @@ def print_gpu(
 
 @command("models list", help="The bundled catalog.")
 def print_models_of_catalog(*, format: Format = "table") -> None:
-    """Print the models that need no network."""
     from planner.model import catalog_ids, find_entry
     from planner.output import print_catalog
 

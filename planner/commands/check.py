@@ -159,7 +159,6 @@ def check_command(
 
 
 def _watched(url: str | None, seconds: float | None) -> "SeenServer | None":
-    """The server, asked and watched; None without a URL."""
     if url is None:
         if seconds is not None:
             raise InputError("--url-seconds is how long to watch a server", hint="add --url")
@@ -242,7 +241,6 @@ class _Judge:
 def _launches(
     text: str | list[str], profile: "GpuProfile", variables: "Mapping[str, str] | Sequence[str]"
 ) -> "tuple[Launch, ...]":
-    """The launches in a script, a YAML file or words."""
     from planner.engine import find_launches, read_manifest
 
     if not isinstance(variables, Mapping):

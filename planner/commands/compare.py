@@ -176,7 +176,6 @@ def _loads(
 
 
 def _numbers(name: str, given: Any, kind: Any) -> list[Any]:
-    """One number or several, in their order."""
     values: Iterable[Any] = given if hasattr(given, "__iter__") and not isinstance(given, str) else [given]
     numbers = [planning.typed(name, value, kind) for value in values]
     if not numbers:

@@ -75,7 +75,6 @@ class Parameter:
 
     @property
     def kind(self) -> Any:
-        """The type of the words that are typed."""
         return self.type if self.option.kind is None else self.option.kind
 
     @property
@@ -127,7 +126,6 @@ class Command:
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """The parameters in their order: the function's own, those of the groups, the engine settings."""
         every = [*_of_function(self.function)]
         for group in self.groups:
             for name, alias in _members(group).items():
@@ -172,7 +170,6 @@ def command(words: str, **declared: Any) -> Callable[[Function], Function]:
 
 
 def taken(options: dict[str, Any], group: type) -> dict[str, Any]:
-    """The options of a group, taken out of all ``options``."""
     return {name: options.pop(name) for name in _members(group) if name in options}
 
 

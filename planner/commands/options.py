@@ -49,7 +49,6 @@ def complete_gpu(incomplete: str) -> list[str]:
 
 
 def beginning(typed: str, names: "Iterable[str]") -> list[str]:
-    """The names that begin so, as they go on from what was typed."""
     return [typed + name[len(typed) :] for name in names if name.lower().startswith(typed.lower())]
 
 
@@ -59,7 +58,6 @@ def model_argument(metavar: str = "MODEL", text: str = "Hub id, folder with a co
 
 
 def gpu_option(text: str, **settings: Any) -> Any:
-    """An option that names GPUs, completed by the shell."""
     return Option(**{"kind": str, "metavar": "GPU", "autocompletion": complete_gpu, "help": text, **settings})
 
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
-    """Read a list of numbers such as ``50,90,99``."""
     try:
         return tuple(float(part) for part in text.split(","))
     except ValueError as error:
@@ -52,7 +51,6 @@ def _percentiles(text: str) -> tuple[float, ...]:
 
 
 def _targets_of(words: Sequence[str]) -> dict[str, float]:
-    """Targets in ms by metric, from ``ttft:500``."""
     try:
         return {name: float(text) for name, _, text in (word.partition(":") for word in words)}
     except ValueError as error:

@@ -119,7 +119,6 @@ class _Bar:
         self.task: Any = None
 
     def heard(self, text: str, share: float | None) -> None:
-        """Show what is being done, and the share that is done."""
         self.text, self.share = _printable(text)[:LONGEST], self.share if share is None else share
         self.draw()
 
@@ -138,7 +137,6 @@ class _Bar:
             self.drawn.update(self.task, description=self.text, total=total, completed=self.share)
 
     def close(self) -> None:
-        """Take the bar away, and draw none later."""
         with self.lock:
             self.closed = True
             if self.drawn is not None:

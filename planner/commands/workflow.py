@@ -23,7 +23,6 @@ from planner.commands.options import (
 
 
 def complete_workflow(incomplete: str) -> list[str]:
-    """Names of workflows that begin so."""
     from planner.output import list_workflows
 
     return beginning(incomplete, ("list", *list_workflows()))

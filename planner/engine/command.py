@@ -184,7 +184,6 @@ def bench_latency_argv(
 
 
 def _add_engine(line: _Line, config: EngineConfig) -> None:
-    """The engine's settings, in the order of the table."""
     values = _values(config, line)
     for row in SETTINGS.values():
         value = values.get(row.name)
@@ -272,7 +271,6 @@ class _Line:
         self.command = command
 
     def __contains__(self, flag: str) -> bool:
-        """True if the version's command takes ``flag``."""
         return bool(flag_status(self.version, flag, self.command))
 
     def add(self, flag: str, value: str | int | float | None = None) -> None:

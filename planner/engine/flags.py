@@ -120,7 +120,6 @@ def env_status(version: EngineVersion, name: str, *, platform: str = "") -> Stat
 
 @lru_cache(maxsize=1)
 def known_variables() -> tuple[str, ...]:
-    """Names of the variables that any version reads."""
     return (*_table("env"), *_EARLY_ON_ROCM)
 
 
@@ -130,7 +129,6 @@ def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
 
 
 def command_status(version: EngineVersion, command: VllmCommand) -> Status:
-    """Support of a command by one version."""
     spans = [span for spans_of in _table(command).values() for span in spans_of]
     first, last = min(a for a, _ in spans), max(b for _, b in spans)
     return _status(version, command, ((first, last),))
@@ -143,7 +141,6 @@ def takes_value(version: EngineVersion, flag: str) -> bool:
 
 
 def known_flags(version: EngineVersion, command: VllmCommand) -> set[str]:
-    """Every option of ``command`` in ``version``."""
     tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
     index = _index(version)
     return {name for table in tables for name, spans in _table(table).items() if any(a <= index <= b for a, b in spans)}
@@ -158,7 +155,6 @@ def spelled(flag: str) -> str:
 
 
 def table_versions() -> tuple[str, ...]:
-    """The versions that the table was read from, ascending."""
     return tuple(_data()["versions"].split())
 
 
@@ -195,7 +191,6 @@ def _replacements() -> dict[str, str]:
 
 @lru_cache(maxsize=32)
 def _table(name: str) -> dict[str, Spans]:
-    """The versions of each name of one table."""
     place = {version: index for index, version in enumerate(table_versions())}
     groups: dict[str, str] = _data()[name]
     spans_by_name = {}
@@ -294,7 +289,6 @@ def _checked(name: str, value: Any) -> str:
 
 
 def is_value(name: str, text: str) -> bool:
-    """True if a variable takes the value ``text``."""
     known = VARIABLES.get(name)
     if name == CPU_KVCACHE_SPACE:
         return 1 <= (whole_number(text) or 0) <= MOST_FIGURE

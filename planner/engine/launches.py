@@ -229,8 +229,6 @@ class _Frame:
 
 
 class _Script:
-    """Reader of a script: variables and launches, in order."""
-
     def __init__(self, gpu: GpuProfile | None, given: Mapping[str, str]) -> None:
         self.gpu = gpu
         self.given = given  #: what the caller sets stays set
@@ -281,7 +279,6 @@ class _Script:
         return True
 
     def _branch(self, frame: _Frame, word: str) -> None:
-        """Decide whether the branch that begins may run."""
         if not frame.ended:
             self.scalars, self.arrays = dict(frame.before[0]), dict(frame.before[1])
         if word == "elif":

@@ -228,12 +228,10 @@ class ServeLine:
 
     @property
     def use_v1(self) -> str | None:
-        """``VLLM_USE_V1``, which chooses the engine."""
         return self.env.get(USE_V1)
 
     @property
     def refused(self) -> bool:
-        """True if the parser stops with an error."""
         return any(problem.fatal for problem in self.problems)
 
     @property
@@ -426,7 +424,6 @@ class _LineReader:
             self.problems.append(FlagProblem(flag, f"{values[0]!r} is not a number"))
 
     def set(self, flag: str, values: list[str]) -> None:
-        """Read the value of an option, or of a variable that is one."""
         if not values:
             self.problems.append(FlagProblem(flag, "needs a value"))
         elif "$" in values[0]:

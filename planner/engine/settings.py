@@ -54,7 +54,6 @@ class SpeculativeConfig:
 
     @property
     def has_draft_model(self) -> bool:
-        """True if a second checkpoint is loaded."""
         return self.method in ("draft_model", "eagle", "eagle3")
 
     @property
@@ -89,12 +88,10 @@ class Setting:
 
     @property
     def is_switch(self) -> bool:
-        """True for an option without a value."""
         return self.kind in (bool, bool | None)
 
     @property
     def value_type(self) -> Any:
-        """Type of a value that is given: int, float, str, ..."""
         return next(kind for kind in (self.kind, *get_args(self.kind)) if isinstance(kind, type))
 
     @property

@@ -44,12 +44,10 @@ class Layout:
 
     @classmethod
     def of(cls, settings: EngineArgs) -> Layout:
-        """The layout of an engine's settings."""
         return cls(**settings.settings("axes"))
 
     @property
     def num_gpus(self) -> int:
-        """GPUs (or partitions) of all DP ranks together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
     @property

@@ -148,12 +148,10 @@ def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = Fal
 
 
 def simulate(case: Case) -> Prediction:
-    """Replay the run's bench."""
     return Prediction.of(case.deployment, case.workload, bench=case.run.bench)
 
 
 def predict(case: Case) -> dict[str, float]:
-    """Return every metric that the run's bench reports, under the names of the columns."""
     return figures_in_columns(case, simulate(case))
 
 
@@ -405,7 +403,6 @@ def statistics(figures: Sequence[PredictedFigure]) -> dict[str, Any]:
 
 
 def evaluation_json(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-    """``planner evaluate --format json``."""
     rows = [
         {
             "run_id": one.run.run_id,

@@ -68,7 +68,6 @@ class MeasuredPlan:
 
     @property
     def plan(self) -> Plan:
-        """The plan."""
         return self.file.plan
 
 
@@ -84,7 +83,6 @@ class PlanFolder:
 
     @property
     def plan(self) -> Plan:
-        """The plan."""
         return self.file.plan
 
 
@@ -130,7 +128,6 @@ class PlanFolders:
 
     @property
     def rejected(self) -> tuple[Mapping[str, Any], ...]:
-        """Rejected settings, each with the reason."""
         return tuple((self.recommendation or {}).get("rejected", ()))
 
 
@@ -206,7 +203,6 @@ def read_result(path: Path, plan: Plan) -> dict[str, Any]:
 
 
 def _planned_result(path: Path, plan: Plan, load: PlannedWorkload, predicted: Mapping[str, Any]) -> dict[str, Any]:
-    """The result, if it is of this load of the plan."""
     result = read_result(path, plan)
     count = load.num_prompts
     if plan.classes:  # their results are joined
@@ -310,7 +306,6 @@ def _read_plan_folder(directory: Path) -> PlanFolder:
 
 
 def _read_recommendation(path: Path) -> dict[str, Any]:
-    """Raises InputError where it is not what ``recommend`` wrote."""
     hint = f"{_WRITE_AGAIN}, or remove the file"
     try:
         content = json.loads(_shown_text(path))

@@ -80,7 +80,6 @@ def observe(
 
 
 def _observe_one(task: tuple[MeasuredRun, Calibration | None, bool]) -> Observed | str:
-    """Return one run, or why it cannot be replayed."""
     run, calibration, is_resent = task
     if run.unread:
         return run.unread

@@ -64,14 +64,12 @@ class ComparedLine:
 
     @property
     def verdict(self) -> Verdict:
-        """Where the measurement lies."""
         if self.measured > self.hi:
             return "above"
         return "below" if self.measured < self.lo else "inside"
 
     @property
     def is_inside(self) -> bool:
-        """Whether the measurement lies within the bounds."""
         return self.verdict == "inside"
 
     @property
@@ -194,11 +192,9 @@ class _Evidence:
         return "not compared with" if ratio is None else f"{ratio:.2f} times"
 
     def slower(self, *metrics: str) -> bool:
-        """Whether one of ``metrics`` is out of its bounds on the slow side."""
         return any((line.verdict == "above") is line.is_latency for line in filter(None, map(self.missed, metrics)))
 
     def faster(self, *metrics: str) -> bool:
-        """Whether one of ``metrics`` is out of its bounds on the fast side."""
         return any((line.verdict == "below") is line.is_latency for line in filter(None, map(self.missed, metrics)))
 
     @property
@@ -248,7 +244,6 @@ def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[
 
 
 def _from_the_log(case: _Evidence) -> Iterator[Finding]:
-    """What in the log contradicts the plan."""
     measured, plan = case.measured, case.measured.plan
     if measured.startup and measured.startup.refusal:
         yield Finding(
@@ -334,7 +329,6 @@ def _type_of(name: str) -> str:
 
 
 def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
-    """What the misses have in common, with what the log says of the load."""
     log = case.measured.log
     slow_prefill = case.slower("mean_ttft_ms", "median_ttft_ms")
     slow_decode = case.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
@@ -446,7 +440,6 @@ class Validation:
 
     @property
     def inside(self) -> bool:
-        """Whether every measurement lies within its bounds."""
         return all(line.is_inside for line in self.every_line)
 
     @property
@@ -458,7 +451,6 @@ class Validation:
         return not any(finding.not_the_plan for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """``planner validate --format json``."""
         file, plan = self.measured.file, self.measured.plan
         return {
             "inside": self.inside,
@@ -504,7 +496,6 @@ def validate(directory: Path, result_file: Path | None = None) -> Validation:
 
 
 def _compare_classes(measured: MeasuredPlan) -> Iterator[FurtherLoad]:
-    """Each class of requests beside what is predicted for it among the others."""
     plan = measured.plan
     for one, name, result in zip(plan.classes, plan.result_names, measured.of_classes, strict=False):
         yield FurtherLoad(one.name, name, tuple(compare_results(one.predicted, result)))

@@ -86,7 +86,6 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
         return gpus
 
     def modes() -> str:
-        """Output of a command that older versions of amd-smi lack."""
         try:
             return run(AMD_PARTITION)
         except SilentTool:
@@ -184,7 +183,6 @@ def _json(text: str) -> Any:
 
 
 def _rows(data: Any, key: str) -> list[dict[str, Any]]:
-    """The entries of a list, or of the list under ``key``."""
     rows = data.get(key, []) if isinstance(data, dict) else data
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 

@@ -246,7 +246,6 @@ class GpuProfile(_Facts):
 
     @property
     def memory_bytes(self) -> int:
-        """Memory that the engine sees."""
         return int(self.memory.engine_visible.base)
 
     @property

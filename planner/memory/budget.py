@@ -285,7 +285,6 @@ def activation_peak(model: Model, config: EngineConfig, overheads: Overheads) ->
 
 
 def peak_terms_of(model: Model, config: EngineConfig, overheads: Overheads) -> PeakTerms:
-    """The terms of the profile run on the GPU that ``overheads`` are of."""
     rocm = overheads.where["vendor"] == "amd"
     return peak_terms(model, config, element_bytes(config.dtype), rocm=rocm)
 

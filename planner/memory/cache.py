@@ -131,7 +131,6 @@ class CacheSettings:
 
     @classmethod
     def of(cls, config: EngineConfig, profile: GpuProfile) -> CacheSettings:
-        """Settings of an engine on a GPU."""
         speculative = config.speculative_config
         return cls(
             config.tensor_parallel_size,

@@ -54,7 +54,6 @@ class Interval:
         return cls(value, value, value)
 
     def scaled(self, factor: float) -> Interval:
-        """All three multiplied by ``factor``, which is not negative."""
         return Interval(self.mid * factor, self.low * factor, self.high * factor)
 
     def larger(self, other: Interval) -> Interval:
@@ -148,7 +147,6 @@ class Constants:
 
     @cached_property
     def by_name(self) -> dict[str, tuple[FittedConstant, ...]]:
-        """The constants of each name, in order."""
         names = dict.fromkeys(fit.name for fit in self.fits)
         return {name: tuple(fit for fit in self.fits if fit.name == name) for name in names}
 
@@ -356,7 +354,6 @@ def forward_bytes(model: Model, layout: Layout, num_tokens: int, element_bytes: 
 
 @PerModel
 def _widest(model: Model, layout: Layout) -> int:
-    """Elements per token of the widest part of any layer on one rank."""
     return max((_layer_width(layer, layout) for layer in dict.fromkeys(model.layers)), default=0)
 
 

@@ -440,6 +440,5 @@ def _rounded(value: float) -> Interval:
 
 
 def _spread(name: str, interval: Interval) -> Interval:
-    """The interval for other models on the same GPU."""
     share = spread()[name]
     return Interval(interval.mid, interval.low * (1 - share), interval.high * (1 + share))

@@ -259,7 +259,6 @@ class Model:
         )
 
     def mixers(self) -> Iterable[Mixer]:
-        """The token mixers, layer by layer; layers without one are skipped."""
         return (layer.mixer for layer in self.layers if layer.mixer is not None)
 
     def params_by_component(self) -> dict[Component, int]:

@@ -77,7 +77,6 @@ class Config:
         )
 
     def _given(self, keys: tuple[str, ...]) -> str:
-        """The first of ``keys`` and their older names that is given; the first of all where none is."""
         names = (name for key in keys for name in (key, *ALIASES.get(key, ())))
         return next((name for name in names if self.values.get(name) is not None), keys[0])
 

@@ -86,7 +86,6 @@ class Answer:
         yield table_text(self._records(), self._columns())
 
     def _object(self) -> Row | Sequence[Row]:
-        """The JSON object, or the objects of a list, without ``schema_version``."""
         return fields_of(self, *self.keys)
 
     def _records(self) -> Iterable[Any]:
@@ -97,15 +96,12 @@ class Answer:
         return self.columns
 
     def _title(self) -> str:
-        """The line above the table of a notebook."""
         return ""
 
     def _html(self) -> tuple[Iterable[Any], Sequence[Column]]:
-        """Records and columns of the table for a notebook."""
         return self._records(), self._columns()
 
     def _notes(self) -> Iterable[str]:
-        """Notes on the answer itself, in their order."""
         return ()
 
     def _brief_notes(self) -> Iterable[str]:

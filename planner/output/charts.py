@@ -85,7 +85,6 @@ class Bar:
 
     @property
     def total(self) -> float:
-        """The length of all pieces together."""
         return sum(segment.value for segment in self.segments)
 
 
@@ -263,7 +262,6 @@ class _Drawing:
         self.root, self.key, self.clips = root, key, 0
 
     def chart(self, chart: Chart, width: int, *, titled: bool) -> float:
-        """Draw all of it; return the height."""
         panels: Sequence[LinePanel | BarPanel] = chart.panels
         top = 0.0
         if titled:
@@ -313,7 +311,6 @@ class _Drawing:
         return SubElement(self.root, f"{{{_SVG}}}g", {"clip-path": f"url(#{name})"})
 
     def legend(self, entries: Mapping[str, Series | Segment | Mark], width: int, top: float) -> float:
-        """Names in columns; returns where the panels begin."""
         if not entries:
             return top
         widest = max(map(len, entries)) * 7 + 40
@@ -370,8 +367,6 @@ class _Drawing:
         self.text((scale.start + scale.end) / 2, y + gap + 18, label, anchor="middle")
 
     def series(self, inside: Element, one: Series, x_scale: Scale, y_scale: Scale) -> None:
-        """Draw the band or the crosses, the line, the points."""
-
         def places(xs: Sequence[float], ys: Sequence[float]) -> list[tuple[float, float]]:
             return [(x_scale.at(x), y_scale.at(y)) for x, y in zip(xs, ys, strict=True)]
 

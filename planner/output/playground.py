@@ -77,7 +77,6 @@ class Asked:
 
     @property
     def targets(self) -> dict[str, float]:
-        """The targets that are set, in ms."""
         return {name: value for name in PROMISE if (value := getattr(self, name)) is not None}
 
 
@@ -117,7 +116,6 @@ def script() -> str:
 
 
 def refused(cause: str, hint: str) -> str:
-    """An error in place of the answer."""
     return _render("refused.html.j2", {"cause": cause, "hint": hint})
 
 

@@ -147,7 +147,6 @@ Grid = Mapping[Column, Sequence[str]]  #: the cells of each column, its heading 
 
 
 def _excess(grid: Grid) -> int:
-    """Characters that a table with two spaces between columns has beyond the screen."""
     return sum(map(_widest, grid.values())) + 2 * (len(grid) - 1) - screen_width()
 
 
@@ -175,7 +174,6 @@ def _list_lines(grid: Grid) -> Iterator[str]:
 
 
 def _widest(texts: Iterable[str]) -> int:
-    """Characters of the longest line of all texts."""
     return max((len(line) for text in texts for line in text.splitlines()), default=0)
 
 

@@ -115,7 +115,6 @@ def charts_of(folder: PlanFolders, local: Local, name: ChartName | None = None) 
 
 
 def _sweeps(entries: Sequence[PlanFolder], local: Local, swept: Sequence[PlanFolder]) -> list[Sweep]:
-    """The loads around each plan in ``swept``; empty for the others."""
     listed = progress.each(entries, lambda entry: f"loads around the plan of {entry.plan.gpu}")
     return [sweep_loads(entry.plan, local) if entry in swept else Sweep() for entry in listed]
 
@@ -405,7 +404,6 @@ def _arrival(plan: Plan) -> str:
 
 
 def _targets(plan: Plan) -> list[str]:
-    """The latency targets, each with its prediction and the bound that has to meet it."""
     service = plan.service
     return (
         [
@@ -431,7 +429,6 @@ def figures_of(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
-    """The section of a plan, and its row in the table of plans."""
     plan = entry.plan
     anchor = "plan-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in plan.gpu)
     held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}

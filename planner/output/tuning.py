@@ -60,7 +60,6 @@ class Tuner:
 
     @property
     def state(self) -> TuningState:
-        """The progress of the tuning."""
         assert self._state is not None
         return self._state
 
@@ -79,20 +78,16 @@ class Tuner:
                 self._measure(number)
 
     def folder(self, number: int) -> Path:
-        """The folder of a setting's plan."""
         return self.directory / self.state.folders[number]
 
     def plan(self, number: int) -> Plan:
-        """The plan of the setting with that number."""
         return read_plan(self.folder(number)).plan
 
     def words(self, number: int) -> str:
-        """A setting in a few words."""
         plan = self.plan(number)
         return f"{plan.weight_dtype} {layout_in_words(plan)}, KV {plan.kv_cache_dtype}, {batch_in_words(plan)}"
 
     def result(self, number: int) -> Mapping[str, Any]:
-        """The result of ``vllm bench serve`` of a measured setting."""
         return read_measured(self.folder(number)).result
 
     def learn(self) -> CalibrationOutcome:
@@ -104,7 +99,6 @@ class Tuner:
         return learnt
 
     def _begin(self, local: Local) -> TuningState:
-        """Write a folder for each setting, then the state."""
         self.tell("selecting candidate configurations")
         merit, settings = tuned_settings(self.file, local)
         folders = [".", *(f"{FOLDER}/{_name(number, one.plan)}" for number, one in enumerate(settings) if number)]
@@ -216,7 +210,6 @@ def _printed(log: Path, begin: int) -> list[str]:
 
 
 def _not_ready(folder: Path, printed: list[str]) -> InputError:
-    """An error that names the first check that failed."""
     failed = next((line.removeprefix("FAIL").strip() for line in printed if line.startswith("FAIL")), "it failed")
     return InputError(
         f"{folder / 'preflight.sh'}: {failed}",

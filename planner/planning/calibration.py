@@ -77,7 +77,6 @@ class Local:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A warning about factors that are left out."""
         if not self.is_stale:
             return ()
         return (
@@ -180,7 +179,6 @@ def _memory_lines(fit: FittedConstant) -> Iterator[str]:
 
 
 def _efficiency_lines(fits: LocalFits) -> Iterator[Iterable[str]]:
-    """One table for what is stated once, one for each factor, interval, setting and run."""
     data = fits.model_dump(mode="json")
     stated = {name: value for name, value in data.items() if not isinstance(value, list)}
     yield [f"[{EFFICIENCY}]", *(f"{name} = {_value(value)}" for name, value in stated.items())]

@@ -168,7 +168,6 @@ def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: 
 
 
 def count_gpus(question: Question, profile: GpuProfile, share: int) -> int:
-    """Logical GPUs that one type gets."""
     if question.per == "node":
         return profile.gpus_per_node
     return share * (profile.parts if question.per == "package" else 1)
@@ -308,7 +307,6 @@ class ComparedPoint:
 
     @cached_property
     def bound_by(self) -> str:
-        """The cause that limits the busiest server."""
         if not self.keeps_up:
             return "queueing: more arrives than is served"
         share, served = self.shares[0].workload, self.predictions[0].replay
@@ -358,7 +356,6 @@ class ComparedPoint:
 
 
 def best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> ComparedPoint:
-    """The setup that serves the load with the least mean E2EL; where none keeps up, the one that serves most."""
     finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
     points = [measure_point(setup, workload, price) for setup in finalists]
     return min(points, key=lambda point: (not point.keeps_up, _mean_e2el_ms(point), -point.tok_per_s.mid))

@@ -184,7 +184,6 @@ class _Sender:
         return {"ttft": first_s + response_s - sent_s, "tpot": tpot_s, "e2el": end_s + response_s - sent_s}
 
     def _class_of(self, index: int) -> str:
-        """The name of the class of a request; empty without classes."""
         sent = self.requests
         return sent.groups[sent.group[index]] if sent.group is not None else ""
 

@@ -118,7 +118,6 @@ class SchedulerLimits:
 
     @property
     def num_blocks(self) -> int:
-        """KV blocks of one DP rank."""
         return self.kv_cache_tokens // self.block_size
 
     @property

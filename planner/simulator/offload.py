@@ -108,7 +108,6 @@ class HostBlocks:
         self._free, self._idle = total - self._turn, self._turn  # blocks that hold nothing, and those that may go
 
     def know(self, index: int, prompt_tok: int) -> None:
-        """Note a request; ``prompt_tok`` counts the first time."""
         if index not in self._requests:
             path = self._tree.path_of(index)
             own = self._tree.stop[path[-1]] if path else 0
@@ -203,7 +202,6 @@ class HostBlocks:
 
     @property
     def next_end_s(self) -> float:
-        """End of the next copy; infinite where none is under way."""
         return min((copies[0].end_s for copies in self._copies if copies), default=inf)
 
     def end(self, index: int) -> None:
@@ -315,7 +313,6 @@ class HostBlocks:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Pieces in order, each block once."""
     joined: list[Piece] = []
     for node, first, last in sorted(pieces, key=lambda piece: piece[1]):
         if joined and joined[-1][0] == node and joined[-1][2] >= first:
@@ -557,14 +554,12 @@ class OffloadRank(DpRank):
             self._unstored.pop(index, None)
 
     def _copy(self, time_s: float) -> None:
-        """Begin the stores of the step before, and loads, at ``time_s``."""
         for copy in (*self._stores, *self._ordered):
             self.host.begin(copy, time_s)
         self._ordered.clear()
         self._stores, self._offered = self._offered, []
 
     def _learn(self, time_s: float) -> None:
-        """Hear of the copies that have ended by ``time_s``."""
         for copy in self.host.learn(time_s + MOMENT_S):
             self._there.add(copy.index)
             self.kv.fill(copy.index, self._had[copy.index] * self.kv.block_size)

@@ -37,7 +37,6 @@ class Sequence:
 
     @property
     def ends(self) -> int:
-        """Decode clock when its last token comes."""
         return self.joined + self.remaining_tok - 1
 
     @property

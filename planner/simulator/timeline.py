@@ -66,7 +66,6 @@ class Timeline:
         }
 
     def every_step(self) -> StepSum:
-        """Each step once: how long a batch takes offline."""
         return StepSum(self._by_batch(self._steps))
 
     def duration(self, client: Client) -> StepSum:

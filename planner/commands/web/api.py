@@ -57,7 +57,6 @@ class Operation:
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
-        """The keywords that are offered, by name."""
         every = dict(self.command.parameters)
         if prompts := every.get("num_prompts"):
             every["num_prompts"] = replace(prompts, bounds=(Interval(ge=1, le=MOST_PROMPTS),))
@@ -81,7 +80,6 @@ class Operation:
 
 @cache
 def operations() -> dict[str, Operation]:
-    """The operations, by path below /api."""
     functions = {path: getattr(planner, name) for path, (_, name) in ANSWERED.items()}  # declares their commands
     return {path: Operation(path, COMMANDS[ANSWERED[path][0]], function) for path, function in functions.items()}
 
@@ -130,7 +128,6 @@ def _value(parameter: Parameter, texts: list[str]) -> Any:
 
 
 def openapi(offered: Mapping[str, Operation]) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of ``offered``."""
     failed = {
         "type": "object",
         "properties": {"error": {"type": "string"}, "hint": {"type": "string"}, "exit_status": {"type": "integer"}},

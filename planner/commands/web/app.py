@@ -56,8 +56,6 @@ def make_app(*, token: str, loopback: bool = True, seconds: float = 10.0) -> Gua
 
 
 class Pages:
-    """Handlers of the page, and the latest searches."""
-
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.searches, self.replays = Places(SEARCHES, seconds), Places(1, seconds)
@@ -65,7 +63,6 @@ class Pages:
         self.remembered: OrderedDict[str, play.Search] = OrderedDict()
 
     async def front(self, request: Request) -> Response:
-        """Send the page with its answer."""
         asked, status, headers = None, 200, None
         try:
             asked = _asked(request)
@@ -76,7 +73,6 @@ class Pages:
         return HTMLResponse(page, status, headers)
 
     async def answer(self, request: Request) -> Response:
-        """Send the answer of a search."""
         return HTMLResponse((await self._searched(request, _asked(request))).html)
 
     async def live(self, request: Request) -> Response:
@@ -88,7 +84,6 @@ class Pages:
         return HTMLResponse(text) if text else Response(status_code=404)
 
     async def ladder(self, request: Request) -> Response:
-        """Send the cost of other confidences: several searches."""
         asked = _asked(request)
         with move_on_after(self.seconds):
             async with self.ladders:
@@ -98,13 +93,11 @@ class Pages:
         raise too_late(self.seconds)
 
     async def scripts(self, request: Request) -> Response:
-        """Send the scripts of a search as a zip file."""
         content = await self.searches.run(request, play.zipped, _asked(request))
         named = {"content-disposition": 'attachment; filename="plan.zip"'}
         return Response(content, headers=named, media_type="application/zip")
 
     async def _searched(self, request: Request, asked: Asked) -> play.Search:
-        """Search, unless the question is remembered."""
         key = play.key_of(asked)
         search = self.remembered.get(key)
         if search is None:

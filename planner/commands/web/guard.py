@@ -43,7 +43,6 @@ class Guard:
         self.app, self.token, self.loopback, self.seconds = app, token, loopback, seconds + SENDING_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
         headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
 
         async def send_guarded(message: Message) -> None:
@@ -122,7 +121,6 @@ class Protocol(H11Protocol):
     """HTTP/1.1 that closes a connection when the headers of a request take too long."""
 
     def connection_made(self, transport: Any) -> None:
-        """Start the timer of the headers."""
         super().connection_made(transport)
         self.loop.call_later(HEADERS_S, self._close_if_silent, None)
 

@@ -47,7 +47,6 @@ BUG = Refused(
 
 
 def too_late(seconds: float) -> Refused:
-    """The error of an answer that is not there in time."""
     hint = "ask for less, or ask the command line, which has no limit; planner ui --timeout changes it"
     return Refused(f"no answer within {seconds:g} s", hint=hint, status=504)
 

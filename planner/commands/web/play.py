@@ -50,8 +50,6 @@ LIVE_PROMPTS = 100  #: of a replay while a slider moves: enough for a mean, and 
 
 
 class Search(NamedTuple):
-    """The answer of a search, and its ``Played`` as bytes."""
-
     html: str
     played: bytes
 
@@ -124,7 +122,6 @@ def _recommended(asked: Asked) -> Recommendation:
 
 
 def rungs(searches: Iterable[bytes]) -> str:
-    """The cost of each confidence level, from searches of the same question."""
     from planner.output import ladder
 
     return ladder([pickle.loads(one) for one in searches])  # noqa: S301 - written by ``search``

@@ -226,7 +226,6 @@ def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str
 
 
 def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
-    """The speed of the line, and the plans that are better."""
     if launch.record.offline:
         yield _offline_line(launch.record.workload, launch.record.offline.result)
     elif launch.has_speed:
@@ -234,7 +233,6 @@ def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = Tr
 
 
 def _offline_line(load: Load | None, result: Mapping[str, Any]) -> str:
-    """The result of an offline benchmark, with its interval."""
     words = (
         f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, " if load else ""
     )
@@ -308,14 +306,12 @@ def _load_words(load: Load) -> str:
 
 
 def _calibration(record: LineVerdict) -> str | None:
-    """The fits behind the prediction; None without one."""
     if record.offline and record.fit:
         return record.fit.deployment.calibrated_by
     return record.served.deployment.calibrated_by if record.served else None
 
 
 def _caveats(record: LineVerdict) -> Iterator[str]:
-    """Notes on drafts, on servers over several nodes, and on blocks in host memory."""
     drafts = record.line.args.speculative_config
     if drafts and not drafts.acceptance_rates:
         yield "memory includes speculative decoding, speed does not: no acceptance rates are given"

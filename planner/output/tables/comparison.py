@@ -250,7 +250,6 @@ def _first_of_each_load(points: Sequence[ComparedPoint], loads: Sequence[Load]) 
 
 
 def _bottlenecks(points: Sequence[ComparedPoint]) -> str:
-    """The bottleneck of each GPU, each cause once."""
     # without the share of the cause, which differs from load to load
     by_cause = grouped((limit_in_words(point.bound_by).partition(", ")[0], point.gpu) for point in points)
     gpus = {point.gpu for point in points}
@@ -262,7 +261,6 @@ def _bottlenecks(points: Sequence[ComparedPoint]) -> str:
 
 
 def _overloaded(points: Sequence[ComparedPoint]) -> str:
-    """The GPUs to which more arrives than they serve, by load."""
     by_load = grouped((_load_in_row(point), point.gpu) for point in points)
     where = "; ".join(f"at {load} on {listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
     return f"overloaded, so without latencies and not ranked: {where}"

@@ -70,14 +70,12 @@ def _print(records: Sequence[Any], output: str, columns: Sequence[Column]) -> No
 
 
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
-    """Print a row for each profile."""
     _print(profiles, output, HARDWARE_COLUMNS)
     if output == "table":
         note("note: memory as the engine sees it; TFLOP/s: dense peaks; TB/s: peak; node: (logical) GPUs of one node")
 
 
 def print_profile(profile: GpuProfile, output: str) -> None:
-    """Print every figure of a profile with unit, kind and source."""
     if output == "json":
         print(json_text(profile.model_dump(mode="json", exclude_none=True)), end="")
         return
@@ -119,7 +117,6 @@ def _figure(path: str, fact: Quantity | PartitionRule | AllReduceCurve) -> tuple
 
 
 def print_catalog(entries: Sequence[CatalogEntry], output: str) -> None:
-    """Print a row for each hub id of the bundled catalog; JSON also has its base model and its kind."""
     _print(entries, output, (*CATALOG_COLUMNS, *([Column("base"), Column("kind")] if output == "json" else [])))
     if output == "table":
         note(f"note: {len(entries)} models; any other id is looked up on the hub")
@@ -138,10 +135,8 @@ def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
 
 
 def print_workflows(rows: Sequence[Row], output: str) -> None:
-    """Print a row for each workflow, with its default model, GPU and version; JSON also has its sources."""
     print(json_text(rows) if output == "json" else records_text(rows, output, WORKFLOW_COLUMNS), end="")
 
 
 def print_files(purposes: Mapping[str, str], output: str) -> None:
-    """Print the files of a workflow, and the purpose of each."""
     _print(list(purposes.items()), output, FILE_COLUMNS)

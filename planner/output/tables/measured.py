@@ -238,7 +238,6 @@ def validate_offline(directory: Path) -> OfflineValidation | None:
 
 
 def _measured(point: PlannedPoint, measured: float) -> dict[str, Any]:
-    """The row of one point: its measurement, and where that lies."""
     low, high, predicted = point.lo, point.hi, point.predicted
     outside = low is not None and high is not None and not low <= measured <= high
     slower = (measured > (high or 0)) is (point.key == "avg_latency")
@@ -327,7 +326,6 @@ class TuningAnswer(Answer):
         }
 
     def _missed(self, number: int) -> str:
-        """The targets that a measured setting misses, in words."""
         state = self.tuner.state
         return broken_words(state.targets, state.margins[number]) if number in state.margins else ""
 

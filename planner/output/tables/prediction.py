@@ -212,7 +212,6 @@ class PredictionRefused(MetricAnswer):
 
 
 def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
-    """The latencies that have a target, else TTFT and TPOT, at the highest percentile that was asked for; goodput."""
     demand, result = one.load, one.result
     sooner = f", priority {demand.priority}" if demand.priority else ""
     name, figures = f"{demand.name}, {demand.request_rate:,.4g} req/s{sooner}", {}

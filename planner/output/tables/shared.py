@@ -104,7 +104,6 @@ def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def no_price(gpus: Sequence[str]) -> str:
-    """The note on GPUs without a price."""
     return f"no price is known for {listed(gpus, 3)}: give one with --price {gpus[0]}=USD"
 
 

@@ -76,7 +76,6 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[s
 
 
 def _row(point: ComparedPoint, plan: Plan, back: tuple[str, ...]) -> dict[str, Any]:
-    """A layout as COMPARISON.md and compare.sh show it."""
     deployment, partition = point.setup.deployment, point.setup.profile.partition
     size = deployment.config.tensor_parallel_size
     tokens = deployment.budget.logged_tokens(deployment.budget.num_blocks.mid)
@@ -98,7 +97,6 @@ def _row(point: ComparedPoint, plan: Plan, back: tuple[str, ...]) -> dict[str, A
 
 
 def _plan(point: ComparedPoint, resolved: ResolvedModel) -> Plan:
-    """The plan of one of the servers."""
     deployment, load = point.setup.deployment, point.shares[0].workload
     profile, version, concurrency = deployment.profile, deployment.config.version, load.max_concurrency or 1
     candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, concurrency))

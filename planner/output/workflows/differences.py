@@ -36,12 +36,10 @@ class PrintedFigure:
 
     @property
     def error(self) -> float | None:
-        """Predicted over printed, minus one; None if either is missing."""
         return self.predicted / self.published - 1 if self.published and self.predicted is not None else None
 
     @property
     def words(self) -> dict[str, str]:
-        """The row of a table as text."""
         own = {"run": self.run, "metric": self.metric, "unit": self.unit}
         own |= {"printed": _text(self.published), "predicted": _text(self.predicted)}
         known = self.lo is not None and self.hi is not None
@@ -137,12 +135,10 @@ class Difference:
 
     @property
     def was(self) -> str:
-        """The word with its value, as printed."""
         return _together(self.word, self.printed)
 
     @property
     def now(self) -> str:
-        """The word with its value, as rendered."""
         return _together(self.word, self.here)
 
 
@@ -172,7 +168,6 @@ def table_of(job: Subject) -> tuple[Difference, ...]:
 
 
 def _commands(job: Subject) -> Iterator[Difference]:
-    """Differences of the server, its client, and every offline measurement."""
     plan = job.plan
     if job.printed:
         yield from _compare(job, job.printed, "launch.sh", plan.serve_argv, plan.env)
@@ -221,7 +216,6 @@ def _compare(
 
 
 def _words(line: ServeLine) -> dict[str, str]:
-    """Every word of a line with its value: variables, the model, options."""
     words = dict(line.env)
     if line.model and "--model" not in line.options:
         words["model"] = line.model

@@ -92,7 +92,6 @@ class PrintedRow:
 
     @property
     def model(self) -> str:
-        """The model that the command of the row measures."""
         return option(self.command.argv, "--model") or ""
 
 
@@ -173,7 +172,6 @@ class Workflow:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every model of the document, the first is the default."""
         return (self.model, *self.also, *self.fp16)
 
     def models_on(self, profile: GpuProfile) -> tuple[str, ...]:
@@ -182,7 +180,6 @@ class Workflow:
         return tuple(name for name in self.models if name in served) or self.models
 
     def summary(self) -> dict[str, Any]:
-        """The row of a list of workflows."""
         own = {key: getattr(self, key) for key in ("name", "title", "model")}
         return {
             **own,
@@ -246,7 +243,6 @@ def _spread(row: Mapping[str, str]) -> Iterator[dict[str, str | None]]:
 
 @lru_cache(maxsize=1)
 def list_workflows() -> dict[str, Workflow]:
-    """Every workflow by its name, in the order of the file."""
     workflows = {}
     for entry in _table("workflows")["workflow"]:
         own = _frozen(entry)
@@ -274,7 +270,6 @@ def find_workflow(name: str) -> Workflow:
 
 @lru_cache(maxsize=1)
 def documents() -> dict[str, Document]:
-    """Every published document, by its id."""
     return {
         name: Document(name, entry["title"], parse_version(entry["version"]), tuple(entry["caveats"]))
         for name, entry in _table("documents")["document"].items()
@@ -283,7 +278,6 @@ def documents() -> dict[str, Document]:
 
 @lru_cache(maxsize=1)
 def commands() -> dict[str, Command]:
-    """Every printed command by its id."""
     printed = {}
     for entry in _table("documents")["command"]:
         own = _frozen({**entry, "document": documents()[entry["id"].split("/")[0]]})
@@ -294,7 +288,6 @@ def commands() -> dict[str, Command]:
 
 @lru_cache(maxsize=1)
 def printed_rows() -> tuple[PrintedRow, ...]:
-    """Every row of every printed table."""
     return tuple(
         PrintedRow(
             commands()[table["command"]].with_options(dict(zip(table["varied"], map(str, row[:-1]), strict=True))),
@@ -309,18 +302,15 @@ def printed_rows() -> tuple[PrintedRow, ...]:
 
 @lru_cache(maxsize=1)
 def printed_results() -> tuple[PrintedResult, ...]:
-    """Every printed result of a client."""
     return tuple(PrintedResult(**entry) for entry in _table("documents")["result"])
 
 
 @lru_cache(maxsize=1)
 def scores() -> tuple[Score, ...]:
-    """Every printed score of an evaluation."""
     return tuple(Score(**entry) for entry in _table("documents")["score"])
 
 
 def published_scores(model: str, task: str) -> tuple[str, ...]:
-    """The scores that the documents print for a checkpoint in an evaluation."""
     return tuple(dict.fromkeys(str(score) for score in scores() if (score.model, score.task) == (model, task)))
 
 

@@ -159,7 +159,6 @@ def _point(job: Subject, point: Point, variant: Variant, *, predicted: bool) -> 
 
 
 def _engine(job: Subject, command: Command) -> tuple[Deployment, ServeLine]:
-    """The engine of one measurement. Raises IllegalPlanError if it would not start."""
     # both runs of a comparison with drafts get the same engine
     version = replace(job.version, engine="V0" if _same_engine(job) else "")
     args, version, line = engine_settings(command, job.choice, job.profile, job.resolved, version)
@@ -183,7 +182,6 @@ def _same_engine(job: Subject) -> dict[str, str]:
 
 
 def _adapted(job: Subject, like: EngineArgs, load: Load) -> EngineArgs:
-    """The plan's settings with those that the document measures with, and a context that holds the request."""
     places, tokens = like.max_num_seqs or 0, job.args.max_num_batched_tokens
     return replace(
         job.args,
@@ -229,7 +227,6 @@ def _takes(version: EngineVersion, name: str, line: ServeLine, *, value: Any) ->
 
 
 def _expected(result: Mapping[str, Any], metric: str, published: float | None, in_key: float | None) -> Iterator[str]:
-    """The prediction and the printed figure, in the unit of the result's key."""
     for key, form, around, unit in (
         ("avg_latency", ",.2f", ",.2f", "s"),
         ("tokens_per_second", ",.1f", ",.0f", "tokens/s"),
@@ -299,7 +296,6 @@ def _closed(plan: Plan, concurrency: int) -> Load:
 
 
 def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> dict[str, Any]:
-    """One load of a sweep: its command, and the predicted output tokens/s."""
     throughput = Prediction.of(deployment, load).figures["output_throughput"]
     argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
     return {

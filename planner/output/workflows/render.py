@@ -112,7 +112,6 @@ def calibration_of(files: Mapping[str, str]) -> str:
 
 
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
-    """One plan and the scripts around it."""
     job = subject(workflow, choice)
     emission = _emission(job, command)
     base = template_names(emission)
@@ -142,7 +141,6 @@ def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
 
 
 def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
-    """A folder for each layout, the script that compares them, and the prediction."""
     layouts, names = partition_workflow(workflow, choice)
     files: dict[str, str] = {}
     for folder, plan, profile in layouts:

@@ -88,7 +88,6 @@ class Choice:
     local: Local = SHIPPED  #: the fits that predict
 
     def resolve(self, model: str) -> ResolvedModel:
-        """A model by its name, as the options ask."""
         return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
 
     def serving(self, model: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Serving:
@@ -96,7 +95,6 @@ class Choice:
         return Serving.of(model, profile, args, version, local=self.local, basis=Basis(self.local.constants))
 
     def settings(self, args: EngineArgs) -> EngineArgs:
-        """The settings with those of the caller."""
         given = {"tensor_parallel_size": self.tensor_parallel_size, "kv_cache_dtype": self.kv_cache_dtype}
         return args.changed(**{name: value for name, value in given.items() if value})
 
@@ -189,7 +187,6 @@ def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
 
 
 def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = None) -> Load:
-    """The document's load, with the caller's lengths and numbers."""
     load = client.read().workload(client.document.version) if client else Load(**workflow.load)
     asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
     if choice.max_concurrency is not None:
@@ -481,7 +478,6 @@ def _in_documents_words(found: Subject) -> Plan:
 
 
 def _launched(found: Subject) -> dict[str, Any]:
-    """The document's line and variables; those of the recipes for other models and GPUs, and without a command."""
     plan, version, config, recipe = found.plan, found.version, found.deployment.config, recipe_of(found.deployment)
     points = workflow_points(found) if found.documented and not found.printed else ()
     command = found.printed or next((point.command for point in points), None)
@@ -498,7 +494,6 @@ def _launched(found: Subject) -> dict[str, Any]:
 
 
 def workflow_points(found: Subject) -> Iterator[Any]:
-    """The document's offline measurements for the subject's model."""
     return found.workflow.points(found.version, found.profile, found.resolved.resolved)
 
 
@@ -521,7 +516,6 @@ def _why(found: Subject) -> Iterator[str]:
 
 
 def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
-    """Limits that the document's settings run into."""
     load, held = found.plan.workload, found.deployment.requests_held(found.plan.workload.sent.total_len)
     config = found.deployment.config
     if load.max_concurrency and held < load.max_concurrency:

@@ -120,7 +120,6 @@ def tuned_settings(file: PlanFile, local: Local) -> tuple[Merit, list[TunedSetti
 
 
 def _budgets(args: EngineArgs) -> Iterator[int | None]:
-    """Token budgets: the one that is given, or that of recipes and vLLM first."""
     yield args.max_num_batched_tokens
     if args.max_num_batched_tokens is None:
         yield from defaults.TOKEN_BUDGETS
@@ -221,7 +220,6 @@ def measured_merit(
 
 
 def merit_words(merit: Merit, logarithm: float) -> str:
-    """The merit in the words of the goal."""
     value = exp(logarithm)
     if merit.goal == "min-latency":
         return f"{1 / value:,.0f} ms mean E2EL"

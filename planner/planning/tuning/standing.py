@@ -52,7 +52,6 @@ class Prospects:
 
     @classmethod
     def of(cls, settings: Sequence[Sequence[Prospect]]) -> Prospects:
-        """Of as many for each setting."""
         each = [one for setting in settings for one in setting]
         covariance = np.diag([one.noise**2 for one in each])
         for row, one in enumerate(each):

@@ -85,27 +85,22 @@ class TuningState(_Record):
 
     @property
     def merit(self) -> Merit:
-        """What settings are judged by."""
         return Merit(self.goal, self.per_user, self.per_gpu)
 
     @property
     def measured(self) -> Mapping[int, float]:
-        """Logarithm of the merit by setting."""
         return {run.setting: run.merit for run in self.runs if run.merit is not None}
 
     @property
     def margins(self) -> Mapping[int, tuple[float, ...]]:
-        """Logarithms of limit over measured by setting."""
         return {run.setting: run.margins for run in self.runs if run.merit is not None}
 
     @property
     def out(self) -> Mapping[int, str]:
-        """Settings that do not run, with the reason."""
         return {run.setting: run.reason for run in self.runs if run.merit is None}
 
     @property
     def tried(self) -> tuple[TunedRun, ...]:
-        """The runs that were made."""
         return tuple(run for run in self.runs if run.tried)
 
     def has_spent(self, runs: int | None, minutes: float | None) -> bool:
@@ -115,7 +110,6 @@ class TuningState(_Record):
 
     @cached_property
     def standing(self) -> Standing:
-        """What is known now."""
         prospects = Prospects(np.array(self.mean).reshape(len(self.folders), -1), np.array(self.covariance))
         measured = {setting: (merit, *self.margins[setting]) for setting, merit in self.measured.items()}
         return prospects.standing(measured, self.out, within=WITHIN)
@@ -128,7 +122,6 @@ class TuningState(_Record):
         return self.standing.next if self.standing.known < SURE else None
 
     def with_(self, **changes: object) -> Self:
-        """The same with other values."""
         return type(self).model_validate({**self.model_dump(), **changes})
 
     def save(self, path: Path) -> None:
