@@ -11,9 +11,10 @@ engine or another GPU explains all misses, a slower prefill explains only the TT
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import ceil, inf
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from planner.evidence.results import read_number
 from planner.evidence.server_log import Setting
 from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
+from planner.resources import package_dir
 from planner.units import GIB, LEAST_FIGURE, MOST_FIGURE
 from planner.workload import METRICS, Load
 
@@ -44,7 +46,6 @@ MEMORY_TOLERANCES = {
 SWEEP_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 #: Share by which the replay of the plan's own load, or a setting in a log, may differ from the plan's.
 SAME = 0.005
-_LINE_KEYS = ("metric", "unit", "predicted", "lo", "hi", "basis", "measured", "error", "verdict")
 
 
 # --- predicted beside measured -------------------------------------------------------------------------------------
@@ -152,6 +153,7 @@ UNTAGGED = "0.1.dev"
 FULL_CACHE = 0.98
 #: Decode steps shorter than this are about as long as the host's work between them.
 HOST_BOUND_MS = 12.0
+NOT_COMPARED = "not compared with"
 #: TTFT and TPOT are slower by one factor where their ratios to the prediction differ by less than this factor.
 ALIKE = 1.2
 
@@ -177,19 +179,25 @@ class _Evidence:
     def by_metric(self) -> Mapping[str, ComparedLine]:
         return {line.metric: line for line in self.lines}
 
+    @cached_property
+    def ratio(self) -> Mapping[str, float]:
+        """Measured / predicted, by metric."""
+        return {line.metric: line.measured / line.predicted for line in self.lines}
+
+    def finding(self, name: str, **values: Any) -> Finding:
+        """The words of ``causes.toml`` with figures in them."""
+        times = {
+            metric: f"{self.ratio[metric]:.2f} times" if metric in self.ratio else NOT_COMPARED for metric in METRICS
+        }
+        known = {"plan": self.measured.plan, "log": self.measured.log, "startup": self.measured.startup}
+        values |= {**known, "case": self, "ratio": self.ratio, "times": times}
+        words = {key: text.format(**values) if isinstance(text, str) else text for key, text in _causes()[name].items()}
+        return Finding(**words)
+
     def missed(self, metric: str) -> ComparedLine | None:
         """The line of ``metric`` where it is outside its bounds."""
         line = self.by_metric.get(metric)
         return line if line and not line.is_inside else None
-
-    def ratio(self, metric: str) -> float | None:
-        """Measured / predicted; None where it was not compared."""
-        line = self.by_metric.get(metric)
-        return line.measured / line.predicted if line else None
-
-    def times(self, metric: str) -> str:
-        ratio = self.ratio(metric)
-        return "not compared with" if ratio is None else f"{ratio:.2f} times"
 
     def slower(self, *metrics: str) -> bool:
         return any((line.verdict == "above") is line.is_latency for line in filter(None, map(self.missed, metrics)))
@@ -228,70 +236,36 @@ class _Evidence:
         return f"{size}; the log also has {logged}" if logged else size
 
 
+@cache
+def _causes() -> dict[str, dict[str, Any]]:
+    return tomllib.loads((package_dir("evidence") / "causes.toml").read_text(encoding="utf-8"))
+
+
 def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[Finding, ...]:
     """Causes with evidence, likeliest first. A log that contradicts the plan counts even without a miss."""
     case = _Evidence(measured, lines)
     causes = tuple(_from_the_log(case))
-    missed = [line.metric for line in lines if not line.is_inside]
+    missed = ", ".join(line.metric for line in lines if not line.is_inside)
     if not missed:
         return causes
-    unexplained = Finding(
-        "no single cause stands out",
-        f"out of bounds: {', '.join(missed)}",
-        "measure again with FORCE=1 to see the spread, and with more --num-prompts",
-    )
-    return (*causes, *_from_the_pattern(case)) or (unexplained,)
+    return (*causes, *_from_the_pattern(case)) or (case.finding("none", missed=missed),)
 
 
 def _from_the_log(case: _Evidence) -> Iterator[Finding]:
-    measured, plan = case.measured, case.measured.plan
-    if measured.startup and measured.startup.refusal:
-        yield Finding(
-            "the server failed to start once: out of memory",
-            measured.startup.refusal,
-            "start it with ./launch.sh and measure when it is ready",
-        )
-    version = measured.log and measured.log.version
-    if version and not version.startswith(UNTAGGED) and _release(version) != _release(plan.engine_version):
-        yield Finding(
-            "another version of vLLM was measured than planned",
-            f"the log is of vLLM {version}, the plan is for {plan.engine_version}",
-            f"run the plan's own image ({plan.image or 'none: vLLM as installed'}), or plan again with "
-            f"--engine-version {version}",
-            not_the_plan=True,
-        )
-    if line := case.missed("memory_bytes"):
-        yield Finding(
-            "the server did not run on the planned GPU",
-            f"the driver reports {line.measured:.2f} GiB, {plan.gpu} has {line.predicted:.2f}",
-            "run ./preflight.sh and planner hardware list, then plan for the GPU or partition that is there",
-        )
-    if line := case.missed("weights_bytes"):
-        yield Finding(
-            "other weights were loaded than planned",
-            f"{line.measured:.2f} GiB on each GPU instead of {line.predicted:.2f} for {plan.weight_dtype} at "
-            f"tensor-parallel size {plan.tensor_parallel_size}",
-            f"check that the log loads {plan.model} with the planned quantisation; if it does, report the difference",
-        )
-    if differing := list(_other_settings(measured)):
-        yield Finding(
-            "the server ran with other settings than the plan",
-            f"the log says {', '.join(differing)}",
-            "start it with ./launch.sh, which passes the plan's settings and nothing else",
-            not_the_plan=True,
-        )
-    if measured.log and measured.log.preemptions:
-        yield Finding(
-            "requests were preempted: the KV cache was too small for the load",
-            f"the log counts {measured.log.preemptions} preemptions",
-            "plan with a smaller --max-num-seqs or an fp8 KV cache, or give the cache more memory",
-        )
-    if line := case.small_cache:
-        yield Finding(
-            "the KV cache holds fewer blocks than predicted, too few for the load: requests wait",
-            f"{case.cache(line)}; the load holds up to {case.needed_tok:,} tokens at once",
-            "stop other work on the GPU (./preflight.sh shows it), or plan with a lower concurrency",
-        )
+    plan, log, startup = case.measured.plan, case.measured.log, case.measured.startup
+    version, small, settings = log.version if log else None, case.small_cache, ", ".join(_other_settings(case.measured))
+    rules = {
+        "refused": startup and startup.refusal,
+        "version": version and not version.startswith(UNTAGGED) and _release(version) != _release(plan.engine_version),
+        "gpu": case.missed("memory_bytes"),
+        "weights": case.missed("weights_bytes"),
+        "settings": settings,
+        "preempted": log and log.preemptions,
+        "small_cache": small,
+    }
+    image, cache = plan.image or "none: vLLM as installed", case.cache(small) if small else ""
+    values = {**rules, "settings": settings, "image": image, "cache": cache}
+    yield from (case.finding(name, **values) for name, holds in rules.items() if holds)
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -329,86 +303,33 @@ def _type_of(name: str) -> str:
 
 
 def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
-    log = case.measured.log
+    log, ratio = case.measured.log, case.ratio
     slow_prefill = case.slower("mean_ttft_ms", "median_ttft_ms")
     slow_decode = case.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
-    if log and not log.preemptions and (log.peak_cache_usage or 0) >= FULL_CACHE and log.peak_waiting:
-        yield Finding(
-            "requests waited for the KV cache",
-            f"the cache was {log.peak_cache_usage:.0%} full while {log.peak_waiting} requests waited",
-            "lower the concurrency, or plan with an fp8 KV cache",
-        )
-    hits = log and log.prefix_hit_rate
-    if hits and hits > NOTICEABLE_HITS and case.faster("mean_ttft_ms", "median_ttft_ms", "output_throughput"):
-        yield Finding(
-            "prompts were found in the prefix cache",
-            f"up to {hits:.0%} of the prompt tokens were hits; random prompts of one seed repeat in a second run",
-            "restart the server (./launch.sh) and measure with FORCE=1",
-        )
-    if slow_prefill and slow_decode:
-        yield from _all_slow(case)
-    elif slow_prefill:
-        yield Finding(
-            "prefill, or the queue before it, is slower than predicted; decoding is not",
-            f"TTFT {case.times('mean_ttft_ms')} the prediction, TPOT {case.times('mean_tpot_ms')}",
-            "measure with --max-concurrency 1: if TTFT is still high, prefill kernels are slow (see attention backend "
-            "and fp8 GEMMs at the top of logs/server.log); if not, the queue is long: try a larger "
-            "--max-num-batched-tokens",
-        )
-    elif slow_decode:
-        yield _slow_decode(case)
-    median, tail = case.ratio("median_itl_ms"), case.ratio("p99_itl_ms")
-    if median and tail and case.slower("p99_itl_ms") and not case.slower("median_itl_ms"):
-        yield Finding(
-            "some gaps between tokens are longer than predicted: prefills of other requests, or pauses of the host",
-            f"ITL median {case.times('median_itl_ms')} the prediction, 99th percentile {case.times('p99_itl_ms')}",
-            "try a smaller --max-num-batched-tokens; if that does not help, look for other work on the host's CPU",
-        )
-    if case.faster("output_throughput", "mean_e2el_ms") and not slow_prefill and not slow_decode:
-        yield Finding(
-            "the machine is faster than predicted",
-            f"output throughput {case.times('output_throughput')} the prediction",
-            "run planner calibrate on this result, then plan again",
-        )
-    line = case.missed("kv_cache_tokens") or case.missed("kv_cache_bytes")
-    if line and not case.wrong_gpu_or_weights and not case.small_cache:  # it is large enough for this load
-        below = line.verdict == "below"
-        yield Finding(
-            f"the KV cache holds {'fewer' if below else 'more'} blocks than predicted",
-            case.cache(line),
-            "this load fits; before a larger one, check with ./preflight.sh what else uses the GPU"
-            if below
-            else "plan again with a larger --max-num-seqs to use it",
-        )
-
-
-def _all_slow(case: _Evidence) -> Iterator[Finding]:
-    first, tokens = case.ratio("mean_ttft_ms"), case.ratio("mean_tpot_ms")
-    if first and tokens:
-        alike = max(first, tokens) / min(first, tokens) < ALIKE
-        yield Finding(
-            "everything is slower by one factor" if alike else "prefill and decoding are slower, by different factors",
-            f"TTFT {first:.2f} and TPOT {tokens:.2f} times the prediction",
-            "while ./benchmark.sh runs, look for low clocks, a power cap, or other work on GPU or host; if the machine "
-            "is simply slower, planner calibrate learns that from this result",
-        )
-
-
-def _slow_decode(case: _Evidence) -> Finding:
+    first, each = ratio.get("mean_ttft_ms"), ratio.get("mean_tpot_ms")
+    both = slow_prefill and slow_decode and first and each
+    alike = both and max(first, each) / min(first, each) < ALIKE
     tokens = case.by_metric.get("median_itl_ms") or case.by_metric.get("median_tpot_ms")
-    if tokens and tokens.predicted < HOST_BOUND_MS:
-        return Finding(
-            "the host does not keep up: steps are short, and each takes longer by about the same time",
-            f"{tokens.metric} {tokens.measured:.2f} instead of {tokens.predicted:.2f} ms",
-            "set the CPU governor to performance, pin the server to the NUMA node of its GPU, check that CUDA or HIP "
-            "graphs are captured (no --enforce-eager) and that asynchronous scheduling is on",
-        )
-    return Finding(
-        "decoding is slower than predicted; prefill is not",
-        f"TPOT {case.times('mean_tpot_ms')} the prediction, TTFT {case.times('mean_ttft_ms')}",
-        "check in logs/server.log that graphs are captured, and which attention backend and quantisation kernels "
-        "run; planner calibrate then learns the rest from this result",
-    )
+    on_host = tokens is not None and tokens.predicted < HOST_BOUND_MS
+    line = case.missed("kv_cache_tokens") or case.missed("kv_cache_bytes")
+    spare = line and not case.wrong_gpu_or_weights and not case.small_cache  # it is large enough for this load
+    hits = (log.prefix_hit_rate or 0) > NOTICEABLE_HITS if log else False
+    gaps = ratio.get("median_itl_ms") and ratio.get("p99_itl_ms") and not case.slower("median_itl_ms")
+    rules = {
+        "full_cache": log and not log.preemptions and (log.peak_cache_usage or 0) >= FULL_CACHE and log.peak_waiting,
+        "prefix_hits": hits and case.faster("mean_ttft_ms", "median_ttft_ms", "output_throughput"),
+        "all_slow": both and alike,
+        "both_slow": both and not alike,
+        "slow_prefill": slow_prefill and not slow_decode,
+        "slow_host": slow_decode and not slow_prefill and on_host,
+        "slow_decode": slow_decode and not slow_prefill and not on_host,
+        "long_gaps": gaps and case.slower("p99_itl_ms"),
+        "faster": case.faster("output_throughput", "mean_e2el_ms") and not slow_prefill and not slow_decode,
+        "fewer_blocks": spare and line and line.verdict == "below",
+        "more_blocks": spare and line and line.verdict == "above",
+    }
+    values = {"tokens": tokens, "cache": case.cache(line) if line else ""}
+    yield from (case.finding(name, **values) for name, holds in rules.items() if holds)
 
 
 # --- a plan's folder -----------------------------------------------------------------------------------------------
@@ -449,33 +370,6 @@ class Validation:
         With another version or other settings, a measurement within its bounds says nothing about the plan.
         """
         return not any(finding.not_the_plan for finding in self.findings)
-
-    def to_json(self) -> dict[str, Any]:
-        file, plan = self.measured.file, self.measured.plan
-        return {
-            "inside": self.inside,
-            "as_planned": self.as_planned,
-            "digest": plan.digest,
-            "goal": file.goal,
-            "gpu": plan.gpu,
-            "num_gpus": plan.num_gpus,
-            "model": plan.model,
-            "engine_version": plan.engine_version,
-            "calibration": plan.calibration,
-            "result": f"results/{self.measured.result_name}",
-            "lines": _line_objects(self.lines),
-            "findings": [{"cause": f.cause, "evidence": f.evidence, "next_step": f.next_step} for f in self.findings],
-            "accuracy": [asdict(accuracy) for accuracy in self.measured.accuracy],
-            "further": [
-                {"load": one.load, "result": f"results/{one.result_name}", "lines": _line_objects(one.lines)}
-                for one in self.further
-            ],
-            "notes": list(self.notes),
-        }
-
-
-def _line_objects(lines: Iterable[ComparedLine]) -> list[dict[str, Any]]:
-    return [{key: getattr(line, key) for key in _LINE_KEYS} for line in lines]
 
 
 def validate(directory: Path, result_file: Path | None = None) -> Validation:

@@ -494,7 +494,7 @@ def test_each_load_of_a_sweep_stands_beside_its_own_prediction(swept: Callable[.
     (load,) = found.further
     assert load.load == "concurrency-4" and {line.metric for line in load.lines} >= {"mean_ttft_ms", "mean_tpot_ms"}
     assert all(line.error == pytest.approx(0, abs=0.02) for line in load.lines), "planner predict says the same"
-    assert found.inside and not found.findings and found.to_json()["further"][0]["load"] == "concurrency-4"
+    assert found.inside and not found.findings
 
 
 def test_a_load_of_a_sweep_that_is_outside_makes_the_answer_no_and_is_explained(

@@ -158,9 +158,27 @@ class ValidationAnswer(Answer):
         return self.record.inside and self.record.as_planned
 
     def _object(self) -> dict[str, Any]:
-        written = self.record.to_json()
-        lines = [{**line, "published": self._published.get(line["metric"])} for line in written["lines"]]
-        return {**written, "lines": lines}
+        record, names = self.record, ("gpu", "num_gpus", "model", "engine_version", "calibration")
+        plan = ("measured.plan.digest", "goal=measured.file.goal", *(f"measured.plan.{name}" for name in names))
+        keys = [column.key for column in LINES if column.key != "published"]
+        published = [{"published": self._published.get(line.metric)} for line in record.lines]
+        further = [
+            {
+                "load": one.load,
+                "result": f"results/{one.result_name}",
+                "lines": [fields_of(x, *keys) for x in one.lines],
+            }
+            for one in record.further
+        ]
+        return {
+            **fields_of(record, "inside", "as_planned", *plan),
+            "result": f"results/{record.measured.result_name}",
+            "lines": [fields_of(line, *keys) | also for line, also in zip(record.lines, published, strict=True)],
+            "findings": [fields_of(one, "cause", "evidence", "next_step") for one in record.findings],
+            "accuracy": to_plain(record.measured.accuracy),
+            "further": further,
+            "notes": record.notes,
+        }
 
     @property
     def _published(self) -> Mapping[str, float]:
