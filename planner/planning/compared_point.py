@@ -223,8 +223,7 @@ class ComparedPoint:
 
     @property
     def load(self) -> float:
-        """Requests in flight, or per second."""
-        return self.workload.max_concurrency or self.workload.request_rate
+        return self.workload.value
 
     @cached_property
     def keeps_up(self) -> bool:
@@ -357,8 +356,12 @@ class ComparedPoint:
 
 def best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> ComparedPoint:
     finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
-    points = [measure_point(setup, workload, price) for setup in finalists]
-    return min(points, key=lambda point: (not point.keeps_up, _mean_e2el_ms(point), -point.tok_per_s.mid))
+
+    def slowness(point: ComparedPoint) -> tuple[bool, float, float]:
+        e2el = point.latency_ms("mean_e2el_ms")
+        return not point.keeps_up, e2el.mid if e2el else inf, -point.tok_per_s.mid
+
+    return min((measure_point(setup, workload, price) for setup in finalists), key=slowness)
 
 
 def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:
@@ -404,11 +407,6 @@ def _prompts(workload: Load, servers: int, flying: float) -> int:
     if workload.num_prompts > 1:
         return max(round(workload.num_prompts / servers), 1)
     return max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
-
-
-def _mean_e2el_ms(point: ComparedPoint) -> float:
-    span = point.latency_ms("mean_e2el_ms")
-    return span.mid if span else inf
 
 
 def _span(result: Mapping[str, Any], key: str) -> Span:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, groupby
 from math import ceil
+from operator import attrgetter
 
 from planner import progress
 from planner.engine import legal_tensor_parallel_sizes
@@ -97,12 +98,9 @@ def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float],
             odds = forecasts[one].beats(forecasts[other])
             if ahead and (ahead[1] > 0.5) != (odds > 0.5):
                 names = (other, one) if odds > 0.5 else (one, other)
-                yield Flip(*names, ahead[0], value, (_either(ahead[1]), _either(odds)))
+                before, since = (max(share, 1 - share) for share in (ahead[1], odds))
+                yield Flip(*names, ahead[0], value, (before, since))
             ahead = value, odds
-
-
-def _either(odds: float) -> float:
-    return max(odds, 1 - odds)
 
 
 def describe_order(axis: str, places: Sequence[Standing]) -> str:
@@ -112,7 +110,13 @@ def describe_order(axis: str, places: Sequence[Standing]) -> str:
         where = f" at every {axis}" if len(places) > 1 else ""
         verb = "lead" if places[0].tied else "leads"
         return f"{runs[0][0]} {verb}{where}{_odds_in_words(places)}".replace(" alike lead", " lead alike")
-    return ", ".join(_run_in_words(leader, group, index, len(runs), axis) for index, (leader, group) in enumerate(runs))
+    words = []
+    for index, (leader, group) in enumerate(runs):
+        first, last = f"{group[0].at:,g}", f"{group[-1].at:,g}"
+        where = f"at {first}" if first == last else f"from {first} to {last}"
+        where = f"up to {axis} {last}" if index == 0 else f"from {first} on" if index == len(runs) - 1 else where
+        words.append(f"{leader} {where}{_odds_in_words(group)}")
+    return ", ".join(words)
 
 
 def _odds_in_words(group: Sequence[Standing]) -> str:
@@ -126,16 +130,6 @@ def _odds_in_words(group: Sequence[Standing]) -> str:
 
 def _leader(standing: Standing) -> str:
     return f"{standing.order[0]} and {standing.order[1]} alike" if standing.tied else standing.order[0]
-
-
-def _run_in_words(leader: str, group: Sequence[Standing], index: int, runs: int, axis: str) -> str:
-    first, last = f"{group[0].at:,g}", f"{group[-1].at:,g}"
-    odds = _odds_in_words(group)
-    if index == 0:
-        return f"{leader} up to {axis} {last}{odds}"
-    if index == runs - 1:
-        return f"{leader} from {first} on{odds}"
-    return f"{leader} at {first}{odds}" if first == last else f"{leader} from {first} to {last}{odds}"
 
 
 def _equal(one: Forecast, other: Forecast) -> bool:
@@ -185,19 +179,20 @@ class Comparison:
                     yield Order(metric, axis, places, tuple(flips(axis.points, axis.at, figure)))
 
     def _axes(self) -> Iterator[Axis]:
-        loads = list(dict.fromkeys(_load(w) for w in self.workloads))
+        loads = list(dict.fromkeys(w.value for w in self.workloads))
         lengths = list(dict.fromkeys((w.input_len, w.output_len) for w in self.workloads))
         closed = self.workloads[0].max_concurrency is not None
         for length in lengths if len(loads) > 1 or len(lengths) == 1 else ():
             chosen = tuple(p for p in self.points if (p.workload.input_len, p.workload.output_len) == length)
             name = "concurrency" if closed else "request rate"
-            yield Axis(name, f"{length[0]:,} in / {length[1]:,} out", lambda point: point.load, chosen)
+            yield Axis(name, f"{length[0]:,} in / {length[1]:,} out", attrgetter("load"), chosen)
         for load in loads if len(lengths) > 1 else ():
-            chosen = tuple(p for p in self.points if _load(p.workload) == load)
+            chosen = tuple(p for p in self.points if p.load == load)
             inputs = len({p.workload.input_len for p in chosen}) > 1
             name = "input length" if inputs else "output length"
             fixed = f"concurrency {load:,g}" if closed else f"{load:g} requests/s"
-            yield Axis(name, fixed, _input_len if inputs else _output_len, chosen)
+            at = attrgetter("workload.input_len" if inputs else "workload.output_len")
+            yield Axis(name, fixed, at, chosen)
 
 
 def compare_hardware(
@@ -234,17 +229,11 @@ def compare_partitions(
     """
     points: list[ComparedPoint] = []
     refused: list[RefusedGpu] = []
-    modes = (
-        p
-        for p in load_all(partitions=True)
-        if p.partition and p.partition.of == whole.id and p.partition.compute_mode == "CPX"
-    )
-    for profile in (whole, *modes):
+    parts = [(profile, profile.partition) for profile in load_all(partitions=True) if profile.partition]
+    for profile in (whole, *(one for one, part in parts if (part.of, part.compute_mode) == (whole.id, "CPX"))):
         num_gpus = profile.gpus_per_node
-        sizes = [1]
-        if profile is whole and num_gpus in legal_tensor_parallel_sizes(serving.model, whole):
-            sizes.append(num_gpus)
-        for size in sizes:
+        as_one = profile is whole and num_gpus in legal_tensor_parallel_sizes(serving.model, whole)
+        for size in (1, num_gpus) if as_one else (1,):
             most = ceil((workload.max_concurrency or 1) / (num_gpus // size))
             context = defaults.round_context(workload.max_total_len)
             settings = serving.changed(max_num_seqs=most, max_model_len=context)
@@ -255,15 +244,3 @@ def compare_partitions(
             else:
                 points += [measure_point(setup, workload) for setup in setups]
     return sorted(points, key=lambda point: -point.tok_per_s.mid), refused
-
-
-def _load(workload: Load) -> float:
-    return workload.max_concurrency or workload.request_rate
-
-
-def _input_len(point: ComparedPoint) -> float:
-    return point.workload.input_len
-
-
-def _output_len(point: ComparedPoint) -> float:
-    return point.workload.output_len
