@@ -152,7 +152,7 @@ def check_command(
         remarks = (*remarks, *notes)
     if plan:
         asked = asked.as_planned(plan)
-    judge = _Judge(profile, version, as_model, asked, planning.fits_for(calibration), hub, plan)
+    judge = _Judge(profile, version, as_model, asked, planning.local_for(calibration), hub, plan)
     judged = [judge.verdict(launch) for launch in _launches(text, profile, variables)]
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
     return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), seen, explain)

@@ -57,7 +57,7 @@ def report(
     ):
         if wrong:
             raise InputError(cause, hint=hint)
-    folders, local = read_plan_folders(directory), planning.fits_for(calibration)
+    folders, local = read_plan_folders(directory), planning.local_for(calibration)
     print_notes(local.notes)
     drawn = [] if format == "html" else charts_of(folders, local, chart)
     nothing = ""
@@ -257,7 +257,7 @@ def tune_plan(
 
     # on the command line each step is reported on stderr as it happens: a run takes minutes
     tuner = Tuner(Path(directory), _report if command_line else progress.say)
-    tuner.run(planning.fits_for(calibration), runs=runs, minutes=minutes, retry=retry)
+    tuner.run(planning.local_for(calibration), runs=runs, minutes=minutes, retry=retry)
     try:
         return TuningAnswer(tuner, tuner.learn())
     except InputError as error:

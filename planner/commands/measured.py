@@ -78,7 +78,7 @@ def evaluate_runs(
     from planner.output import Evaluation, chart_writer
 
     draw = chart_writer(chart) if chart else None
-    local = planning.fits_for(calibration)
+    local = planning.local_for(calibration)
     table = read_measurements(Path(runs), _stated(facts))
     answer = Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
     if draw:

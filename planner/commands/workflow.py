@@ -102,7 +102,7 @@ def workflow(
         return
     chosen = find_workflow(name)
     profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())
-    local = planning.fits_for(calibration)
+    local = planning.local_for(calibration)
     print_notes((*remarks, *local.notes))
     choice = Choice(gpu=profile, local=local, timeout_s=choices.pop("timeout", None), **choices)
     if show:

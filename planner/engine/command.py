@@ -73,14 +73,10 @@ def bench_serve_argv(
     model_ref: str,
     version: EngineVersion,
     *,
-    host: str = LOOPBACK,
     port: int = 8000,
     percentiles: Sequence[int] = (50, 90, 99),
-    result_dir: str | None = None,
-    result_filename: str | None = None,
     platform: str = "rocm",
     priority: int = 0,
-    extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
     """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``.
 
@@ -88,7 +84,7 @@ def bench_serve_argv(
     """
     line = _bench("bench serve", version, platform)
     line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
-    line.add("--host", host)
+    line.add("--host", LOOPBACK)
     line.add("--port", port)
     line.add("--model", model_ref)
     line.add("--dataset-name", "random")
@@ -111,11 +107,6 @@ def bench_serve_argv(
     line.add("--seed", workload.seed)
     line.add("--percentile-metrics", "ttft,tpot,itl,e2el")
     line.add("--metric-percentiles", ",".join(map(str, percentiles)))
-    if result_filename:
-        line.add("--save-result")
-        line.add("--result-dir", result_dir or ".")
-        line.add("--result-filename", result_filename)
-    line.add_extra(extra)
     return line.words
 
 
@@ -130,7 +121,6 @@ def bench_throughput_argv(
     workload: Load,
     model_ref: str,
     *,
-    output_json: str | None = None,
     platform: str = "rocm",
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
@@ -149,8 +139,6 @@ def bench_throughput_argv(
     line.add("--num-prompts", workload.num_prompts)
     line.add("--seed", workload.seed)
     _add_engine(line, config)
-    if output_json:
-        line.add("--output-json", output_json)
     line.add_extra(extra)
     return line.words
 
@@ -164,7 +152,6 @@ def bench_latency_argv(
     batch_size: int,
     num_iters_warmup: int = 3,
     num_iters: int = 5,
-    output_json: str | None = None,
     platform: str = "rocm",
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
@@ -177,8 +164,6 @@ def bench_latency_argv(
     line.add("--num-iters-warmup", num_iters_warmup)
     line.add("--num-iters", num_iters)
     _add_engine(line, config)
-    if output_json:
-        line.add("--output-json", output_json)
     line.add_extra(extra)
     return line.words
 

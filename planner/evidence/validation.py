@@ -80,7 +80,6 @@ class ComparedLine:
 
     @property
     def is_latency(self) -> bool:
-        """Whether a larger value is worse."""
         return self.unit == "ms"
 
 
@@ -153,6 +152,8 @@ UNTAGGED = "0.1.dev"
 FULL_CACHE = 0.98
 #: Decode steps shorter than this are about as long as the host's work between them.
 HOST_BOUND_MS = 12.0
+#: With these causes the figures say nothing about the plan.
+NOT_THE_PLAN = ("version", "settings")
 NOT_COMPARED = "not compared with"
 #: TTFT and TPOT are slower by one factor where their ratios to the prediction differ by less than this factor.
 ALIKE = 1.2
@@ -170,7 +171,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """What the rules look at."""
+    """A plan's measurements, with the figures that rules compare."""
 
     measured: MeasuredPlan
     lines: Sequence[ComparedLine]
@@ -191,8 +192,8 @@ class _Evidence:
         }
         known = {"plan": self.measured.plan, "log": self.measured.log, "startup": self.measured.startup}
         values |= {**known, "case": self, "ratio": self.ratio, "times": times}
-        words = {key: text.format(**values) if isinstance(text, str) else text for key, text in _causes()[name].items()}
-        return Finding(**words)
+        texts = {key: text.format(**values) for key, text in _causes()[name].items()}
+        return Finding(**texts, not_the_plan=name in NOT_THE_PLAN)
 
     def missed(self, metric: str) -> ComparedLine | None:
         """The line of ``metric`` where it is outside its bounds."""
@@ -207,7 +208,7 @@ class _Evidence:
 
     @property
     def wrong_gpu_or_weights(self) -> bool:
-        """Whether total memory or weights are off: the size of the cache follows from them."""
+        """True if total memory or weights are off: the size of the cache follows from them."""
         return self.missed("memory_bytes") is not None or self.missed("weights_bytes") is not None
 
     @property
@@ -227,7 +228,7 @@ class _Evidence:
         return line if too_small and not self.wrong_gpu_or_weights else None
 
     def cache(self, line: ComparedLine) -> str:
-        """How large the cache is, and what the log says of the rest."""
+        """The size of the cache, and the logged sizes of activations and graphs."""
         startup = self.measured.startup
         parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
         logged = ", ".join(f"{name} {value / GIB:.2f} GiB" for name, value in parts.items() if value is not None)
@@ -237,7 +238,7 @@ class _Evidence:
 
 
 @cache
-def _causes() -> dict[str, dict[str, Any]]:
+def _causes() -> dict[str, dict[str, str]]:
     return tomllib.loads((package_dir("evidence") / "causes.toml").read_text(encoding="utf-8"))
 
 
@@ -273,7 +274,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _other_settings(measured: MeasuredPlan) -> Iterator[str]:
-    """Batch limits, parallelism, dtypes and the like that differ from the plan."""
+    """Batch limits, parallel axes, dtypes and similar settings that differ from the plan."""
     for name, value in measured.log.settings.items() if measured.log else ():
         planned = _planned(measured.plan, name, value)
         if planned is not None and not _same(value, planned):
@@ -281,7 +282,7 @@ def _other_settings(measured: MeasuredPlan) -> Iterator[str]:
 
 
 def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
-    """What the plan sets; None where it leaves the choice to vLLM. A logged ``auto`` says what was asked for."""
+    """The plan's setting; None where it leaves the choice to vLLM. A logged ``auto`` is the value that was given."""
     if name == "dtype" or logged == "auto":
         flag = f"--{name.replace('_', '-')}"
         asked = plan.serve_argv[plan.serve_argv.index(flag) + 1] if flag in plan.serve_argv else "auto"
@@ -306,7 +307,7 @@ def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
     log, ratio = case.measured.log, case.ratio
     slow_prefill = case.slower("mean_ttft_ms", "median_ttft_ms")
     slow_decode = case.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
-    first, each = ratio.get("mean_ttft_ms"), ratio.get("mean_tpot_ms")
+    first, each = (ratio.get(f"mean_{name}_ms", 0.0) for name in ("ttft", "tpot"))
     both = slow_prefill and slow_decode and first and each
     alike = both and max(first, each) / min(first, each) < ALIKE
     tokens = case.by_metric.get("median_itl_ms") or case.by_metric.get("median_tpot_ms")
@@ -365,7 +366,7 @@ class Validation:
 
     @property
     def as_planned(self) -> bool:
-        """Whether the log shows the plan's version of vLLM and its settings. Without a log this is assumed.
+        """True if the log shows the plan's version of vLLM and its settings. Without a log this is assumed.
 
         With another version or other settings, a measurement within its bounds says nothing about the plan.
         """

@@ -23,7 +23,6 @@ from .serving import check_load as check_load
 from .serving import engine_args as engine_args
 from .serving import find_gpu as find_gpu
 from .serving import find_gpus as find_gpus
-from .serving import fits_for as fits_for
 from .serving import list_gpus as list_gpus
 from .serving import list_models as list_models
 from .serving import load_gpu as load_gpu

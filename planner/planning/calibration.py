@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def local_path() -> Path:
     return user_data_dir() / "calibration.toml"
 
 
-def local_for(calibration: str | None) -> Local:
+def local_for(calibration: str | PathLike[str] | None) -> Local:
     """Read ``--calibration``: a file, ``none`` for the shipped fits, by default the user's own file where it exists.
 
     Raises InputError for a file that cannot be read.

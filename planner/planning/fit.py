@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import product, zip_longest
+from itertools import product, starmap, zip_longest
 from math import ceil, floor, inf, lcm
 from typing import TYPE_CHECKING, Any
 
@@ -330,23 +330,15 @@ def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
     return fit
 
 
-def sweep_settings(
-    serving: Serving,
-    *,
-    tensor_parallel_sizes: Iterable[int] = (1, 2, 4, 8),
-    weight_dtypes: Iterable[str] | None = None,
-    kv_cache_dtypes: Iterable[str] = ("auto", "fp8"),
-) -> list[Fit]:
+def sweep_settings(serving: Serving) -> list[Fit]:
     """Results over TP x weight dtype x KV cache dtype; combinations that vLLM refuses are left out.
 
-    ``weight_dtypes``: None for the checkpoint and, where it has 16 bits, its usual published forms.
+    The weights are those of the checkpoint and, where it has 16 bits, of its usual published forms.
     """
-    model = serving.model
-    if weight_dtypes is None:
-        weight_dtypes = () if model.quantization.method else (model.dtype, "fp8", "int4-awq")
+    model, results = serving.model, list[Fit]()
+    weight_dtypes = () if model.quantization.method else (model.dtype, "fp8", "int4-awq")
     models = [as_quantized(model, name) for name in weight_dtypes] or [model]
-    results: list[Fit] = []
-    for served, size, kv_cache_dtype in product(models, tensor_parallel_sizes, kv_cache_dtypes):
+    for served, size, kv_cache_dtype in product(models, (1, 2, 4, 8), ("auto", "fp8")):
         changed = serving.changed(model=served, tensor_parallel_size=size, kv_cache_dtype=kv_cache_dtype)
         with suppress(IllegalPlanError):  # the sweep lists what can run
             results.append(changed.fit(ways_out=False))
@@ -356,15 +348,8 @@ def sweep_settings(
 def _min_tensor_parallel_size(serving: Serving) -> int | None:
     """The smallest legal TP size that fits, everything else as asked; None where none does."""
     args = serving.args
-    sizes = _legal_sizes(
-        serving,
-        pipeline_parallel_size=args.pipeline_parallel_size,
-        data_parallel_size=args.data_parallel_size,
-        enable_expert_parallel=args.enable_expert_parallel,
-        allow_unvalidated=args.allow_unvalidated,
-        most=args.tensor_parallel_size,
-    )
-    for size in sizes:
+    names = "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "allow_unvalidated"
+    for size in _legal_sizes(serving, most=args.tensor_parallel_size, **_named(args, *names)):
         with suppress(IllegalPlanError):  # a size that leaves another setting illegal
             if serving.changed(tensor_parallel_size=size).memory.checked.fits:
                 return size
@@ -401,15 +386,14 @@ def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
         yield "vLLM serves adapters only for models that support them (SupportsLoRA); this is not checked here"
     if config.swap_space is not None:
         yield "--swap-space is host memory and changes nothing: vLLM recomputes requests instead of swapping them"
-    yield from _profile_notes(model, budget)
-    yield from _graph_notes(budget)
+    yield from _memory_notes(model, budget)
     if config.pipeline_parallel_size > 1:
         layers = stage.weights.layers
         yield f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds"
 
 
-def _profile_notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
-    config = budget.config
+def _memory_notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
+    config, stage = budget.config, budget.binding
     if config.used_gib:
         yield f"other processes hold {config.used_gib:g} GiB of each GPU, which vLLM does not count as its own"
     if model.vision:
@@ -418,6 +402,11 @@ def _profile_notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
         yield (
             f"the profile run encodes images of the largest size: {spread}"
             "--limit-mm-per-prompt and --skip-mm-profiling leave them out"
+        )
+    if stage.graphs.mid and not stage.graphs_in_budget:
+        yield (
+            f"vLLM {config.version} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: "
+            f"the engine uses more than {config.gpu_memory_utilization:g} of the GPU's memory"
         )
 
 
@@ -429,16 +418,6 @@ def _loading_notes(serving: Serving) -> Iterator[str]:
             f"it quantises them; a checkpoint in {engine.config.weight_dtype} needs "
             f"{format_bytes(engine.budget.binding.weights.loaded_bytes)}"
         )
-
-
-def _graph_notes(budget: MemoryBudget) -> Iterator[str]:
-    stage, config = budget.binding, budget.config
-    if stage.graphs_in_budget or not stage.graphs.mid:
-        return
-    yield (
-        f"vLLM {config.version} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: "
-        f"the engine uses more than {config.gpu_memory_utilization:g} of the GPU's memory"
-    )
 
 
 # --- ways out: single changes where one is enough, else as few as possible, each checked ------------------------------
@@ -501,18 +480,20 @@ def _option(serving: Serving, change: str, settings: dict[str, Setting], **other
         )
 
 
+def _first(tries: Iterable[Iterator[WayOut]]) -> Iterator[WayOut]:
+    """The options of the first try that has any."""
+    yield from next(filter(None, map(tuple, tries)), ())
+
+
 def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Setting]:
     """``settings`` with the longest context that surely fits under them; empty where that is too short."""
-    try:
+    with suppress(PlannerError):
         budget = serving.changed(**settings).memory.budget
-    except PlannerError:
-        return {}
-    if not budget.pool.groups:
-        return {}
-    longest = budget.pool.longest(int(budget.num_blocks.low) - 1, budget.config.max_model_len) // 64 * 64
-    if not SHORTEST_CONTEXT_TOK <= longest < budget.config.max_model_len:
-        return {}
-    return {**settings, "max_model_len": longest}
+        context, blocks = budget.config.max_model_len, int(budget.num_blocks.low) - 1
+        longest = budget.pool.longest(blocks, context) // 64 * 64 if budget.pool.groups else 0
+        if SHORTEST_CONTEXT_TOK <= longest < context:
+            return {**settings, "max_model_len": longest}
+    return {}
 
 
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
@@ -555,15 +536,11 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     """The fewest frugal settings that are enough together; else all of them and a shorter context."""
-    chosen: dict[str, Setting] = {}
-    for name, value in FRUGAL:
-        if not _saves(name, value, getattr(fit.config, name)):
-            continue
-        chosen[name] = value
-        if options := tuple(_option(serving, "frugal settings together", dict(chosen))):
-            yield from options
-            return
-    if shorter := _shorter(serving, chosen):
+    frugal = [(name, value) for name, value in FRUGAL if _saves(name, value, getattr(fit.config, name))]
+    some = (dict(frugal[:count]) for count in range(1, len(frugal) + 1))
+    together = tuple(_first(_option(serving, "frugal settings together", settings) for settings in some))
+    yield from together
+    if not together and (shorter := _shorter(serving, dict(frugal))):
         length = shorter["max_model_len"]
         yield from _option(serving, f"frugal settings and a context of {length:,} tokens", shorter)
 
@@ -611,12 +588,8 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
                 break
         else:
             options += _short(narrow, sizes) if not name else ()
-    yield from sorted(options, key=lambda option: (_changes(option), option.num_gpus))
-
-
-def _changes(option: WayOut) -> int:
-    """Settings that change what the requests get."""
-    return sum(name in option.settings for name in ("kv_cache_dtype", "max_model_len"))
+    changed = {"kv_cache_dtype", "max_model_len"}  # what the requests get
+    yield from sorted(options, key=lambda option: (len(changed & option.settings.keys()), option.num_gpus))
 
 
 def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> Iterator[WayOut]:
@@ -627,22 +600,21 @@ def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> 
         (", 95% of the memory", {"gpu_memory_utilization": 0.95}),
         (", an 8-bit KV cache", {"kv_cache_dtype": "fp8"}),
     )
-    for words, more in cheap if settings else ():
-        if all(_saves(name, value, getattr(config, name)) for name, value in more.items()) and (
-            options := tuple(_option(serving, change + words, {**settings, **more}))
-        ):
-            yield from options
-            return
+    yield from _first(
+        _option(serving, change + words, {**settings, **more})
+        for words, more in (cheap if settings else ())
+        if all(_saves(name, value, getattr(config, name)) for name, value in more.items())
+    )
 
 
 def _short(serving: Serving, sizes: Iterable[int]) -> Iterator[WayOut]:
     """The fewest GPUs with a shorter context."""
-    for size in sizes:
-        if short := _shorter(serving, {"tensor_parallel_size": size}):
-            change = f"{_gpus(serving, size)}, a context of {short['max_model_len']:,} tokens"
-            if options := tuple(_option(serving, change, short)):
-                yield from options
-                return
+    contexts = ((size, _shorter(serving, {"tensor_parallel_size": size})) for size in sizes)
+    yield from _first(
+        _option(serving, f"{_gpus(serving, size)}, a context of {short['max_model_len']:,} tokens", short)
+        for size, short in contexts
+        if short
+    )
 
 
 def _gpus(serving: Serving, size: int, name: str = "") -> str:
@@ -661,15 +633,14 @@ def _more_partitions(serving: Serving) -> Iterator[WayOut]:
     """Tensor parallelism over partitions, in a mode for which a source documents it and another disputes it."""
     here = serving.profile
     alike = [p for p in _modes_of(here) if p.partition and p.memory_bytes == here.memory_bytes]
-    for profile in sorted(alike, key=lambda p: p.id != here.id):
-        for size in (2, 4, 8):
-            settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
-            if profile.id != here.id:
-                settings["gpu"] = profile.id
-            change = f"{size} partitions, tensor parallel, which is disputed"
-            if options := tuple(_option(serving, change, settings, profile=profile)):
-                yield from options
-                return
+
+    def over(profile: GpuProfile, size: int) -> Iterator[WayOut]:
+        settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
+        settings |= {} if profile.id == here.id else {"gpu": profile.id}
+        change = f"{size} partitions, tensor parallel, which is disputed"
+        return _option(serving, change, settings, profile=profile)
+
+    yield from _first(starmap(over, product(sorted(alike, key=lambda p: p.id != here.id), (2, 4, 8))))
 
 
 def _modes(serving: Serving) -> Iterator[WayOut]:
@@ -688,17 +659,12 @@ def _other_gpus(serving: Serving) -> Iterator[WayOut]:
     here, args = serving.profile, serving.args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     nodes = ceil(ranks / here.gpus_per_node)
-    larger = [
-        p
-        for p in load_all()
-        if p.platform != "cpu"
-        and p.memory_bytes > MORE_MEMORY * here.memory_bytes
-        and p.id != here.whole
-        and ceil(ranks / p.gpus_per_node) <= nodes
-    ]
+    others = (p for p in load_all() if p.platform != "cpu" and p.id != here.whole)
+    larger = [p for p in others if p.memory_bytes > MORE_MEMORY * here.memory_bytes]
+    few = [p for p in larger if ceil(ranks / p.gpus_per_node) <= nodes]
     kind = here.interconnect.kind
-    larger.sort(key=lambda p: (p.vendor != here.vendor, round(p.memory_bytes / GIB), p.interconnect.kind != kind))
-    yield from _first_gpus(serving, larger, "{}", OTHER_GPUS)
+    few.sort(key=lambda p: (p.vendor != here.vendor, round(p.memory_bytes / GIB), p.interconnect.kind != kind))
+    yield from _first_gpus(serving, few, "{}", OTHER_GPUS)
 
 
 def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, most: int) -> Iterator[WayOut]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from inspect import signature
@@ -86,7 +86,8 @@ class Serving:
         args = engine_args(engine, own=signature(Serving).parameters)
         profile, remarks = find_gpu(gpu, network_gb_per_s)
         resolved = load_model(model, weight_dtype=weight_dtype, revision=revision, refresh=refresh, timeout=timeout)
-        self._set(resolved, profile, args, asked_version(engine_version), fits_for(calibration), remarks)
+        version = None if engine_version is None else version_for(engine_version, profile)
+        self._set(resolved, profile, args, version, local_for(calibration), remarks)
 
     @classmethod
     def on_each(
@@ -316,8 +317,10 @@ def find_gpus(
 
     ``all`` is every whole GPU, with ``partitions`` also partitions and MIG profiles.
     """
-    given: Sequence[GpuName] = [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else list(gpus)
-    names = [name for several in given for name in _split_names(several)]
+    names: list[GpuName] = []
+    for given in [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else gpus:
+        several = isinstance(given, str) and not given.endswith(".toml")  # a comma in a path is part of it
+        names += str(given).split(",") if several else [given]
     if any(isinstance(name, str) and name.lower() == "all" for name in names):
         names = list(load_all(partitions=partitions))
     profiles: dict[str, GpuProfile] = {}
@@ -329,11 +332,6 @@ def find_gpus(
     if not profiles:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
     return tuple(profiles.values()), tuple(remarks)
-
-
-def _split_names(gpu: GpuName) -> Sequence[GpuName]:
-    """``h100,b200`` are two names; a comma in the path of a file is part of it."""
-    return gpu.split(",") if isinstance(gpu, str) and not gpu.endswith(".toml") else [gpu]
 
 
 def list_gpus() -> tuple[str, ...]:
@@ -350,30 +348,16 @@ def list_models() -> tuple[str, ...]:
     return tuple(catalog_ids())
 
 
-def asked_version(text: str | None) -> EngineVersion | None:
-    """The version asked for, if any."""
-    return None if text is None else existing_version(typed("engine_version", text, str))
-
-
 def version_for(text: str | None, profile: GpuProfile) -> EngineVersion:
     """The version asked for, else the newest for which an image of this GPU is pinned."""
-    return asked_version(text) or default_version(profile)
-
-
-def fits_for(calibration: str | PathLike[str] | None) -> Local:
-    """The fits that ``calibration`` names: a file, ``"none"``, or by default the user's own."""
-    return local_for(None if calibration is None else str(calibration))
+    return default_version(profile) if text is None else existing_version(typed("engine_version", text, str))
 
 
 def basis_for(local: Local, args: EngineArgs) -> Basis:
-    """Fitted overheads of memory, and the draft model of ``speculative_config``."""
-    return Basis(local.constants, draft_of(args))
-
-
-def draft_of(args: EngineArgs) -> Model | None:
-    """The second model that ``--speculative-config`` names, if any."""
+    """Fitted overheads of memory, and the second model that ``--speculative-config`` names, if any."""
     drafts = args.speculative_config
-    return resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
+    draft = resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
+    return Basis(local.constants, draft)
 
 
 def check_load(load: Load, max_model_len: int, model: str) -> None:

@@ -108,21 +108,19 @@ def serve_result(
     backend: str = "vllm",
     percentiles: Sequence[float] = (99,),
     goodput: Mapping[str, float] | None = None,
-    date: str = "",
-    detailed: bool = False,
 ) -> BenchResult:
     """The result file of ``vllm bench serve --backend BACKEND --percentile-metrics ttft,tpot,itl,e2el``.
 
     ``percentiles`` are those of ``--metric-percentiles``, in percent; ``goodput`` maps ``ttft``, ``tpot`` and
-    ``e2el`` to targets in ms, as ``--goodput`` does. ``detailed`` adds the lists of ``--save-detailed`` that a
-    replay has (not ``itls``). Raises InputError for an impossible percentile or an unknown target.
+    ``e2el`` to targets in ms, as ``--goodput`` does. Raises InputError for an impossible percentile or an unknown
+    target.
     """
     duration_s = replay.duration_s
     input_tok, output_tok = int(replay.input_len.sum()), int(replay.output_len.sum())
     completed = len(replay.sent_s)
     peak_tok_per_s, peak_requests = _peaks(replay)
     result: BenchResult = {
-        "date": date,
+        "date": "",
         "endpoint_type": backend,
         "backend": backend,
         "label": None,
@@ -145,16 +143,6 @@ def serve_result(
         "max_concurrent_requests": peak_requests,
         "rtfx": 0.0,
     }
-    if detailed:
-        result |= {
-            "input_lens": replay.input_len.tolist(),
-            "output_lens": replay.output_len.tolist(),
-            "ttfts": replay.ttft_s.tolist(),
-            "latencies": replay.e2el_s.tolist(),
-            "start_times": replay.sent_s.tolist(),
-            "queue_times": (replay.sent_s - replay.arrival_s).tolist(),
-            "errors": [""] * completed,
-        }
     measured: dict[str, NDArray[np.float64] | TokenRuns] = {
         "ttft": replay.ttft_s, "tpot": replay.tpot_s, "itl": replay.token_runs, "e2el": replay.e2el_s,
     }  # fmt: skip

@@ -126,13 +126,12 @@ def test_extra_options_are_added_and_checked() -> None:
     ],
 )
 def test_the_serving_benchmark_by_version(version: str, start: list[str]) -> None:
-    argv = bench_serve_argv(LOAD, "m", parse_version(version), result_filename="r.json", result_dir="/results")
+    argv = bench_serve_argv(LOAD, "m", parse_version(version))
     assert argv[: len(start)] == start
     assert bench_backend(parse_version(version)) == start[-1], "the result file says what was asked for"
     sent = {
         "--random-input-len": "1024", "--random-output-len": "128", "--num-prompts": "64", "--max-concurrency": "16",
         "--request-rate": "inf", "--percentile-metrics": "ttft,tpot,itl,e2el", "--metric-percentiles": "50,90,99",
-        "--result-dir": "/results", "--result-filename": "r.json",
     }  # fmt: skip
     assert {flag: option(argv, flag) for flag in sent} == sent
     assert "--ignore-eos" in argv
@@ -173,7 +172,7 @@ def test_a_version_that_cannot_hold_a_concurrency_says_when_it_came() -> None:
     ],
 )
 def test_the_offline_benchmark_by_version(version: str, start: list[str], length_flag: str) -> None:
-    argv = bench_throughput_argv(config(version), LOAD, "m", output_json="t.json")
+    argv = bench_throughput_argv(config(version), LOAD, "m")
     assert argv[: len(start)] == start
     assert (option(argv, length_flag), option(argv, "--num-prompts")) == ("1024", "64")
     assert option(argv, "--max-num-seqs") == str(config(version).max_num_seqs)

@@ -97,15 +97,15 @@ def key_of(asked: Asked) -> str:
 def search(asked: Asked) -> Search:
     """Search plans. Raises what ``recommend_plans`` raises."""
     from planner.output import Played, whole_answer
-    from planner.planning import Sweep, fits_for, sweep_loads
+    from planner.planning import Sweep, local_for, sweep_loads
 
     began_s = monotonic()
     answer = _recommended(asked)
     plan = answer.best
-    sweep = sweep_loads(plan, fits_for(None)) if plan else Sweep()
+    sweep = sweep_loads(plan, local_for(None)) if plan else Sweep()
     played = Played(asked, answer.command, answer.objective.goal, plan, sweep)
     if plan:
-        played = replace(played, own=_replayed(plan, planning.redeploy(plan, fits_for(None)), asked))
+        played = replace(played, own=_replayed(plan, planning.redeploy(plan, local_for(None)), asked))
     shown = whole_answer(played, answer, address(asked), key=key_of(asked), seconds=monotonic() - began_s)
     return Search(shown, pickle.dumps(played))
 
@@ -142,7 +142,7 @@ def move(before: bytes, asked: Asked) -> str | None:
 def _remembered(before: bytes) -> tuple[Played, Deployment | None]:
     """A search with the engine of its plan, which keeps the times of its steps."""
     played = pickle.loads(before)  # noqa: S301 - written by ``search``
-    return played, planning.redeploy(played.plan, planning.fits_for(None)) if played.plan else None
+    return played, planning.redeploy(played.plan, planning.local_for(None)) if played.plan else None
 
 
 def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
