@@ -28,6 +28,7 @@ from planner.commands.options import (
     RangeRatio,
     RouterName,
     ServerOptions,
+    SizeOptions,
     TotalRate,
     Tpot,
     Ttft,
@@ -80,12 +81,8 @@ class FleetLoad:
 
 
 class FleetOptions:
-    """Spares, stock, billing and disaggregation of a fleet."""
+    """Stock, billing and disaggregation of a fleet."""
 
-    headroom: Annotated[
-        float, Interval(ge=0, le=defaults.MOST_HEADROOM), _fleet("Extra load to carry, as a share of the load.")
-    ] = 0.2
-    n_plus: Annotated[int, Interval(ge=0, le=100), _fleet("Spare servers of each kind.")] = 1
     minimise: Annotated[defaults.Objective, _fleet("Quantity to minimise.")] = "usd"
     rent: Annotated[defaults.RentedBy, _fleet("Billing unit: gpu or node.")] = "gpu"
     stock: Annotated[
@@ -101,7 +98,7 @@ class FleetOptions:
 @command(
     "fleet",
     help="Servers, GPUs, dollars and watts for a load under latency targets.",
-    groups=(FleetLoad, FleetOptions, ServerOptions),
+    groups=(FleetLoad, SizeOptions, FleetOptions, ServerOptions),
     engine=tagged("fleet"),
     rivals=rivals(planned=True),
 )
@@ -114,7 +111,7 @@ def size_fleet(
     ttft: Ttft = None,
     tpot: Tpot = None,
     e2el: E2el = None,
-    percentile: Percentile = 99,
+    percentile: Percentile = None,
     confidence: Confidence = None,
     price: Price = (),
     output: OutputDir = None,
@@ -130,7 +127,7 @@ def size_fleet(
     (``Load.of_class("chat", 20, 1024, 256)``: a name, requests per second, tokens in and out). Or it is a ``trace``, a
     file of recorded arrivals, which a ``router`` deals to the servers.
     ``ttft``, ``tpot`` and ``e2el`` are targets in ms at a ``percentile``. ``headroom`` is the share of the load that is
-    carried on top of it. ``n_plus`` is the number of spare servers of each kind. ``stock`` limits whole GPUs of a type.
+    carried on top of it. ``spares`` is the number of spare servers of each kind. ``stock`` limits whole GPUs of a type.
     ``price`` is USD per GPU and hour instead of the profiles'. Settings of the engine may be given instead of
     searched; the other keywords are those of ``Serving``.
 
@@ -141,7 +138,7 @@ def size_fleet(
     from planner.planning import Objective, Search, Space, Terms, parse_prices, plan_fleets
     from planner.workload import Targets
 
-    given, fleet = taken(options, FleetLoad), taken(options, FleetOptions)
+    given, size, fleet = (taken(options, group) for group in (FleetLoad, SizeOptions, FleetOptions))
     transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
     if transfer_gb_per_s is not None and not divide:
         raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
@@ -149,7 +146,7 @@ def size_fleet(
         raise InputError("-o writes launch scripts of disaggregated serving", hint="add --disaggregated")
     load, demands, notes = _demands(given, options.get("scheduling_policy"))
     percentile = f"{percentile:g}" if isinstance(percentile, float | int) else percentile
-    slos = slos_of(demands, {"ttft": ttft, "tpot": tpot, "e2el": e2el}, str(percentile))
+    slos = slos_of(demands, {"ttft": ttft, "tpot": tpot, "e2el": e2el}, percentile)
     check_router(router, demands)
     servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     first, profiles = servings[0], tuple(serving.profile for serving in servings)
@@ -158,8 +155,8 @@ def size_fleet(
     for demand in demands:
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
     targets = Targets(slos, confidence=confidence or defaults.CONFIDENCE, router=router or "round-robin")
-    terms = {name: fleet[name] for name in ("headroom", "minimise", "rent") if name in fleet}
-    objective = Objective("balanced", load, targets, spares=fleet.get("n_plus", FleetOptions.n_plus))
+    terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
+    objective = Objective("balanced", load, targets, **size)
     fleets = plan_fleets(Search(Space(servings, prices=prices), objective), Terms(stock=stock, **terms), demands)
     divided = _divided(fleets, transfer_gb_per_s and transfer_gb_per_s * GB) if divide else ()
     answer = FleetAnswer.of(fleets, divided, first.notes, (*notes, *first.resolved.notes), explain)

@@ -11,7 +11,6 @@ from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.workload import (
-    DEFAULT_PERCENTILE,
     NAMED,
     OF_A_REQUEST,
     Load,
@@ -160,7 +159,7 @@ def targets_of(
     router: Router | None = None,
 ) -> Targets | None:
     """The targets under ``load``, and how much of it all servers carry; None without targets and without a rate."""
-    slos = slos_of(load.classes or (load,), limits_ms, percentile or f"{DEFAULT_PERCENTILE:g}")
+    slos = slos_of(load.classes or (load,), limits_ms, percentile)
     single = "--percentile" if percentile else "--confidence" if confidence else ""
     if single and not slos:
         raise InputError(f"{single} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
@@ -182,7 +181,7 @@ def targets_of(
     return Targets(slos, "rate", request_rate, confidence=trust)
 
 
-def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], percentile: str) -> tuple[Slo, ...]:
+def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], percentile: str | None) -> tuple[Slo, ...]:
     """The targets: of all, or of each class its own, which take the place of those of all.
 
     Gaps between tokens are those of all requests. Raises InputError for gaps where answers have one token.

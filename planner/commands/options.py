@@ -13,6 +13,7 @@ from annotated_types import Interval
 from planner.commands.declare import Argument, Option
 from planner.engine import SETTINGS
 from planner.planning import defaults
+from planner.workload import DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 LOAD = "Load (flags of vllm bench)"
 TARGETS = "Targets"
+SIZE = "Size"
 #: Settings that change memory, and settings that change time.
 MEMORY = tuple(name for name, row in SETTINGS.items() if row.only != "time")
 TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
@@ -177,7 +179,7 @@ def _target(what: str) -> Any:
 
 
 _PERCENTILE = Option(
-    kind=str, metavar="P", panel=TARGETS, default="99", help="Percentile of the targets, or mean."
+    kind=str, metavar="P", panel=TARGETS, default=f"{DEFAULT_PERCENTILE:g}", help="Percentile of the targets, or mean."
 )  # fmt: skip
 _PROBABILITY = "Probability of meeting the targets, from 0.05 to 0.99."
 Ttft = Annotated[float | None, _target("time to first token")]
@@ -189,6 +191,19 @@ Confidence = Annotated[
     Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE),
     Option(panel=TARGETS, metavar="P", default=f"{defaults.CONFIDENCE:g}", help=_PROBABILITY),
 ]
+
+
+class SizeOptions:
+    """Headroom and spares."""
+
+    headroom: Annotated[
+        float,
+        Interval(ge=0, le=defaults.MOST_HEADROOM),
+        Option(panel=SIZE, help="Extra load to carry, as a share of the load."),
+    ] = 0.0
+    spares: Annotated[
+        int, Interval(ge=0, le=100), Option("--spares", "--n-plus", panel=SIZE, help="Spare servers of each kind.")
+    ] = 0
 
 
 class PlannedLoad:

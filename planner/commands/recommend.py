@@ -25,6 +25,7 @@ from planner.commands.options import (
     Partitions,
     PlannedLoad,
     ServerOptions,
+    SizeOptions,
     assignments,
     model_argument,
 )
@@ -61,7 +62,7 @@ class SearchOptions:
 @command(
     "recommend",
     help="Settings for a goal or for latency targets, and the scripts that launch and check them.",
-    groups=(SearchOptions, PlannedLoad, ServerOptions),
+    groups=(SearchOptions, PlannedLoad, SizeOptions, ServerOptions),
     engine=GIVEN,
     rivals=rivals(planned=True),
 )
@@ -88,8 +89,9 @@ def recommend_plans(
     1024, 256)``), which share each server and have targets and priorities of their own. A ``router`` deals a trace, or
     a workload of several turns (multi-turn-chat, coding-agent), to servers.
 
-    ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at a ``percentile`` (99, ``"mean"``). The cheapest plan
-    is found that meets them with probability ``confidence`` (0.8). Several GPUs are sorted by USD per hour; ``price``
+    ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at a ``percentile`` (95, ``"mean"``). The cheapest plan
+    is found that meets them with probability ``confidence`` (0.8). ``headroom`` is the share of the load that is
+    carried on top of it, ``spares`` the number of spare servers. Several GPUs are sorted by USD per hour; ``price``
     is USD per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``). With ``disaggregated``, separate prefill and
     decode servers are the answer where they take fewer GPUs: ``answer.answer_apart``.
 
@@ -106,8 +108,9 @@ def recommend_plans(
     directory = _directory(output, force)
     stated = _stated(options)
     options = dict(stated)
-    searched, given = taken(options, SearchOptions), taken(options, PlannedLoad)
+    searched, given, size = (taken(options, group) for group in (SearchOptions, PlannedLoad, SizeOptions))
     load, targets = planned_load(given, options.get("scheduling_policy"))
+    load, targets = _with_headroom(load, targets, **size)
     servings = planning.Serving.on_each(
         defaults.MODEL if model is None else model,
         defaults.GPUS if gpu is None else gpu,
@@ -133,6 +136,7 @@ def recommend_plans(
             targets,
             num_prompts=given.get("num_prompts"),
             workload_name=given.get("workload"),
+            **size,
         ),
     )
     if disaggregated:
@@ -190,6 +194,17 @@ def planned_load(given: Mapping[str, Any], scheduling_policy: str | None) -> "tu
         **of_targets,
     )
     return replace(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
+
+
+def _with_headroom(
+    load: "Load", targets: "Targets | None", headroom: float = 0.0, spares: int = 0
+) -> "tuple[Load, Targets | None]":
+    """The load and the targets with the headroom on top. Raises InputError for a margin without a load."""
+    if not (headroom or spares):
+        return load, targets
+    if targets is None or targets.value is None:
+        raise InputError("--headroom and --spares have no load to go with", hint="add --request-rate")
+    return planning.times(load, 1 + headroom), replace(targets, value=targets.value * (1 + headroom))
 
 
 def script_files(recommendation: "Recommendation") -> dict[str, str]:

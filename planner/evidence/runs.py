@@ -23,7 +23,7 @@ from planner.workload import LATENCIES, METRICS, NAMED_DISTRIBUTIONS
 
 REQUIRED = ("bench", "gpu", "model")
 #: Columns with measurements, in the units that their names say. No fit uses the other metrics.
-MEASUREMENTS = tuple(key for key in METRICS if key != "request_throughput" and not key.startswith("p90"))
+MEASUREMENTS = tuple(key for key in METRICS if key != "request_throughput" and not key.startswith(("p90", "p95")))
 
 
 def _whole(cell: Any) -> Any:

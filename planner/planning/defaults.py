@@ -20,9 +20,10 @@ GPUS_PER_NODE = 8
 GOAL: Final[Goal] = "balanced"
 LEN = 1024  #: tokens of a prompt, and of an answer
 LADDER = (0.5, 0.8, 0.95)  #: confidences whose price an answer shows
+MARGIN = (0.2, 1)  #: headroom and spares whose price an answer shows where neither is asked for
 COMPARED_CONCURRENCY = (8, 32, 128)  #: requests in flight at which GPUs are compared
 LATENCY_CONCURRENCY = 8  #: requests in flight of ``min-latency``; ``balanced`` searches from here on
-PERCENTILES = (50, 90, 99)  #: of latencies, in a plan and in its benchmark
+PERCENTILES = (50, 90, 95, 99)  #: of latencies, in a plan and in its benchmark
 
 # --- How much may be asked for
 
@@ -74,7 +75,7 @@ SAME_STEP = 0.01  #: by which a step may be shorter that counts as no shorter
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where no request waits for one
 DECODE_SHARE = 0.25  #: of the target of TTFT that a decode server may take until it gives its first token
 TIMES_WITHOUT_OFFLOADING = 4  #: as many servers as with blocks in host memory, that are looked at without
-SUSPICIOUS_TIMES = 3.0  #: GPUs over those of the expected value, and servers over requests in flight
+SUSPICIOUS_TIMES = 2.0  #: GPUs over those of the expected value, and servers over requests in flight
 SUSPICIOUS_WAIT_S = 60.0  #: mean TTFT
 
 

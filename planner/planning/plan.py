@@ -150,6 +150,14 @@ class PlannedRung(_Record):
     total_gpus: int | None  #: None: any number of servers misses them
 
 
+class PlannedMargin(_Record):
+    """GPUs that headroom and spares would take."""
+
+    headroom: float
+    spares: int
+    total_gpus: int
+
+
 class PlannedRun(_Record):
     """The most informative benchmark, and the plan that is expected after it."""
 
@@ -189,7 +197,9 @@ class Service(_Record):
     load_asked: bool = True  #: else the load is the largest that one server carries
     workload: str | None = None  #: its name, where it has one
     trace: PlannedTrace | None = None
-    replicas: int  #: servers like the one that is launched; a key of plan.json, so the old word stays
+    headroom: float = 0.0  #: share of the load that is carried on top of it
+    spares: int = 0  #: servers beside those that carry the load
+    replicas: int  #: servers like the one that is launched, spares included; a key of plan.json: the old word stays
     total_gpus: int  #: of all servers; partitions count one by one
     packages: float  #: whole GPUs that these are, or are partitions of; likewise
     goodput: float  #: requests per second of all servers that meet every target
@@ -203,8 +213,14 @@ class Service(_Record):
     router: str | None = None  #: between the servers and the requests of a trace
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace
+    with_margin: PlannedMargin | None = None  #: of the best plan, where neither headroom nor spares were asked for
     ladder: tuple[PlannedRung, ...] = ()  #: of the best plan; empty for others, and where many GPUs are compared
     measure_next: PlannedRun | None = None  #: None: no run would change the plan
+
+    @property
+    def carrying(self) -> int:
+        """Servers that carry the load, spares left out."""
+        return self.replicas - self.spares
 
     @property
     def load(self) -> float | None:

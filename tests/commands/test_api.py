@@ -110,7 +110,7 @@ SAME: list[tuple[Callable[[], Answer], tuple[str, ...]]] = [
     ),
     (
         lambda: size_fleet(
-            LLAMA, "h100", classes=[Load.of_class("chat", 4, 256, 64)], tpot=100, n_plus=0, stock={"h100": 9}
+            LLAMA, "h100", classes=[Load.of_class("chat", 4, 256, 64)], tpot=100, spares=0, stock={"h100": 9}
         ),
         ("fleet", LLAMA, "--gpu", "h100", "--class", "chat=4:256:64", "--tpot", "100", "--n-plus", "0", "--stock",
          "h100=9"),

@@ -136,7 +136,7 @@ def test_equal_classes_with_equal_targets_take_what_one_of_their_sum_takes() -> 
 def test_a_class_without_targets_of_its_own_has_those_of_all() -> None:
     found = fleet("--class", "a=2:512:128,ttft=900", "--class", "b=2:512:128", "--ttft", "5000", "--tpot", "60")
     held = [(target["class"], target["metric"], target["limit_ms"]) for target in found["targets"]]
-    assert held == [("a", "p99_ttft_ms", 900), ("b", "p99_ttft_ms", 5000), ("b", "p99_tpot_ms", 60)]
+    assert held == [("a", "p95_ttft_ms", 900), ("b", "p95_ttft_ms", 5000), ("b", "p95_tpot_ms", 60)]
 
 
 def test_a_target_of_one_class_binds_only_it() -> None:
@@ -170,7 +170,7 @@ def test_a_plan_keeps_the_targets_of_each_class_as_a_single_class_of_their_sum_w
     )["plans"][0]  # fmt: skip
     assert two["service"]["replicas"] == one["service"]["replicas"]
     held = [(target["of_class"], target["metric"], target["limit_ms"]) for target in two["service"]["targets"]]
-    assert held == [(name, f"p99_{key}_ms", ms) for name in "ab" for key, ms in (("ttft", 1000), ("tpot", 30))]
+    assert held == [(name, f"p95_{key}_ms", ms) for name in "ab" for key, ms in (("ttft", 1000), ("tpot", 30))]
     single = recommended("--class", f"all=24:512:128,{limits}")["plans"][0]  # the very same requests
     for key in ("mean_ttft_ms", "p99_tpot_ms", "output_throughput"):
         assert single["predicted"][key] == one["predicted"][key]
@@ -192,7 +192,7 @@ def test_a_class_without_requests_to_speak_of_changes_nothing() -> None:
 def test_gaps_between_tokens_are_a_target_of_all_classes() -> None:
     two = recommended("--class", "a=4:512:128,ttft=900", "--class", "b=1:512:64", "--itl", "80", "--ttft", "5000")
     held = [(one["of_class"], one["metric"], one["limit_ms"]) for one in two["plans"][0]["service"]["targets"]]
-    assert held == [("", "p99_itl_ms", 80), ("a", "p99_ttft_ms", 900), ("b", "p99_ttft_ms", 5000)]
+    assert held == [("", "p95_itl_ms", 80), ("a", "p95_ttft_ms", 900), ("b", "p95_ttft_ms", 5000)]
     first, second = two["plans"][0]["classes"]
     assert (first["targets_ms"], second["targets_ms"]) == ({"ttft": 900}, {"ttft": 5000})
     good = [one["predicted"]["request_goodput"] for one in (first, second)]

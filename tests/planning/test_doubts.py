@@ -47,7 +47,7 @@ def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_woul
     assert even and asked and asked > TIMES * even
     doubt = next(doubt for doubt in answer.doubts if doubt.kind == "confidence")
     assert doubt.said.startswith(f"{asked:,} GPUs are {asked / even:,.1f} times the {even:,} of the expected value")
-    assert doubt.said.endswith("the interval of p99 TPOT of 31 ms decides")
+    assert doubt.said.endswith("the interval of p95 TPOT of 31 ms decides")
     assert f"! gb10: {doubt.said}; {doubt.change}" in said(answer)
     assert answer.to_dict()["doubts"][0] == {
         "kind": "confidence",
@@ -87,7 +87,7 @@ def test_what_the_expected_value_refutes_is_a_no(ask: Callable[..., Any]) -> Non
     answer = ask(**TIGHT, tpot=25, confidence=0.1)
     assert not answer.ok
     assert [doubt["kind"] for doubt in answer.to_dict()["doubts"]] == ["odds"]
-    assert "the expected value misses p99 TPOT of 25 ms; only 10% confidence" in said(answer)
+    assert "the expected value misses p95 TPOT of 25 ms; only 10% confidence" in said(answer)
     assert str(answer).startswith("Serve ")  # what was asked for is answered all the same
 
 

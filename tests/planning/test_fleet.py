@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import search_for
 
+from planner import recommend_plans, size_fleet
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.planning.cost import Span
@@ -45,7 +46,7 @@ CHAT = Load(1024, 256, request_rate=20.0, name="all")
 
 def asked(*gpus: str, load: Load = CHAT, slos: tuple[Slo, ...] = TARGETS, **settings: Any) -> Search:
     targets = Targets(slos, confidence=settings.pop("confidence", 0.8), value=load.request_rate)
-    return search_for(targets, *gpus, model=LLAMA, load=load, **{"spares": 1, **settings})
+    return search_for(targets, *gpus, model=LLAMA, load=load, **{"spares": 1, "headroom": 0.2, **settings})
 
 
 def planned(*gpus: str, tpot_ms: float = 60.0, rate: float = 20.0, rent: RentedBy = "gpu", **settings: Any) -> Fleets:
@@ -278,7 +279,7 @@ def test_requests_that_come_in_bunches_are_dealt_apart() -> None:
     prefixes = Prefixes.of([[at] for at in range(count)], [[8000]] * count)
     requests = Requests(np.full(count, 8000), np.full(count, 8), arrival_s, prefixes)
     demand = Load.of_requests(requests, 1.0, name="bunches")
-    fleets = plan_fleets(asked("h100", slos=(Slo("ttft", 300),), load=demand, spares=0, confidence=0.5), Terms(0.0))
+    fleets = plan_fleets(asked("h100", slos=(Slo("ttft", 300),), load=demand, spares=0, confidence=0.5, headroom=0.0))
     assert not fleets.refused and fleets.best is not None
     (pool,) = fleets.best.pools
     assert pool.servers > 1 or pool.kind.num_gpus > 1
@@ -288,8 +289,8 @@ def test_requests_that_come_in_bunches_are_dealt_apart() -> None:
 
 def test_the_plan_of_a_fleet_has_its_percentile() -> None:
     """What is printed to go on with asks for the same targets."""
-    outcome = run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "20", "--ttft", "2000", "--percentile", "95")
-    assert "--ttft 2000 --percentile 95 -o plans" in " ".join(outcome.out.replace("\\", " ").split())
+    outcome = run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "20", "--ttft", "2000", "--percentile", "90")
+    assert "--ttft 2000 --percentile 90 -o plans" in " ".join(outcome.out.replace("\\", " ").split())
 
 
 def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:
@@ -400,7 +401,7 @@ def test_no_fleet_is_an_honest_no() -> None:
     outcome = run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "1", "--tpot", "0.5")
     assert outcome.status == 1
     assert outcome.out.startswith("No fleet carries 1 request/s") and "x h100-sxm: " in outcome.out
-    assert "p99 TPOT of 0.5 ms becomes" in " ".join(outcome.out.split())
+    assert "p95 TPOT of 0.5 ms becomes" in " ".join(outcome.out.split())
     assert "order" not in outcome.err  # there is nothing to order
 
 
@@ -451,7 +452,7 @@ def test_sizes_at_each_confidence_ascend_and_have_the_servers_asked_for(rate: fl
 @pytest.mark.parametrize("model", [LLAMA, "openai/gpt-oss-20b"])
 def test_without_headroom_and_spares_a_fleet_is_the_recommended_plan(gpu: str, model: str) -> None:
     search = search_for(Targets(TARGETS, value=CHAT.request_rate), gpu, model=model, load=CHAT)
-    (fleet,), (ranking,) = plan_fleets(search, Terms(headroom=0.0)).single, search.run()
+    (fleet,), (ranking,) = plan_fleets(search).single, search.run()
     assert ranking.best is not None and fleet.gpus == ranking.best.num_gpus
     service, carries = search.plan(ranking).service, fleet.carries
     assert service is not None and carries is not None
@@ -459,3 +460,33 @@ def test_without_headroom_and_spares_a_fleet_is_the_recommended_plan(gpu: str, m
     assert tuple(end * service.replicas for end in ends if end) == pytest.approx(
         (carries.low, carries.mid, carries.high)
     )
+
+
+ASKED: dict[str, Any] = {"model": LLAMA, "gpu": "h100", "request_rate": 150.0, "output_len": 256, "tpot": 60}
+
+
+def test_headroom_and_spares_are_added_only_when_asked_for() -> None:
+    """By hand: ceil(150 / most) servers; ceil(180 / most) + 1 with 20 % headroom and a spare, which one line says."""
+    fleet = size_fleet(**ASKED)
+    best = fleet.record.best
+    assert best and best.with_margin
+    (pool,) = best.pools
+    more = ceil(180 / pool.load.value) + 1
+    assert (best.servers, best.with_margin.gpus) == (ceil(150 / pool.load.value), more * pool.kind.num_gpus)
+    plan, margin = recommend_plans(**ASKED), {"headroom": 0.2, "spares": 1}
+    words = f"with 20 % headroom and one spare it would take {best.with_margin.gpus} GPUs"
+    for answer in (fleet, plan):
+        assert words in " ".join(str(answer).split())
+    assert fleet.to_dict()["with_margin"]["gpus"] == best.with_margin.gpus
+    wider, larger = size_fleet(**ASKED, **margin).record.best, recommend_plans(**ASKED, **margin).best
+    assert wider and larger and larger.service
+    assert wider.gpus == larger.service.total_gpus == best.with_margin.gpus
+    assert larger.service.replicas == more and larger.service.request_rate == pytest.approx(150.0)
+    assert larger.service.usd_per_hour == pytest.approx(wider.usd_per_h and wider.usd_per_h.mid)
+
+
+def test_the_old_name_of_spares_still_works() -> None:
+    outcomes = [
+        run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "5", flag, "2") for flag in ("--n-plus", "--spares")
+    ]
+    assert outcomes[0].out == outcomes[1].out and "2 spares" in outcomes[0].out

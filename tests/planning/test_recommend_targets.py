@@ -522,7 +522,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
     assert outcome.status == 0
     printed, saved = json.loads(outcome.out), json.loads((tmp_path / "plan/plan.json").read_text())
     assert printed["workload"]["request_rate"] == 30 and printed["workload"]["name"] == "chat"
-    assert [limit["metric"] for limit in printed["targets"]["limits"]] == ["p99_ttft_ms", "p99_tpot_ms"]
+    assert [limit["metric"] for limit in printed["targets"]["limits"]] == ["p95_ttft_ms", "p95_tpot_ms"]
     service = printed["plans"][0]["service"]
     assert saved["service"] == service and service["confidence"] == 0.8 and service["workload"] == "chat"
     assert service["node_load"] == pytest.approx(8 * service["largest_load"])
@@ -530,7 +530,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
     assert sent[sent.index("--random-range-ratio") + 1] == "0.5"
     assert service["load_asked"] and service["request_rate"] == 30
     asked = run(*words).out.split("\n\n")[0]
-    assert ": 30 requests/s, p99 TTFT " in asked and "room for" in asked
+    assert ": 30 requests/s, p95 TTFT " in asked and "room for" in asked
 
 
 def test_without_a_load_the_largest_is_the_answer() -> None:
@@ -556,7 +556,7 @@ def test_of_many_gpus_the_best_is_explained_and_those_without_a_plan_are_named()
 def test_no_plan_is_an_honest_no(tmp_path: Path) -> None:
     outcome = run("recommend", SMALL, "--gpu", "h100", "--ttft", "1")
     assert outcome.status == 1
-    assert outcome.out.startswith("No plan meets p99 TTFT of 1 ms") and "misses p99 TTFT of 1 ms" in outcome.out
+    assert outcome.out.startswith("No plan meets p95 TTFT of 1 ms") and "misses p95 TTFT of 1 ms" in outcome.out
     data = json.loads(run("recommend", SMALL, "--gpu", "h100", "--ttft", "1", "--format", "json").out)
     assert data["plans"] == [] and data["closest"][0]["targets"][0]["met"] is False
     keys = {frozenset(rejected) for rejected in data["rejected"]}

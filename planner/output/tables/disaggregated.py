@@ -71,7 +71,7 @@ def apart_in_words(objective: Objective, apart: Apart) -> str:
     load = asked_load(objective.value) if objective.value is not None else f"{figure(plan.aggregated_rate)} requests/s"
     price = f", {apart.usd_per_hour:,.2f} USD/h" if apart.usd_per_hour is not None else ""
     return (
-        f"Serve {plan.model} on {plan.least_gpus:,} x {card(plan.profile.id)}, disaggregated: {load}, {met} with "
+        f"Serve {plan.model} on {plan.num_gpus:,} x {card(plan.profile.id)}, disaggregated: {load}, {met} with "
         f"{objective.confidence:.0%} confidence{price}; aggregated: {plan.aggregated_gpus:,} GPUs"
     )
 

@@ -17,11 +17,13 @@ from planner.output.tables.shared import (
     card,
     counted,
     engine_note,
+    even_odds,
     figure_between,
     from_host,
     items,
     layout_in_words,
     listed,
+    margin_words,
     measure_next,
     no_price,
     price_notes,
@@ -34,9 +36,11 @@ from planner.planning import (
     Fleet,
     Fleets,
     NotDivided,
+    Objective,
     Offloading,
     Pool,
     Rung,
+    defaults,
     doubts_about_fleets,
     span_figures,
     times,
@@ -100,7 +104,7 @@ class FleetAnswer(Answer):
         """The answer, with everything computed that it shows; ``more`` are the other fields."""
         doubts = tuple(doubts_about_fleets(record))
         if best := record.best:
-            _ = best.carries, best.reuse, best.offloading, best.measure_next, record.shapes  # cached: they replay
+            _ = best.carries, best.reuse, best.offloading, best.measure_next, best.with_margin  # cached: they replay
             _ = best.by_confidence if record.search.objective.slos else ()
         return cls(record, doubts, *more)
 
@@ -125,8 +129,8 @@ class FleetAnswer(Answer):
                 for slo in objective.slos
             ],
             "confidence": objective.confidence,
-            "headroom": fleets.terms.headroom,
-            "n_plus": objective.spares,
+            **fields_of(objective, "headroom", "spares", "n_plus=spares"),  # the last until 0.2: its old name
+            "with_margin": _margin(best) if best else None,
             "rented_by": fleets.terms.rent,
             "ladder": list(map(_rung, best.by_confidence)) if best and objective.slos else [],
             "measure_next": _measure_next(best) if best else None,
@@ -252,13 +256,25 @@ def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
     }
 
 
+def _margin(fleet: Fleet) -> dict[str, Any] | None:
+    if fleet.with_margin is None:
+        return None
+    size = fields_of(fleet.with_margin, "gpus", "usd_per_hour=usd_per_h.mid")
+    return dict(zip(("headroom", "spares"), defaults.MARGIN, strict=True)) | size
+
+
+def _asked_margin(objective: Objective) -> str:
+    asked = objective.headroom or objective.spares
+    return f", {margin_words(objective.headroom, objective.spares)}" if asked else ""
+
+
 def _question(fleets: Fleets) -> str:
     objective = fleets.search.objective
     loads = ", ".join(
         f"{d.request_rate:,.4g} requests/s of {d.input_len:,} in / {d.output_len:,} out" for d in fleets.demands
     )
     targets = targets_in_words(objective.slos) if objective.slos else "no latency target"
-    return f"{loads}, {targets}; {fleets.terms.headroom:.0%} headroom, N+{objective.spares}"
+    return f"{loads}, {targets}{_asked_margin(objective)}"
 
 
 def _verdict_of(fleets: Fleets) -> str:
@@ -275,6 +291,8 @@ def _verdict_of(fleets: Fleets) -> str:
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
     most = best.carries  # without the spares
     room = f"; room for {figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
+    even = best.by_confidence[0].gpus if search.objective.slos else None
+    gpus += even_odds(best.gpus, even)
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
 
 
@@ -303,9 +321,11 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     spare = sum(count for _, count in best.spares)
     servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
     yield (
-        f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s; "
-        f"{fleets.terms.headroom:.0%} headroom, N+{objective.spares}"
+        f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s"
+        f"{_asked_margin(objective)}"
     )
+    if (more := best.with_margin) and more.gpus:
+        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(more.gpus)}"
     if fleets.shapes:
         yield _shapes_words(*fleets.shapes)
     if others := fleets.fleets[1:]:
@@ -348,7 +368,7 @@ def _next_command(best: Fleet) -> list[str]:
     """The command that plans one server of the busiest pool and writes its scripts."""
     search, pool = best.solver.search, best.busiest
     kind, args = pool.kind, search.space.args
-    demand = times(pool.demand, 1 / (1 + best.solver.terms.headroom))
+    demand = times(pool.demand, 1 / (1 + best.solver.headroom))
     words = ["planner", "recommend", search.space.model.requested, "--gpu", kind.profile.id]
     lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
     if demand.classes:
@@ -365,6 +385,9 @@ def _next_command(best: Fleet) -> list[str]:
     own = {one.name for one in demand.classes if one.limits_ms}
     of_all = {slo.metric: slo.limit_ms for slo in best.solver.objectives[pool.place].slos if slo.group not in own}
     words += [word for metric, limit_ms in of_all.items() for word in (f"--{metric}", f"{limit_ms:g}")]
+    objective = search.objective
+    words += ["--headroom", f"{objective.headroom:g}"] if objective.headroom else []
+    words += ["--spares", str(objective.spares)] if objective.spares else []
     for percentile in {slo.percentile for slo in search.objective.slos} - {DEFAULT_PERCENTILE}:
         words += ["--percentile", "mean" if percentile is None else f"{percentile:g}"]
     return [*words, "-o", "plans"]

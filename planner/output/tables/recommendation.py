@@ -20,12 +20,14 @@ from planner.output.tables.shared import (
     card,
     counted,
     engine_note,
+    even_odds,
     figure_between,
     from_host,
     items,
     layout_in_words,
     listed,
     local_argv,
+    margin_words,
     measure_next,
     milliseconds,
     no_price,
@@ -55,6 +57,7 @@ from planner.planning import (
     cheapest_apart,
     closest_lines,
     closest_point,
+    defaults,
     doubt_about_refusal,
     doubts_about_plan,
     little_in_words,
@@ -288,7 +291,7 @@ class Recommendation(Answer):
         """The shape, GPUs and price of the best plan."""
         apart, best = self.answer_apart, self.best
         if apart:
-            return {"shape": "disaggregated", "gpu": apart.plan.gpu, "num_gpus": apart.division.least_gpus,
+            return {"shape": "disaggregated", "gpu": apart.plan.gpu, "num_gpus": apart.division.num_gpus,
                     "usd_per_hour": apart.usd_per_hour}  # fmt: skip
         if best is None:
             return None
@@ -351,7 +354,7 @@ class Recommendation(Answer):
             cached = f"{service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
             yield from items("-", [*_host_lines(service)] or [cached + _replayed(self.objective, candidate)])
         if service:
-            yield from items("-", [*_ladder_lines(service), *self._divided_words()])
+            yield from items("-", [*_ladder_lines(service), *_margin_lines(service), *self._divided_words()])
         urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
         yield from items("!", urgent[:BRIEF_WARNINGS])
 
@@ -460,12 +463,14 @@ def plan_in_words(plan: Plan) -> str:
     means = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
-        size, delivers = plan.num_gpus, f"{figure_between(value, low, high, 'requests/s')}, {means}"
+        size, even_words, delivers = plan.num_gpus, "", f"{figure_between(value, low, high, 'requests/s')}, {means}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
-        value, low, high = (end and end * service.replicas for end in ends)
+        value, low, high = (end and end * service.carrying for end in ends)
         most = figure_between(value, low, high, service.load_unit) if value else ""
         size = service.total_gpus
+        even = next((rung.total_gpus for rung in service.ladder if rung.confidence == defaults.LADDER[0]), None)
+        even_words = even_odds(service.total_gpus, even)
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout}"
         of_class = {id(target): f" for {target.of_class}" if target.of_class else "" for target in service.targets}
@@ -474,7 +479,7 @@ def plan_in_words(plan: Plan) -> str:
         load = asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
         delivers = ", ".join([load, *(met or [means]), *price])
         delivers += f"; room for {most}" if most and service.load_asked else ""
-    return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}, {layout}: {delivers}"
+    return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}{even_words}, {layout}: {delivers}"
 
 
 def _class_rows(plan: Plan, one: PlannedClass) -> Iterator[dict[str, Any]]:
@@ -620,8 +625,9 @@ def _workload(search: Search) -> dict[str, Any]:
     """The load of all servers together."""
     objective, load, given = search.objective, search.objective.load, search.space.args.max_num_seqs
     trace = PlannedTrace.of(load)
-    rate = objective.value if objective.targets and objective.by == "rate" else None
-    flying = objective.value if objective.by == "concurrency" else None
+    asked = objective.value and objective.value / (1 + objective.headroom)
+    rate = asked if objective.targets and objective.by == "rate" else None
+    flying = asked if objective.by == "concurrency" else None
     lengths = "input_len", "output_len", "range_ratio"
     return {
         "name": objective.workload_name,
@@ -685,7 +691,7 @@ def _load_lines(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) ->
     service = plan.service
     if service is None:
         return
-    yield from (*_host_lines(service), *_largest_load(plan), *_ladder_lines(service))
+    yield from (*_host_lines(service), *_largest_load(plan), *_ladder_lines(service), *_margin_lines(service))
     price = price_of(profile, prices)
     if price and service.usd_per_hour is not None:
         each = price.usd_per_h.mid * profile.parts
@@ -727,6 +733,14 @@ def _ladder_lines(service: Service) -> Iterator[str]:
     what = "raise the load of one server" if per_server else "reduce the plan"
     change = f"{what} from {words(now, per_server)} to {words(run.expected, per_server)}"
     yield measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")
+
+
+def _margin_lines(service: Service) -> Iterator[str]:
+    """The headroom and the spares that are included, or else what the usual ones would take."""
+    if service.headroom or service.spares:
+        yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
+    elif more := service.with_margin:
+        yield f"{margin_words(more.headroom, more.spares)} it would take {counted(more.total_gpus)}"
 
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from planner.engine import LOOPBACK, tagged
 from planner.hardware import GpuProfile
 from planner.output.render import SPACE, at, wrapped
-from planner.planning import price_of, span_figures
+from planner.planning import defaults, price_of, span_figures
 from planner.units import MS, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
@@ -164,6 +164,18 @@ def measure_next(script: str, run: Any, effect: str) -> str:
     sent, whole = run.workload, max(round(run.duration_s / 60), 1)
     load = f"concurrency {sent.max_concurrency:,}" if sent.max_concurrency else f"{sent.request_rate:,.3g} requests/s"
     return f"running {script} at {load} (about {whole:,} min) would probably {effect}"
+
+
+def margin_words(headroom: float, spares: int) -> str:
+    """``with 20 % headroom and one spare``."""
+    spare = "one spare" if spares == 1 else f"{spares} spares"
+    words = [f"{headroom * 100:g} % headroom"] * bool(headroom) + [spare] * bool(spares)
+    return f"with {' and '.join(words)}"
+
+
+def even_odds(size: int, even: int | None) -> str:
+    """The GPUs at even odds, in brackets, where ``size`` is suspiciously many more."""
+    return f" ({even:,} at even odds)" if even and size > defaults.SUSPICIOUS_TIMES * even else ""
 
 
 def counted(number: int, noun: str = "GPU") -> str:

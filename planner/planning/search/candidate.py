@@ -85,7 +85,7 @@ class Candidate:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all servers that carry the load."""
+        """GPUs of all servers that carry the load, spares left out."""
         return self.servers * self.config.num_gpus
 
     @property

@@ -254,7 +254,7 @@ def check_apart(search: Search) -> None:
 def apart_from(search: Search, plan: Plan, division: Disaggregated) -> Apart | None:
     """Return ``division`` as a plan; None where it is not cheaper than ``plan`` by more than the tolerance of loads."""
     value, profile = search.objective.value, division.profile
-    load, packages = value or division.aggregated_rate, division.least_gpus / profile.parts
+    load, packages = value or division.aggregated_rate, division.num_gpus / profile.parts
     if value is not None:  # parts of a GPU are not rented
         packages = ceil(packages)
     elif not division.wins:

@@ -144,7 +144,7 @@ def _about_sizes(objective: Objective, candidate: Candidate, service: Service, g
             said = f"one server carries {now.largest_load:,.3g} {unit}, the expected value is {ratio:,.1f} times that"
             yield Doubt("confidence", gpu, f"{said}: {_interval(service)} decides", f"--confidence {EVEN:g} takes it")
     elif even.total_gpus and now.total_gpus and now.total_gpus > TIMES * even.total_gpus:
-        servers = ceil(even.total_gpus / candidate.config.num_gpus)
+        servers = even.total_gpus // candidate.config.num_gpus - objective.spares
         readings = share_of(candidate.deployment, objective, servers).readings
         yield _too_many(gpu, now.total_gpus, even.total_gpus, _interval(service), met_limits(readings))
 

@@ -37,9 +37,8 @@ ROUTERS: tuple[Router, ...] = get_args(Router)
 
 @dataclass(frozen=True)
 class Terms:
-    """How GPUs are rented, and how much room is left."""
+    """How GPUs are rented."""
 
-    headroom: float = 0.2  #: share of the load that is carried on top of it
     minimise: Minimised = "usd"
     rent: RentedBy = "gpu"
     stock: Mapping[str, int] = field(default_factory=dict)  #: most whole GPUs, by profile id
@@ -170,7 +169,7 @@ class Fleet:
     def utilisation(self, pool: Pool) -> float:
         """Share of the largest load of its pools that the class of ``pool`` makes up; spares do not count."""
         most = sum(one.servers * one.load.value for one in self.pools if one.place == pool.place)
-        return pool.demand.request_rate / (1 + self.solver.terms.headroom) / most
+        return pool.demand.request_rate / (1 + self.solver.headroom) / most
 
     @property
     def busiest(self) -> Pool:
@@ -196,7 +195,7 @@ class Fleet:
     @property
     def output_tok_per_s(self) -> float:
         """Output tokens per second that are asked for."""
-        return sum(demand.output_tok_per_s for demand in self.solver.demands) / (1 + self.solver.terms.headroom)
+        return sum(demand.output_tok_per_s for demand in self.solver.demands) / (1 + self.solver.headroom)
 
     @property
     def usd_per_million_tok(self) -> Span | None:
@@ -239,14 +238,24 @@ class Fleet:
             capacity[pool.place] = self._carried(pool, size)
         return self._rented(confidence, [tuple(capacity) for capacity in capacities.values()])
 
+    @cached_property
+    def with_margin(self) -> Rung | None:
+        """GPUs and rent with the headroom and the spares of ``defaults.MARGIN``; None where either was asked for."""
+        objective = self.solver.search.objective
+        if objective.headroom or objective.spares:
+            return None
+        return self._rented(self.solver.confidence, [kind.capacity for kind in self.kinds], defaults.MARGIN)
+
     def _carried(self, pool: Pool, size: Size) -> float:
         """Load of one server, as little above the pool's share as so many servers take."""
         if size.servers is None or self._only is None:
             return size.largest_load
         return max(size.largest_load, pool.demand.request_rate / size.servers)
 
-    def _rented(self, confidence: float, capacities: Sequence[tuple[float, ...]]) -> Rung:
-        _, rented = self.solver.solved(self.kinds, "gpus", capacities)
+    def _rented(
+        self, confidence: float, capacities: Sequence[tuple[float, ...]], margin: tuple[float, int] | None = None
+    ) -> Rung:
+        _, rented = self.solver.solved(self.kinds, "gpus", capacities, margin)
         return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
 
     @cached_property
@@ -334,7 +343,7 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
     ``classes`` are the parts that may get servers of their own, by default those of the load.
     """
     search = replace(search, objective=replace(search.objective, goal="balanced"))
-    load, more = search.objective.load, 1 + terms.headroom
+    load, more = search.objective.load, 1 + search.objective.headroom
     demands = tuple(classes) or load.classes or (load,)
     one_pool = _Solver(search, terms, (times(load, more),))
     if len(demands) == 1:
@@ -361,7 +370,7 @@ class _Solver:
     def __init__(self, search: Search, terms: Terms, demands: tuple[Load, ...]) -> None:
         self.search, self.terms, self.demands = search, terms, demands
         self.objectives = [replace(search.objective, load=one, targets=self._targets(one)) for one in demands]
-        self.confidence = search.objective.confidence
+        self.confidence, self.headroom = search.objective.confidence, search.objective.headroom
 
     def _targets(self, demand: Load) -> Targets:
         """The targets of servers that serve one class, or all classes together."""
@@ -450,9 +459,17 @@ class _Solver:
         return Fleet(self, pools, spares, rented, mix.proven)
 
     def solved(
-        self, kinds: Sequence[Kind], minimise: Minimised, capacities: Sequence[tuple[float, ...]]
+        self,
+        kinds: Sequence[Kind],
+        minimise: Minimised,
+        capacities: Sequence[tuple[float, ...]],
+        margin: tuple[float, int] | None = None,
     ) -> tuple[Mix | None, tuple[Rented, ...]]:
-        """The cheapest mix of ``kinds`` with these capacities, and the GPUs that are rented for it."""
+        """The cheapest mix of ``kinds`` with these capacities, and the GPUs that are rented for it.
+
+        ``margin``: more headroom, and the spares, than those of the objective.
+        """
+        more, spares = margin or (0.0, self.search.objective.spares)
         profiles = list({kind.profile.id: kind.profile for kind in kinds}.values())
         places = {profile.id: index for index, profile in enumerate(profiles)}
         rents = [self._rent(profile, minimise) for profile in profiles]
@@ -460,7 +477,7 @@ class _Solver:
             Offer(places[kind.profile.id], kind.num_gpus, capacity)
             for kind, capacity in zip(kinds, capacities, strict=True)
         ]
-        mix = cheapest_mix([one.request_rate for one in self.demands], offers, rents, self.search.objective.spares)
+        mix = cheapest_mix([one.request_rate * (1 + more) for one in self.demands], offers, rents, spares)
         rented = tuple(
             Rented(profile, price_of(profile, self.search.space.prices), units * rent.gpus // profile.parts)
             for profile, rent, units in zip(profiles, rents, mix.units if mix else (), strict=bool(mix))

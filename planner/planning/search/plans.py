@@ -29,11 +29,12 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.compared_point import find_limit, limit_in_words
 from planner.planning.cost import price_of
-from planner.planning.defaults import Goal
+from planner.planning.defaults import MARGIN, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
     Plan,
     PlannedClass,
+    PlannedMargin,
     PlannedOffloading,
     PlannedRun,
     PlannedRung,
@@ -216,12 +217,16 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
     assert load is not None
     whole = objective.value if objective.value is not None else load.value
     most, per_node = servers.most, space.node_size(profile) // config.num_gpus
-    packages = candidate.num_gpus / profile.parts
+    servers_in_all = candidate.servers + objective.spares
+    total_gpus = servers_in_all * config.num_gpus
+    packages = total_gpus / profile.parts
     if objective.value is not None:  # parts of a GPU are not rented
         packages = ceil(packages)
     price = price_of(profile, space.prices)
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
+    margin = servers.with_margin(*MARGIN) if best else None
+    whole /= 1 + objective.headroom
     return Service(
         confidence=objective.confidence,
         targets=tuple(map(_target, load.readings)),
@@ -230,8 +235,10 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         load_asked=objective.value is not None,
         workload=objective.workload_name,
         trace=PlannedTrace.of(objective.load),
-        replicas=candidate.servers,
-        total_gpus=candidate.num_gpus,
+        headroom=objective.headroom,
+        spares=objective.spares,
+        replicas=servers_in_all,
+        total_gpus=total_gpus,
         packages=packages,
         goodput=load.goodput_per_s * candidate.servers,
         largest_load=most.value if most else None,
@@ -244,13 +251,15 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         router=objective.router if reused else None,
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=_offloading(servers) if best else None,
-        ladder=tuple(_rung(rung, config.num_gpus) for rung in rungs),
+        with_margin=margin and PlannedMargin(headroom=MARGIN[0], spares=MARGIN[1], total_gpus=margin),
+        ladder=tuple(_rung(rung, servers) for rung in rungs),
         measure_next=_next_run(servers, sender) if rungs else None,
     )
 
 
-def _rung(rung: Rung, num_gpus: int) -> PlannedRung:
-    gpus = rung.servers * num_gpus if rung.servers else None
+def _rung(rung: Rung, servers: Servers) -> PlannedRung:
+    each = servers.candidate.config.num_gpus
+    gpus = (rung.servers + servers.objective.spares) * each if rung.servers else None
     return PlannedRung(confidence=rung.confidence, largest_load=rung.largest_load, total_gpus=gpus)
 
 
@@ -272,7 +281,7 @@ def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
         duration_s=run.duration_s,
         figure=run.figure,
         deviation_factor=run.factor,
-        expected=_rung(then, servers.candidate.config.num_gpus),
+        expected=_rung(then, servers),
     )
 
 
@@ -407,7 +416,8 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
     else:
         several = f"{winner.servers} servers of {size} each, {load.value:,.4g} on each"
         servers = several if winner.servers > 1 else f"one server of {size}"
-        yield f"{objective.value:,.4g} {unit} with {targets_in_words(objective.slos)}: {servers}"
+        asked = objective.value / (1 + objective.headroom)
+        yield f"{asked:,.4g} {unit} with {targets_in_words(objective.slos)}: {servers}"
     for reading in load.readings:
         name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
         name = f"{name} for {reading.slo.group}:" if reading.slo.group else name

@@ -181,6 +181,14 @@ class Servers:
                 servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
         return Rung(confidence, carried, servers if carried else None)
 
+    def with_margin(self, headroom: float, spares: int) -> int | None:
+        """GPUs with that much headroom and so many spares; None where the load is not known, or has a margin."""
+        objective, carried = self.objective, self.most.value if self.most else 0.0
+        if not carried or objective.value is None or objective.headroom or objective.spares:
+            return None
+        servers = max(ceil(objective.value * (1 + headroom) / carried - ROUNDING), self.candidate.servers)
+        return (servers + spares) * self.candidate.config.num_gpus
+
     def next_run(self, worth: Callable[[Rung], float]) -> tuple[NextRun, Rung] | None:
         """The run that narrows the size most, and the expected size after it; None where it would change nothing.
 

@@ -92,6 +92,7 @@ class Objective:
     load: Load  #: of all servers together
     targets: Targets | None = None  #: None: the goal alone decides, at the concurrency of the load
     num_prompts: int | None = None  #: requests of each replay; None: as many as the figures need
+    headroom: float = 0.0  #: share of the load that is carried on top of it; ``load`` and ``value`` include it
     spares: int = 0  #: servers of each kind beside those that carry the load
     workload_name: str | None = None
 
