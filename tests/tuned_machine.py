@@ -87,10 +87,10 @@ elif verb == "exec" and "--result-filename" in words:
     figures = {{
         f"{{statistic}}_{{name}}_ms": value
         for name, value in (("ttft", e2el / 20), ("tpot", tpot), ("itl", tpot), ("e2el", e2el))
-        for statistic in ("mean", "median", "p50", "p90", "p99")
+        for statistic in ("mean", "median", "p50", "p90", "p95", "p99")
     }}
     if late in ("all", budget):
-        figures["p99_tpot_ms"] *= 100
+        figures["p95_tpot_ms"] *= 100
     result = {{
         "model_id": after("--model"), "num_prompts": sent, "completed": sent, "failed": 0, "max_concurrency": flying,
         "request_rate": "inf", "duration": duration, "total_input_tokens": sent * tok_in,

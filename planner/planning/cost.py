@@ -23,7 +23,7 @@ from math import isfinite
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_profile
 
-HOUR_S = 3600
+HOUR_S, DAY_S = 3600, 86_400
 MILLION = 1e6
 
 

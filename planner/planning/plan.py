@@ -210,6 +210,9 @@ class Service(_Record):
     bound_by: str = ""  #: the target that a larger load misses
     output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
     usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
+    usd_per_million_output_tokens: float | None = None  #: at that load
+    output_tokens_per_day: float | None = None
+    requests_in_flight: float | None = None  #: on average: users who wait for an answer
     router: str | None = None  #: between the servers and the requests of a trace
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace

@@ -325,9 +325,9 @@ def test_json_carries_rows_orders_and_prices() -> None:
         ("mi300x", 1), ("mi300x", 64), ("mi355x", 1), ("mi355x", 64),
     ]  # fmt: skip
     assert {order["metric"] for order in answer["orders"]} == {
-        "tokens/s per user", "tokens/s per GPU", "tokens per joule",  # one price alone orders nothing
+        "tokens/s per user", "tokens/s per GPU", "tokens per joule", "tokens per USD",
     }  # fmt: skip
-    assert {price["gpu"]: price["usd_per_gpu_hour"] for price in answer["prices"]} == {"mi300x": 1.99, "mi355x": None}
+    assert {price["gpu"]: price["usd_per_gpu_hour"] for price in answer["prices"]} == {"mi300x": 1.99, "mi355x": 2.65}
 
 
 def test_lengths_are_pairs_in_which_one_may_come_again() -> None:
@@ -338,9 +338,9 @@ def test_lengths_are_pairs_in_which_one_may_come_again() -> None:
 
 
 def test_the_table_names_the_price_that_is_missing() -> None:
-    outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8", "--explain")
+    outcome = run("compare", LLAMA, "--gpu", "mi308x", "--max-concurrency", "8", "--explain")
     assert outcome.status == 0
-    assert "no price is known for mi355x: give one with --price GPU=USD" in outcome.err
+    assert "no price is known for mi308x: give one with --price GPU=USD" in outcome.err
 
 
 def test_a_model_that_nobody_holds_is_an_honest_no() -> None:

@@ -169,10 +169,17 @@ def test_a_price_of_zero_plans_but_divides_nothing() -> None:
 
 
 def test_without_any_price_gpus_are_counted() -> None:
-    fleets = planned("mi355x", "mi350x")
+    fleets = planned("mi308x", "h20")
     assert fleets.minimised == "gpus"
     assert [fleet.gpus for fleet in fleets.single] == sorted(fleet.gpus for fleet in fleets.single)
     assert all(fleet.usd_per_h is None for fleet in fleets.single)
+
+
+def test_a_gpu_without_a_price_counts_at_the_mean_of_the_others() -> None:
+    """By hand: at 6 USD/h for each priced GPU, the one without a price is ranked as if its GPUs cost 6 USD/h too."""
+    fleets = planned("mi308x", "h100", "mi300x", prices={"h100-sxm": 6.0, "mi300x": 6.0}).fleets
+    assert [fleet.gpus for fleet in fleets] == sorted(fleet.gpus for fleet in fleets)
+    assert {fleet.rented[0].profile.id for fleet in fleets if fleet.usd_per_h is None} == {"mi308x"}
 
 
 def test_partitions_are_rented_by_the_package_and_gpus_by_the_node_where_asked() -> None:

@@ -129,6 +129,7 @@ class FleetAnswer(Answer):
                 for slo in objective.slos
             ],
             "confidence": objective.confidence,
+            "output_tokens_per_day": best and best.output_tok_per_day,
             **fields_of(objective, "headroom", "spares", "n_plus=spares"),  # the last until 0.2: its old name
             "with_margin": _margin(best) if best else None,
             "rented_by": fleets.terms.rent,
@@ -289,6 +290,7 @@ def _verdict_of(fleets: Fleets) -> str:
     models = listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
     gpus = " + ".join(f"{rented.gpus:,} x {card(rented.profile.id)}" for rented in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
+    price += f", {each.mid:,.2f}{SPACE}USD per 1M output tokens" if (each := best.usd_per_million_tok) else ""
     most = best.carries  # without the spares
     room = f"; room for {figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
     even = best.by_confidence[0].gpus if search.objective.slos else None

@@ -476,6 +476,8 @@ def plan_in_words(plan: Plan) -> str:
         of_class = {id(target): f" for {target.of_class}" if target.of_class else "" for target in service.targets}
         met = [f"{_named(target)} {_latency(target)}{of_class[id(target)]}" for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
+        if service.usd_per_million_output_tokens:
+            price += [f"{service.usd_per_million_output_tokens:,.2f} USD per 1M output tokens"]
         load = asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
         delivers = ", ".join([load, *(met or [means]), *price])
         delivers += f"; room for {most}" if most and service.load_asked else ""

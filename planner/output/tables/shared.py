@@ -104,7 +104,8 @@ def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def no_price(gpus: Sequence[str]) -> str:
-    return f"no price is known for {listed(gpus, 3)}: give one with --price {gpus[0]}=USD"
+    names = listed(gpus, 3)
+    return f"no price is known for {names}: ranked by its number of GPUs; give one with --price {gpus[0]}=USD"
 
 
 def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ from planner.planning.largest import ROUNDING
 from planner.planning.plan import Plan
 from planner.planning.predict import ServedLoad
 from planner.planning.search.candidate import Candidate
-from planner.planning.search.plans import cost, recipe_of, served_name
+from planner.planning.search.plans import cost, mean_usd, recipe_of, served_name
 from planner.planning.search.search import Search
 from planner.planning.search.space import Choices
 from planner.units import MS
@@ -169,7 +169,12 @@ class Apart:
     plan: Plan  #: of servers that do both, on the same GPU
     packages: float  #: whole GPUs that its GPUs are, or are partitions of
     usd_per_hour: float | None  #: where the GPU has a price
-    cost: tuple[bool, float, float]  #: for a unit of the load: ``cost`` of a plan, then its whole GPUs
+    load: float  #: that it carries
+
+    def cost(self, usd: float) -> tuple[float, float]:
+        """As ``plans.cost``."""
+        paid = self.packages * usd if self.usd_per_hour is None else self.usd_per_hour
+        return paid / self.load, self.packages / self.load
 
 
 def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | NotDivided:
@@ -261,21 +266,16 @@ def apart_from(search: Search, plan: Plan, division: Disaggregated) -> Apart | N
         return None
     price = price_of(profile, search.space.prices)
     usd = price.usd_per_h.mid * profile.parts * packages if price else None
-    size = packages / load
-    apart = Apart(division, plan, packages, usd, (usd is None, size if usd is None else usd / load, size))
-    return apart if apart.cost < _cost_of(plan) else None
+    apart = Apart(division, plan, packages, usd, load)
+    return apart if apart.cost(1.0) < cost(plan, 1.0) else None
 
 
 def cheapest_apart(plans: Iterable[Plan], apart: Iterable[Apart]) -> Apart | None:
     """Return the cheapest of ``apart``; None where there is none, or one of ``plans`` is cheaper."""
-    cheapest = min(apart, key=lambda one: one.cost, default=None)
-    return None if cheapest is None or any(_cost_of(plan) < cheapest.cost for plan in plans) else cheapest
-
-
-def _cost_of(plan: Plan) -> tuple[bool, float, float]:
-    service = plan.service
-    assert service is not None
-    return *cost(plan), service.packages / (service.load or 1.0)
+    plans = list(plans)
+    usd = mean_usd(plans)
+    cheapest = min(apart, key=lambda one: one.cost(usd), default=None)
+    return None if cheapest is None or any(cost(plan, usd) < cheapest.cost(usd) for plan in plans) else cheapest
 
 
 def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:

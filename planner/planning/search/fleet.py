@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf
+from statistics import fmean
 from typing import get_args
 
 from planner import progress
@@ -19,7 +20,7 @@ from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, steady_rate
-from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of
+from planner.planning.cost import DAY_S, HOUR_S, MILLION, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
@@ -198,6 +199,11 @@ class Fleet:
         return sum(demand.output_tok_per_s for demand in self.solver.demands) / (1 + self.solver.headroom)
 
     @property
+    def output_tok_per_day(self) -> float:
+        """Output tokens per day at the asked load."""
+        return self.output_tok_per_s * DAY_S
+
+    @property
     def usd_per_million_tok(self) -> Span | None:
         """USD per 1M output tokens at the asked load; None where no price is known, or it is zero."""
         usd = self.usd_per_h
@@ -215,6 +221,11 @@ class Fleet:
         if minimise == "watts":
             return self.power_w or inf
         return self.usd_per_h.mid if self.usd_per_h else inf
+
+    @property
+    def usd_per_gpu(self) -> float | None:
+        """Mean rent of a whole GPU and hour."""
+        return self.usd_per_h.mid / self.gpus if self.usd_per_h else None
 
     # ------------------------------------------------------------------ other confidences and routers
 
@@ -516,9 +527,19 @@ def _answer(
     minimise: Minimised,
     refused: Iterable[NoServer],
 ) -> Fleets:
-    """The fleets in their order; a mix that is no better than the best of one GPU is dropped."""
-    ordered = tuple(sorted(single, key=lambda fleet: (fleet.weight(minimise), fleet.gpus)))
-    if mix and ordered and mix.weight(minimise) >= ordered[0].weight(minimise) * (1 - 1e-9):
+    """The fleets in their order; a mix that is no better than the best of one GPU is dropped.
+
+    A GPU without a price counts at the mean of the others.
+    """
+    single = list(single)
+    usd = fmean([fleet.usd_per_gpu for fleet in single if fleet.usd_per_gpu is not None] or [1.0])
+
+    def weight(fleet: Fleet) -> float:
+        known = fleet.weight(minimise)
+        return fleet.gpus * usd if minimise == "usd" and known == inf else known
+
+    ordered = tuple(sorted(single, key=lambda fleet: (weight(fleet), fleet.gpus)))
+    if mix and ordered and mix.weight(minimise) >= weight(ordered[0]) * (1 - 1e-9):
         mix = None
     return Fleets(search, terms, demands, ordered, mix, minimise, tuple(refused))
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, replace
 from math import ceil, inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from planner.engine import (
@@ -28,7 +29,7 @@ from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.compared_point import find_limit, limit_in_words
-from planner.planning.cost import price_of
+from planner.planning.cost import DAY_S, HOUR_S, MILLION, price_of
 from planner.planning.defaults import MARGIN, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
@@ -223,10 +224,14 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
     if objective.value is not None:  # parts of a GPU are not rented
         packages = ceil(packages)
     price = price_of(profile, space.prices)
+    usd_per_hour = price.usd_per_h.mid * profile.parts * packages if price else None
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
     margin = servers.with_margin(*MARGIN) if best else None
     whole /= 1 + objective.headroom
+    output_tok_per_s = load.output_tok_per_s * candidate.servers / (1 + objective.headroom)
+    if objective.by == "rate":  # as it is sent, not as the replay drew it
+        output_tok_per_s = replace(objective.load, request_rate=whole).output_tok_per_s
     return Service(
         confidence=objective.confidence,
         targets=tuple(map(_target, load.readings)),
@@ -247,7 +252,10 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         node_load=most.value * per_node if most and per_node else None,
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / config.num_gpus,
-        usd_per_hour=price.usd_per_h.mid * profile.parts * packages if price else None,
+        usd_per_hour=usd_per_hour,
+        usd_per_million_output_tokens=usd_per_hour and usd_per_hour / HOUR_S / output_tok_per_s * MILLION,
+        output_tokens_per_day=output_tok_per_s * DAY_S,
+        requests_in_flight=load.replay.mean_in_flight * candidate.servers / (1 + objective.headroom),
         router=objective.router if reused else None,
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=_offloading(servers) if best else None,
@@ -316,19 +324,26 @@ def _target(reading: Reading) -> PlannedTarget:
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
-def cost(plan: Plan) -> tuple[bool, float]:
-    """Cost of a plan for a unit of its load: USD per hour; whole GPUs, sorted last, where no price is known."""
+def mean_usd(plans: Iterable[Plan]) -> float:
+    """Mean USD per hour of one whole GPU, which stands in for a price that is not known; 1 where none is."""
+    services = [plan.service for plan in plans if plan.service]
+    known = [one.usd_per_hour / one.packages for one in services if one.usd_per_hour is not None]
+    return fmean(known) if known else 1.0
+
+
+def cost(plan: Plan, usd: float) -> tuple[float, float]:
+    """Cost of a plan for a unit of its load: USD per hour, of a GPU without a price ``usd``; then whole GPUs."""
     service = plan.service
     assert service is not None
-    carried = service.request_rate or service.max_concurrency or 1.0
-    priced = service.usd_per_hour is not None
-    return not priced, (service.usd_per_hour or 0.0 if priced else service.packages) / carried
+    carried, packages = service.load or 1.0, service.packages
+    paid = packages * usd if service.usd_per_hour is None else service.usd_per_hour
+    return paid / carried, packages / carried
 
 
 def plans_best_first(plans: Iterable[Plan], merit: Merit) -> list[Plan]:
     """Plans of different GPUs in the order that ``order_words`` describes.
 
-    With targets: by USD per hour, then those without a price by whole GPUs, each for a unit of the load; with
+    With targets: by USD per hour for a unit of the load, without a price at the mean of the others; with
     ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by ``merit``.
     """
     plans = list(plans)
@@ -336,7 +351,8 @@ def plans_best_first(plans: Iterable[Plan], merit: Merit) -> list[Plan]:
         return sorted(plans, key=lambda plan: merit.of(plan.predicted), reverse=True)
     if merit.goal == "max-throughput":
         return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
-    return sorted(plans, key=cost)
+    usd = mean_usd(plans)
+    return sorted(plans, key=lambda plan: cost(plan, usd))
 
 
 def order_words(plans: Sequence[Plan], goal: Goal) -> str:
@@ -352,8 +368,9 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
     unpriced = [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]
     if len(unpriced) == len(plans):
         return "whole GPUs, the fewest first; no price is known"
-    behind = f"; no price is known for {', '.join(dict.fromkeys(unpriced))}: behind, by whole GPUs" if unpriced else ""
-    return f"USD per hour, the cheapest first{behind}"
+    names = ", ".join(dict.fromkeys(unpriced))
+    words = f"; no price is known for {names}: counted at {mean_usd(plans):,.2f} USD/h, the mean of the others"
+    return f"USD per hour, the cheapest first{words if unpriced else ''}"
 
 
 # --- reasons ----------------------------------------------------------------------------------------------------------
