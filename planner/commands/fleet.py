@@ -9,7 +9,16 @@ from annotated_types import Interval
 
 from planner import planning
 from planner.commands.declare import Option, command, taken
-from planner.commands.load import check_planned_rate, check_router, load_of, refuse_contradictions, rivals, slos_of
+from planner.commands.load import (
+    check_planned_rate,
+    check_router,
+    load_of,
+    refuse_contradictions,
+    rivals,
+    slos_of,
+    stock_of,
+    stocks,
+)
 from planner.commands.options import (
     LOAD,
     Classes,
@@ -38,10 +47,9 @@ from planner.commands.options import (
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.planning import defaults
-from planner.units import GB, whole_number
+from planner.units import GB
 
 if TYPE_CHECKING:
-    from planner.hardware import GpuProfile
     from planner.output import FleetAnswer
     from planner.planning import Disaggregated, Fleets, NotDivided
     from planner.workload import Load
@@ -104,7 +112,7 @@ class FleetOptions:
 )
 def size_fleet(
     model: ModelOrDefault = defaults.MODEL,
-    gpu: GpusOrDefault = defaults.GPUS,
+    gpu: GpusOrDefault | None = None,
     *,
     partitions: Partitions = False,
     router: RouterName = None,
@@ -144,20 +152,23 @@ def size_fleet(
         raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
     if output is not None and not divide:
         raise InputError("-o writes launch scripts of disaggregated serving", hint="add --disaggregated")
-    load, demands, notes = _demands(given, options.get("scheduling_policy"))
+    gpu = [word.partition("=")[0] for word in assignments(size["have"])] if gpu is None and size.get("have") else gpu
+    load, demands, notes = _demands(given, size, options.get("scheduling_policy"))
     percentile = f"{percentile:g}" if isinstance(percentile, float | int) else percentile
     slos = slos_of(demands, {"ttft": ttft, "tpot": tpot, "e2el": e2el}, percentile)
     check_router(router, demands)
-    servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
+    servings = planning.Serving.on_each(model, gpu or defaults.GPUS, partitions=partitions, **options)
     first, profiles = servings[0], tuple(serving.profile for serving in servings)
     prices = parse_prices(assignments(price), profiles)
-    stock = _stocks(assignments(fleet.get("stock", ())), profiles)
+    limits = stocks("--stock", assignments(fleet.get("stock", ())), profiles)
+    stock = stock_of(size, profiles, prices)
     for demand in demands:
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
     targets = Targets(slos, confidence=confidence or defaults.CONFIDENCE, router=router or "round-robin")
     terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
     objective = Objective("balanced", load, targets, **size)
-    fleets = plan_fleets(Search(Space(servings, prices=prices), objective), Terms(stock=stock, **terms), demands)
+    search = Search(Space(servings, prices=prices, stock=stock), objective)
+    fleets = plan_fleets(search, Terms(stock=limits, **terms), demands)
     divided = _divided(fleets, transfer_gb_per_s and transfer_gb_per_s * GB) if divide else ()
     answer = FleetAnswer.of(fleets, divided, first.notes, (*notes, *first.resolved.notes), explain)
     files = answer.split_files(command_line) if output is not None else {}
@@ -167,44 +178,29 @@ def size_fleet(
     return answer
 
 
-def _demands(given: Mapping[str, Any], policy: str | None) -> "tuple[Load, tuple[Load, ...], tuple[str, ...]]":
+def _demands(
+    given: Mapping[str, Any], size: Mapping[str, Any], policy: str | None
+) -> "tuple[Load, tuple[Load, ...], tuple[str, ...]]":
     """The load, the classes of requests that it is made of, and remarks on where they are from."""
     from planner.workload import Load, check_classes
 
-    refuse_contradictions(given, planned=True)
+    refuse_contradictions({**given, **size}, planned=True)
     rate, classes = given.get("request_rate"), given.get("classes", ())
     if classes:
         for one in classes:
             check_planned_rate(one.request_rate, f"--class {one.name}")
         check_classes(classes, policy)
         return Load.classes_of(classes, name="all"), tuple(classes), ()
-    if given.get("trace") is None and rate is None:
-        raise InputError("no load is given", hint="add --request-rate, --class or --trace")
+    sized = "budget" in size or "have" in size
+    if given.get("trace") is None and rate is None and not sized:
+        raise InputError("no load is given", hint="add --request-rate, --class or --trace; or --budget or --have")
     load = load_of(**given)
-    check_planned_rate(load.request_rate)
+    if not sized:
+        check_planned_rate(load.request_rate)
     if load.origin is not None:
         return load, Load.classes_of_trace(load.origin, rate and load.request_rate), load.notes
     load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
     return load, (load,), ()
-
-
-def _stocks(words: Sequence[str], profiles: "Sequence[GpuProfile]") -> dict[str, int]:
-    """Whole GPUs by profile id, from ``h100=16``."""
-    from planner.hardware import load_profile
-
-    known = {profile.id for profile in profiles} | {profile.whole for profile in profiles}
-    stock: dict[str, int] = {}
-    for word in words:
-        name, _, text = word.partition("=")
-        if not (number := whole_number(text)):
-            raise InputError(f"--stock {word!r} is not GPU=N", hint="a positive number of GPUs, such as h100=16")
-        gpu = load_profile(name).id
-        if gpu not in known:
-            raise InputError(f"--stock {word!r}: {gpu} is not among the GPUs", hint=f"add --gpu {gpu}")
-        if gpu in stock:
-            raise InputError(f"--stock of {gpu} is given twice", hint="give each GPU one number")
-        stock[gpu] = number
-    return stock
 
 
 def _divided(fleets: "Fleets", transfer_bytes_per_s: float | None) -> "tuple[Disaggregated | NotDivided, ...]":

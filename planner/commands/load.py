@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import floor, isfinite
 from typing import TYPE_CHECKING, Any
 
+from planner.commands.options import assignments
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
-from planner.planning import defaults
+from planner.planning import defaults, price_of
+from planner.units import whole_number
 from planner.workload import (
     NAMED,
     OF_A_REQUEST,
@@ -24,6 +26,7 @@ from planner.workload import (
 
 if TYPE_CHECKING:
     from planner.commands.declare import Rivals
+    from planner.hardware import GpuProfile
     from planner.workload import Router, Slo
 
 LENGTHS = ("input_len", "output_len", "random_range_ratio")
@@ -42,6 +45,8 @@ class Exclusion:
 
 OF_A_TRACE = "a trace brings its own lengths and arrivals: leave one out"
 OF_A_CLASS = "a class says how long its requests are and how many come: leave one out"
+OF_A_LOAD = ("request_rate", "max_concurrency", "trace", "classes")
+LARGEST = "it asks for the largest load on given GPUs or for given money: leave one out"
 #: The one table of what excludes what. Every command, the page and planner.toml read it.
 EXCLUSIONS = (
     Exclusion("trace", (*LENGTHS, "burstiness", "seed", "num_prompts", "workload"), OF_A_TRACE),
@@ -50,6 +55,8 @@ EXCLUSIONS = (
     Exclusion("classes", ("max_concurrency",), OF_A_CLASS, planned=True),
     Exclusion("classes", ("trace",), "each says what is sent: leave one out"),
     Exclusion("workload", LENGTHS, "a named workload brings its own lengths: leave one out"),
+    Exclusion("budget", ("have", *OF_A_LOAD), LARGEST, planned=True),
+    Exclusion("have", OF_A_LOAD, LARGEST, planned=True),
     Exclusion(
         "request_rate",
         ("max_concurrency",),
@@ -205,6 +212,46 @@ def check_router(router: Router | None, loads: Sequence[Load]) -> None:
             "--router has nothing to go with: what these prompts have in common is not known",
             hint="add --trace, or --workload with one of " + ", ".join(named_sessions()),
         )
+
+
+def stock_of(
+    size: dict[str, Any], profiles: Sequence[GpuProfile], prices: Mapping[str, float]
+) -> dict[str, int] | None:
+    """Whole GPUs by profile id of ``--have`` or ``--budget``, which are taken out of ``size``; None: neither."""
+    budget, have = size.pop("budget", None), size.pop("have", ())
+    if have:
+        return stocks("--have", assignments(have), profiles)
+    if budget is None:
+        return None
+    each = {profile.id: price_of(profile, prices) for profile in profiles}
+    parts = {profile.id: profile.parts for profile in profiles}
+    stock = {
+        gpu: floor(budget / (price.usd_per_h.mid * parts[gpu]) + 1e-9)
+        for gpu, price in each.items()
+        if price and not price.is_zero
+    }
+    if not stock:
+        raise InputError("--budget: no price is known for these GPUs", hint=f"add --price {profiles[0].id}=USD")
+    return stock
+
+
+def stocks(flag: str, words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, int]:
+    """Whole GPUs by profile id, from ``h100=16``. Raises InputError, naming ``flag``."""
+    from planner.hardware import load_profile
+
+    known = {profile.id for profile in profiles} | {profile.whole for profile in profiles}
+    stock: dict[str, int] = {}
+    for word in words:
+        name, _, text = word.partition("=")
+        if not (number := whole_number(text)):
+            raise InputError(f"{flag} {word!r} is not GPU=N", hint="a positive number of GPUs, such as h100=16")
+        gpu = load_profile(name).id
+        if gpu not in known:
+            raise InputError(f"{flag} {word!r}: {gpu} is not among the GPUs", hint=f"add --gpu {gpu}")
+        if gpu in stock:
+            raise InputError(f"{flag} of {gpu} is given twice", hint="give each GPU one number")
+        stock[gpu] = number
+    return stock
 
 
 def check_planned_rate(rate: float, flag: str = "--request-rate", more: str = "") -> None:

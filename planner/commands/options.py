@@ -13,6 +13,7 @@ from annotated_types import Interval
 from planner.commands.declare import Argument, Option
 from planner.engine import SETTINGS
 from planner.planning import defaults
+from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import DEFAULT_PERCENTILE
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ Confidence = Annotated[
 
 
 class SizeOptions:
-    """Headroom and spares."""
+    """Headroom and spares, and GPUs to fill instead of a load to carry."""
 
     headroom: Annotated[
         float,
@@ -204,6 +205,20 @@ class SizeOptions:
     spares: Annotated[
         int, Interval(ge=0, le=100), Option("--spares", "--n-plus", panel=SIZE, help="Spare servers of each kind.")
     ] = 0
+    budget: Annotated[
+        float | None,
+        Interval(ge=LEAST_FIGURE, le=MOST_FIGURE),
+        Option(panel=SIZE, metavar="USD/H", help="Instead of a load: find the largest one for so many USD per hour."),
+    ] = None
+    have: Annotated[
+        "Mapping[str, int] | Sequence[str]",
+        Option(
+            kind=list[str],
+            panel=SIZE,
+            metavar="GPU=N",
+            help="Instead of a load: find the largest one on these whole GPUs. Repeatable.",
+        ),
+    ] = ()
 
 
 class PlannedLoad:

@@ -16,6 +16,7 @@ from planner.commands.load import (
     load_of,
     refuse_contradictions,
     rivals,
+    stock_of,
     targets_of,
 )
 from planner.commands.options import (
@@ -109,8 +110,10 @@ def recommend_plans(
     stated = _stated(options)
     options = dict(stated)
     searched, given, size = (taken(options, group) for group in (SearchOptions, PlannedLoad, SizeOptions))
+    refuse_contradictions({**given, **size}, planned=True)
     load, targets = planned_load(given, options.get("scheduling_policy"))
-    load, targets = _with_headroom(load, targets, **size)
+    if gpu is None and size.get("have"):
+        gpu = [word.partition("=")[0] for word in assignments(size["have"])]
     servings = planning.Serving.on_each(
         defaults.MODEL if model is None else model,
         defaults.GPUS if gpu is None else gpu,
@@ -119,6 +122,8 @@ def recommend_plans(
     )
     asked, profiles = servings[0], tuple(serving.profile for serving in servings)
     prices = parse_prices(assignments(given.get("price", ())), profiles)
+    stock = stock_of(size, profiles, prices)
+    load, targets = _sized(load, targets, stocked=stock is not None, **size)
     if prices and targets is None:
         raise InputError(
             "--price without targets and without a load: plans are then in the order of the goal, not of USD",
@@ -129,7 +134,7 @@ def recommend_plans(
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
     search = Search(
-        Space(servings, searched.get("gpus", defaults.GPUS_PER_NODE), searched.get("nodes"), prices),
+        Space(servings, searched.get("gpus", defaults.GPUS_PER_NODE), searched.get("nodes"), prices, stock),
         Objective(
             searched.get("goal", defaults.GOAL),
             load if targets else replace(load, max_concurrency=given.get("max_concurrency")),
@@ -178,7 +183,6 @@ def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def planned_load(given: Mapping[str, Any], scheduling_policy: str | None) -> "tuple[Load, Targets | None]":
     """The load and the targets of ``PlannedLoad``. Raises InputError where options contradict each other."""
-    refuse_contradictions(given, planned=True)
     check_burstiness(given.get("burstiness"))
     names = ("input_len", "output_len", "random_range_ratio", "workload", "trace", "classes", "request_rate", "seed")
     of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
@@ -196,12 +200,12 @@ def planned_load(given: Mapping[str, Any], scheduling_policy: str | None) -> "tu
     return replace(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
 
 
-def _with_headroom(
-    load: "Load", targets: "Targets | None", headroom: float = 0.0, spares: int = 0
+def _sized(
+    load: "Load", targets: "Targets | None", *, stocked: bool, headroom: float = 0.0, spares: int = 0
 ) -> "tuple[Load, Targets | None]":
     """The load and the targets with the headroom on top. Raises InputError for a margin without a load."""
-    if not (headroom or spares):
-        return load, targets
+    if stocked or not (headroom or spares):
+        return load, targets or (Targets() if stocked else None)
     if targets is None or targets.value is None:
         raise InputError("--headroom and --spares have no load to go with", hint="add --request-rate")
     return planning.times(load, 1 + headroom), replace(targets, value=targets.value * (1 + headroom))

@@ -194,7 +194,8 @@ class Service(_Record):
     targets: tuple[PlannedTarget, ...]
     request_rate: float | None = None  #: requests per second of all servers
     max_concurrency: int | None = None  #: requests in flight of all servers
-    load_asked: bool = True  #: else the load is the largest that one server carries
+    load_asked: bool = True  #: else the load is the largest that one server, or all of a stock, carries
+    stock: int | None = None  #: whole GPUs that there are, where the largest load on them is asked for
     workload: str | None = None  #: its name, where it has one
     trace: PlannedTrace | None = None
     headroom: float = 0.0  #: share of the load that is carried on top of it

@@ -431,6 +431,8 @@ def test_no_fleet_is_an_honest_no() -> None:
         (("--class", "a=1:9:1", "--tpot", "50"), "--tpot needs answers of at least two tokens"),
         (("--request-rate", "1", "--ttft", "-5"), "--ttft -5 is not a target in ms"),
         (("--trace", "nowhere.csv"), "--trace nowhere.csv"),
+        (("--request-rate", "1", "--budget", "5"), "--budget and --request-rate are both given"),
+        (("--have", "h200=2"), "--have 'h200=2': h200-sxm is not among the GPUs"),
         (("--request-rate", "1", "--input-len", "200000"), "--input-len 200000"),
     ],
 )
@@ -497,3 +499,48 @@ def test_the_old_name_of_spares_still_works() -> None:
         run("fleet", LLAMA, "--gpu", "h100", "--request-rate", "5", flag, "2") for flag in ("--n-plus", "--spares")
     ]
     assert outcomes[0].out == outcomes[1].out and "2 spares" in outcomes[0].out
+
+
+LARGEST: dict[str, Any] = {"model": LLAMA, "output_len": 256, "tpot": 60}
+
+
+def test_the_largest_load_of_a_stock_by_hand() -> None:
+    """Three GPUs of one server each carry three times what one carries, for 3 x 2 USD/h; a spare takes one of them."""
+    one = recommend_plans(**LARGEST, gpu="h100").best
+    three = recommend_plans(**LARGEST, have={"h100": 3}, price={"h100": 2.0}).best
+    assert one and one.service and three and three.service and one.num_gpus == 1
+    most, service = one.service.load or 0.0, three.service
+    assert service.request_rate == pytest.approx(3 * most, rel=0.03) and service.usd_per_hour == 6.0
+    assert service.output_tokens_per_day == pytest.approx((service.request_rate or 0.0) * 256 * 86_400)
+    assert service.requests_in_flight and service.stock == 3 and not service.load_asked
+    spared = recommend_plans(**LARGEST, have={"h100": 3}, spares=1, headroom=0.25).best
+    assert spared and spared.service and spared.service.total_gpus == 3
+    assert spared.service.request_rate == pytest.approx(2 * most / 1.25, rel=0.03)
+    assert recommend_plans(**LARGEST, have={"h100": 1}, spares=1).best is None
+
+
+def test_the_largest_load_for_a_budget_is_that_of_the_gpus_it_rents() -> None:
+    """7 USD/h rent three GPUs of 2 USD, and one of 5: the same loads as of these stocks, the largest first."""
+    asked: dict[str, Any] = {**LARGEST, "gpu": ["mi300x", "h100"], "price": {"h100": 2.0, "mi300x": 5.0}}
+    by_budget, by_stock = (
+        recommend_plans(**asked, **size) for size in ({"budget": 7.0}, {"have": {"h100": 3, "mi300x": 1}})
+    )
+    assert [plan.service and plan.service.load for plan in by_budget.plans if plan] == [
+        plan.service and plan.service.load for plan in by_stock.plans if plan
+    ]
+    assert by_budget.best and by_budget.best.service and by_budget.best.gpu == "h100-sxm"
+    fleets = size_fleet(**asked, budget=7.0)
+    assert [row["request_rate"] for row in fleets.to_dict()["fleets"]] == pytest.approx(
+        sorted((plan.service.load or 0.0 for plan in by_budget.plans if plan and plan.service), reverse=True)
+    )
+    assert fleets.record.best and fleets.record.best.gpus == by_budget.best.service.total_gpus
+    assert "requests in flight" in str(fleets)
+
+
+def test_more_gpus_never_carry_less() -> None:
+    loads = [
+        plan.service.load or 0.0
+        for number in (1, 2, 3, 5, 8)
+        if (plan := recommend_plans(**LARGEST, have={"h100": number}).best) and plan.service
+    ]
+    assert len(loads) == 5 and loads == sorted(loads)

@@ -23,6 +23,7 @@ from planner.output.tables.shared import (
     items,
     layout_in_words,
     listed,
+    load_in_words,
     margin_words,
     measure_next,
     no_price,
@@ -55,6 +56,7 @@ START = (
     Column("gpus", "GPUs", ","),
     Column("nodes", form=","),
     Column("usd_per_hour", "USD/h", ",.2f", of="usd_per_h.mid"),
+    Column("request_rate", "req/s", figure, of=lambda fleet: fleet.request_rate if _stocked(fleet) else None),
 )
 END = (
     Column("utilisation", "used", ".0%", of=lambda fleet: fleet.utilisation(fleet.busiest)),
@@ -239,6 +241,11 @@ class FleetAnswer(Answer):
         yield from self.said
 
 
+def _stocked(fleet: Fleet) -> bool:
+    """Whether the load is the largest that the GPUs carry, not an asked one."""
+    return fleet.solver.search.space.stock is not None
+
+
 def _rung(rung: Rung) -> dict[str, Any]:
     return fields_of(rung, "confidence", "gpus", "usd_per_hour=usd_per_h.mid")
 
@@ -293,6 +300,8 @@ def _verdict_of(fleets: Fleets) -> str:
     price += f", {each.mid:,.2f}{SPACE}USD per 1M output tokens" if (each := best.usd_per_million_tok) else ""
     most = best.carries  # without the spares
     room = f"; room for {figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
+    if most and _stocked(best):
+        loads, room = figure_between(best.request_rate, most.low, most.high, "requests/s"), ""
     even = best.by_confidence[0].gpus if search.objective.slos else None
     gpus += even_odds(best.gpus, even)
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
@@ -328,9 +337,11 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     )
     if (more := best.with_margin) and more.gpus:
         yield f"{margin_words(*defaults.MARGIN)} it would take {counted(more.gpus)}"
+    if _stocked(best):
+        yield load_in_words(best.requests_in_flight, best.output_tok_per_day)
     if fleets.shapes:
         yield _shapes_words(*fleets.shapes)
-    if others := fleets.fleets[1:]:
+    if (others := fleets.fleets[1:]) and not _stocked(best):
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ", whose price is not known"
         usd = "" if fleets.minimised != "usd" and not others[0].usd_per_h else usd
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
@@ -417,7 +428,7 @@ def _row(fleet: Fleet) -> dict[str, Any]:
         "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
         "servers": fleet.servers,
         "spare_servers": sum(count for _, count in fleet.spares),
-        **fields_of(fleet, "gpus", "nodes"),
+        **fields_of(fleet, "gpus", "nodes", "request_rate", "requests_in_flight"),
         **span_figures("usd_per_hour", fleet.usd_per_h),
         **span_figures(USD_PER_1M, fleet.usd_per_million_tok),
         **fields_of(fleet, "power_w", "output_tokens_per_joule=tok_per_joule", "proven"),

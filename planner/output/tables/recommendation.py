@@ -26,6 +26,7 @@ from planner.output.tables.shared import (
     items,
     layout_in_words,
     listed,
+    load_in_words,
     local_argv,
     margin_words,
     measure_next,
@@ -211,6 +212,7 @@ class Recommendation(Answer):
         if plan.service is None or space.coarse or plan.platform == "cpu":
             return None
         named = "gpus" not in self.defaults_taken or space.nodes or self.disaggregated
+        named = named and space.stock is None
         gpus = max(plan.gpus_per_node * (space.nodes or 1) if named else 0, plan.service.total_gpus)
         if gpus < 2 * plan.num_gpus and not self.disaggregated:
             return None
@@ -466,7 +468,7 @@ def plan_in_words(plan: Plan) -> str:
         size, even_words, delivers = plan.num_gpus, "", f"{figure_between(value, low, high, 'requests/s')}, {means}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
-        value, low, high = (end and end * service.carrying for end in ends)
+        value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
         most = figure_between(value, low, high, service.load_unit) if value else ""
         size = service.total_gpus
         even = next((rung.total_gpus for rung in service.ladder if rung.confidence == defaults.LADDER[0]), None)
@@ -711,6 +713,8 @@ def _largest_load(plan: Plan) -> Iterator[str]:
         held = plan.gpus_per_node // plan.num_gpus
         node = f"; {held} fit on a node and carry {figure(service.node_load)}" if held > 1 else ""
         yield f"one server carries {most} under the targets{tokens}{node}"
+    if service and not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
+        yield load_in_words(service.requests_in_flight, service.output_tokens_per_day)
 
 
 def _ladder_lines(service: Service) -> Iterator[str]:
@@ -721,7 +725,8 @@ def _ladder_lines(service: Service) -> Iterator[str]:
             return f"{figure(rung.largest_load)} {service.load_unit}"
         return counted(rung.total_gpus) if rung.total_gpus else "no number of GPUs"
 
-    per_server = service.replicas == 1 and len({rung.total_gpus for rung in service.ladder}) == 1
+    alike = len({rung.total_gpus for rung in service.ladder}) == 1
+    per_server = alike and (service.replicas == 1 or not service.load_asked)
     if service.ladder:
         first, *others = (f"{words(rung, per_server)} at {rung.confidence:.0%}" for rung in service.ladder)
         rest = [re.sub(f" ({service.load_unit}|GPUs?) at ", " at ", words) for words in others]

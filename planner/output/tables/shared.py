@@ -167,6 +167,11 @@ def measure_next(script: str, run: Any, effect: str) -> str:
     return f"running {script} at {load} (about {whole:,} min) would probably {effect}"
 
 
+def load_in_words(flying: float, tok_per_day: float) -> str:
+    """The largest load as users and as tokens."""
+    return f"that is {figure(flying)} requests in flight and {figure(tok_per_day / 1e6)} M output tokens per day"
+
+
 def margin_words(headroom: float, spares: int) -> str:
     """``with 20 % headroom and one spare``."""
     spare = "one spare" if spares == 1 else f"{spares} spares"

@@ -76,10 +76,11 @@ class RankedEngine:
         each = self.most if at_least else self._expected
         return max(ceil((objective.value or 0.0) / each - 1e-9), 1) if each > 0 else 10**9
 
-    def cost(self, objective: Objective, *, at_least: bool) -> float:
+    def cost(self, choices: Choices, *, at_least: bool) -> float:
         """GPUs, spares included; without a load GPUs for each unit of it."""
+        objective = choices.objective
         if objective.value is None:
-            return self.num_gpus / max(self.most if at_least else self._expected, 1e-12)
+            return choices.gpus_each(self.num_gpus) / max(self.most if at_least else self._expected, 1e-12)
         return self.num_gpus * (self.servers(objective, at_least=at_least) + objective.spares)
 
     @property
@@ -112,7 +113,7 @@ class _Search:
     def cost(self, candidate: Candidate) -> float:
         """GPUs, spares included; without a load GPUs for each unit of it."""
         if self.objective.value is None and candidate.load:
-            return candidate.config.num_gpus / candidate.load.value
+            return self.choices.gpus_each(candidate.config.num_gpus) / candidate.load.value
         return candidate.num_gpus + self.objective.spares * candidate.config.num_gpus
 
     @property
@@ -127,7 +128,7 @@ class _Search:
         """
 
         def order(family: RankedEngine) -> tuple[float, int, float]:
-            return family.cost(self.objective, at_least=False), family.num_gpus, -family.guess
+            return family.cost(self.choices, at_least=False), family.num_gpus, -family.guess
 
         families = sorted(self._families(), key=order)
         profile = self.choices.profile.id
@@ -139,7 +140,7 @@ class _Search:
                     self._search_family(family)
                     continue
             if family:
-                least = self._cost_words(family.cost(self.objective, at_least=True))
+                least = self._cost_words(family.cost(self.choices, at_least=True))
                 best = self._cost_words(self.best_cost)
                 against = "" if least == best else f", against {best}"
                 self._reject(family, f"{least} {self._at_best(family)}{against}")
@@ -157,7 +158,7 @@ class _Search:
 
         Without a load, cheaper by more than the tolerance of loads.
         """
-        least = engine.cost(self.objective, at_least=True)
+        least = engine.cost(self.choices, at_least=True)
         if self.objective.value is None:
             return least * (1 + TOLERANCE) < self.best_cost
         return least < self.best_cost or (least == self.best_cost and len(self.plans) <= self.alternatives)
@@ -190,6 +191,10 @@ class _Search:
         if self.load.reused:
             engine.check_host_blocks()
         outline = RankedEngine(resolved, args, engine)
+        if not choices.servers_in_stock(outline.num_gpus):
+            spare = " beside the spares" if objective.spares else ""
+            self._reject(outline, f"one server takes more GPUs than the {choices.most_gpus:,} there are{spare}")
+            return None
         if missed := missed_for_certain(engine, objective):
             self._reject(outline, f"misses {missed.slo} even with one request at a time on the server")
             if engine.config.pipeline_parallel_size == 1:
@@ -387,7 +392,7 @@ class _Search:
     def _least_load(self, engine: RankedEngine) -> float:
         """Load that one server has to carry to be of interest; 0 while anything is."""
         if self.objective.value is None:
-            return engine.num_gpus / self.best_cost * (1 + TOLERANCE)
+            return self.choices.gpus_each(engine.num_gpus) / self.best_cost * (1 + TOLERANCE)
         each = self.objective.value / max(self._most_of_interest(engine), 1)
         return ceil(each) if self.objective.by == "concurrency" else each
 
@@ -471,7 +476,7 @@ class _Search:
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         capacity = Capacity(engine.deployment, self.load, self.targets, exactly=self.exactly)
         if self.plans:
-            challenge = engine.num_gpus / self.best_cost * (1 + TOLERANCE)
+            challenge = self.choices.gpus_each(engine.num_gpus) / self.best_cost * (1 + TOLERANCE)
             for exactly in (False, True)[: 1 + self.exactly]:
                 load = capacity.at(challenge, exactly=exactly)
                 if not load.meets:
@@ -479,7 +484,8 @@ class _Search:
         elif not (hopeless := capacity.idle()).meets:
             return None, hopeless
         carried = capacity.largest()
-        return (self._candidate(engine, carried, 1, capacity), None) if carried else (None, None)
+        servers = self.choices.servers_in_stock(engine.num_gpus)
+        return (self._candidate(engine, carried, servers, capacity), None) if carried else (None, None)
 
     def _candidate(
         self, engine: RankedEngine, load: ServedLoad, servers: int, capacity: Capacity | None = None

@@ -194,6 +194,17 @@ class Fleet:
         return _usd(self.rented)
 
     @property
+    def request_rate(self) -> float:
+        """Requests per second that are asked for."""
+        return sum(demand.request_rate for demand in self.solver.demands) / (1 + self.solver.headroom)
+
+    @property
+    def requests_in_flight(self) -> float:
+        """Requests in flight on average: users who wait for an answer."""
+        waiting = (pool.load.replay.mean_in_flight * pool.servers * self.utilisation(pool) for pool in self.pools)
+        return sum(waiting)
+
+    @property
     def output_tok_per_s(self) -> float:
         """Output tokens per second that are asked for."""
         return sum(demand.output_tok_per_s for demand in self.solver.demands) / (1 + self.solver.headroom)
@@ -253,7 +264,7 @@ class Fleet:
     def with_margin(self) -> Rung | None:
         """GPUs and rent with the headroom and the spares of ``defaults.MARGIN``; None where either was asked for."""
         objective = self.solver.search.objective
-        if objective.headroom or objective.spares:
+        if objective.headroom or objective.spares or self.solver.search.space.stock is not None:
             return None
         return self._rented(self.solver.confidence, [kind.capacity for kind in self.kinds], defaults.MARGIN)
 
@@ -357,6 +368,8 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
     load, more = search.objective.load, 1 + search.objective.headroom
     demands = tuple(classes) or load.classes or (load,)
     one_pool = _Solver(search, terms, (times(load, more),))
+    if search.space.stock is not None:
+        return _largest(search, terms)
     if len(demands) == 1:
         return _answer(search, terms, demands, *one_pool.fleets())
     each = _Solver(search, terms, tuple(times(one, more) for one in demands))
@@ -365,6 +378,26 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
         return divided
     shared = _answer(search, terms, demands, *one_pool.fleets())
     return replace(_better(divided, shared), shapes=(divided.best, shared.best))
+
+
+def _largest(search: Search, terms: Terms) -> Fleets:
+    """Of each GPU the fleet that carries most with the stock, the largest load first."""
+    fleets: list[Fleet] = []
+    refused: list[NoServer] = []
+    for ranking in search.run():
+        candidate = ranking.best
+        if candidate is None or candidate.load is None:
+            refused.append(NoServer(ranking.profile, ranking.why_none))
+            continue
+        rate = candidate.servers * candidate.load.value
+        load = search.objective.load.at_rate(rate, search.objective.load.count)
+        of_gpu = replace(search, objective=replace(search.objective, load=load))
+        solver = _Solver(of_gpu, terms, (load,))
+        kind = Kind(Servers(search.space, solver.objectives[0], candidate), (candidate.load,))
+        fleets += filter(None, [solver._fleet([kind], "gpus")])
+    fleets.sort(key=lambda fleet: -fleet.request_rate)
+    demands = (times(fleet.solver.demands[0], 1 / (1 + fleet.solver.headroom)) for fleet in fleets[:1])
+    return Fleets(search, terms, tuple(demands), tuple(fleets), None, terms.minimise, tuple(refused))
 
 
 def times(load: Load, factor: float) -> Load:

@@ -216,12 +216,12 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
     space, objective, candidate = servers.space, servers.objective, servers.candidate
     load, profile, config, reused = candidate.load, candidate.profile, candidate.config, objective.load.reused
     assert load is not None
-    whole = objective.value if objective.value is not None else load.value
+    whole = objective.value if objective.value is not None else load.value * candidate.servers
     most, per_node = servers.most, space.node_size(profile) // config.num_gpus
     servers_in_all = candidate.servers + objective.spares
     total_gpus = servers_in_all * config.num_gpus
     packages = total_gpus / profile.parts
-    if objective.value is not None:  # parts of a GPU are not rented
+    if objective.value is not None or space.stock is not None:  # parts of a GPU are not rented
         packages = ceil(packages)
     price = price_of(profile, space.prices)
     usd_per_hour = price.usd_per_h.mid * profile.parts * packages if price else None
@@ -238,6 +238,7 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         request_rate=whole if objective.by == "rate" else None,
         max_concurrency=round(whole) if objective.by == "concurrency" else None,
         load_asked=objective.value is not None,
+        stock=most_gpus // profile.parts if (most_gpus := space.most_gpus(profile)) is not None else None,
         workload=objective.workload_name,
         trace=PlannedTrace.of(objective.load),
         headroom=objective.headroom,
@@ -343,14 +344,16 @@ def cost(plan: Plan, usd: float) -> tuple[float, float]:
 def plans_best_first(plans: Iterable[Plan], merit: Merit) -> list[Plan]:
     """Plans of different GPUs in the order that ``order_words`` describes.
 
-    With targets: by USD per hour for a unit of the load, without a price at the mean of the others; with
-    ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by ``merit``.
+    With targets: on a stock of GPUs by load; else by USD per hour for a unit of the load, without a price at the mean
+    of the others; with ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by ``merit``.
     """
     plans = list(plans)
     if any(plan.service is None for plan in plans):
         return sorted(plans, key=lambda plan: merit.of(plan.predicted), reverse=True)
     if merit.goal == "max-throughput":
         return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
+    if any(plan.service.stock is not None for plan in plans if plan.service):
+        return sorted(plans, key=lambda plan: -(plan.service.load or 0.0 if plan.service else 0.0))
     usd = mean_usd(plans)
     return sorted(plans, key=lambda plan: cost(plan, usd))
 
@@ -365,6 +368,8 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
         }[goal]
     if goal == "max-throughput":
         return "output tokens/s per GPU under the targets, the most first"
+    if any(plan.service and plan.service.stock is not None for plan in plans):
+        return "the largest load first"
     unpriced = [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]
     if len(unpriced) == len(plans):
         return "whole GPUs, the fewest first; no price is known"
@@ -429,7 +434,8 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
     """Yield the targets met, the GPUs of each server, and what limits them."""
     unit, size = load_words(objective.by), _gpus(winner.config.num_gpus)
     if objective.value is None:
-        yield f"{targets_in_words(objective.slos)}: one server of {size} carries {load.value:,.4g} {unit}"
+        each = f"each of {winner.servers} servers" if winner.servers > 1 else "one server"
+        yield f"{targets_in_words(objective.slos)}: {each} of {size} carries {load.value:,.4g} {unit}"
     else:
         several = f"{winner.servers} servers of {size} each, {load.value:,.4g} on each"
         servers = several if winner.servers > 1 else f"one server of {size}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
+from math import inf
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
@@ -49,6 +50,7 @@ class Space:
     gpus_per_node: int | None = None  #: whole GPUs of one node; None: as the profile says
     nodes: int | None = None  #: most nodes of one server; None: one, or the fewest that hold the model
     prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, before the profile's own
+    stock: Mapping[str, int] | None = None  #: whole GPUs by profile id, of which the largest load is asked for
 
     @property
     def model(self) -> ResolvedModel:
@@ -73,6 +75,12 @@ class Space:
         and the first of the cheapest engines.
         """
         return len(self.servings) > defaults.FEW_GPUS
+
+    def most_gpus(self, profile: GpuProfile) -> int | None:
+        """Return the (logical) GPUs of the stock; None without one."""
+        if self.stock is None:
+            return None
+        return self.stock.get(profile.id, self.stock.get(profile.whole, 0)) * profile.parts
 
     def planned_len(self, load: Load) -> int:
         """Return the KV tokens that room is kept for, of each request of ``load``."""
@@ -150,6 +158,7 @@ class Choices:
         self.space, self.objective, self.serving, self.nodes = space, objective, serving, nodes
         self.profile, self.version = serving.profile, serving.version
         self.planned_len = space.planned_len(objective.load)
+        self.most_gpus = space.most_gpus(self.profile)
         self.rejected: list[Rejected] = []
         self._deployed: dict[tuple[str, EngineArgs], Deployment] = {}
 
@@ -243,6 +252,15 @@ class Choices:
             low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
             batch = min(held + 1, high) if step < defaults.BATCH_GUESSES else (low + high + 1) // 2
         return low
+
+    def servers_in_stock(self, num_gpus: int) -> int:
+        """Servers of so many GPUs that the stock has room for, spares left out; without a stock one."""
+        return 1 if self.most_gpus is None else max(self.most_gpus // num_gpus - self.objective.spares, 0)
+
+    def gpus_each(self, num_gpus: int) -> float:
+        """GPUs that one server counts for: its share of the stock, because what is left over carries nothing."""
+        servers = self.servers_in_stock(num_gpus)
+        return num_gpus if self.most_gpus is None else self.most_gpus / servers if servers else inf
 
     # ------------------------------------------------------------------ what was turned down
 
