@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 PART = 2**18  #: steps that are spelt out at once
 SORTED = 2**13  #: of them that are sorted
-SAMPLED = 2**15  #: runs that say about where a rank lies among very many
-MARGINS = 0.01, 0.1  #: shares of all gaps, on both sides of where the sample says
 ROUNDING = 1e-12  #: of a gap, relative
 TINY = 1e-200  #: growth in s of gaps that do not grow
 
@@ -154,62 +152,19 @@ class TokenRuns:
 
     def moments_s(self) -> tuple[float, float]:
         """Mean and standard deviation of the gaps of all tokens."""
-        count, sum_s, squares = max(int((self.steps * self.tokens).sum()), 1), 0.0, 0.0
-        for part in self._pieces():
-            sum_k = part.steps * (part.steps - 1) / 2
-            sum_s += float((part.tokens * (part.steps * part.gap_s + sum_k * part.growth_s)).sum())
-        mean_s = sum_s / count
-        for part in self._pieces():
-            sum_k = part.steps * (part.steps - 1) / 2
-            first_s, sum_k2 = part.gap_s - mean_s, sum_k * (2 * part.steps - 1) / 3
-            terms = part.steps * first_s**2 + 2 * sum_k * first_s * part.growth_s + sum_k2 * part.growth_s**2
-            squares += float((part.tokens * terms).sum())
-        return mean_s, max(squares / count, 0.0) ** 0.5
-
-    def _pieces(self) -> Iterator[TokenRuns]:
-        """Views of as many runs as a sum can look at without much memory."""
-        return (self._of(slice(at, at + PART)) for at in range(0, len(self.steps), PART))
+        steps, weights = self.steps, self.tokens
+        count, sum_k = max(int((steps * weights).sum()), 1), steps * (steps - 1) / 2
+        mean_s = float((weights * (steps * self.gap_s + sum_k * self.growth_s)).sum()) / count
+        first_s, sum_k2 = self.gap_s - mean_s, sum_k * (2 * steps - 1) / 3
+        terms = steps * first_s**2 + 2 * sum_k * first_s * self.growth_s + sum_k2 * self.growth_s**2
+        return mean_s, max(float((weights * terms).sum()) / count, 0.0) ** 0.5
 
     def gaps_at(self, ranks: Iterable[int]) -> NDArray[np.float64]:
         """The gaps in s at ``ranks`` (from 0) among those of all tokens in ascending order."""
-        if len(self.steps) <= PART:
-            return self._gaps_at(ranks)
-        sample = self._of(slice(None, None, max(len(self.steps) // SAMPLED, 1)))
-        return np.array([self._gap_about(rank, sample) for rank in ranks])
-
-    def _gap_about(self, rank: int, sample: TokenRuns) -> float:
-        """The gap at ``rank``, looked for among the runs that are near it by what ``sample`` says.
-
-        It is the one where it lies between the ends: what was left out is shorter than the lower one or longer than
-        the upper one.
-        """
-        all_tok, some_tok = (int((runs.steps * runs.tokens).sum()) for runs in (self, sample))
-        for margin in MARGINS:
-            shares = (max(rank / all_tok - margin, 0.0), min(rank / all_tok + margin, 1.0))
-            low_s, high_s = sample._gaps_at([int(share * (some_tok - 1)) for share in shares])
-            below_tok, chosen = 0, []
-            for piece in self._pieces():
-                least_s, most_s = piece._ends_s()
-                below = most_s < low_s
-                below_tok += int((piece.steps * piece.tokens)[below].sum())
-                chosen.append(piece._of(np.flatnonzero(~below & (least_s <= high_s))))
-            columns = ("start_s", "steps", "gap_s", "growth_s", "tokens")
-            near = TokenRuns(*(np.concatenate([getattr(part, name) for part in chosen]) for name in columns))
-            if 0 <= rank - below_tok < (near.steps * near.tokens).sum():
-                (gap_s,) = near._gaps_at([rank - below_tok])
-                if low_s <= gap_s <= high_s:
-                    return float(gap_s)
-        return float(self._gaps_at([rank])[0])
-
-    def _ends_s(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        last_s = self.gap_s + (self.steps - 1) * self.growth_s
-        return np.minimum(self.gap_s, last_s), np.maximum(self.gap_s, last_s)
-
-    def _gaps_at(self, ranks: Iterable[int]) -> NDArray[np.float64]:
         even = self.growth_s == 0  # as one step with the tokens of all
         steps, tokens = np.where(even, 1, self.steps), np.where(even, self.steps * self.tokens, self.tokens)
-        runs = replace(self, steps=steps, tokens=tokens)
-        ends_s = runs._ends_s()
+        runs, last_s = replace(self, steps=steps, tokens=tokens), self.gap_s + (steps - 1) * self.growth_s
+        ends_s = np.minimum(self.gap_s, last_s), np.maximum(self.gap_s, last_s)
         return np.array([runs._gap_at(rank, *ends_s) for rank in ranks])
 
     def _gap_at(self, rank: int, least_s: NDArray[np.float64], most_s: NDArray[np.float64]) -> float:

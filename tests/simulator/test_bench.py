@@ -236,8 +236,7 @@ def test_figures_of_runs_are_those_of_the_long_list(
     found = TokenRuns.of(log)
     gaps, tokens = found.gaps()
     every = np.repeat(gaps, tokens)
-    small = {"PART": part, "SORTED": part, "SAMPLED": max(part // 4, 1)}
-    with patch.multiple("planner.simulator.record", **small):
+    with patch.multiple("planner.simulator.record", PART=part, SORTED=part):
         at, moments = percentiles_of(found, percents), found.moments_s()
         times = [np.concatenate(column) for column in zip(*(one.emissions() for one in found.parts()), strict=True)]
     np.testing.assert_allclose(at, np.percentile(every, percents), rtol=1e-9)
