@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.engine import EngineArgs, tagged
 from planner.errors import InputError
-from planner.evidence.folder import MeasuredPlan, read_measured
+from planner.evidence.folder import MeasuredPlan, read_measured, read_server_log
 from planner.evidence.results import (
     ReadResult,
     check_rates,
@@ -26,7 +26,6 @@ from planner.evidence.results import (
     read_text,
 )
 from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, read_runs
-from planner.evidence.server_log import read_server_log
 from planner.evidence.validation import find_causes, find_sweep_results
 from planner.planning import Plan, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given

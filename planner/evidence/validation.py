@@ -21,9 +21,8 @@ from typing import Any, Literal
 
 from planner.engine import SHORT_NAMES, parse_version
 from planner.errors import InputError, PlannerError
-from planner.evidence.folder import MeasuredPlan, read_measured, read_result
+from planner.evidence.folder import MeasuredPlan, Setting, read_measured, read_result
 from planner.evidence.results import read_number
-from planner.evidence.server_log import Setting
 from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
 from planner.resources import package_dir

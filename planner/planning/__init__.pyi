@@ -84,9 +84,9 @@ from .search.plans import little_in_words as little_in_words
 from .search.plans import bottleneck as bottleneck
 
 # Which GPU?
-from .compared_point import limit_in_words as limit_in_words
-from .compared_point import Question as Question
-from .compared_point import ComparedPoint as ComparedPoint
+from .comparison import limit_in_words as limit_in_words
+from .comparison import Question as Question
+from .comparison import ComparedPoint as ComparedPoint
 from .comparison import Comparison as Comparison
 from .comparison import Order as Order
 from .comparison import compare_hardware as compare_hardware
@@ -120,15 +120,15 @@ from .search.doubts import doubts_about_plan as doubts_about_plan
 from .search.doubts import met_limits as met_limits
 
 # Which settings, by measuring?
-from .tuning.settings import broken_words as broken_words
-from .tuning.settings import measured_merit as measured_merit
-from .tuning.settings import merit_words as merit_words
-from .tuning.settings import tuned_settings as tuned_settings
-from .tuning.state import SURE as SURE
-from .tuning.state import WITHIN as WITHIN
-from .tuning.state import TunedRun as TunedRun
-from .tuning.state import TuningState as TuningState
-from .tuning.state import read_state as read_state
+from .tuning import broken_words as broken_words
+from .tuning import measured_merit as measured_merit
+from .tuning import merit_words as merit_words
+from .tuning import tuned_settings as tuned_settings
+from .tuning import SURE as SURE
+from .tuning import WITHIN as WITHIN
+from .tuning import TunedRun as TunedRun
+from .tuning import TuningState as TuningState
+from .tuning import read_state as read_state
 
 # Somebody's own line
 from .check import LineRequest as LineRequest

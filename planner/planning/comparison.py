@@ -1,35 +1,437 @@
-"""GPUs side by side on equal hardware: who leads, and where the order flips as concurrency, rate or length grow.
+"""GPUs side by side on equal hardware: throughput, cost and bottleneck of each, and who leads at which load.
 
-An order comes with the probability that measurements have it too: errors that two GPUs share cancel.
+Equal hardware is as many whole GPUs of each type, which is what one rents, and the equal servers on them: eight CPX
+partitions with TP 1, or one server on the GPU that they are parts of; four servers of TP 2, or one of TP 8. The best of
+the legal sizes is found for each load. The engine's other settings are the same for all. An order comes with the
+probability that measurements have it too: errors that two GPUs share cancel.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, groupby
-from math import ceil
+from math import ceil, inf, isinf
 from operator import attrgetter
+from typing import Any
 
 from planner import progress
 from planner.engine import legal_tensor_parallel_sizes
+from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
-from planner.planning.compared_point import (
-    ComparedPoint,
-    Question,
-    RefusedGpu,
-    best_point,
-    count_gpus,
-    find_setups,
-    find_share,
-    measure_point,
+from planner.planning.capacity import in_flight, steady_per_s
+from planner.planning.cost import (
+    Price,
+    Span,
+    power_w,
+    price_of,
+    span_figures,
+    tok_per_joule,
+    tok_per_usd,
+    usd_per_million_tok,
 )
-from planner.planning.cost import price_of
-from planner.planning.defaults import CERTAIN, EQUAL
+from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
+from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast, percent
+from planner.planning.predict import Prediction, estimate
 from planner.planning.serving import Serving
+from planner.simulator import Replay
+from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
+from planner.units import GIB
 from planner.workload import Load
+
+#: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
+CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
+
+#: Causes whose word alone says too little in a sentence.
+SAID = {"launches": "kernel launches", "links": "collectives over links", "host": "work of the host"}
+
+
+def time_shares(deployment: Deployment, served: Replay) -> dict[str, float]:
+    """Share of the engine's time by what bounds it, largest first: of the average steps of a replay."""
+    spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}
+    total: dict[str, float] = defaultdict(float)
+    for name, step in deployment.typical_steps(served).items():
+        for cause, time_s in _causes(deployment, step).items():
+            total[cause] += time_s / step.total_s * spent_s[name]
+    whole_s = sum(total.values())
+    largest_first = sorted(total, key=lambda cause: -total[cause])
+    return {cause: total[cause] / whole_s for cause in largest_first} if whole_s else {}
+
+
+def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight: float) -> str:
+    """The cause that keeps one server with ``in_flight`` requests of ``total_len`` tokens from serving more."""
+    config = deployment.config
+    held = deployment.requests_served(total_len) * config.data_parallel_size
+    if in_flight > held:
+        return f"KV capacity: holds {held:,.0f} requests"
+    if in_flight > config.max_running:
+        return f"queueing: max_num_seqs {config.max_num_seqs}"
+    cause, share = next(iter(time_shares(deployment, served).items()), ("nothing", 0.0))
+    return f"{cause} {share:.0%}"
+
+
+def limit_in_words(limit: str) -> str:
+    """The answer of ``find_limit`` for a sentence: ``weights bandwidth, 61% of the engine's time``."""
+    cause, _, share = limit.rpartition(" ")
+    return f"{SAID.get(cause, cause)}, {share} of the engine's time" if share.endswith("%") else limit
+
+
+def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
+    """Seconds of one step by cause, which add up to its time."""
+    kinds = {operator.name: operator.kind for operator in step_operators(deployment.model, deployment.config)}
+    causes: dict[str, float] = defaultdict(float)
+    busy_s = max(step.gpu_s, step.launch_s)
+    causes["host"] = step.total_s - busy_s
+    if step.launch_s > step.gpu_s:
+        causes["launches"] += step.launch_s
+        return causes
+    exchanges = step_collectives(deployment.model, deployment.profile, deployment.config)
+    collectives = {collective.name for collective in exchanges}
+    for part in step.parts:
+        if part.name != "host":
+            cause = "links" if part.name in collectives else _cause(kinds.get(part.name), part.bound)
+            causes[cause] += part.time_s
+    return causes
+
+
+def _cause(kind: OperatorKind | None, bound: str) -> str:
+    if bound == "launch":
+        return "launches"
+    if bound == "compute":
+        return "compute"
+    return "KV bandwidth" if kind in CACHE_READERS else "weights bandwidth"
+
+
+# --- equal hardware
+
+
+@dataclass(frozen=True)
+class Question:
+    """A model with its settings, and the GPUs of each type."""
+
+    serving: Serving  #: on any of the GPUs
+    per: Per = "package"
+    share: int | None = None  #: whole GPUs of each type, or logical ones; None: the fewest on which all hold the model
+    sizes: tuple[int, ...] = ()  #: tensor-parallel sizes to try; empty: all that are legal
+
+
+@dataclass(frozen=True)
+class Setup:
+    """GPUs of one type, and the equal servers on them that share a load."""
+
+    deployment: Deployment
+    num_gpus: int  #: logical GPUs that are paid for
+    servers: int
+    counted_gpus: float  #: GPUs in figures per GPU: whole ones, or with ``per`` of ``gpu`` logical ones
+
+    @property
+    def profile(self) -> GpuProfile:
+        return self.deployment.profile
+
+    @property
+    def idle_gpus(self) -> int:
+        """Logical GPUs that are paid for and too few for one more server."""
+        return self.num_gpus - self.servers * self.deployment.config.num_gpus
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedGpu:
+    """A GPU that does not take part, and why."""
+
+    gpu: str
+    reason: str
+
+
+def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_len: int) -> list[Setup] | RefusedGpu:
+    """Every way to put servers that hold one request of ``longest_len`` tokens on ``num_gpus`` logical GPUs."""
+    reasons: list[str] = []
+    setups: list[Setup] = []
+    counted = num_gpus if question.per == "gpu" else num_gpus / profile.parts
+    for size in _sizes(question, profile, num_gpus):
+        try:
+            deployment = question.serving.changed(profile=profile, tensor_parallel_size=size).deployment
+        except PlannerError as error:
+            reasons.append(error.cause)
+            continue
+        servers = num_gpus // deployment.config.num_gpus
+        if not servers:
+            reasons.append(f"one server takes {deployment.config.num_gpus} GPUs, there are {num_gpus}")
+        elif deployment.requests_held(longest_len) < 1:
+            stage = deployment.budget.binding
+            weights, left = stage.weights.loaded_bytes / GIB, max(stage.available.mid, 0) / GIB
+            reasons.append(f"TP {size}: {weights:.1f} GiB of weights on each GPU leave {left:.1f} GiB for the KV cache")
+        else:
+            setups.append(Setup(deployment, num_gpus, servers, counted))
+    return setups or RefusedGpu(profile.id, reasons[-1] if reasons else "no tensor-parallel size is legal")
+
+
+def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: int) -> int:
+    """GPUs for each type, whole or logical: the fewest, a power of two, on which all types hold the model.
+
+    Types that cannot hold it within a node do not count.
+    """
+    if question.share:
+        return question.share
+    return max(filter(None, (_fewest(question, profile, longest_len) for profile in profiles)), default=1)
+
+
+def count_gpus(question: Question, profile: GpuProfile, share: int) -> int:
+    if question.per == "node":
+        return profile.gpus_per_node
+    return share * (profile.parts if question.per == "package" else 1)
+
+
+def _fewest(question: Question, profile: GpuProfile, longest_len: int) -> int | None:
+    share = 1
+    while (num_gpus := count_gpus(question, profile, share)) <= profile.gpus_per_node:
+        if not isinstance(find_setups(question, profile, num_gpus, longest_len), RefusedGpu):
+            return share
+        share *= 2
+    return None
+
+
+def _sizes(question: Question, profile: GpuProfile, num_gpus: int) -> Iterator[int]:
+    if question.sizes:
+        yield from question.sizes
+        return
+    serving = question.serving
+    legal = legal_tensor_parallel_sizes(
+        serving.model, profile, allow_unvalidated=serving.args.allow_unvalidated, fp8_blocks="refined"
+    )
+    powers = [size for size in legal if size & (size - 1) == 0 and size <= num_gpus]
+    yield from powers or (1,)  # refused in the engine's own words
+
+
+# --- under a load
+
+LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The load of each of several equal servers."""
+
+    servers: int
+    workload: Load
+
+
+@dataclass(frozen=True)
+class ComparedPoint:
+    """One setup under one load. Means are over all requests, the 99th percentile is the busiest server's."""
+
+    setup: Setup
+    workload: Load
+    price: Price | None
+    shares: tuple[Share, ...]
+    predictions: tuple[Prediction, ...]
+
+    @property
+    def gpu(self) -> str:
+        return self.setup.profile.id
+
+    @property
+    def load(self) -> float:
+        return self.workload.value
+
+    @cached_property
+    def keeps_up(self) -> bool:
+        """True if no queue grows without end; a closed loop always keeps up."""
+        if self.workload.max_concurrency is not None:
+            return True
+        deployment, share = self.setup.deployment, self.shares[0].workload
+        return share.request_rate <= steady_per_s(deployment, share) * (1 + TOLERANCE)
+
+    @property
+    def tok_per_s(self) -> Span:
+        """Output tokens per second of all servers."""
+        return self._added("output_throughput")
+
+    @property
+    def tok_per_s_per_gpu(self) -> Span:
+        """Output tokens per second and GPU, whole or logical as ``per`` says."""
+        return self.tok_per_s.times(1 / self.setup.counted_gpus)
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in flight at once on all servers."""
+        if self.workload.max_concurrency is not None:
+            return self.workload.max_concurrency
+        return sum(s.servers * p.replay.mean_in_flight for s, p in zip(self.shares, self.predictions, strict=True))
+
+    @property
+    def tok_per_s_per_user(self) -> Span | None:
+        """Output tokens per second of one request; None where a queue grows without end."""
+        return self.tok_per_s.times(1 / self.in_flight) if self.keeps_up else None
+
+    @property
+    def usd_per_h(self) -> Span | None:
+        return self.price.usd_per_h.times(self.setup.num_gpus) if self.price else None
+
+    @property
+    def usd_per_million_tok(self) -> Span | None:
+        """USD per 1M output tokens; None where no price is known, or it is zero."""
+        usd = self.usd_per_h
+        return usd_per_million_tok(usd, self.tok_per_s) if usd and usd.mid else None
+
+    @property
+    def tok_per_usd(self) -> Span | None:
+        """Output tokens for one USD; None likewise."""
+        return tok_per_usd(self.usd_per_h, self.tok_per_s) if self.usd_per_h else None
+
+    @property
+    def power_w(self) -> float | None:
+        watts = power_w(self.setup.profile)
+        return watts * self.setup.num_gpus if watts else None
+
+    @property
+    def tok_per_joule(self) -> Span | None:
+        """Output tokens for one joule at board power; None where the power is not known."""
+        return tok_per_joule(self.power_w, self.tok_per_s) if self.power_w else None
+
+    def forecast(self, span: Span | None, *, per_user: bool = False) -> Forecast | None:
+        """The middle of ``span``, a rate, as uncertain as the tokens per second of the busiest server.
+
+        ``per_user``: of an open loop a request's rate is uncertain as its mean E2EL is. Prices are taken at their
+        middle: which offer one takes is no matter of chance.
+        """
+        if span is None or not self.keeps_up:
+            return None
+        key = "mean_e2el_ms" if per_user and self.workload.max_concurrency is None else "output_throughput"
+        return Forecast.of(span.mid, self.predictions[0].uncertainty, key, -1.0 if key == "mean_e2el_ms" else 1.0)
+
+    def latency_ms(self, key: str) -> Span | None:
+        """Such as ``mean_ttft_ms``; None where a queue grows without end."""
+        if not self.keeps_up:
+            return None
+        if not key.startswith("mean_"):
+            return _span(self.predictions[0].result, key)
+        weights = [
+            share.servers * prediction.result["request_throughput"]
+            for share, prediction in zip(self.shares, self.predictions, strict=True)
+        ]
+        spans = [_span(prediction.result, key) for prediction in self.predictions]
+        return _added([span.times(w / sum(weights)) for span, w in zip(spans, weights, strict=True)])
+
+    @cached_property
+    def bound_by(self) -> str:
+        if not self.keeps_up:
+            return "queueing: more arrives than is served"
+        share, served = self.shares[0].workload, self.predictions[0].replay
+        flying = share.max_concurrency or served.mean_in_flight
+        return find_limit(self.setup.deployment, served, share.max_total_len, flying)
+
+    @cached_property
+    def figures(self) -> dict[str, Any]:
+        """The point as JSON and CSV have it; each predicted figure with ``_lo`` and ``_hi``."""
+        setup, workload = self.setup, self.workload
+        config = setup.deployment.config
+        row: dict[str, Any] = {
+            "gpu": self.gpu,
+            "num_gpus": setup.num_gpus,
+            "idle_gpus": setup.idle_gpus,
+            "servers": setup.servers,
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "weight_dtype": config.weight_dtype,
+            "kv_cache_dtype": config.kv_cache_dtype,
+            "engine_version": str(config.version),
+            "calibration": setup.deployment.calibrated_by,
+            "input_len": workload.input_len,
+            "output_len": workload.output_len,
+            "max_concurrency": workload.max_concurrency,
+            "request_rate": None if isinf(workload.request_rate) else workload.request_rate,
+            "keeps_up": self.keeps_up,
+            "bound_by": self.bound_by,
+            "usd_per_hour": self.usd_per_h.mid if self.usd_per_h else None,
+            "power_w": self.power_w,
+        }
+        spans = {
+            "output_throughput": self.tok_per_s,
+            "output_throughput_per_gpu": self.tok_per_s_per_gpu,
+            "output_throughput_per_user": self.tok_per_s_per_user,
+            "usd_per_million_output_tokens": self.usd_per_million_tok,
+            "output_tokens_per_usd": self.tok_per_usd,
+            "output_tokens_per_joule": self.tok_per_joule,
+            **{key: self.latency_ms(key) for key in LATENCIES},
+        }
+        for key, span in spans.items():
+            row |= span_figures(key, span)
+        return row
+
+    def _added(self, key: str) -> Span:
+        pairs = zip(self.shares, self.predictions, strict=True)
+        return _added([_span(prediction.result, key).times(share.servers) for share, prediction in pairs])
+
+
+def best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> ComparedPoint:
+    finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
+
+    def slowness(point: ComparedPoint) -> tuple[bool, float, float]:
+        e2el = point.latency_ms("mean_e2el_ms")
+        return not point.keeps_up, e2el.mid if e2el else inf, -point.tok_per_s.mid
+
+    return min((measure_point(setup, workload, price) for setup in finalists), key=slowness)
+
+
+def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:
+    """Replay what each of the servers gets of ``workload``."""
+    shares = dealt(setup.deployment, workload, setup.servers)
+    predictions = tuple(Prediction.of(setup.deployment, share.workload) for share in shares)
+    return ComparedPoint(setup, workload, price, shares, predictions)
+
+
+def _closed_form_e2el_s(setup: Setup, workload: Load) -> float:
+    """Mean E2EL of the busiest server; what the KV cache does not hold waits its turn."""
+    deployment, share = setup.deployment, dealt(setup.deployment, workload, setup.servers)[0].workload
+    ranks = deployment.config.data_parallel_size
+    places = min(deployment.requests_served(workload.total_len), deployment.config.max_num_seqs)
+    if share.max_concurrency is None:
+        overload = max(share.request_rate / steady_per_s(deployment, share), 1.0)
+        flying = in_flight(deployment, share, share.request_rate) / ranks
+    else:
+        flying = share.max_concurrency / ranks
+        overload = max(flying / max(places, 1.0), 1.0)
+    busy = ceil(min(flying, max(places, 1.0)))
+    return estimate(deployment, workload.input_len, workload.output_len, busy).e2el_s * overload
+
+
+def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, ...]:
+    """``workload`` dealt evenly to ``servers``, the busiest first; servers that get nothing are left out."""
+    if workload.max_concurrency is None:
+        each = replace(workload, request_rate=workload.request_rate / servers)
+        most = steady_per_s(deployment, each)  # beyond, only the queue grows
+        flying = in_flight(deployment, each, min(each.request_rate, most))
+        return (Share(servers, replace(each, num_prompts=_prompts(workload, servers, flying))),)
+    small, more = divmod(workload.max_concurrency, servers)
+    sizes = [(small + 1, more), (small, servers - more)]
+    return tuple(
+        Share(count, replace(workload, max_concurrency=places, num_prompts=_prompts(workload, servers, places)))
+        for places, count in sizes
+        if places and count
+    )
+
+
+def _prompts(workload: Load, servers: int, flying: float) -> int:
+    """Requests for one server: its share of those asked for (more than 1), else enough for a steady state."""
+    if workload.num_prompts > 1:
+        return max(round(workload.num_prompts / servers), 1)
+    return max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
+
+
+def _span(result: Mapping[str, Any], key: str) -> Span:
+    value = float(result[key])
+    return Span(float(result.get(f"{key}_lo", value)), value, float(result.get(f"{key}_hi", value)))
+
+
+def _added(spans: Sequence[Span]) -> Span:
+    return Span(sum(s.low for s in spans), sum(s.mid for s in spans), sum(s.high for s in spans))
+
+
+# --- who leads --------------------------------------------------------------------------------------------------------
+
 
 Figure = Callable[[ComparedPoint], Forecast | None]
 #: Figures that points are ordered by, largest first: heading -> figure; None for who does not keep up.

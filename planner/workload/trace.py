@@ -11,7 +11,7 @@ BurstGPT                   Timestamp, Request tokens, Response tokens        sec
 Mooncake                   timestamp, input_length, output_length            milliseconds
 Alibaba Bailian            the same, with chat_id                            seconds
 conversations              arrival_s, turns                                  seconds, of the first turn
-vLLM's request log         see ``planner.workload.request_log``              date and time of day
+vLLM's request log         see ``planner.workload.trace``              date and time of day
 =========================  ================================================  ===================================
 
 What prompts have in common is known in three ways. ``hash_ids`` name the blocks of a prompt, each with all before it:
@@ -30,6 +30,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from planner.errors import InputError
 from planner.resources import check_file
 from planner.workload.load import BURSTIEST, EVENEST, MOST_TOK
-from planner.workload.request_log import LOGGED_BLOCK_TOK, is_request_log, read_request_log
 from planner.workload.requests import Requests, answer_s
 
 if TYPE_CHECKING:
@@ -498,3 +498,91 @@ def _between_pauses(rows: list[_Row]) -> list[_Row]:
 
 def _tok_per_s(rows: list[_Row]) -> float:
     return sum(row[2] + row[3] for row in rows) / (rows[-1][0] - rows[0][0])
+
+
+# --- vLLM's own request log -------------------------------------------------------------------------------------------
+
+
+LOGGED_BLOCK_TOK = 16  #: tokens of a piece that logged prompts are cut into: vLLM's usual block
+_TIME = re.compile(r"\b(?:INFO|DEBUG) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)\b")
+_RECEIVED = re.compile(r"Received request ([^\s:]+):")
+_DETAILS = re.compile(r"Request ([^\s:]+) details:")
+_ANSWERED = re.compile(r"Generated response (\S+?)(?: \(streaming [a-z]+\))? details: output_token_ids: \[([\d, ]*)\]")
+_PROMPT = re.compile(r"prompt_token_ids: \[([\d, ]*)\]")
+_MOST = re.compile(r"max_tokens=(\d{1,18})")
+_HINT = "log with VLLM_LOGGING_LEVEL=DEBUG vllm serve --enable-log-requests --enable-log-outputs"
+
+
+@dataclass(slots=True)
+class LoggedRequest:
+    """One request of a log."""
+
+    line: int
+    arrival_s: float
+    input_len: int = 0
+    output_len: int = 0  #: tokens; where no answer was logged, as many as were allowed
+    names: tuple[int, ...] = ()  #: of the blocks of the prompt, each standing for all before it too
+
+
+def is_request_log(first: str) -> bool:
+    """True if a file that begins so is a log of vLLM."""
+    return bool(_TIME.search(first))
+
+
+def read_request_log(lines: Iterator[str], where: str) -> Iterator[LoggedRequest]:
+    """The requests of a log, each once its answer is there, or at the end. Raises InputError for one without tokens."""
+    waiting: dict[str, LoggedRequest] = {}
+    blocks: dict[tuple[int | str, ...], int] = {}
+    any_request = False
+    for number, line in enumerate(lines, 1):
+        if received := _RECEIVED.search(line):
+            request = waiting[received[1]] = LoggedRequest(number, _seconds(line, where, number))
+            most = _MOST.search(line)
+            request.output_len = int(most[1]) if most else 0
+            any_request = True
+        details = _DETAILS.search(line) or received
+        if details and details[1] in waiting and (prompt := _PROMPT.search(line)):
+            _tell(waiting[details[1]], _ids(prompt[1]), blocks)
+        if (answered := _ANSWERED.search(line)) and answered[1] in waiting:
+            request = waiting.pop(answered[1])
+            request.output_len = len(_ids(answered[2]))
+            yield _checked(request, where)
+    for request in waiting.values():
+        yield _checked(request, where)
+    if not any_request:
+        raise InputError(f"{where}: a log without requests", hint=_HINT)
+
+
+def _seconds(line: str, where: str, number: int) -> float:
+    """Seconds since the beginning of a year with 366 days."""
+    time = _TIME.search(line)
+    if not time:
+        raise InputError(f"{where}: line {number} has no time", hint="keep the beginning of each line of the log")
+    month, day, hour, minute, second = map(int, time.groups())
+    try:
+        return datetime(2000, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    except ValueError as error:
+        raise InputError(
+            f"{where}: line {number}: {error}", hint="a time is month-day hours:minutes:seconds"
+        ) from error
+
+
+def _ids(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+def _tell(request: LoggedRequest, tokens: list[str], blocks: dict[tuple[int | str, ...], int]) -> None:
+    """Name the full blocks of a prompt; a name stands for the block and all before it."""
+    request.input_len = len(tokens)
+    names: list[int] = []
+    for at in range(0, len(tokens) - LOGGED_BLOCK_TOK + 1, LOGGED_BLOCK_TOK):
+        key: tuple[int | str, ...] = (names[-1] if names else -1, *tokens[at : at + LOGGED_BLOCK_TOK])
+        names.append(blocks.setdefault(key, len(blocks)))
+    request.names = tuple(names)
+
+
+def _checked(request: LoggedRequest, where: str) -> LoggedRequest:
+    if not request.input_len or not request.output_len:
+        what = "prompt" if not request.input_len else "answer"
+        raise InputError(f"{where}: line {request.line}: the tokens of the {what} are not in the log", hint=_HINT)
+    return request

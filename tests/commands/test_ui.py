@@ -22,8 +22,7 @@ import uvicorn
 from command_line import error_of, run, start
 
 from planner.commands.web.api import ANSWERED, openapi, operations
-from planner.commands.web.app import make_app
-from planner.commands.web.guard import HEADERS, Protocol
+from planner.commands.web.app import HEADERS, Protocol, make_app
 from planner.commands.web.play import address, move, read_asked, search
 from planner.errors import InputError
 
@@ -256,7 +255,7 @@ def test_many_fields_are_refused_with_all_headers(server: Server) -> None:
 
 
 def test_slow_headers_are_not_waited_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.commands.web.guard.HEADERS_S", 0.5)
+    monkeypatch.setattr("planner.commands.web.app.HEADERS_S", 0.5)
     slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(100)]
     for one in slow:
         one.sendall(b"GET / HTTP/1.1\r\nHost: 127")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from script_plans import plan as a_plan
 
 from planner.errors import InputError
-from planner.evidence.folder import read_measured
-from planner.evidence.server_log import read_server_log
+from planner.evidence.folder import read_measured, read_server_log
 from planner.evidence.validation import Validation, validate
 from planner.memory.startup_log import read_startup_log
 from planner.planning.plan import Plan, PlanFile, PlannedWorkload, read_plan

@@ -21,8 +21,7 @@ from planner.engine.parse import read_line
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.errors import InputError
-from planner.evidence.folder import MeasuredPlan
-from planner.evidence.server_log import read_server_log
+from planner.evidence.folder import MeasuredPlan, read_server_log
 from planner.evidence.validation import ComparedLine, compare_plan
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import unset_kv_cache_space, with_kv_cache_space

@@ -14,8 +14,19 @@ from hypothesis import strategies as st
 
 from planner.engine import EngineArgs, default_version
 from planner.hardware.profiles import load_profile
-from planner.planning.compared_point import ComparedPoint, Question, RefusedGpu, Setup, dealt, find_setups
-from planner.planning.comparison import Comparison, compare_hardware, describe_order, flips, standings
+from planner.planning.comparison import (
+    ComparedPoint,
+    Comparison,
+    Question,
+    RefusedGpu,
+    Setup,
+    compare_hardware,
+    dealt,
+    describe_order,
+    find_setups,
+    flips,
+    standings,
+)
 from planner.planning.deployment import resolve_deployment
 from planner.planning.odds import Forecast
 from planner.planning.predict import Prediction

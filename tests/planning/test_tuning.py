@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.planning.search.candidate import Merit
-from planner.planning.tuning.settings import measured_merit, merit_words
-from planner.planning.tuning.standing import Prospect, Prospects
-from planner.planning.tuning.state import TunedRun, TuningState, read_state
+from planner.planning.tuning import Prospect, Prospects, TunedRun, TuningState, measured_merit, merit_words, read_state
 from planner.timing.belief import Spread
 
 PHI = NormalDist().cdf

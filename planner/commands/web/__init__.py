@@ -41,8 +41,7 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds
     try:
         import uvicorn
 
-        from planner.commands.web.app import make_app
-        from planner.commands.web.guard import Protocol
+        from planner.commands.web.app import Protocol, make_app
     except ImportError as error:
         raise InputError(
             f"planner ui needs a package that is not installed: {error.name}",

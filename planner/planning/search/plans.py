@@ -28,7 +28,7 @@ from planner.engine import (
 from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.compared_point import find_limit, limit_in_words
+from planner.planning.comparison import find_limit, limit_in_words
 from planner.planning.cost import DAY_S, HOUR_S, MILLION, price_of
 from planner.planning.defaults import MARGIN, Goal
 from planner.planning.deployment import Deployment
