@@ -13,8 +13,7 @@ from reference_scheduler import Engine, Request
 
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.workload.load import Load
-from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
+from planner.workload.requests import Prefixes, Requests
 
 #: Tokens of each request, those of its answer included.
 Texts = list[list[int]]

@@ -40,16 +40,16 @@ from .report import charts_of as charts_of
 from .report import page as page
 
 # the page of planner ui
-from .playground import Asked as Asked
-from .playground import Played as Played
-from .playground import Probed as Probed
-from .playground import front_page as front_page
-from .playground import ladder as ladder
-from .playground import live_answer as live_answer
-from .playground import refused as refused
-from .playground import script as script
-from .playground import style as style
-from .playground import whole_answer as whole_answer
+from .report import Asked as Asked
+from .report import Played as Played
+from .report import Probed as Probed
+from .report import front_page as front_page
+from .report import ladder as ladder
+from .report import live_answer as live_answer
+from .report import refused as refused
+from .report import script as script
+from .report import style as style
+from .report import whole_answer as whole_answer
 
 # measuring settings one after the other
 from .tables.measured import TuningAnswer as TuningAnswer

@@ -1,4 +1,4 @@
-"""Requests that are sent, and the share of them that each of several servers gets.
+"""Requests that are sent, the share of them that each of several servers gets, and the prefixes of their prompts.
 
 How long a request is under way is taken from its answer (``answer_s``), so that a share does not depend on the server.
 A router picks the server of a request:
@@ -8,12 +8,22 @@ A router picks the server of a request:
 - ``prefix-aware``: the one that was sent the longest beginning of the prompt, where that is ``MATCHED`` of it or more
   and the servers are balanced; else the least loaded one. Rule and thresholds are those of the cache-aware policy of
   SGLang's router, from which vLLM's comes; it too goes by what it has sent, and never hears what was evicted.
+
+Prefixes are pieces of text in a tree: two prompts share what their paths share. A recorded prompt is a list of pieces,
+each with a name and a number of tokens: blocks of a published trace, or turns of a conversation. Pieces with the same
+name and the same pieces before them are the same text. Pieces that the same prompts pass one after the other become one
+node, so a tree has hardly more nodes than prompts.
+
+>>> tree = Prefixes.of([[7, 8], [7, 9]], [[512, 100], [512, 30]])
+>>> tree.end_tok[tree.prompt].tolist(), tree.reusable_tok.tolist()
+([512, 512], [0, 512])
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +32,12 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from planner.workload.prefixes import Prefixes
     from planner.workload.targets import Router
 
     Tokens = NDArray[np.int64]
+    from numpy.typing import NDArray
+
+    Nodes = NDArray[np.int64]
 
 #: Seconds that an answer is taken to last: to its first token, and for each token. About what people read; a server
 #: that is slower or faster moves what follows it by a few seconds.
@@ -160,3 +172,182 @@ class _Known:
         while node >= 0 and not self._sent[node] & bit:
             self._sent[node] |= bit
             node = self._parent[node]
+
+
+# --- prefixes that prompts share --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """A tree of nodes, and for each request where in it its prompt and its answer end.
+
+    Outside the tree stands text of one request alone: the rest of a prompt, and an answer with which no prompt goes on.
+    """
+
+    parent: Nodes  #: of each node, -1 at a root; a parent comes before its children. Shape (nodes,)
+    end_tok: Nodes  #: tokens from the beginning of a prompt to the end of the node. Shape (nodes,)
+    prompt: Nodes  #: the last node of each prompt, -1 where it shares nothing. Shape (num_prompts,)
+    answer: Nodes  #: the last node of each prompt with its answer. Shape (num_prompts,)
+    #: Last nodes of requests that servers have answered before, the oldest first, and all tokens of each. Shape (any,)
+    before: Nodes
+    before_tok: Nodes
+
+    @classmethod
+    def of(
+        cls,
+        pieces: Sequence[Sequence[int]],
+        sizes_tok: Sequence[Sequence[int]],
+        answers: Sequence[int] | None = None,
+        before_tok: Sequence[int] = (),
+    ) -> Prefixes:
+        """The tree of prompts, each a list of names of ``pieces`` and of their ``sizes_tok``.
+
+        ``answers``: how many of the last pieces of each are its answer. The first lists are of requests that were
+        answered before, and had ``before_tok`` tokens each with their answers.
+        """
+        counts = np.array([len(names) for names in pieces], dtype=np.int64)
+        names = np.fromiter((name for one in pieces for name in one), np.int64, int(counts.sum()))
+        sizes = np.fromiter((size for one in sizes_tok for size in one), np.int64, len(names))
+        ends = np.array(answers or [0] * len(counts), dtype=np.int64)
+        return cls.of_arrays(names, sizes, counts, ends, np.array(before_tok, dtype=np.int64))
+
+    @classmethod
+    def of_arrays(cls, names: Nodes, sizes_tok: Nodes, counts: Nodes, answers: Nodes, before_tok: Nodes) -> Prefixes:
+        """The tree of all names and sizes in a row, (pieces,), and the number of them in each request."""
+        last = np.cumsum(counts)
+        first = last - counts
+        node, parent, users = _chained(names, sizes_tok, first, counts)
+        # a node that the same requests pass as the one before it is the same piece; a single request shares none
+        ends_here = np.zeros(len(parent), dtype=bool)
+        prompt_ends = last - answers - 1
+        for at in (prompt_ends, last - 1):
+            ends_here[node[at[at >= first]]] = True
+        step_tok = np.zeros(len(parent), dtype=np.int64)
+        step_tok[node] = sizes_tok
+        end_tok = _summed(parent, step_tok)
+        shared = users > 1
+        joins = np.zeros(len(parent), dtype=bool)  # goes on where its parent ends, for the same requests
+        inner = np.flatnonzero(parent >= 0)
+        joins[inner] = (users[inner] == users[parent[inner]]) & ~ends_here[parent[inner]]
+        joined = np.zeros(len(parent), dtype=bool)  # the child stands for it
+        joined[parent[joins]] = True
+        remains = shared & ~joined
+        number = np.where(remains, np.cumsum(remains) - 1, -1)
+        above = _nearest_kept(parent, remains)
+        new_parent = np.where(above[remains] >= 0, number[above[remains]], -1)
+        last_shared = np.where(remains, np.arange(len(parent)), above)  # of each node, itself or the nearest above
+
+        def place(at: Nodes) -> Nodes:
+            places = np.full(len(counts), -1, dtype=np.int64)
+            some = at >= first
+            nearest = last_shared[node[at[some]]]
+            places[some] = np.where(nearest >= 0, number[nearest], -1)
+            return places
+
+        prompt, answer, before = place(prompt_ends), place(last - 1), len(before_tok)
+        return cls(new_parent, end_tok[remains], prompt[before:], answer[before:], answer[:before], before_tok)
+
+    def chosen(self, which: Nodes | slice) -> Prefixes:
+        """The prefixes of some of the requests."""
+        return replace(self, prompt=self.prompt[which], answer=self.answer[which])
+
+    def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
+        """The requests on a server that has answered those at the nodes ``earlier`` too.
+
+        ``before``: which of the requests before the first one of all it has answered.
+        """
+        return replace(
+            self,
+            before=np.concatenate([self.before[before], earlier]),
+            before_tok=np.concatenate([self.before_tok[before], earlier_tok]),
+        )
+
+    @cached_property
+    def reusable_tok(self) -> Nodes:
+        """Tokens of each prompt that an earlier request has had, in a cache that forgets nothing. (num_prompts,)"""
+        seen = bytearray(len(self.parent) + 1)
+        seen[-1] = 1  # what stands above the roots
+        parent, end_tok = self.parent.tolist(), [*self.end_tok.tolist(), 0]
+
+        def see(node: int) -> None:
+            while not seen[node]:
+                seen[node] = 1
+                node = parent[node]
+
+        for node in self.before.tolist():
+            see(node)
+        reusable = []
+        for prompt, answer in zip(self.prompt.tolist(), self.answer.tolist(), strict=True):
+            node = prompt
+            while not seen[node]:
+                node = parent[node]
+            reusable.append(end_tok[node])
+            see(prompt)
+            see(answer)
+        return np.array(reusable, dtype=np.int64)
+
+    def shared_tok(self, together: int) -> float:
+        """Tokens of a prompt, on average, that are in the KV cache for others too, with ``together`` requests in it.
+
+        They are drawn from all requests: neighbours in a session follow each other. A node on the path of the share p
+        of all prompts is then held 1 - (1 - p)^together times instead of p x together times.
+        """
+        users = np.bincount(self.prompt[self.prompt >= 0], minlength=len(self.parent)).tolist()
+        parent = self.parent.tolist()
+        for node in range(len(parent) - 1, -1, -1):  # children come after their parents
+            if parent[node] >= 0:
+                users[parent[node]] += users[node]
+        size_tok = self.end_tok - np.where(self.parent >= 0, self.end_tok[self.parent], 0)
+        share = np.array(users) / len(self.prompt)
+        return float(size_tok @ (share - (1 - (1 - share) ** together) / together))
+
+
+def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[Nodes, Nodes, Nodes]:
+    """The node of each piece, the parent of each node, and how many requests pass it.
+
+    Level by level: the node of a piece follows from that of the piece before it, its name and its size.
+    """
+    node = np.full(len(names), -1, dtype=np.int64)
+    parents: list[Nodes] = []
+    users: list[Nodes] = []
+    made, level = 0, 0
+    order = np.argsort(-counts, kind="stable")  # those with most pieces first
+    live = len(order)
+    ascending = -counts[order]
+    while live:
+        live = int(np.searchsorted(ascending, -level, side="left"))  # more than ``level`` pieces
+        if not live:
+            break
+        at = first[order[:live]] + level
+        above = node[at - 1] if level else np.full(live, -1, dtype=np.int64)
+        keys = np.stack([above, names[at], sizes[at]])
+        by = np.lexsort(keys)
+        ordered = keys[:, by]
+        new = np.ones(live, dtype=bool)
+        new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+        place = np.cumsum(new) - 1
+        node[at[by]] = place + made
+        parents.append(ordered[0, new])
+        users.append(np.bincount(place))
+        made += int(place[-1]) + 1
+        level += 1
+    empty = np.zeros(0, dtype=np.int64)
+    return node, np.concatenate([*parents, empty]), np.concatenate([*users, empty])
+
+
+def _summed(parent: Nodes, step: Nodes) -> Nodes:
+    """Sums of ``step`` from the root down to each node; parents come first."""
+    total = step.tolist()
+    for node, above in enumerate(parent.tolist()):
+        if above >= 0:
+            total[node] += total[above]
+    return np.array(total, dtype=np.int64)
+
+
+def _nearest_kept(parent: Nodes, remains: NDArray[np.bool_]) -> Nodes:
+    """For each node the nearest one above it that is kept, or -1."""
+    nearest: list[int] = []
+    stays = remains.tolist()
+    for above in parent.tolist():
+        nearest.append(above if above < 0 or stays[above] else nearest[above])
+    return np.array(nearest, dtype=np.int64)

@@ -105,8 +105,7 @@ def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier:
     """The last rows, after the ``earlier`` first ones."""
     import numpy as np
 
-    from planner.workload.prefixes import Prefixes
-    from planner.workload.requests import Requests
+    from planner.workload.requests import Prefixes, Requests
 
     prefixes = Prefixes.of(
         [names for _, _, _, names, _ in rows],

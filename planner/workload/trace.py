@@ -40,15 +40,12 @@ from heapq import heappop, heappush
 from itertools import count, pairwise
 from math import inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from planner.errors import InputError
 from planner.resources import check_file
 from planner.workload.load import BURSTIEST, EVENEST, MOST_TOK
-from planner.workload.requests import Requests, answer_s
-
-if TYPE_CHECKING:
-    from planner.workload.prefixes import Prefixes
+from planner.workload.requests import Prefixes, Requests, answer_s
 
 STRETCH = 20_000  #: requests in a row that are kept
 REORDERED = 65_536  #: rows of the sorting buffer; a row that is out of order by more is refused
@@ -473,8 +470,6 @@ class _Summary:
 
 def _prefixes(before: list[_Row], rows: list[_Row]) -> Prefixes | None:
     """The prefixes that the prompts of ``rows`` share with each other and with those of earlier ones."""
-    from planner.workload.prefixes import Prefixes
-
     if not any(row[4] for row in rows):
         return None
     texts = [(row[4] or Text((), ()), row[2]) for row in (*before, *rows)]

@@ -27,8 +27,7 @@ from planner.planning.predict import Prediction
 from planner.simulator.client import replay
 from planner.timing.step import Batch
 from planner.workload.load import Load
-from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
+from planner.workload.requests import Prefixes, Requests
 
 #: Rounding of whole steps: a batch that ends a step later is no violation.
 ROUNDING = 1.01

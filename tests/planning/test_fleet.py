@@ -34,8 +34,7 @@ from planner.planning.search.fleet import Fleets, Terms, plan_fleets
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.search import Search
 from planner.workload.load import Load
-from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
+from planner.workload.requests import Prefixes, Requests
 from planner.workload.targets import Slo, Targets
 from planner.workload.trace import read_trace
 

@@ -20,8 +20,7 @@ from planner.planning.predict import Prediction
 from planner.timing.efficiencies import PARAMETERS
 from planner.units import GIB
 from planner.workload.load import Load
-from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
+from planner.workload.requests import Prefixes, Requests
 from planner.workload.targets import Targets, parse_slos
 
 LLAMA, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.3-70B-Instruct"

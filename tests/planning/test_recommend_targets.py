@@ -38,8 +38,7 @@ from planner.planning.search.servers import fewest_servers, largest, share_of
 from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
 from planner.workload.load import Load, mixed
-from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
+from planner.workload.requests import Prefixes, Requests
 from planner.workload.targets import Targets, parse_slos
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"

@@ -17,8 +17,7 @@ from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
 from planner.workload.load import Load
-from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests
+from planner.workload.requests import Prefixes, Requests
 
 STEP_S, TOKEN_S, BLOCK_S = 10e-3, 1e-3, 2e-3
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from planner.workload.load import Load
-from planner.workload.prefixes import Prefixes
-from planner.workload.requests import Requests, share
+from planner.workload.requests import Prefixes, Requests, share
 from planner.workload.sessions import named_sessions
 from planner.workload.targets import Router
 
