@@ -53,8 +53,7 @@ GOAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_NUM_SEQS)
 TARGET_BATCHES = (32, 128)  #: beside the largest that the memory holds: small batches keep steps short
 #: Token budgets beside the one that recipes or vLLM would take. A small one keeps the gaps between tokens short while
 #: prompts come in, a large one finishes prompts sooner.
-TOKEN_BUDGETS = (1024, 2048, 4096, 16384)
-SHARED_BUDGETS = (512,)  #: the same of DP ranks, whose steps wait for each other: a step has that of each
+TOKEN_BUDGETS = (512, 1024, 2048, 4096, 16384)
 CONTEXT_STEP = 256  #: ``max_model_len`` is a multiple of this, so that no odd value is launched
 FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replayed for a goal: the best first
 COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs
@@ -66,6 +65,7 @@ BATCH_GUESSES = 2  #: of the largest batch, before the range that is left is hal
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue: exactly, and to
 #: first order. A judgement that the refusals name; benchmarks/results/search.md has the most that was seen.
 OPTIMISM = {True: 1.05, False: 1.2}
+LONG_STEPS = 0.5  #: share of the TPOT that decode steps without prompts make up where cutting prompts changes little
 FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form's own order
 #: Of a family that misses a target with prompts not seen before, members that are tried on few servers; and the prompts
 #: that tell.

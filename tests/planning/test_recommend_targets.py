@@ -53,9 +53,10 @@ def cheapest_of_all(asked: Search) -> float:
     version = default_version(profile)
     for size, budget in product((1, 2), (None, *defaults.TOKEN_BUDGETS)):
         args = replace(args, tensor_parallel_size=size, max_num_batched_tokens=budget, max_model_len=768)
-        holds = resolve_deployment(asked.space.model.model, profile, replace(args, max_num_seqs=1024), version)
-        assert holds.requests_held(640, pessimistic=True) >= 1024
-        for batch in (*defaults.TARGET_BATCHES, 1024):
+        most = min(1024, budget or 1024)
+        holds = resolve_deployment(asked.space.model.model, profile, replace(args, max_num_seqs=most), version)
+        assert holds.requests_held(640, pessimistic=True) >= most
+        for batch in (*defaults.TARGET_BATCHES, most):
             try:
                 deployment = resolve_deployment(
                     asked.space.model.model, profile, replace(args, max_num_seqs=batch), version
@@ -713,3 +714,14 @@ def test_a_target_that_idle_servers_miss_by_little_is_not_searched_load_by_load(
     assert not ranking.candidates and not tried
     kept = aiming(asked, targets=Targets(parse_slos({"e2el": 400.0})))
     assert ranked(kept).candidates and tried
+
+
+def test_no_token_budget_that_is_given_takes_fewer_gpus_than_the_search() -> None:
+    """Short answers: prompts make up most of the steps, and the load is not unimodal over the budget."""
+    targets = Targets(parse_slos({"ttft": 1000.0, "tpot": 40.0}), "rate", 17.949)
+    asked = search_for(targets, "mi355x", model="Qwen/Qwen3-30B-A3B", load=Load(1024, 32))
+    sizes = {}
+    for budget in (None, 512, 1024, 8192):
+        best = ranked(with_args(asked, max_num_batched_tokens=budget)).best
+        sizes[budget] = best.num_gpus if best else 10**9
+    assert sizes[None] == min(sizes.values())

@@ -273,8 +273,7 @@ class _Search:
         asked, own = self.choices.space.args.max_num_batched_tokens, args.max_num_batched_tokens
         if asked or self.coarse:
             return [asked or own]
-        shared = defaults.SHARED_BUDGETS if args.data_parallel_size > 1 else ()
-        return list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS, *shared)))
+        return list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
 
     def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
         """Yield ``args`` with each token budget, and ``batch`` as far as the budget has a token for each."""
@@ -576,11 +575,19 @@ def _no_faster(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
     return all(mine_s >= its_s * (1 - defaults.SAME_STEP) for mine_s, its_s in zip(mine, its, strict=True))
 
 
+def _decodes_alone(engine: RankedEngine, load: ServedLoad) -> float:
+    """Share of the mean TPOT under ``load`` that steps without a prompt would make up."""
+    batch, tpot_s = load.replay.decode_batch, load.replay.tpot_s
+    if batch is None or not len(tpot_s):
+        return 1.0
+    return engine.deployment.timer.step_s(batch) / engine.deployment.tokens_per_step / float(tpot_s.mean())
+
+
 def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
     """Whether ``engine`` serves ``load`` no better than ``other`` of its family, which is more promising.
 
     It serves a load that misses a target in the same steps where none of these came near the limits of either. And
-    where the TPOT decides, how prompts are cut moves it little beyond the closed form.
+    where the TPOT decides, and not for the prompts in the steps, how these are cut moves it little.
     """
     one, two, replay = engine.deployment.config, other.deployment.config, load.replay
     budgets = {one.max_num_batched_tokens, two.max_num_batched_tokens}
@@ -597,6 +604,7 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
         worst is not None
         and worst.slo.metric == "tpot"
         and (load.bound_by in ("", str(worst.slo)) if load.meets else worst.excess * behind > defaults.FAR_OFF)
+        and (len(budgets) == 1 or _decodes_alone(other, load) > defaults.LONG_STEPS)
     )
     pipelined = one.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
     return (same and not load.meets) or (decides and replay.most_seqs < one.max_num_seqs and not pipelined)

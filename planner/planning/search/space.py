@@ -291,9 +291,9 @@ class Choices:
                 "--max-num-batched-tokens and --kv-cache-dtype set them"
             )
         elif not space.args.max_num_batched_tokens:
-            budgets = ", ".join(map(str, sorted((*defaults.SHARED_BUDGETS, *defaults.TOKEN_BUDGETS))))
+            budgets = ", ".join(map(str, defaults.TOKEN_BUDGETS))
             yield (
-                f"token budgets beside vLLM's own and {budgets} (the least with DP), and batches beside the largest "
+                f"token budgets beside vLLM's own and {budgets}, and batches beside the largest "
                 f"and {', '.join(map(str, defaults.TARGET_BATCHES))}, which change a plan by a few percent; "
                 "--max-num-batched-tokens and --max-num-seqs set others"
             )
