@@ -14,6 +14,7 @@ from .flags import MXFP4_MARLIN as MXFP4_MARLIN
 from .flags import Environment as Environment
 from .resolution import resolve as resolve
 from .resolution import SHORT_NAMES as SHORT_NAMES
+from .resolution import prefix_caching as prefix_caching
 from .features import uses_latent_attention as uses_latent_attention
 
 # Drafted tokens

@@ -63,6 +63,7 @@ from .plan import PlannedClass as PlannedClass
 from .plan import PlannedRung as PlannedRung
 from .plan import PlannedTarget as PlannedTarget
 from .plan import PlannedTrace as PlannedTrace
+from .plan import BenchmarkLine as BenchmarkLine
 from .plan import PlannedWorkload as PlannedWorkload
 from .plan import Service as Service
 from .plan import read_plan as read_plan

@@ -55,6 +55,9 @@ TARGET_BATCHES = (32, 128)  #: beside the largest that the memory holds: small b
 #: prompts come in, a large one finishes prompts sooner.
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 16384)
 CONTEXT_STEP = 256  #: ``max_model_len`` is a multiple of this, so that no odd value is launched
+LONG_CONTEXT_STEP = 1024  #: the same of a serving line whose memory holds less than the model's context
+LONGEST_CONTEXT = 2**20  #: of a serving line, unless asked for: Llama 4 declares ten times as much
+USUAL_MAX_NUM_SEQS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  #: what people launch with
 FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replayed for a goal: the best first
 COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs
 TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack
@@ -86,6 +89,7 @@ IDLE = 0.02  #: share of the time that an almost idle server is busy; an engine 
 NEAR_EDGE = 0.15  #: ratio of two loads between which the limit is read off a line, to about two digits
 NEAR_LIMIT = 0.9  #: expected over limit of a load that is a better start than the closed form
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: a start, not a result
+PLACES_HEAD_ROOM = 0.25  #: places of a serving line above the requests in flight, before it is rounded up
 USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out; it hardly moves
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
 EQUAL = 0.01  #: share by which figures of a comparison differ that are called equal: predictions are no better

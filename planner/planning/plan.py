@@ -237,8 +237,22 @@ class Service(_Record):
         return "requests/s" if self.request_rate is not None else "requests in flight"
 
 
+class BenchmarkLine(_Record):
+    """The launch that the search compared, as narrow as the benchmark; ``./launch.sh --benchmark`` starts it."""
+
+    max_model_len: int
+    max_num_seqs: int
+    enable_prefix_caching: bool
+    serve_argv: tuple[str, ...]
+    output_throughput_per_gpu: float  #: predicted, tokens/s
+    mean_e2el_ms: float  #: predicted
+
+
 class Plan(_Record):
-    """Settings, prediction and reasons for one GPU type. Field names are vLLM's flags."""
+    """Settings, prediction and reasons for one GPU type. Field names are vLLM's flags.
+
+    ``serve_argv`` is the serving line: the launch that users get, and that the figures are of.
+    """
 
     gpu: str
     num_gpus: Gpus
@@ -270,6 +284,7 @@ class Plan(_Record):
     env: dict[str, str] = Field(default_factory=dict)
     docker_args: tuple[str, ...] = ()  #: devices, groups, shared memory; names, ports and folders are added
     serve_argv: tuple[str, ...]  #: run in the container, so ``--host 0.0.0.0``: the port is published on 127.0.0.1
+    benchmark_line: BenchmarkLine | None = None  #: None: the serving line is as narrow
     bench_argv: tuple[str, ...]  #: run in the container; benchmark.sh adds where the result is saved
     classes: tuple[PlannedClass, ...] = ()  #: with a client each, in place of ``bench_argv``
     accuracy_task: str = "gsm8k"
@@ -321,6 +336,7 @@ class Plan(_Record):
         reasons = {"predicted", "published", "memory", "calibration", "service", "why", "warnings"}
         said: dict[str, Any] = dict.fromkeys(reasons, True)
         said["classes"] = {"__all__": {"predicted", "targets_ms"}}
+        said["benchmark_line"] = {"output_throughput_per_gpu", "mean_e2el_ms"}
         launched = self.model_dump(mode="json", exclude=said, exclude_defaults=True)
         return hashlib.sha256(json.dumps(launched, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -378,7 +378,7 @@ def tuned_settings(file: PlanFile, local: Local) -> tuple[Merit, list[TunedSetti
         if len(found) == MOST_SETTINGS:
             break
         setting = _measurable(search, merit, ranking, candidate)
-        if setting.plan.digest != file.plan.digest:
+        if not _is_planned(candidate, file.plan):
             found.append(setting)
     return merit, found
 
@@ -392,7 +392,7 @@ def _budgets(args: EngineArgs) -> Iterator[int | None]:
 def _ranked(search: Search, budget: int | None) -> Ranking:
     servings = tuple(serving.changed(max_num_batched_tokens=budget) for serving in search.space.servings)
     (ranking,) = replace(search, space=replace(search.space, servings=servings)).run()
-    return ranking
+    return replace(ranking, candidates=tuple(one.searched or one for one in ranking.candidates))  # at their own batch
 
 
 def _promising(search: Search, merit: Merit, rankings: Iterable[Ranking]) -> Iterator[tuple[Ranking, Candidate]]:
@@ -429,9 +429,8 @@ def _under_load(search: Search, plan: Plan, merit: Merit, rankings: Iterable[Ran
             if candidate.config.max_num_seqs in (largest, plan.max_num_seqs):
                 prediction = _replayed(candidate.deployment, sent)
                 one = replace(candidate, prediction=None)
-                measured = search.plan(ranking, one, load=sent)
-                if measured.digest != plan.digest:
-                    settings.append(_setting(measured, merit, prediction, plan.targets))
+                if not _is_planned(candidate, plan):
+                    settings.append(_setting(search.plan(ranking, one, load=sent), merit, prediction, plan.targets))
                     engines.append(engine)
     if not settings:
         return []
@@ -445,6 +444,13 @@ def _under_load(search: Search, plan: Plan, merit: Merit, rankings: Iterable[Ran
     return kept
 
 
+def _is_planned(candidate: Candidate, plan: Plan) -> bool:
+    """True for the settings of the plan's benchmark line, whose serving line is measured first."""
+    line = plan.benchmark_line or plan
+    planned = {name: getattr(plan, name) for name in candidate.config.choice} | {"max_num_seqs": line.max_num_seqs}
+    return candidate.config.choice == planned
+
+
 def _replayed(deployment: Deployment, sent: Load) -> Prediction:
     return Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
 
@@ -454,7 +460,7 @@ def _measurable(search: Search, merit: Merit, ranking: Ranking, candidate: Candi
     found = with_figures(search.objective, candidate)
     assert found.prediction is not None
     ranking = replace(ranking, candidates=tuple(found if one is candidate else one for one in ranking.candidates))
-    return _setting(search.plan(ranking, found), merit, found.prediction)
+    return _setting(search.plan(ranking, found, load=found.prediction.load), merit, found.prediction)
 
 
 def _setting(plan: Plan, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()) -> TunedSetting:

@@ -81,7 +81,7 @@ JOINING = {"HEAD_PORT", "NODES", "NODE_GPUS", "LOCAL_RANKS"}
 def words_behind(script: str, start: str) -> list[str]:
     """The words of the one command that begins with ``start``, its continued lines joined."""
     (line,) = [line for line in script.replace("\\\n", " ").splitlines() if line.strip().startswith(start)]
-    return shlex.split(line)
+    return [word for word in shlex.split(line) if word != "${benchmark_line[@]}"]  # empty without --benchmark
 
 
 def launched(files: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:

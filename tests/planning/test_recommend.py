@@ -45,13 +45,18 @@ class TestTheRecipeForB200:
         assert best is not None
         assert best.config.tensor_parallel_size
         assert best.config.weight_dtype == "nvfp4" and best.config.kv_cache_dtype == "fp8"
-        assert best.config.max_num_seqs == int(best.deployment.requests_held(2048, pessimistic=True))
+        searched = best.searched
+        assert searched and searched.config.max_num_seqs == int(
+            searched.deployment.requests_held(2048, pessimistic=True)
+        )
+        assert best.config.max_num_seqs == 512 and best.config.max_model_len == 131072  # for users
 
     def test_latency_takes_many_gpus_and_a_small_batch(self) -> None:
         best = ranked("min-latency", "b200-sxm").best
         assert best is not None
         assert best.config.tensor_parallel_size in (4, 8)
-        assert best.config.max_num_seqs == 8
+        assert best.searched is not None and best.searched.config.max_num_seqs == 8
+        assert best.config.max_num_seqs == 16  # head room
 
     def test_balanced_lies_between(self) -> None:
         throughput, balanced, latency = (
@@ -114,7 +119,7 @@ def test_copies_of_latent_attention_serve_more_and_are_asked_for_what_they_take_
     best, fastest = ranking.best, ranked("min-latency", "h200", "deepseek-ai/DeepSeek-R1").best
     assert fastest is not None and Layout.of(fastest.config) == Layout(8, enable_expert_parallel=True)
     assert best is not None and Layout.of(best.config) == Layout(data_parallel_size=8, enable_expert_parallel=True)
-    assert best.estimate.concurrency == 8 * best.config.max_num_seqs
+    assert best.searched and best.estimate.concurrency == 8 * best.searched.config.max_num_seqs
     assert best.figures is not None and best.figures["max_concurrency"] == best.estimate.concurrency
     said = " ".join(rejected.reason for rejected in ranking.rejected)
     assert "left out: other token budgets" in said and "drafts of the checkpoint's own module" in said
@@ -253,8 +258,10 @@ def test_a_plan_says_everything_that_was_simulated_in_its_command() -> None:
     assert float(value("--gpu-memory-utilization")) == plan.gpu_memory_utilization
     assert words[:3] == ["vllm", "serve", plan.model]
     sent = list(plan.bench_argv)
-    assert sent[sent.index("--max-concurrency") + 1] == str(plan.max_num_seqs)
-    assert int(sent[sent.index("--num-prompts") + 1]) >= 5 * plan.max_num_seqs  # as both recipes advise
+    assert plan.benchmark_line is not None
+    in_flight = plan.benchmark_line.max_num_seqs
+    assert sent[sent.index("--max-concurrency") + 1] == str(in_flight)
+    assert int(sent[sent.index("--num-prompts") + 1]) >= 5 * in_flight  # as both recipes advise
 
 
 def test_a_plan_file_reads_back_as_it_was_written() -> None:

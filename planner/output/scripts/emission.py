@@ -330,6 +330,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "manual_steps": tuple(_manual_steps(emission)),
         "entrypoint": plan.serve_argv[0],
         "serve_args": plan.serve_argv[1:],
+        "benchmark_words": tuple(_benchmark_words(plan)),
         "native_serve": without_option(plan.serve_argv, "--port"),
         "container_port": option(plan.serve_argv, "--port") or str(PORT),
         "nvidia": nvidia,
@@ -346,6 +347,15 @@ def template_names(emission: Emission) -> dict[str, Any]:
         **_partition(profile, plan),
         **_accuracy(emission),
     }
+
+
+def _benchmark_words(plan: Plan) -> Iterator[str]:
+    """Options that make the benchmark line of the serving line."""
+    words = plan.benchmark_line.serve_argv if plan.benchmark_line else ()
+    for flag in ("--max-model-len", "--max-num-seqs"):
+        if (value := option(words, flag)) and value != option(plan.serve_argv, flag):
+            yield from (flag, value)
+    yield from (word for word in words if word == "--no-enable-prefix-caching" and word not in plan.serve_argv)
 
 
 def _client_argv(plan: Plan, words: Sequence[str]) -> tuple[str, ...]:

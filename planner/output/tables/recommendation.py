@@ -37,6 +37,7 @@ from planner.output.tables.shared import (
 from planner.output.workflows.documents import published_accuracy
 from planner.planning import (
     Apart,
+    BenchmarkLine,
     Candidate,
     Disaggregated,
     Doubt,
@@ -465,7 +466,10 @@ def plan_in_words(plan: Plan) -> str:
     means = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
-        size, even_words, delivers = plan.num_gpus, "", f"{figure_between(value, low, high, 'requests/s')}, {means}"
+        load = f" at {plan.workload.max_concurrency:,} concurrent requests" if plan.workload.max_concurrency else ""
+        load += f" of {plan.workload.input_len:,} + {plan.workload.output_len:,} tokens"
+        size, even_words = plan.num_gpus, ""
+        delivers = f"{figure_between(value, low, high, 'requests/s')}{load}, {means}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
@@ -596,6 +600,18 @@ def _brief_reasons(ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
         f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each GPU; "
         f"{memory['kv_cache_tokens']:,} KV tokens fit beside them"
     )
+    if plan.benchmark_line:
+        yield f"serving line: {_benchmark_line(plan, plan.benchmark_line)}"
+
+
+def _benchmark_line(plan: Plan, line: BenchmarkLine) -> str:
+    """The serving line and the benchmark line, in words."""
+    ratio = line.output_throughput_per_gpu / plan.predicted["output_throughput_per_gpu"] - 1
+    speed = "as fast" if abs(ratio) < defaults.EQUAL else f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
+    return (
+        f"{plan.max_model_len:,} tokens of context, {plan.max_num_seqs:,} requests at once; "
+        f"./launch.sh --benchmark: {line.max_model_len:,} and {line.max_num_seqs:,}, {speed}"
+    )
 
 
 def predicted_lines(plan: Plan) -> Iterator[str]:
@@ -611,6 +627,8 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
         mean, p99 = (ranged(f"{statistic}_{name}_ms", ",.1f") for statistic in ("mean", "p99"))
         yield f"{name.upper():<5}              {mean} ms mean, {p99} ms p99"
     yield "in brackets        the 90 % interval"
+    if plan.benchmark_line:
+        yield f"serving line       {_benchmark_line(plan, plan.benchmark_line)}"
     if service := plan.service:
         for target in service.targets:
             name = f"{target.of_class} {target.metric}".lstrip()

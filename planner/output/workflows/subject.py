@@ -168,10 +168,11 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         args = serving.args
     else:
         ranking = _recommended(workflow, search, choice)
-        candidate = ranking.candidates[0]
+        candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
         args = _stated(candidate)
-    own_load = load if documented or not load.max_concurrency else None
-    plan = search.plan(ranking, candidate, image=_image(build, profile, version, choice), load=own_load)
+        if load.max_concurrency:
+            load = search.objective.closed_loop(candidate.estimate.concurrency)
+    plan = search.plan(ranking, candidate, image=_image(build, profile, version, choice), load=load)
     found = Subject(
         workflow, choice, candidate.resolved, profile, candidate.config.version, args, candidate.deployment, plan,
         build, documented, printed if documented else None, client if documented else None,

@@ -34,6 +34,7 @@ from planner.planning.search.candidate import (
     odds_words,
     without_replay,
 )
+from planner.planning.search.serving_line import for_users
 from planner.planning.search.space import Choices, Objective, why_not
 
 
@@ -46,7 +47,8 @@ def rank_by_goal(choices: Choices) -> Ranking:
     while candidates and candidates[0].figures is None:  # the closed form promised more than the finalists deliver
         candidates = best_first([with_figures(objective, candidates[0]), *candidates[1:]], objective.goal)
     rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
-    kept = (*candidates[:1], *map(without_replay, candidates[1:]))
+    best = (with_figures(objective, for_users(choices.space, objective, one)) for one in candidates[:1])
+    kept = (*best, *map(without_replay, candidates[1:]))
     return Ranking(choices.profile, choices.version, kept, tuple(rejected))
 
 

@@ -42,6 +42,7 @@ from planner.planning.predict import ServedLoad, estimate
 from planner.planning.search.bounds import alone, missed_for_certain, rate_bound
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.servers import fewest_servers, largest, share_of
+from planner.planning.search.serving_line import for_users
 from planner.planning.search.space import Choices, Objective, why_not
 from planner.planning.uncertainty import Uncertainty
 from planner.workload import PRIORITY, Slo, Targets
@@ -520,6 +521,7 @@ class _Search:
                 rejected.append(Rejected.of(candidate, f"{words} against {best}" if words != best else f"also {words}"))
             seen.add(key)
         closest = None if candidates else self._closest()
+        candidates[:1] = (for_users(self.choices.space, self.objective, best) for best in candidates[:1])
         return Ranking(self.choices.profile, self.choices.version, tuple(candidates), tuple(rejected), closest)
 
     def _closest(self) -> Candidate | None:

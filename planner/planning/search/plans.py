@@ -33,6 +33,7 @@ from planner.planning.cost import DAY_S, HOUR_S, MILLION, price_of
 from planner.planning.defaults import MARGIN, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
+    BenchmarkLine,
     Plan,
     PlannedClass,
     PlannedMargin,
@@ -48,6 +49,7 @@ from planner.planning.plan import (
 from planner.planning.predict import THROUGHPUT, Prediction, Reading, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking, odds_words
 from planner.planning.search.servers import Rung, Servers
+from planner.planning.search.serving_line import for_users
 from planner.planning.search.space import Objective, Space
 from planner.simulator import Replay, statistic_ms
 from planner.units import GB, GIB, figure
@@ -68,8 +70,12 @@ def assemble(
     ``image`` is one that is built, not pulled; ``load`` another load than the one that was searched for.
     Raises IllegalPlanError where no image of the version is known for the GPU.
     """
+    best = candidate is ranking.best
+    place = next((place for place, one in enumerate(ranking.candidates, 1) if one is candidate), 1)
+    if load is None:
+        candidate = for_users(space, objective, candidate)
     deployment, config, profile = candidate.deployment, candidate.config, candidate.profile
-    model, best = served_name(candidate.resolved), candidate is ranking.best
+    model = served_name(candidate.resolved)
     image = image or image_for(profile, config.version)
     sender = _Sender(model, deployment, image)
     prediction: Prediction | None = None
@@ -103,6 +109,7 @@ def assemble(
         env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
         docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
+        benchmark_line=_benchmark_line(candidate, prediction, model, host, recipe),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
         workload=PlannedWorkload.of(load),
@@ -110,8 +117,24 @@ def assemble(
         predicted=_figures(prediction),
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
-        why=tuple(_why(space, objective, ranking, candidate, recipe)),
+        why=tuple(_why(space, objective, ranking, candidate, place, recipe)),
         warnings=tuple(filter(None, _warnings(space, objective, candidate, image.note, recipe))),
+    )
+
+
+def _benchmark_line(
+    candidate: Candidate, prediction: Prediction, model: str, host: str, recipe: Recipe
+) -> BenchmarkLine | None:
+    """The launch that was searched; None where the serving line is the same."""
+    searched = candidate.searched
+    if searched is None or searched.config == candidate.config:
+        return None
+    return BenchmarkLine(
+        **{name: getattr(searched.config, name) for name in ("max_model_len", "max_num_seqs", "enable_prefix_caching")},
+        serve_argv=tuple(serve_argv(searched.config, model, host=host, extra=recipe.flags)),
+        output_throughput_per_gpu=prediction.rates["output_throughput_per_gpu"]
+        * (searched.tok_per_s_per_gpu / candidate.tok_per_s_per_gpu),
+        mean_e2el_ms=prediction.figures["mean_e2el_ms"] * (searched.e2el_s / candidate.e2el_s),
     )
 
 
@@ -382,12 +405,12 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
 
 
 def _why(
-    space: Space, objective: Objective, ranking: Ranking, winner: Candidate, recipe: Recipe
+    space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int, recipe: Recipe
 ) -> Iterator[str]:  # fmt: skip
     if winner.load:
         yield from _why_service(objective, winner, winner.load)
     else:
-        yield from _why_goal(space, objective, ranking, winner)
+        yield from _why_goal(space, objective, ranking, winner, place)
     stage, config = winner.deployment.budget.binding, winner.config
     given = config.given_kv_cache_bytes and f" ({config.kv_cache_given_by})"
     cache = f"are given to the KV cache{given}" if given else "are left for the KV cache"
@@ -399,9 +422,8 @@ def _why(
         yield "environment and further flags: " + "; ".join(recipe.sources)
 
 
-def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Candidate) -> Iterator[str]:
+def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int) -> Iterator[str]:
     merit = Merit.among(ranking.candidates, objective.goal)
-    place = ranking.candidates.index(winner) + 1 if winner in ranking.candidates else 1
     best = ranking.candidates[0] if ranking.candidates else winner
     among = "the best" if place == 1 else f"number {place}, behind {merit.words(best)},"
     count = len(ranking.candidates)
@@ -416,7 +438,8 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
             behind = odds_words(merit.odds(objective.load, winner, of_layout[layout]))
             words = layout.flags if layout.num_gpus > 1 else "--tensor-parallel-size 1"
             yield f"{words} instead: {merit.words(of_layout[layout])}, {behind}"
-    yield f"--max-num-seqs {winner.config.max_num_seqs}: {_why_batch(space, objective, winner)}"
+    searched = winner.searched or winner
+    yield f"{searched.estimate.concurrency:,} requests in flight: {_why_batch(space, objective, searched)}"
 
 
 def _why_batch(space: Space, objective: Objective, winner: Candidate) -> str:

@@ -1,0 +1,100 @@
+"""The serving line: what users get is what is simulated, with the model's context and places above the load."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run
+
+from planner.engine import parse_version, read_line
+from planner.planning import Objective, Prediction, Search, Serving, Space, resolve_deployment
+from planner.planning.search.candidate import Candidate
+from planner.workload import Load, Targets
+
+USUAL = {8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}  # of the issue trackers' and recipes' launch lines
+
+
+def best_of(model: str, gpu: str, *, gpus: int = 8, rate: float | None = None, **given: Any) -> Candidate:
+    targets = Targets.of(ttft_ms=2000, tpot_ms=60, value=rate) if rate else None
+    asked = Load.open_loop(rate, 1024, 256) if rate else Load.closed_loop(4, 1024, 1024)
+    search = Search(Space((Serving(model, gpu, **given),), gpus_per_node=gpus), Objective("balanced", asked, targets))
+    (ranking,) = search.run()
+    assert ranking.best is not None
+    return ranking.best
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "context"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "h100", 131_072),  # max_position_embeddings of its config
+        ("meta-llama/Llama-2-7b-hf", "mi300x-cpx", 4096),
+        ("deepseek-ai/DeepSeek-R1", "h200", 163_840),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "h100", 262_144),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "b200", 2**20),  # ten times as much in its config
+    ],
+)
+def test_the_context_is_the_model_s(model: str, gpu: str, context: int) -> None:
+    best = best_of(model, gpu)
+    assert best.config.max_model_len == context
+    assert best.config.max_num_seqs in USUAL
+    assert best.config.max_running > 4, "head room above four requests in flight"
+    assert best.deployment.checked.fits
+    assert best.searched is not None and best.searched.config.max_model_len == 2048
+
+
+def test_a_context_that_memory_limits_is_one_that_the_cache_holds() -> None:
+    best = best_of("meta-llama/Llama-3.1-8B-Instruct", "l4", gpus=1, kv_cache_dtype="bfloat16")
+    length = best.config.max_model_len
+    assert 2048 < length < 131_072 and length % 1024 == 0
+    assert best.deployment.checked.fits and best.deployment.requests_held(length, pessimistic=True) >= 1
+    assert best.deployment.requests_held(length + 1024, pessimistic=True) < 1
+
+
+def test_what_was_given_stays() -> None:
+    best = best_of(
+        "meta-llama/Llama-3.1-8B-Instruct", "h100", max_model_len=2048, max_num_seqs=33, enable_prefix_caching=False
+    )
+    config = best.config
+    assert (config.max_model_len, config.max_num_seqs, config.enable_prefix_caching) == (2048, 33, False)
+
+
+@pytest.mark.parametrize("rate", [2.0, 15.0])
+def test_targets_are_met_by_the_line_for_users(rate: float) -> None:
+    best = best_of("meta-llama/Llama-3.1-8B-Instruct", "h100", rate=rate)
+    assert best.load is not None and best.load.meets
+    assert best.load.replay.most_seqs < best.config.max_num_seqs, "no request waits for a place"
+    assert best.config.max_model_len == 131_072 and best.config.max_num_seqs in USUAL
+
+
+def test_the_figures_are_those_of_the_printed_line() -> None:
+    """A line that is read back is the engine that was simulated, also where a recipe switches prefix caching off."""
+    answer = json.loads(run("recommend", "--gpu", "h100", "--format", "json").out)
+    plan = answer["plans"][0]
+    words = plan["serve_argv"]
+    assert "--enable-prefix-caching" in words and "--no-enable-prefix-caching" in plan["benchmark_line"]["serve_argv"]
+    version = parse_version(plan["engine_version"])
+    line = read_line(words, version, env=plan["env"], platform=plan["platform"])
+    serving = Serving(plan["model"], plan["gpu"])
+    engine = resolve_deployment(serving.model, serving.profile, line.args, version)
+    assert engine.config.max_model_len == plan["max_model_len"] == 131_072
+    figures = Prediction.of(engine, Load(**{**plan["workload"], "request_rate": float("inf")})).figures
+    assert figures["output_throughput"] == pytest.approx(plan["predicted"]["output_throughput"], rel=1e-9)
+    line_of_benchmark = plan["benchmark_line"]
+    assert line_of_benchmark["max_model_len"] == 2048
+    predicted = plan["predicted"]["output_throughput_per_gpu"]
+    assert line_of_benchmark["output_throughput_per_gpu"] == pytest.approx(predicted, rel=0.02)
+
+
+def test_launch_sh_has_the_benchmark_line(tmp_path: Path) -> None:
+    folder = tmp_path / "plan"
+    assert run("recommend", "--gpu", "h100", "-o", str(folder)).status == 0
+    launch, line = (folder / "launch.sh").read_text(), json.loads((folder / "plan.json").read_text())["benchmark_line"]
+    options = launch.partition("benchmark_line=(--")[2].partition(")")[0].replace("\\\n", " ").split()
+    assert options == [
+        "max-model-len", str(line["max_model_len"]), "--max-num-seqs", str(line["max_num_seqs"]),
+        "--no-enable-prefix-caching",
+    ]  # fmt: skip
+    assert launch.count('"${benchmark_line[@]}"') == 1
