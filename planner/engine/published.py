@@ -28,7 +28,7 @@ from typing import Any
 from planner.engine.features import default_engine, uses_latent_attention
 from planner.engine.flags import FlagProblem, VllmCommand, env_status, flag_status, value_status
 from planner.engine.settings import Engine, EngineConfig
-from planner.engine.version import RELEASES, EngineVersion, known_version, release_of
+from planner.engine.version import READ_ON, RELEASES, EngineVersion, known_version, release_of, release_text
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import Model
@@ -138,10 +138,10 @@ def builds() -> dict[str, ImageBuild]:
 
 
 def default_version(profile: GpuProfile) -> EngineVersion:
-    """The newest version with a pinned image that a source ran on this GPU, else on another GPU of its platform."""
-    images = [i for i in _images() if i.platform == profile.platform]
-    tried = [i for i in images if profile.whole in i.gpus]
-    return max(i.version for i in tried or images or _images())
+    """The newest release that is ``SETTLED_DAYS`` old at the date of the facts and has an image by its name."""
+    since = release_of(_images_table()["naming"].get(profile.platform, {}).get("since", "0.0"))
+    settled = (release for release, day in RELEASES.items() if (READ_ON - day).days >= SETTLED_DAYS)
+    return known_version(release_text(max(release for release in settled if release >= since)))
 
 
 def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False, ptrace: bool = False) -> list[str]:
@@ -197,6 +197,7 @@ _OLDER_KEYS = {
 _NEWER_KEYS = {older: newer for newer, older in _OLDER_KEYS.items()}
 #: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
+SETTLED_DAYS = 30  #: age of a release before it is the default
 DEEPSEEK_MAX_MODEL_LEN = 32768  #: tokens
 HOPPER_ISSUES_UNTIL = (0, 12)
 #: Releases whose AMD images had AITER before vLLM had it: first, and first without.
