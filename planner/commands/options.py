@@ -74,7 +74,7 @@ GpusOrDefault = Annotated["GpuName | Iterable[GpuName]", _DEFAULT_GPUS]
 Partitions = Annotated[bool, Option("--partitions", help="With --gpu all, also partitions and MIG profiles.")]
 _NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's."
 _CALIBRATION = "File of planner calibrate, or none for the fits as shipped. Default: your own fits, if there are any."
-_VERSION = "vLLM version, or date of a build. Default: the newest with an image for the GPU."
+_VERSION = "vLLM version, or date of a build. Default: the newest of 30 days or more with an image for the GPU."
 NetworkGbPerS = Annotated[
     float | None,
     Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),

@@ -84,7 +84,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if version.build != "vllm":
         raise IllegalPlanError(
             f"no image of vLLM with the ATOM plugin ({version.text}) is known",
-            hint="plan for a release of vLLM: --engine-version 0.27.1",
+            hint=f"plan for a release of vLLM: --engine-version {default_version(profile)}",
         )
     oldest = _images_table()["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
     if version.release < release_of(oldest):

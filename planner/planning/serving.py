@@ -55,7 +55,7 @@ class Serving:
     resolved: ResolvedModel
     profile: GpuProfile
     args: EngineArgs
-    engine_version: EngineVersion | None  #: None: the newest with an image for the GPU
+    engine_version: EngineVersion | None  #: None: ``default_version`` of the GPU
     local: Local  #: the user's own fits
     basis: Basis  #: overheads of memory, and the draft model
     remarks: tuple[str, ...]  #: on how the names were resolved
@@ -77,7 +77,7 @@ class Serving:
         """Resolve the names: ``model`` as in ``load_model``, ``gpu`` as in ``load_gpu``.
 
         ``engine`` are flags of ``vllm serve`` (``tensor_parallel_size=8``, ``max_model_len=32768``, ...).
-        ``engine_version`` is a version of vLLM or the date of a build, by default the newest with an image for the GPU.
+        ``engine_version`` is a version of vLLM or the date of a build, by default ``default_version``.
         ``calibration`` is a file of ``calibrate_from``, ``"none"`` for the fits as shipped, by default the user's own.
         ``network_gb_per_s`` is the inter-node bandwidth of one GPU. Raises UnknownNameError for a keyword that is no
         setting, InputError for a value that a setting does not take, and what ``load_model`` and ``load_gpu`` raise.
@@ -164,7 +164,7 @@ class Serving:
 
     @cached_property
     def version(self) -> EngineVersion:
-        """The vLLM version that was asked for, else the newest with an image for the GPU."""
+        """The vLLM version that was asked for, else ``default_version``."""
         return self.engine_version or default_version(self.profile)
 
     @cached_property
