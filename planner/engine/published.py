@@ -110,7 +110,8 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
             f"no image of vLLM {version} is known for {profile.name}",
             hint=f"choose --engine-version from: {others}, or a release from {rule['since']} on",
         )
-    note = "follows the naming of vLLM's release images; no source was seen running it on this GPU"
+    unusual = version.release != default_version(profile).release
+    note = "follows the naming of vLLM's release images; no source was seen running it on this GPU" if unusual else ""
     name, source = rule["name"].format(version=version), "naming of release images"
     return Image(name, version, profile.platform, pinned=False, source=source, note=note)
 

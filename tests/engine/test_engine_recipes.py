@@ -140,6 +140,8 @@ def test_images_without_a_source_say_so() -> None:
     image = image_for(load_profile("h100-sxm"), parse_version("0.33.0"))
     assert (image.name, image.pinned) == ("vllm/vllm-openai:v0.33.0", False)
     assert "no source" in image.note
+    usual = image_for(load_profile("h100-sxm"), default_version(load_profile("h100-sxm")))
+    assert (usual.pinned, usual.source, usual.note) == (False, "naming of release images", "")
     elsewhere = image_for(load_profile("l40s"), parse_version("0.27.1"))
     assert elsewhere.pinned
     assert "not on l40s" in elsewhere.note
