@@ -31,7 +31,7 @@ from .serving import typed as typed
 from .serving import version_for as version_for
 
 # Does it fit?
-from .conditions import Verdict as Verdict
+from .deployment import Verdict as Verdict
 from .fit import ArithmeticLine as ArithmeticLine
 from .fit import Fit as Fit
 from .fit import LogLine as LogLine

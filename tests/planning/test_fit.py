@@ -17,8 +17,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.memory import Interval
 from planner.model.quantization import as_quantized
-from planner.planning.conditions import Condition
-from planner.planning.deployment import resolve_deployment
+from planner.planning.deployment import Condition, resolve_deployment
 from planner.planning.fit import Fit, explain, sweep_settings
 from planner.planning.serving import Serving
 
