@@ -135,7 +135,6 @@ def command_status(version: EngineVersion, command: VllmCommand) -> Status:
 
 
 def takes_value(version: EngineVersion, flag: str) -> bool:
-    """False for a switch."""
     index = _index(version)
     return not any(a <= index <= b for a, b in _table("switches").get(spelled(flag), ()))
 

@@ -83,7 +83,6 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Long spelling, such as ``--max-num-seqs``."""
         return flag_of(self.name)
 
     @property

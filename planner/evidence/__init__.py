@@ -1,6 +1,6 @@
-"""How far off are we, and what was learnt? Measured runs, fits, leave-outs, validation.
+"""Measured runs: errors of predictions, fits, leave-outs, validation.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
 """
 
 import lazy_loader as lazy

@@ -36,7 +36,7 @@ from planner.timing import LocalFits, base_digest, load_calibration
 
 #: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
-#: Measured and predicted speeds that differ by a larger factor have different units, such as s and ms. A machine that
+#: Measured and predicted speeds that differ by a larger factor have different units, such as s and ms. A machine
 #: nobody measured may well be off by a factor of ten.
 IMPLAUSIBLE = 200
 #: Metrics that only a wrong unit puts that far off. A TTFT can be: of a queue that the prediction does not see.
@@ -63,7 +63,7 @@ class CalibrationOutcome:
 
     @property
     def kept(self) -> bool:
-        """Whether it predicts better, and so is worth keeping."""
+        """True if it predicts better."""
         return self.reason is None
 
     @cached_property
@@ -166,7 +166,7 @@ def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[Me
 
 
 def _received_together(one: Evaluated) -> bool:
-    """Whether the client was too slow to read each token: TPOT is almost nothing, and the sum still is the E2EL."""
+    """True if the client was too slow to read each token: TPOT is almost zero, and the sum still is the E2EL."""
     metrics, output_len = one.run.metrics, one.run.mean_output_len or one.run.output_len
     ttft, tpot, e2el = (metrics.get(f"mean_{name}_ms") for name in ("ttft", "tpot", "e2el"))
     if not (ttft and tpot and e2el and output_len):

@@ -64,7 +64,7 @@ OTHER_RANGE_RATIO = 0.1
 #: runs are as wide as this: the seed that draws its means draws them from such lengths, and from no narrower ones.
 MEANS_RANGE_RATIO = 0.9
 V0_SCHEDULER_STEPS = 10
-#: Published runs of such weights that do not state their cache hold more requests than a 16-bit one has room for.
+#: Published runs of such weights that do not state their cache hold more requests than fit in 16 bits.
 NARROW_WEIGHTS = frozenset({"fp8", "mxfp8", "nvfp4", "mxfp4", "fp4-experts+fp8"})
 CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
 #: The longest request that most published servers allowed: vLLM refuses to start where one such does not fit.
@@ -101,12 +101,11 @@ class PredictedFigure:
 
     @property
     def error(self) -> float:
-        """Predicted / measured - 1."""
         return self.predicted / self.measured - 1
 
     @property
     def covered(self) -> bool | None:
-        """Whether the measurement lies inside the interval; None where there is none."""
+        """True if the measurement lies inside the interval; None without one."""
         return None if self.lo is None or self.hi is None else self.lo <= self.measured <= self.hi
 
 
@@ -232,12 +231,12 @@ def notes_on_runs(runs: Sequence[MeasuredRun]) -> Iterator[str]:
         yield from (f"{run.run_id}: {what}: are the units the same?" for what in find_contradictions(run))
 
 
-#: What differs between the runs of a sweep of rates. Lengths of answers do without ``--ignore-eos``.
+#: Columns that differ between the runs of a sweep of rates. Lengths of answers do without ``--ignore-eos``.
 _OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "metrics"})
 
 
 def _keeps(deployment: Deployment, workload: Load) -> bool:
-    """Whether the prefix cache holds all tokens of the workload; if not, prompts are evicted before they return."""
+    """True if the prefix cache holds all tokens of the workload; else prompts are evicted before they return."""
     if not deployment.config.enable_prefix_caching:
         return False
     held_tok = deployment.limits(workload.max_total_len).kv_cache_tokens

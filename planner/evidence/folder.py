@@ -46,7 +46,7 @@ Positive = Annotated[float, Field(strict=True, ge=LEAST_FIGURE, le=MOST_FIGURE)]
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """One figure of lm_eval."""
+    """One figure of lm_eval, with its standard error."""
 
     task: str
     metric: str
@@ -75,7 +75,7 @@ class MeasuredPlan:
 
 @dataclass(frozen=True)
 class PlanFolder:
-    """One plan's folder."""
+    """A plan's folder: its scripts and measurements."""
 
     directory: Path
     file: PlanFile
@@ -241,7 +241,7 @@ def _read_log(path: Path, plan: Plan) -> tuple[StartupLog | None, ServerLog | No
 
 
 def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
-    """What lm_eval wrote last for this plan: ``results/accuracy-DIGEST/**/results_*.json``."""
+    """The last results of lm_eval for this plan: ``results/accuracy-DIGEST/**/results_*.json``."""
     files = sorted((directory / "results" / f"accuracy-{plan.digest}").rglob("results*.json"), key=lambda p: p.name)
     if not files:
         return []

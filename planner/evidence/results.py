@@ -121,7 +121,7 @@ def read_text(path: Path) -> str:
 
 
 def is_table_of_results(text: str) -> bool:
-    """Whether a CSV file is one of ``vllm bench sweep``, not a table of measured runs."""
+    """True for a CSV file of ``vllm bench sweep``, False for a table of measured runs."""
     columns = text.partition("\n")[0].strip().split(",")
     return "completed" in columns and "run_number" in columns and "bench" not in columns
 
@@ -130,7 +130,7 @@ def is_table_of_results(text: str) -> bool:
 
 
 def read_number(path: Path, result: Any, name: str, *, positive: bool = False) -> float:
-    """Return the figure below a dotted key. Raises InputError where it is no number, or not ``positive``."""
+    """Return the figure below a dotted key. Raises InputError for another type, or unless it is ``positive``."""
     value = _at(result, name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST_FIGURE:  # nor NaN
         raise InputError(f"{path} is broken: {name} is {value!r:.40}, not a number", hint=AGAIN)
@@ -142,7 +142,7 @@ def read_number(path: Path, result: Any, name: str, *, positive: bool = False) -
 
 
 def stated_number(path: Path, result: Any, name: str) -> float | None:
-    """Return the figure below a dotted key, or None where there is nothing. Raises InputError for what is no number."""
+    """Return the figure below a dotted key, or None where there is nothing. Raises InputError for another type."""
     return None if _at(result, name) is None else read_number(path, result, name)
 
 
@@ -212,7 +212,7 @@ def _cell(text: str) -> float | str:
 
 
 def _at(record: Any, key: str) -> Any:
-    """What lies below a dotted key; None where nothing does."""
+    """The value below a dotted key; None where there is none."""
     for part in key.split("."):
         if not isinstance(record, Mapping):
             return None
@@ -310,7 +310,7 @@ def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult
 
 
 def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
-    """What a GuideLLM strategy sends, under the flags of ``vllm bench serve``."""
+    """The load of a GuideLLM strategy, under the flags of ``vllm bench serve``."""
     strategy = _object(_at(benchmark, "config.strategy") or _at(benchmark, "args.strategy"))
     match strategy.get("type_"):
         case "synchronous":
@@ -419,7 +419,7 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
     )
 
 
-#: How the objects of each tool are read, and the keys that only they have; a dot leads into an object.
+#: Readers of the objects of each tool, and the keys that only they have; a dot leads into an object.
 TOOLS: tuple[tuple[Callable[[Path, Mapping[str, Any]], Iterator[ReadResult]], tuple[str, ...]], ...] = (
     (_read_sglang, ("mean_e2e_latency_ms", "completed")),
     (_read_vllm, ("completed",)),

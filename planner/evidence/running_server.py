@@ -103,7 +103,7 @@ class SeenServer:
 
 
 def look_at_server(url: str, *, window_s: float = WINDOW_S) -> SeenServer:
-    """Ask a server twice, ``window_s`` apart. Raises InputError for a server that is not vLLM, or does not answer."""
+    """Ask a server twice, ``window_s`` between. Raises InputError for another server than vLLM, or no answer."""
     root = _checked(url)
     version = str(_json(root, "/version").get("version", ""))
     listed = _json(root, "/v1/models").get("data")
@@ -125,7 +125,7 @@ def _seen(
     ended = after.of("vllm:request_success_total") - before.of("vllm:request_success_total")
 
     def mean(*names: str) -> float | None:
-        """Of the window where something ended in it, else since the start."""
+        """The mean of the window if a request ended in it, else since the start."""
         for name in names:
             for since in (before, Samples()):
                 count = after.of(f"{name}_count") - since.of(f"{name}_count")

@@ -96,7 +96,7 @@ class MeasuredRun:
 
     @property
     def group(self) -> tuple[str, str, int, str, str]:
-        """What a fit could memorise: GPU, model, TP, weight dtype, engine version."""
+        """Facts that a fit could memorise: GPU, model, TP, weight dtype, engine version."""
         return self.gpu, self.model, self.tensor_parallel_size, self.weight_dtype, self.engine_version
 
     def record(self) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def find_disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, st
 
 
 def _of_one_server(run: MeasuredRun, replicas: int) -> MeasuredRun:
-    """What one of ``replicas`` servers behind one address serves and measures; few requests keep few of them busy."""
+    """The load and figures of one of ``replicas`` servers behind one address; few requests keep few of them busy."""
     busy = min(replicas, run.max_concurrency or replicas)
     if busy == 1:
         return run

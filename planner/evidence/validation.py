@@ -74,7 +74,6 @@ class ComparedLine:
 
     @property
     def error(self) -> float:
-        """Measured / predicted - 1."""
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
     @property
@@ -181,7 +180,6 @@ class _Evidence:
 
     @cached_property
     def ratio(self) -> Mapping[str, float]:
-        """Measured / predicted, by metric."""
         return {line.metric: line.measured / line.predicted for line in self.lines}
 
     def finding(self, name: str, **values: Any) -> Finding:

@@ -1,6 +1,6 @@
-"""How is it shown and launched? Tables, JSON, charts, reports, scripts, workflows, deployables.
+"""Answers and launches: tables, JSON, charts, reports, scripts, workflows, deployables.
 
-The names that other rooms may use stand in ``__init__.pyi``; each is imported when it is first used.
+The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
 """
 
 import lazy_loader as lazy

@@ -517,7 +517,7 @@ LEVELS = (
     Column("GPUs", form=",", of="plan.service.total_gpus"),
     Column("USD/h", form=",.2f", of="plan.service.usd_per_hour"),
 )
-#: Of a plan and its main figures.
+#: A plan and its main figures.
 PLANS = (
     Column("GPU", of="0.gpu"),
     Column("size", of=lambda one: size_of(one[0])),

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 DRAWS = 4096
 SEED = 0
-#: Added to the variance of what was measured, so that figures which are nearly one can be told apart.
+#: Added to the variance of what was measured, so that nearly equal figures stay separable.
 LEAST_VARIANCE = 1e-6
 
 
@@ -136,9 +136,9 @@ class Prospects:
 
 @dataclass(frozen=True)
 class Standing:
-    """The ranking after some runs."""
+    """The best setting and the expected gains after some runs."""
 
-    best: int | None  #: of the measured settings; None: none of them keeps the targets
+    best: int | None  #: of the measured settings; None: none of them meets the targets
     gains: Mapping[int, float]  #: of each open setting, over the worth of the best
     known: float  #: probability that no open setting is better
 
@@ -162,7 +162,7 @@ SCHEMA_VERSION = 1
 WITHIN = 0.03
 #: Probability with which the best has to be known.
 SURE = 0.95
-#: Of a logarithm, or of its variance: no machine is e^100 times as fast as another.
+#: Bound of a logarithm, and of its variance: no machine is e^100 times as fast as another.
 MOST_LOG = 100.0
 
 
@@ -171,7 +171,7 @@ class _Record(BaseModel):
 
 
 class TunedRun(_Record):
-    """The outcome of one setting."""
+    """A setting's run: its merit and margins, or why it does not run."""
 
     setting: int
     merit: float | None = None  #: its logarithm as measured; None: the setting does not run
@@ -304,7 +304,7 @@ def read_state(path: Path, digest: str) -> TuningState | None:
 OPEN: Mapping[str, Any] = {name: SETTINGS[name].default for name in tagged("searched")}
 #: Probability of being better than the best prediction, below which a setting is not worth a run.
 LEAST_ODDS = 0.01
-#: Of all engines together, and of one checkpoint, layout and KV dtype: what is predicted alike is soon told apart.
+#: Settings of all engines together, and of one checkpoint, layout and KV dtype.
 MOST_SETTINGS, MOST_PER_ENGINE = 24, 6
 
 
@@ -347,7 +347,7 @@ def _refuse_unmeasured(plan: Plan) -> None:
         return
     if plan.classes:
         raise InputError(
-            "the plan is for several classes of requests, which tune does not tell apart",
+            "the plan is for several classes of requests, which tune does not distinguish",
             hint="validate this plan: planner validate DIR; or plan for one class: --request-rate and lengths",
         )
     if service.trace is not None or service.router is not None:

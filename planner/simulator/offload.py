@@ -15,7 +15,7 @@ defaults (LRU, one block at a time, prompts only):
 
 ``OffloadRank`` schedules as ``v1/core/sched/scheduler.py`` and ``v1/worker/gpu/kv_connector.py`` of 0.32 do:
 
-- A waiting request whose blocks are found on the host gets room for them on the GPU and steps aside until they are
+- A waiting request whose blocks are found on the host gets blocks for them on the GPU and steps aside until they are
   there. It takes no place and no budget meanwhile. Those behind it go on.
 - What is loaded must leave room for what prompts under way still need. Requests that were loaded come before others.
 - Loads begin when the step that orders them has computed, stores one step later. What has ended is looked up as a step

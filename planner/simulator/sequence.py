@@ -18,7 +18,7 @@ TINY_S = 1e-12  #: so that nothing is divided by zero
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request in the engine."""
+    """A request in the engine: its prompt, its answer, and how far it is."""
 
     index: int
     prompt_tok: int  #: tokens to prefill: the prompt, and after a preemption what was generated before

@@ -44,7 +44,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Conversations of one kind."""
+    """Conversations of one kind: turns, tokens and pauses."""
 
     about: str
     turns: Drawn

@@ -11,7 +11,7 @@ BurstGPT                   Timestamp, Request tokens, Response tokens        sec
 Mooncake                   timestamp, input_length, output_length            milliseconds
 Alibaba Bailian            the same, with chat_id                            seconds
 conversations              arrival_s, turns                                  seconds, of the first turn
-vLLM's request log         see ``planner.workload.trace``              date and time of day
+vLLM's request log         see below                                         date and time of day
 =========================  ================================================  ===================================
 
 What prompts have in common is known in three ways. ``hash_ids`` name the blocks of a prompt, each with all before it:
@@ -510,7 +510,7 @@ _HINT = "log with VLLM_LOGGING_LEVEL=DEBUG vllm serve --enable-log-requests --en
 
 @dataclass(slots=True)
 class LoggedRequest:
-    """One request of a log."""
+    """A request of vLLM's log: its line, arrival, lengths and blocks."""
 
     line: int
     arrival_s: float

@@ -134,7 +134,7 @@ def _metrics(outcome: CalibrationOutcome) -> Iterator[dict[str, Any]]:
 
 # --- validate ------------------------------------------------------------------------------------------------------
 
-#: Of a metric, its published figure, and the line.
+#: A metric, its published figure, and the line.
 LINES = (
     Column("metric", of="0"),
     Column("unit", of="2.unit"),
@@ -513,7 +513,7 @@ PANELS = {
 }
 
 
-#: Of the table below the chart: title of the panel, GPU, statistics.
+#: Table below the chart: title of the panel, GPU, statistics.
 CHART_COLUMNS = (
     Column("metric", of="0"),
     Column("GPU", of="1"),

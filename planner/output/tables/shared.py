@@ -173,7 +173,7 @@ def load_in_words(flying: float, tok_per_day: float) -> str:
 
 
 def margin_words(headroom: float, spares: int) -> str:
-    """``with 20 % headroom and one spare``."""
+    """Headroom and spares in words: ``with 20 % headroom and one spare``."""
     spare = "one spare" if spares == 1 else f"{spares} spares"
     words = [f"{headroom * 100:g} % headroom"] * bool(headroom) + [spare] * bool(spares)
     return f"with {' and '.join(words)}"
