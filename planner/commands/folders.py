@@ -256,13 +256,10 @@ def tune_plan(
     from planner.output import Tuner, TuningAnswer
 
     # on the command line each step is reported on stderr as it happens: a run takes minutes
-    tuner = Tuner(Path(directory), _report if command_line else progress.say)
+    tell = (lambda line: write(f"{line}\n", sys.__stderr__)) if command_line else progress.say
+    tuner = Tuner(Path(directory), tell)
     tuner.run(planning.local_for(calibration), runs=runs, minutes=minutes, retry=retry)
     try:
         return TuningAnswer(tuner, tuner.learn())
     except InputError as error:
         return TuningAnswer(tuner, remarks=(f"no calibration: {error.cause}",))
-
-
-def _report(line: str) -> None:
-    write(f"{line}\n", sys.__stderr__)

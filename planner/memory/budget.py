@@ -105,11 +105,8 @@ class MemoryBudget:
     @cached_property
     def num_blocks(self) -> Interval:
         """KV blocks of the engine: the least of all stages."""
-        return Interval(
-            min(s.num_blocks(s.available.mid) for s in self.stages),
-            min(s.num_blocks(s.available.low) for s in self.stages),
-            min(s.num_blocks(s.available.high) for s in self.stages),
-        )
+        ends = ("mid", "low", "high")
+        return Interval(*(min(s.num_blocks(getattr(s.available, end)) for s in self.stages) for end in ends))
 
     def needed_bytes(self, stage: StageBudget, num_tokens: int) -> int:
         """KV cache for a request of ``num_tokens`` on a GPU of ``stage``, with the block that vLLM reserves."""
@@ -122,10 +119,6 @@ class MemoryBudget:
         return self.pool.logged_tokens(
             int(num_blocks), self.config.max_model_len, by_concurrency=self.features.kv_tokens == "concurrency"
         )
-
-    def capacity_tokens(self, num_blocks: float) -> int:
-        """Tokens that requests of ``max_model_len`` can hold at once."""
-        return int(self.concurrency(num_blocks) * self.config.max_model_len)
 
     def concurrency(self, num_blocks: float) -> float:
         """Requests of ``max_model_len`` that fit at once."""

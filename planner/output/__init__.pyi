@@ -12,8 +12,8 @@ from .tables.recommendation import predicted_lines as predicted_lines
 from .tables.comparison import ComparisonAnswer as ComparisonAnswer
 from .tables.fleet import FleetAnswer as FleetAnswer
 from .tables.check import CheckAnswer as CheckAnswer
-from .tables.evaluation import Evaluation as Evaluation
-from .tables.evaluation import chart_writer as chart_writer
+from .tables.measured import Evaluation as Evaluation
+from .tables.measured import chart_writer as chart_writer
 from .tables.measured import CalibrationAnswer as CalibrationAnswer
 from .tables.measured import OfflineValidation as OfflineValidation
 from .tables.measured import ValidationAnswer as ValidationAnswer

@@ -94,12 +94,6 @@ def size_of(plan: Plan) -> str:
     return f"{counted(gpus)}: {servers:,} x {layout_in_words(plan)}"
 
 
-def cost_of(plan: Plan) -> str:
-    """The price of all servers, such as ``12.30 USD/h``; empty where it is unknown."""
-    usd = plan.service.usd_per_hour if plan.service else None
-    return "" if usd is None else f"{usd:,.2f} USD/h"
-
-
 # --- charts ------------------------------------------------------------------------------------------------------
 
 
@@ -125,7 +119,7 @@ def memory_chart(plans: Sequence[Plan]) -> Chart:
     """The memory of each GPU, a bar for each plan."""
     parts = {name: Column(name, form=",.2f", of=f"memory.{key}", unit=GIB) for key, name, _ in PIECES}
     whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
-    parts[FREE] = Column(FREE, form=",.2f", of=lambda plan: _unused_bytes(plan), unit=GIB)
+    parts[FREE] = Column(FREE, form=",.2f", of=_unused_bytes, unit=GIB)
     hues = (*(hue for _, _, hue in PIECES), None)
 
     def bar(plan: Plan) -> Bar:
@@ -172,7 +166,8 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
         return None
     columns = [Column("GPU", of="0"), Column("setting", of="1")]
     for key, heading in ((USER_RATE, "tokens/s per user"), (GPU_RATE, "tokens/s per GPU")):
-        columns += [Column(heading, form=number, of=f"2.{key}"), Column("90 % interval", of=partial(_interval_at, key))]
+        between = Column("90 % interval", form=partial(interval_of, key=key), of="2")
+        columns += [Column(heading, form=number, of=f"2.{key}"), between]
     return Chart(
         "pareto",
         "Throughput of a GPU against speed for a user",
@@ -181,10 +176,6 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
         columns,
         records,
     )
-
-
-def _interval_at(key: str, record: tuple[str, str, Mapping[str, Any]]) -> str:
-    return interval_of(record[2], key)
 
 
 def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
@@ -434,11 +425,12 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     plan = entry.plan
     anchor = "plan-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in plan.gpu)
     held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}
+    usd = plan.service.usd_per_hour if plan.service else None
     return {
         "plan": plan,
         "anchor": anchor,
         "layout": layout_of(plan),
-        "size": ", ".join(filter(None, (size_of(plan), cost_of(plan)))),
+        "size": size_of(plan) + ("" if usd is None else f", {usd:,.2f} USD/h"),
         "figures": figures_of(plan.predicted),
         "arrival": _arrival(plan),
         "command": command_text(plan),

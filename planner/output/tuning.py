@@ -74,7 +74,7 @@ class Tuner:
             self._state = read_state(self.path, self.file.plan.digest) or self._begin(local)
             if retry:
                 self._save(runs=tuple(run for run in self.state.runs if run.merit is not None))
-            while (number := self._next()) is not None and not self.state.has_spent(runs, minutes):
+            while (number := self.state.next) is not None and not self.state.has_spent(runs, minutes):
                 self._measure(number)
 
     def folder(self, number: int) -> Path:
@@ -111,9 +111,6 @@ class Tuner:
         state.save(self.path)
         self.tell(f"{len(folders)} candidate configurations")
         return state
-
-    def _next(self) -> int | None:
-        return self.state.running if self.state.running is not None else self.state.next
 
     def _save(self, **changes: object) -> None:
         self._state = self.state.with_(**changes)

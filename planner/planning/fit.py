@@ -246,7 +246,7 @@ class Fit:
     @property
     def kv_cache_capacity_tokens(self) -> int:
         """Tokens that requests of ``max_model_len`` can hold at once, whatever the version prints."""
-        return self.budget.capacity_tokens(self.budget.num_blocks.mid)
+        return int(self.max_concurrency * self.config.max_model_len)
 
     @property
     def host_kv_cache_tokens(self) -> int:

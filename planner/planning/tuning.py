@@ -255,9 +255,9 @@ class TuningState(_Record):
 
     @property
     def next(self) -> int | None:
-        """The setting to measure: the plan itself first, then what may gain most; None: nothing is left to gain."""
-        if not self.runs:
-            return 0
+        """The setting to measure: one that was running, the plan itself, then what may gain most; None at the end."""
+        if self.running is not None or not self.runs:
+            return self.running or 0
         return self.standing.next if self.standing.known < SURE else None
 
     def with_(self, **changes: object) -> Self:

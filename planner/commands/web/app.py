@@ -140,22 +140,19 @@ def _front(asked: Asked, answer: str) -> str:
     return front_page(asked, answer, models=catalog_ids(), gpus=gpus)
 
 
-def _style(request: Request) -> Response:
+def _style(_: Request) -> Response:
     from planner.output import style
 
-    del request
     return Response(style(), media_type="text/css")
 
 
-def _script(request: Request) -> Response:
+def _script(_: Request) -> Response:
     from planner.output import script
 
-    del request
     return Response(script(), media_type="text/javascript")
 
 
-def _described(request: Request) -> Response:
-    del request
+def _described(_: Request) -> Response:
     return JSONResponse(openapi(operations()))
 
 

@@ -169,11 +169,11 @@ class FitTable(Answer):
             return
         shown: Sequence[GpuFit] = self.answers
         if len(shown) > BRIEF_ROWS:
-            shown = sorted(shown, key=_emptiest)[:BRIEF_ROWS]
+            shown = sorted(shown, key=lambda one: -one.max_concurrency - one.fits if isinstance(one, Fit) else 0.0)
         columns = [replace(c, spare=c.key in SPARE[self.sweep]) for c in COLUMNS if not c.aside]
-        yield table_text(map(_record, shown), columns)
-        if len(shown) < len(self.answers):
-            yield f"and {len(self.answers) - len(shown)} more"
+        yield table_text(map(_record, shown[:BRIEF_ROWS]), columns)
+        if (more := len(self.answers) - BRIEF_ROWS) > 0:
+            yield f"and {more} more"
 
     def _notes(self, *, brief: bool = False) -> Iterable[str]:
         refused = [answer for answer in self.answers if isinstance(answer, RefusedFit)]
@@ -214,10 +214,6 @@ def _record(answer: GpuFit) -> Fit | dict[str, Any]:
     if isinstance(answer, Fit):
         return answer
     return {"gpu_id": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
-
-
-def _emptiest(answer: GpuFit) -> float:
-    return -answer.max_concurrency - answer.fits if isinstance(answer, Fit) else 0.0
 
 
 def _setting(fit: Fit) -> str:
