@@ -37,7 +37,7 @@ from planner.timing import LocalFits, base_digest, load_calibration
 #: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
 #: Measured and predicted speeds that differ by a larger factor have different units, such as s and ms. A machine
-#: nobody measured may well be off by a factor of ten.
+#: without measurements may well be off by a factor of ten.
 IMPLAUSIBLE = 200
 #: Metrics that only a wrong unit puts that far off. A TTFT can be: of a queue that the prediction does not see.
 SPEEDS = "output_throughput", "total_token_throughput", "avg_latency_s", "mean_tpot_ms", "median_tpot_ms"

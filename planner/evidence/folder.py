@@ -37,7 +37,7 @@ SCRIPTS = (
     "partition.sh", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "instances.sh",
     "nginx.conf", "quantize.sh", "download.sh",
 )  # fmt: skip
-LARGEST_FILE = 10 * 2**20  #: bytes; nothing that the planner writes comes near
+LARGEST_FILE = 10 * 2**20  #: bytes; files of the planner are far smaller
 _WRITE_AGAIN = "write the folder again with planner recommend -o"
 
 Figure = Annotated[float, Field(strict=True, ge=0, le=MOST_FIGURE)]  # nor NaN
@@ -139,7 +139,7 @@ class PlanFolders:
 def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredPlan:
     """Read everything that was measured of the plan in ``directory``, or ``result_file`` and what else is there.
 
-    Raises InputError where there is no plan or no measurement, where a file is broken, and where the result is of
+    Raises InputError without a plan or a measurement, where a file is broken, and where the result is of
     another plan or another load.
     """
     file = read_plan(directory)

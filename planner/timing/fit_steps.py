@@ -109,7 +109,7 @@ class StepTimes:
         hidden_s = overlap * np.minimum(compute_s, memory_s)
         term_s = fixed_s + compute_s + memory_s - hidden_s
 
-        seen = np.ones((count, len(Part)))  # of each part: of the shorter one, what is not hidden
+        seen = np.ones((count, len(Part)))  # of each part; of the shorter one, the part that stays visible
         seen[:, Part.COMPUTE] -= overlap * (compute_s < memory_s)
         seen[:, Part.MEMORY] -= overlap * (compute_s >= memory_s)
         cost_s *= seen.ravel()[self._part]

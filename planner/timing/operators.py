@@ -186,7 +186,7 @@ def _layer_operators(
 
 
 def _launched(stored: Precision, model: Model, config: EngineConfig) -> Precision:
-    """The precision of a weight in the engine: what is not quantised is held in its dtype."""
+    """The precision of a weight in the engine: its dtype, unless it is quantised."""
     plain = UNQUANTIZED[config.dtype]
     if stored is model.quantization.base:
         return plain
@@ -424,7 +424,7 @@ def _merged(operators: Iterable[Operator]) -> tuple[Operator, ...]:
 #
 # vLLM's Punica kernels shrink and then expand: two launches for each matrix, fused ones counted once (``lora/ops/
 # triton_ops`` of 0.27). No GPU here has published shares of the peaks for them, so they get those of the model's own
-# matrices. Every adapter that has room is taken to be in use, which is the most that they can cost.
+# matrices. Every adapter that fits is taken to be in use, which is the most that they can cost.
 
 
 def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:

@@ -5,7 +5,7 @@ Goals::
     max-throughput   output tokens/s per GPU
     min-latency      mean E2EL at the given concurrency
     balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point
-                     farthest from the chord between the ends of the front, both axes logarithmic. The front
+                     farthest from the chord between the ends of the Pareto front, both axes logarithmic. It
                      begins at the concurrency of min-latency and ends at max-throughput, so it lies between them
 
 ``max_num_seqs`` of all DP ranks together and the client's concurrency are one number, as the recipes advise. A batch

@@ -211,7 +211,7 @@ class _Search:
         return replace(outline, most=most * defaults.OPTIMISM[self.exactly], guess=guess, queued=queued)
 
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
-        """Bounds for all members: the batch that the smallest token budget leaves room for, the largest budget."""
+        """Bounds for all members: the batch that fits beside the smallest token budget, the largest budget."""
         choices, budgets = self.choices, self._budgets(args)
         one = replace(args, max_num_seqs=args.max_num_seqs or 1)
         own_tok = choices.deployed(resolved, one).config.max_num_batched_tokens
@@ -371,7 +371,7 @@ class _Search:
     def _slower_than(self, engine: RankedEngine) -> ServedLoad | None:
         """The load with which a like engine missed a target, whose usual steps are no longer than those of this one.
 
-        None where prompts share prefixes: the hits depend on the room for them.
+        None where prompts share prefixes: the hits depend on the size of the cache.
         """
         if self.load.reused:
             return None
@@ -550,7 +550,7 @@ class _Search:
             batch = args.max_num_seqs or self.choices.largest_batch(engine.resolved, args)
             roomy = self.choices.deployed(engine.resolved, replace(args, max_num_seqs=max(batch, 1)))
             load = Capacity(roomy, self.load, self.targets).idle(whole=True)
-        except PlannerError:  # with more room than for one request, or in so many steps, it is not served
+        except PlannerError:  # with memory for more than one request, or in so many steps, it is not served
             return None
         return None if load.meets else (engine, load)
 

@@ -167,12 +167,12 @@ class Merit:
     """How well a prediction serves a goal: its rates, to the powers that count in it."""
 
     goal: Goal
-    per_user: float = 1.0  #: powers of ``balanced``, 2 together: with them both ends of the front are alike
+    per_user: float = 1.0  #: powers of ``balanced``, 2 together: with them both ends of the Pareto front are alike
     per_gpu: float = 1.0
 
     @classmethod
     def among(cls, candidates: Iterable[Candidate], goal: Goal) -> Merit:
-        """By the front of ``candidates``; of a front of one point any axis length does."""
+        """By the Pareto front of ``candidates``; of one point any axis length does."""
         front = pareto(candidates) if goal == "balanced" else []
         if not front:
             return cls(goal)
@@ -227,7 +227,7 @@ class Merit:
 
 
 def odds_words(behind: float) -> str:
-    """``behind with 93% probability``, or ahead."""
+    """``93% likely to be slower``, or faster."""
     return f"{percent(max(behind, 1 - behind))} likely to be {'slower' if behind >= 0.5 else 'faster'}"
 
 

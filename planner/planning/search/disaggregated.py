@@ -178,7 +178,7 @@ class Apart:
 
 
 def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | NotDivided:
-    """Plan prefill and decode apart beside ``candidate``, for the same load at the same confidence.
+    """Plan disaggregated serving beside ``candidate``, for the same load at the same confidence.
 
     ``most``: requests per second that one of its servers carries, None where no more than its share is known. Without
     a load: on ``gpus`` GPUs, with as many requests as servers that do both carry there.
@@ -233,22 +233,22 @@ def disaggregate(
 
 
 def check_apart(search: Search) -> None:
-    """Raise InputError for a load, targets or GPUs that prefill and decode apart are not planned for.
+    """Raise InputError for a load, targets or GPUs without disaggregated plans.
 
     And IllegalPlanError for a version that cannot launch them.
     """
     space, objective = search.space, search.objective
     if objective.targets is None:
-        raise InputError("prefill and decode apart are planned for targets", hint="add --ttft and --tpot, each in ms")
+        raise InputError("disaggregated serving is planned for targets", hint="add --ttft and --tpot, each in ms")
     _check_targets(objective.targets)
     if objective.load.recorded is not None or objective.by != "rate":
         raise InputError(
-            "prefill and decode apart are planned for requests per second of given lengths",
+            "disaggregated serving is planned for requests per second of given lengths",
             hint="give --request-rate and lengths, not --trace, --class, a workload of turns or --max-concurrency",
         )
     if space.coarse:
         raise InputError(
-            f"prefill and decode apart are not planned among {len(space.gpus)} types of GPUs",
+            f"disaggregated serving is not planned among {len(space.gpus)} types of GPUs",
             hint=f"name at most {defaults.FEW_GPUS} --gpu",
         )
     for serving in space.servings:
@@ -414,7 +414,7 @@ class _Sizes:
                 batch = min(choices.largest_batch(resolved, args), config.max_num_batched_tokens)
                 if batch >= 1:
                     yield choices.deployed(resolved, replace(args, max_num_seqs=batch))
-            except IllegalPlanError:  # a size that cuts a quantisation block, or the like
+            except IllegalPlanError:  # a size that cuts a quantisation block, or something similar
                 continue
 
 
@@ -426,6 +426,6 @@ def _check_connector(version: EngineVersion) -> None:
 def _check_targets(targets: Targets | None) -> None:
     if targets is None or {slo.metric for slo in targets.slos} != {"ttft", "tpot"}:
         raise InputError(
-            "prefill and decode apart need --ttft and --tpot, one for each side, and take no other target",
+            "disaggregated serving needs --ttft and --tpot, one for each side, and take no other target",
             hint="give both; how --e2el divides over the two sides is not known",
         )

@@ -39,7 +39,7 @@ class NextRun:
     own: bool  #: the plan's own benchmark
     duration_s: float
     figure: str  #: of its result, that tells most
-    factor: float  #: on the standard deviation of what binds
+    factor: float  #: on the standard deviation of the bottleneck
 
     def confidence(self, asked: float) -> float:
         """At which today's answer is the one that is expected with ``asked`` after the run."""
@@ -48,7 +48,7 @@ class NextRun:
 
 
 def next_run(deployment: Deployment, load: ServedLoad) -> NextRun | None:
-    """The run that narrows most what binds ``load``: at its own load, one at a time or with full batches.
+    """The run that narrows the bottleneck of ``load`` most: at its own load, one at a time or with full batches.
 
     None where no run tells enough.
     """

@@ -448,7 +448,7 @@ def _why_batch(space: Space, objective: Objective, winner: Candidate) -> str:
         return "as asked for"
     if objective.wanted_batch:
         return "a small batch: the concurrency at which latency counts"
-    if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees room for a few more
+    if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees memory for a few more
         return "the largest batch whose requests all fit the KV cache at full length"
     return f"up to {largest} would fit the KV cache"
 

@@ -90,7 +90,7 @@ def _least_share(load: ServedLoad) -> float:
 def capacity_of(objective: Objective, candidate: Candidate) -> Capacity:
     """Return the capacity of one server of ``candidate``; of recorded requests, for those that the router sends it.
 
-    The search's own replays are reused, so that no server has room for a load that one of fewer could not carry; but
+    The search's own replays are reused, so that no server carries a load that one of fewer could not carry; but
     where prompts share prefixes, one of fewer found more in its cache.
     """
     load = objective.load

@@ -24,7 +24,7 @@ from planner.planning.search.space import Objective, Space
 def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candidate:
     """Return the candidate as it is launched for users: with the widest settings that carry its load as well.
 
-    Settings that were given stay. Under targets a batch with head room that misses one gives way to the searched batch.
+    Settings that were given stay. Under targets a wider batch that misses one gives way to the searched batch.
     """
     if candidate.searched is not None:
         return candidate

@@ -1,6 +1,6 @@
 """Everything a search may choose on one GPU: checkpoints, layouts, KV dtypes, token budgets and batches.
 
-``Space`` holds the given settings, ``Objective`` the goal or the targets. ``Choices`` binds both to one GPU.
+``Space`` holds the given settings, ``Objective`` the goal or the targets. ``Choices`` has both for one GPU.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Space:
         return self.stock.get(profile.id, self.stock.get(profile.whole, 0)) * profile.parts
 
     def planned_len(self, load: Load) -> int:
-        """Return the KV tokens that room is kept for, of each request of ``load``."""
+        """Return the KV tokens that are reserved for each request of ``load``."""
         return load.held_len(caching=self.args.enable_prefix_caching is not False)
 
     def node_size(self, profile: GpuProfile) -> int:
@@ -254,7 +254,7 @@ class Choices:
         return low
 
     def servers_in_stock(self, num_gpus: int) -> int:
-        """Servers of so many GPUs that the stock has room for, spares left out; without a stock one."""
+        """Servers of so many GPUs that the stock holds, spares left out; without a stock one."""
         return 1 if self.most_gpus is None else max(self.most_gpus // num_gpus - self.objective.spares, 0)
 
     def gpus_each(self, num_gpus: int) -> float:
