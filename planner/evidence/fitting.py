@@ -280,7 +280,6 @@ class OwnFit:
 
     @property
     def gpu(self) -> str:
-        """The GPU of the runs."""
         return self.design.observed[0].covariates["gpu"]
 
     @property

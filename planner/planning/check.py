@@ -117,7 +117,6 @@ class Served:
 
     @property
     def config(self) -> EngineConfig:
-        """The engine's settings."""
         return self.deployment.config
 
     @property
@@ -179,7 +178,6 @@ class LineVerdict:
 
     @property
     def model(self) -> str:
-        """The checkpoint of the line."""
         return self.serving.resolved.resolved
 
     def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:
@@ -371,7 +369,6 @@ def _serve(model: str, deployment: Deployment, workload: Load) -> Served:
 
 
 def line_settings(config: EngineConfig) -> dict[str, Any]:
-    """The settings by name."""
     return {name: getattr(config, name) for name in SETTINGS}
 
 

@@ -311,7 +311,7 @@ def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
     most = run("recommend", LLAMA_7B, *names, *load, "--goal", "max-throughput", "--format", "json")
     answer = json.loads(most.out)
     rates = [plan["service"]["output_throughput_per_gpu"] for plan in answer["plans"]]
-    assert rates == sorted(rates, reverse=True) and answer["plans"][0]["gpu"] == "h100-sxm"
+    assert rates == sorted(rates, reverse=True)
     assert answer["order"] == "output tokens/s per GPU under the targets, the most first"
 
 

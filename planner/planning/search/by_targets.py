@@ -69,7 +69,6 @@ class RankedEngine:
 
     @property
     def num_batched_tok(self) -> int:
-        """The token budget."""
         return self.deployment.config.max_num_batched_tokens
 
     def servers(self, objective: Objective, *, at_least: bool) -> int:

@@ -45,7 +45,6 @@ class Rejected:
 
     @classmethod
     def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
-        """Settings that cannot run."""
         dtypes: dict[str, Any] = {
             "weight_dtype": resolved.model.quantization.weight_dtype,
             "kv_cache_dtype": args.kv_cache_dtype,
@@ -71,12 +70,10 @@ class Candidate:
 
     @property
     def config(self) -> EngineConfig:
-        """The engine's settings."""
         return self.deployment.config
 
     @property
     def profile(self) -> GpuProfile:
-        """The (logical) GPU."""
         return self.deployment.profile
 
     @property
@@ -107,7 +104,6 @@ class Candidate:
 
     @property
     def e2el_s(self) -> float:
-        """Mean end-to-end latency."""
         if self.load and not self.figures:
             return float(self.load.replay.e2el_s.mean())
         return self.figures["mean_e2el_ms"] * MS if self.figures else self.estimate.e2el_s

@@ -54,7 +54,6 @@ class Kind:
 
     @property
     def candidate(self) -> Candidate:
-        """The engine."""
         return self.servers.candidate
 
     @property
@@ -64,7 +63,6 @@ class Kind:
 
     @property
     def profile(self) -> GpuProfile:
-        """The (logical) GPU."""
         return self.candidate.profile
 
     @property
@@ -117,7 +115,6 @@ class Rented:
 
     @property
     def power_w(self) -> float | None:
-        """Board power."""
         watts = power_w(self.profile)
         return watts * self.gpus * self.profile.parts if watts else None
 
@@ -355,7 +352,6 @@ class Fleets:
 
     @property
     def best(self) -> Fleet | None:
-        """The fleet to rent."""
         return next(iter(self.fleets), None)
 
 

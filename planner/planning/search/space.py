@@ -54,12 +54,10 @@ class Space:
 
     @property
     def model(self) -> ResolvedModel:
-        """The asked model."""
         return self.servings[0].resolved
 
     @property
     def args(self) -> EngineArgs:
-        """The given settings."""
         return self.servings[0].args
 
     @property
@@ -121,7 +119,6 @@ class Objective:
 
     @property
     def slos(self) -> tuple[Slo, ...]:
-        """The latency targets."""
         return self.targets.slos if self.targets else ()
 
     @property
@@ -269,7 +266,6 @@ class Choices:
         self.rejected.append(Rejected(self.profile.id, model, reason=reason, **settings))  # type: ignore[arg-type]
 
     def reject_args(self, resolved: ResolvedModel, args: EngineArgs, reason: str) -> None:
-        """Remember settings that cannot run."""
         self.rejected.append(Rejected.of_args(self.profile, resolved, args, reason))
 
     def left_out(self) -> Iterator[Rejected]:
