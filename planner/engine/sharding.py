@@ -332,7 +332,6 @@ def _cut_hint(weight: Weight, layout: Layout) -> str:
 
 
 def _distinct_weights(model: Model) -> Iterator[tuple[str, Weight, Precision]]:
-    """Every weight with its path and precision, identical layers once."""
     for kind in model.layer_kinds:
         for weight, precision in zip(kind.layer.weights, kind.precisions, strict=True):
             yield f"{model.layer_prefix}{kind.indices[0]}.{weight.name}", weight, precision

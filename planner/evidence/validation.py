@@ -271,7 +271,6 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _other_settings(measured: MeasuredPlan) -> Iterator[str]:
-    """Batch limits, parallel axes, dtypes and similar settings that differ from the plan."""
     for name, value in measured.log.settings.items() if measured.log else ():
         planned = _planned(measured.plan, name, value)
         if planned is not None and not _same(value, planned):

@@ -361,7 +361,6 @@ def draft_specs(
 
 
 def _draft_mixers(model: Model, speculative: SpeculativeConfig, draft: Model | None) -> tuple[Mixer, ...]:
-    """The token mixers of the draft, one for each of its layers."""
     if speculative.has_draft_model:
         return tuple(known_draft(speculative, draft).mixers())
     return (module_mixer(model),) * len(mtp_projections(model.mtp)) if speculative.method == "mtp" else ()

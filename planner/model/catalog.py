@@ -275,7 +275,6 @@ def _files() -> dict[str, Path]:
 
 @cache
 def _organisation(name: str) -> dict[str, Record]:
-    """The records of one organisation by lower-case id."""
     path = _files().get(name)
     if path is None:
         return {}

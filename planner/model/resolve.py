@@ -130,7 +130,6 @@ def _what_is_in(folder: Path) -> str:
 
 
 def _read_model(folder: Path | None, config: Path, *, model_id: str) -> Model:
-    """The model of a config.json and, beside it, hf_quant_config.json."""
     from planner.model.build import model_from_config
 
     sidecar = folder / SIDECAR if folder else None

@@ -105,7 +105,6 @@ class Answer:
         return ()
 
     def _brief_notes(self) -> Iterable[str]:
-        """The notes that stand below one screen."""
         return self._notes()
 
 

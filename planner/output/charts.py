@@ -201,7 +201,6 @@ class Scale:
 def _limits(
     values: Sequence[float], *, log: bool, from_zero: bool = False, margin: float = 0.04
 ) -> tuple[float, float]:
-    """The ends of an axis, a little beyond the values."""
     shown = [value for value in values if isfinite(value) and (value >= LEAST_FIGURE or not log)] or [1.0]
     low, high = min(shown), max(shown)
     if log:
@@ -507,7 +506,6 @@ def _paint(segment: Segment) -> dict[str, Any]:
 
 
 def _legend_entries(panels: Sequence[LinePanel | BarPanel]) -> dict[str, Series | Segment | Mark]:
-    """Each name of a chart once, with the first that has it."""
     entries: dict[str, Series | Segment | Mark] = {}
     for what in chain.from_iterable(map(_named, panels)):
         entries.setdefault(what.label if isinstance(what, Mark) else what.name, what)

@@ -351,7 +351,6 @@ class DpRank:
             self.kv.release(sequence.index, tok)
 
     def _vacate(self) -> None:
-        """Free the places and blocks of the requests that have ended."""
         for sequence, tok in self._leaving.items():
             self.kv.release(sequence.index, tok)
         self._leaving.clear()

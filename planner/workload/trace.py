@@ -174,7 +174,6 @@ def _lines(file: BinaryIO, digest: Any, path: str) -> Iterator[str]:
 
 
 def _rows(lines: Iterator[str], path: str) -> Iterator[_Row]:
-    """Rows as they stand in the file."""
     first = next(lines, "")
     if not first.strip():
         raise InputError(f"--trace {path} is empty, or begins with an empty line", hint=_HINT)

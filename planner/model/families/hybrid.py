@@ -346,7 +346,6 @@ def _qwen_decoder(config: Config, *, fused: bool, has_mtp: bool) -> ModelParts:
 
 
 def _delta(config: Config, *, fused: bool) -> Mixing:
-    """A gated delta network."""
     hidden, stem = config.hidden_size, "linear_attn."
     key_heads, value_heads = config.size("linear_num_key_heads"), config.size("linear_num_value_heads")
     key_dim, value_dim = config.size("linear_key_head_dim"), config.size("linear_value_head_dim")

@@ -231,7 +231,6 @@ class ComparisonAnswer(Answer):
         return calibration_note((point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points)
 
     def _engine_notes(self) -> Iterator[str]:
-        """Caveats of servers over several nodes, and of blocks in host memory."""
         engines = [point.setup.deployment for point in self.record.points]
         yield from dict.fromkeys(words for engine in engines for words in engine_remarks(engine))
 

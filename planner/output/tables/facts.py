@@ -95,7 +95,6 @@ def print_profile(profile: GpuProfile, output: str) -> None:
 
 
 def _price_note(profile: GpuProfile) -> str:
-    """The date of the prices, or that there is none."""
     if profile.price is None:
         return f"no on-demand price is known: give one to compare and fleet with --price {profile.id}=USD_PER_HOUR"
     date = profile.price.date

@@ -143,7 +143,6 @@ class FitTable(Answer):
         return self.resolved.resolved
 
     def _verdict(self) -> str:
-        """The GPUs or settings that fit, in a sentence."""
         fitting = [answer for answer in self.answers if isinstance(answer, Fit) and answer.fits]
         model, among = self.resolved.resolved, len(self.answers)
         what = "settings" if self.sweep else "GPUs"

@@ -243,7 +243,6 @@ def _rate(amount: float, time_s: float) -> float | None:
 
 
 def _basis_lines(deployment: Deployment) -> Iterator[str]:
-    """The model behind the operators, and the peaks of the GPU."""
     model, profile, config = deployment.model, deployment.profile, deployment.config
     tokens = f"{f'{model.active_params:,} of ' if model.is_moe else ''}{model.total_params:,} parameters"
     ranks = f"; each of {config.num_gpus} GPUs has its part" if config.num_gpus > 1 else ""
@@ -270,7 +269,6 @@ def _sum(step: StepBreakdown) -> str:
 
 
 def _share(name: str, served: Replay) -> str:
-    """The batch of the step, and the time of all such steps."""
     kind = name.removesuffix(" step")
     batch, steps, time_s = (getattr(served, f"{kind}_{what}") for what in ("batch", "steps", "time_s"))
     work = []

@@ -237,7 +237,6 @@ def _reasons(word: str) -> tuple[dict[str, Any], ...]:
 
 
 def _reason(word: str, value: str, printed: Command, workflow: str, script: str) -> str:
-    """The most specific reason of the table that matches a word."""
     matching = [
         entry
         for entry in _reasons(word)

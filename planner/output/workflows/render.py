@@ -271,7 +271,6 @@ def _mad_names(job: Subject) -> dict[str, Any]:
 
 
 def _servers(emission: Emission) -> dict[str, str]:
-    """Scripts for all servers of one node and the balancer in front of them."""
     plan, base = emission.file.plan, template_names(emission)
     servers, load = servers_per_node(plan), plan.workload
     node_load = Load(
