@@ -201,5 +201,7 @@ def _predict(
     planning.check_load(load, deployment.config.max_model_len, resolved.resolved)
     if deployment.requests_held(load.longest_len) < 1:
         return PredictionRefused(deployment, load, resolved, notes)
+    if bench == "latency" and deployment.resent(load) is not load:
+        notes += (f"vllm bench latency {deployment.config.version} times prompts that its warm-up left in the cache",)
     prediction = serving.predict(load, bench=bench, **asked)
     return PredictionAnswer.of(bench, prediction, deployment, resolved, explain=explain, remarks=notes)

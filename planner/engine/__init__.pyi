@@ -12,6 +12,7 @@ from .flags import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
 from .flags import FLASHINFER_SAMPLER as FLASHINFER_SAMPLER
 from .flags import MXFP4_MARLIN as MXFP4_MARLIN
 from .flags import Environment as Environment
+from .resolution import of_latency_bench as of_latency_bench
 from .resolution import resolve as resolve
 from .resolution import SHORT_NAMES as SHORT_NAMES
 from .resolution import prefix_caching as prefix_caching

@@ -78,6 +78,15 @@ def resolve(
     return _Resolver(args, model, profile, version, "offline" if args.offline else usage).config()
 
 
+def of_latency_bench(args: EngineArgs, version: EngineVersion, profile: GpuProfile) -> EngineArgs:
+    """``args`` as ``vllm bench latency`` has them: it turns the prefix cache off, which keeps its warm-up's prompts.
+
+    Since 0.9.1 (pull request 18639); AMD's images to 0.10.0 kept the script of 0.8.5.
+    """
+    kept = version.release < ((0, 10, 1) if profile.platform == "rocm" else (0, 9, 1))
+    return args if kept or args.enable_prefix_caching is not None else replace(args, enable_prefix_caching=False)
+
+
 @dataclass
 class _Resolver:
     args: EngineArgs

@@ -23,7 +23,7 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from planner import progress
-from planner.engine import EngineArgs, EngineVersion, parse_version, tagged
+from planner.engine import EngineArgs, EngineVersion, of_latency_bench, parse_version, tagged
 from planner.errors import InputError, PlannerError
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, find_contradictions
 from planner.hardware import GpuProfile, load_profile
@@ -47,7 +47,8 @@ ASSUMED = {
     "does not state that either, at least 32768 tokens if the model allows as many",
     "prompts": "random and new to the server; but runs with lengths of conversations that differ only in request_rate "
     "were sent to one server one after the other, the fastest first: the others find their prompts in the prefix "
-    "cache, if the engine has one that holds them all",
+    "cache, if the engine has one that holds them all; so do those of bench latency on V1 before 0.9.1 (AMD's images: "
+    "before 0.10.1), which warmed up with the same prompts and left the cache on",
     "input_len of lm-arena-chat, gpqa and sourcegraph-fim": "150, 250 and 400; such runs are of a window in which "
     "the batch is full, and are replayed as one batch of requests that are alike",
     "kv_cache_dtype": f"fp8 where the weights have 8 bits or fewer (V1), unless {' and '.join(tagged('batch'))} are "
@@ -194,6 +195,8 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
         "enforce_eager": bool(run.enforce_eager),
         "allow_unvalidated": True,
     })  # fmt: skip
+    if run.bench == "latency":
+        args = of_latency_bench(args, run_version(run), profile)
     deployment = _deployed(run, model, profile, args, local)
     weights_bytes, memory_bytes = deployment.budget.binding.weights.loaded_bytes, profile.memory_bytes
     if weights_bytes > memory_bytes:  # a measured run outweighs estimated overheads, but weights are arithmetic
@@ -206,8 +209,8 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
     if run.bench == "throughput" and deployment.config.engine == "V0":
         config = replace(deployment.config, num_scheduler_steps=V0_SCHEDULER_STEPS)
         deployment = replace(deployment, config=config)
-    if resent and _keeps(deployment, workload):
-        workload = replace(workload, prefix_cache_hit_rate=1.0)
+    if resent or run.bench == "latency":
+        workload = deployment.resent(workload)
     return Case(run, deployment, workload)
 
 
@@ -233,14 +236,6 @@ def notes_on_runs(runs: Sequence[MeasuredRun]) -> Iterator[str]:
 
 #: Columns that differ between the runs of a sweep of rates. Lengths of answers do without ``--ignore-eos``.
 _OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "metrics"})
-
-
-def _keeps(deployment: Deployment, workload: Load) -> bool:
-    """True if the prefix cache holds all tokens of the workload; else prompts are evicted before they return."""
-    if not deployment.config.enable_prefix_caching:
-        return False
-    held_tok = deployment.limits(workload.max_total_len).kv_cache_tokens
-    return workload.num_prompts * workload.total_len <= held_tok
 
 
 def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineArgs, local: Local) -> Deployment:

@@ -18,6 +18,7 @@ from planner.engine import (
     asked_engine,
     default_engine,
     known_issues,
+    of_latency_bench,
     parse_version,
     read_line,
     resolve,
@@ -254,8 +255,8 @@ def _engine(serving: Serving, line: ServeLine, bench: Bench = "serve") -> Deploy
 def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> ServeLine:
     """The line with the defaults that vLLM has for its offline benchmarks, where those of its server are others."""
     args = line.args
-    if "latency" in line.command and args.enable_prefix_caching is None and version.release >= (0, 9, 1):
-        args = replace(args, enable_prefix_caching=False)  # benchmarks/latency.py: "which skews the latency numbers"
+    if "latency" in line.command:
+        args = of_latency_bench(args, version, profile)
     config = resolve(args, model, profile, version, usage="offline")
     return replace(line, args=replace(args, **config.settings("batch")))
 

@@ -244,6 +244,13 @@ class Deployment:
             load_s_per_tok=load_s_per_tok,
         )
 
+    def resent(self, load: Load) -> Load:
+        """``load`` as sent a second time: its prompts are cached, if the cache keeps them all."""
+        keeps = self.config.enable_prefix_caching and (
+            load.num_prompts * load.total_len <= self.limits(load.max_total_len).kv_cache_tokens
+        )
+        return replace(load, prefix_cache_hit_rate=1.0) if keeps else load
+
     def with_host_blocks(self, limits: SchedulerLimits) -> SchedulerLimits:
         """``limits`` with what ``--kv-offloading-size`` keeps of requests of which it is known what they share.
 

@@ -21,6 +21,7 @@ from planner.engine import (
     default_version,
     existing_version,
     flag_of,
+    of_latency_bench,
     read_drafts,
 )
 from planner.errors import InputError, UnknownNameError
@@ -215,8 +216,6 @@ class Serving:
 
         engine = self.engine_of(bench)
         check_load(load, engine.config.max_model_len, self.resolved.resolved)
-        if bench == "latency" and engine.config.enable_prefix_caching:  # it sends the same prompts again and again
-            load = replace(load, prefix_cache_hit_rate=1.0)
         return Prediction.of(engine, load, bench=bench, **asked)
 
     def capacity(
@@ -247,15 +246,11 @@ class Serving:
         return Capacity(self.deployment, load, targets)
 
     def engine_of(self, bench: Bench) -> Deployment:
-        """The engine that a benchmark measures. Raises as ``memory``.
-
-        ``vllm bench latency`` keeps no prefixes by default (``vllm/benchmarks/latency.py``, since 0.9.1).
-        """
+        """The engine that a benchmark measures. Raises as ``memory``."""
         if bench == "serve":
             return self.deployment
-        if bench == "latency" and self.args.enable_prefix_caching is None and self.version.release >= (0, 9, 1):
-            return self.changed(enable_prefix_caching=False).offline
-        return self.offline
+        args = of_latency_bench(self.args, self.version, self.profile) if bench == "latency" else self.args
+        return self.offline if args is self.args else self.changed(args=args).offline
 
 
 # --- names ------------------------------------------------------------------------------------------------------------

@@ -194,6 +194,20 @@ def test_prompts_return_only_to_a_cache_that_held_them(changes: dict[str, object
     assert case_of(sweep(**changes)[1], resent=True).workload.prefix_cache_hit_rate == 0
 
 
+@pytest.mark.parametrize(
+    ("gpu", "version", "cached"),
+    [("mi300x", "0.9.1", True), ("mi300x", "0.10.0", True), ("mi300x", "0.10.1", False), ("mi300x", "0.8.5", False),
+     ("h100-sxm", "0.8.5", True), ("h100-sxm", "0.9.1", False), ("h100-sxm", "0.7.3", False)],
+)  # fmt: skip
+def test_old_latency_benchmarks_time_cached_prompts(gpu: str, version: str, cached: bool) -> None:
+    run = MeasuredRun("a", "latency", gpu, "meta-llama/Llama-3.1-8B", engine_version=version, input_len=2048,
+                      output_len=16, batch_size=8)  # fmt: skip
+    assert case_of(run).workload.prefix_cache_hit_rate == cached
+    assert case_of(replace(run, bench="throughput", num_prompts=8)).workload.prefix_cache_hit_rate == 0
+    too_large = replace(run, input_len=8000, batch_size=1024)
+    assert case_of(too_large).workload.prefix_cache_hit_rate == 0  # evicted before they return
+
+
 def test_what_is_assumed_is_documented_and_said(tmp_path: Path) -> None:
     documented = (Path(__file__).parents[2] / "docs" / "measurements.md").read_text()
     for unstated, taken in ASSUMED.items():

@@ -119,11 +119,18 @@ def test_prompts_are_admitted_whole_in_v0_and_from_0_19_on(release: str, reserve
 
 
 @pytest.mark.parametrize(
-    ("release", "given", "cached"), [("0.8.5", None, True), ("0.9.1", None, False), ("0.22.0", True, True)]
-)
-def test_latency_has_the_cache_that_its_benchmark_keeps(release: str, given: bool | None, cached: bool) -> None:
-    """``vllm bench latency`` sends the same prompts again and again, and keeps no prefixes by default since 0.9.1."""
-    serving = Serving("meta-llama/Llama-3.1-8B", "h100", engine_version=release, enable_prefix_caching=given)
+    ("gpu", "release", "given", "cached"),
+    [("h100", "0.8.5", None, True), ("h100", "0.9.1", None, False), ("h100", "0.22.0", True, True),
+     ("mi300x", "0.10.0", None, True), ("mi300x", "0.10.1", None, False)],
+)  # fmt: skip
+def test_latency_has_the_cache_that_its_benchmark_keeps(
+    gpu: str, release: str, given: bool | None, cached: bool
+) -> None:
+    """``vllm bench latency`` sends the same prompts again and again, and keeps no prefixes by default since 0.9.1.
+
+    AMD's images had the older script to 0.10.0.
+    """
+    serving = Serving("meta-llama/Llama-3.1-8B", gpu, engine_version=release, enable_prefix_caching=given)
     prediction = serving.predict(Load(2048, 16, 8), bench="latency")
     assert prediction.deployment.config.enable_prefix_caching is cached
     # whole blocks of 16 tokens, never the last token
