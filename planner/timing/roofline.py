@@ -90,8 +90,8 @@ def operator_term(operator: Operator, profile: GpuProfile) -> Term:
 def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Iterator[Cost]:
     """The costs of an operator.
 
-    A matrix multiplication of few rows is padded to its tile: by ``tile_tok`` rows, or by ``expert_tile_tok`` for
-    each expert. An expert costs ``expert_each_s`` beside its bytes.
+    A matrix multiplication of few rows is padded to the tile of matrix units: by ``tile_tok`` rows, or by
+    ``expert_tile_tok`` for each expert. Plain fp32 units have none. An expert costs ``expert_each_s`` beside its bytes.
     """
     peak_flop_per_s, dtype = compute_peak(operator, profile)
     flop, bandwidth = _shares(operator, dtype)
@@ -101,7 +101,7 @@ def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Itera
     yield Cost(Part.MEMORY, Per.STEP, fixed_bytes * byte_s, over=bandwidth)
     yield Cost(Part.MEMORY, Per.UNIT, operator.bytes_per_unit * byte_s, over=bandwidth)
     yield Cost(Part.MEMORY, Per.ROW, operator.bytes_per_row * byte_s, over=bandwidth)
-    if operator.kind is OperatorKind.GEMM:
+    if operator.kind is OperatorKind.GEMM and dtype != "fp32":
         yield Cost(Part.COMPUTE, Per.STEP, row_s, times="tile_tok", over=flop)
     if operator.kind is OperatorKind.EXPERTS:
         yield Cost(Part.COMPUTE, Per.UNIT, row_s, times="expert_tile_tok", over=flop)

@@ -102,4 +102,7 @@ def test_a_checkpoint_is_timed_in_the_dtype_that_it_is_launched_in(name: str) ->
     assert [one.config.weight_dtype for one in (auto, half, whole)] == ["bf16", "bf16", "fp32"]
     lone, many = Batch(1, 1), Batch(decode_seqs=256, decode_context_tok=256)
     assert auto.timer.breakdown(many) == half.timer.breakdown(many)
-    assert 1.5 < whole.timer.step_s(lone) / half.timer.step_s(lone) < 2.5  # twice the bytes, and no run in fp32
+    # twice the bytes, and no run in fp32; launches, most of a small model's step, take as long
+    half_s, whole_s = half.timer.step_s(lone), whole.timer.step_s(lone)
+    more_s = half.budget.binding.weights.loaded_bytes / half.profile.memory_bandwidth_bytes_per_s
+    assert whole_s - half_s > 0.8 * more_s and whole_s < 2.5 * half_s
