@@ -3,10 +3,12 @@
     python benchmarks/accuracy.py [RUNS.csv]                 errors with runs, groups, models, GPUs, sources left out
     python benchmarks/accuracy.py RUNS.csv --record FILE   the same as a page of Markdown
     python benchmarks/accuracy.py RUNS.csv --write DIR     also fit to all runs: DIR/efficiency.json and DIR/runs.csv
+    python benchmarks/accuracy.py --steps [...]            replays only what intervals rest on: a third of the time
 
 What is left out together says what is asked: a new load, a new combination, a pair of GPU and model, a model, a GPU or
 a source that was never seen. Every run is replayed with the fit that did not see it. Coverage is that of intervals
-found without the same runs. Takes some ten minutes on two cores.
+found without the same runs. Takes some ten minutes on two cores. With ``--steps`` the runs of most sections keep the
+steps that the fit to all runs replayed: right but for queues that grow with the time of a step.
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ SECTIONS = {
 }
 COVERED = ("combination", "pair", "source")  #: sections that show intervals too
 JUDGED = "pair"  #: what is left out for the scatters that we ship
+REPLAYED = (JUDGED, "source")  #: sections that are replayed with ``--steps`` too
 FOLDS = 5  #: the intervals of a group are judged with scatters of the other folds
 LEVEL = 0.9
 #: Directions of the factors of which runs teach a smaller share are not written.
@@ -169,14 +172,13 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="?", default=SHIPPED_RUNS)
     parser.add_argument("--write", type=Path, metavar="DIR")
     parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--steps", action="store_true")
     arguments = parser.parse_args()
     every = {run.run_id: run for run in read_runs(arguments.runs)}
     without, refused = leave_out_of(every.values(), processes=PROCESSES)
-    misses = {
-        name: replayed_misses(without, every.values(), LEFT_OUT[name], processes=PROCESSES, uncertain=name in COVERED)
-        for name in SECTIONS
-    }
-    lines = list(report(without, misses, refused, every))
+    replayed = REPLAYED if arguments.steps else tuple(SECTIONS)
+    misses = {name: misses_of(name, without, every, replayed=name in replayed) for name in SECTIONS}
+    lines = list(report(without, misses, refused, every, replayed))
     print("\n".join(lines))
     if arguments.record:
         arguments.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -184,11 +186,19 @@ def main() -> None:
         write(without, misses[JUDGED], arguments.runs, arguments.write)
 
 
+def misses_of(name: str, without: LeaveOut, runs: Mapping[str, MeasuredRun], *, replayed: bool) -> list[Miss]:
+    """The misses of a section."""
+    if not replayed:
+        return without.misses([LEFT_OUT[name](one) for one in without.observed])
+    return replayed_misses(without, runs.values(), LEFT_OUT[name], processes=PROCESSES, uncertain=name in COVERED)
+
+
 def report(
     without: LeaveOut,
     misses: Mapping[str, Sequence[Miss]],
     refused: Sequence[tuple[MeasuredRun, str]],
     runs: dict[str, MeasuredRun],
+    replayed: Sequence[str],
 ) -> Iterator[str]:
     """The page that ``--record`` writes."""
     observed = without.observed
@@ -200,9 +210,11 @@ def report(
     for run, why in refused:
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
     yield "A fit without a group is one step from the fit to everything (`benchmarks/fit/leave_out.py`)."
-    yield "Every run is replayed with the fit that did not see it (`replayed_misses` in the same module)."
     for name, title in SECTIONS.items():
-        yield from ("", f"## {title}", "", *table(observed, runs, misses[name]))
+        how = (
+            "replayed with the fit that did not see it" if name in replayed else "over the steps of the fit to all runs"
+        )
+        yield from ("", f"## {title}", "", f"Each run {how}.", "", *table(observed, runs, misses[name]))
         if name in COVERED:
             yield from ("", *coverage(held_intervals(observed, stated(misses[name], observed, runs), LEFT_OUT[name])))
     yield from ("", "## Bias by GPU, pairs of GPU and model left out", "", *bias(observed, misses[JUDGED]))

@@ -102,13 +102,9 @@ class Design:
         scoped = (column for column in self._scoped(lines) if wanted is None or column.parts[0].key in wanted)
         self.columns = _merged([*self._global(), *scoped])
         self.sd: Floats = np.array([column.variance**0.5 for column in self.columns])
-        self._by_parameter = [
-            [i for i, column in enumerate(self.columns) if column.powers[parameter]]
-            for parameter in range(len(PARAMETERS))
-        ]
-        runs = np.array([column.runs for column in self.columns], dtype=np.float64).T
-        powers = np.array([column.powers for column in self.columns], dtype=np.float64)
-        self._members = [runs[:, on] * powers[on, parameter] for parameter, on in enumerate(self._by_parameter)]
+        #: whether a run has the factors of a column, and the power of these in each efficiency
+        self._runs = np.array([column.runs for column in self.columns]).T
+        self._powers: Floats = np.array([column.powers for column in self.columns], dtype=np.float64).T
 
     def _global(self) -> Iterator[DesignColumn]:
         everywhere = np.ones(len(self.observed), dtype=bool)
@@ -133,16 +129,12 @@ class Design:
 
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""
-        values = self.start.copy()
-        for parameter, columns in enumerate(self._by_parameter):
-            values[:, parameter] += self._members[parameter] @ factors[columns]
-        return values
+        return self.start + (self._runs * factors) @ self._powers.T
 
     def jacobian(self, derivative: Floats, metric_run: NDArray[np.int64]) -> Floats:
         """Derivative of every metric by every factor, from those by the efficiencies of its run."""
-        result = np.zeros((len(derivative), len(self.columns)))
-        for parameter, columns in enumerate(self._by_parameter):
-            result[:, columns] += derivative[:, [parameter]] * self._members[parameter][metric_run]
+        result = derivative @ self._powers
+        result *= self._runs[metric_run]
         return result
 
 

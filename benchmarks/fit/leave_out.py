@@ -20,11 +20,12 @@ from multiprocessing import get_context
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.optimize import minimize
 
 from fit.design import Design, StructureLine, effects_of, posterior, unlearnt
 from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
-from planner.evidence.fitting import LARGEST_STEP, FitProblem, Fitted, scatter_of
+from planner.evidence.fitting import LARGEST_STEP, FitProblem, FitState, Fitted, load_structure, scatter_of
 from planner.evidence.observations import Floats, Observed, Terms, observe
 from planner.evidence.runs import MeasuredRun
 from planner.timing import LEVELS, Calibration, Effect, Scatter, load_calibration
@@ -34,6 +35,16 @@ from planner.timing.belief import Belief
 #: deviation. The share follows from what was run and not from what was measured, so the result of a run that is left
 #: out has no say.
 LEAST_LEARNT = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """One figure of one run, as the fit without the run's group predicts it."""
+
+    run: int  #: its number among those observed
+    metric: str  #: as observed: a run without an output throughput has a total one in its place
+    error: float  #: log(predicted / measured)
+    deviation: float  #: predicted standard deviation of the logarithm, towards the measurement, without noise
 
 
 class LeaveOut:
@@ -51,10 +62,6 @@ class LeaveOut:
         self._weight: Floats = robust / (problem.shares(self.rows) * sigma**2)
         weighted = self._jacobian * self._weight[:, None]
         self._factor = cho_factor(weighted.T @ self._jacobian + np.diag(design.sd**-2))
-        drawn = self.factors / design.sd**2
-        step = -cho_solve(self._factor, weighted.T @ self._left + drawn)  # what the iteration stopped short of
-        step = np.clip(step, -LARGEST_STEP, LARGEST_STEP)
-        self.factors, self._left = self.factors + step, self._left + self._jacobian @ step
 
     @property
     def observed(self) -> Sequence[Observed]:
@@ -71,8 +78,7 @@ class LeaveOut:
 
     def refit(self) -> tuple[Effect, ...]:
         """The factors of the fit to all runs."""
-        everything = np.ones(self.problem.terms.num_metrics, dtype=bool)
-        return effects_of(self.design, self.problem.solve(everything, self.factors, iterations=5))
+        return effects_of(self.design, Fitted(self.factors, covariance=self.covariance))
 
     def members(self, keys: Sequence[Hashable]) -> Iterable[list[int]]:
         """The numbers of the runs of each key, of which every run has one."""
@@ -111,14 +117,31 @@ class LeaveOut:
 
     def errors(self, keys: Sequence[Hashable]) -> Floats:
         """log(predicted / measured) of every metric, by a fit without the runs of the same key."""
-        terms, design = self.problem.terms, self.design
-        found = np.full(terms.num_metrics, np.nan)
+        found = np.full(self.problem.terms.num_metrics, np.nan)
         for runs in self.members(keys):
-            values = design.log_values(self.fit_without(runs).factors)
-            predicted, _ = Terms([terms.observed[run] for run in runs]).log_metrics(values[runs])
-            metrics = np.flatnonzero(np.isin(terms.metric_run, runs))
-            found[metrics] = predicted - terms.log_measured[metrics]
+            metrics, predicted, _ = self._predicted(runs)
+            found[metrics] = predicted - self.problem.terms.log_measured[metrics]
         return found
+
+    def _predicted(self, runs: Sequence[int]) -> tuple[NDArray[np.int64], Floats, Floats]:
+        """The metrics of ``runs``, their logarithms by the fit that does not see them, and the derivatives."""
+        terms, design = self.problem.terms, self.design
+        values = design.log_values(self.fit_without(runs).factors)
+        metrics = np.flatnonzero(np.isin(terms.metric_run, runs))
+        return metrics, *Terms([terms.observed[run] for run in runs]).log_metrics(values[runs])
+
+    def misses(self, keys: Sequence[Hashable]) -> list[Miss]:
+        """Every metric by a fit without the runs of the same key, over the steps that the fit to all runs took."""
+        terms, found = self.problem.terms, []
+        for runs in self.members(keys):
+            belief = self.belief_without(runs)
+            for metric, log_s, slope in zip(*self._predicted(runs), strict=True):
+                name, run = terms.metric_names[metric], int(terms.metric_run[metric])
+                error = float(log_s - terms.log_measured[metric])
+                known = belief.of(terms.observed[run].covariates)
+                deviation = float(known.variance(slope[None])[0]) ** 0.5
+                found.append(Miss(run, name, -error if name == "output_throughput" else error, deviation))
+        return sorted(found, key=_place)
 
 
 # --- what is left out together, and what that asks
@@ -138,8 +161,9 @@ LEFT_OUT: dict[str, Callable[[Observed], Hashable]] = {
 
 
 def leave_out_of(runs: Iterable[MeasuredRun], *, processes: int = 1) -> tuple[LeaveOut, list[tuple[MeasuredRun, str]]]:
-    """The fit to ``runs``, and those that cannot be replayed with the reason; ``processes`` replay them."""
-    observed, refused = observe(runs, processes=processes)
+    """The fit to ``thinned(runs)``, and those that cannot be replayed with the reason; ``processes`` replay them."""
+    runs = list(runs)
+    observed, refused = observe(thinned(runs), processes=processes, seen=resent(runs))
     return leave_out(observed), refused
 
 
@@ -150,34 +174,77 @@ def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] |
     """
     terms, shipped = Terms(observed), load_calibration().effects
     full = Design(observed, structure)
-    known = LeaveOut(FitProblem(terms, full), full, Fitted(full.factors_of(shipped))).belief
-    taken = np.square(known.rows).sum(axis=1)
-    wanted = {key for key, share in zip(known.keys, taken / _variances(full), strict=True) if share > LEAST_LEARNT}
+    known = LeaveOut(FitProblem(terms, full), full, Fitted(full.factors_of(shipped))).covariance
+    taken = 1 - np.diag(known) / full.sd**2
+    wanted = {
+        part.key
+        for column, share in zip(full.columns, taken, strict=True)
+        if share > LEAST_LEARNT
+        for part in column.parts
+    }
     design = Design(observed, structure, wanted=wanted)
     problem = FitProblem(terms, design)
-    everything = np.ones(terms.num_metrics, dtype=bool)
-    return LeaveOut(problem, design, problem.solve(everything, design.factors_of(shipped), uncertain=False))
+    return LeaveOut(problem, design, optimum(problem, design.factors_of(shipped)))
 
 
-def _variances(design: Design) -> Floats:
-    """Of the factors of a design, in the order of its belief, before any run."""
-    return np.array([part.sd**2 for column in design.columns for part in column.parts])
+def thinned(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
+    """``runs`` with at most as many of each source as ``structure.toml`` says, evenly spaced in their order."""
+    most: int = load_structure()["source"]["runs"]
+    of_source: dict[str, list[MeasuredRun]] = defaultdict(list)
+    for run in runs:
+        of_source[run.family].append(run)
+    found = []
+    for members in of_source.values():
+        count = min(most, len(members))
+        found += [members[round(place * (len(members) - 1) / max(count - 1, 1))] for place in range(count)]
+    return found
+
+
+# --- the optimum: steps have kinks where two costs are alike, at which Gauss-Newton zigzags. So a quasi-Newton method
+# goes on, in coordinates in which the normal equations are those of a sphere
+
+
+#: The loss turns from quadratic to linear at so many sigmas, in one fit after the other. The first has one optimum, and
+#: the others go on from there: so the end does not depend on the start.
+WIDTHS = (8.0, 2.0, 1.0)
+ROUNDS, ITERATIONS, SETTLED = 4, 30, 1e-4
+
+
+def optimum(problem: FitProblem, start: Floats) -> Fitted:
+    """The fit to all runs, from ``start``."""
+    factors, every = start, np.ones(problem.terms.num_metrics, dtype=bool)
+    for width in WIDTHS:
+        factors = problem.solve(every, factors, width=width, settled=1e-3, iterations=8, uncertain=False).factors
+        last = np.inf
+        for _ in range(ROUNDS):
+            factors, cost = _quasi_newton(problem, factors, width)
+            if last - cost < SETTLED * cost:
+                break
+            last = cost
+    return Fitted(factors, cost)
+
+
+def _quasi_newton(problem: FitProblem, start: Floats, width: float) -> tuple[Floats, float]:
+    state = FitState(problem, problem.rows, start, width)
+    root = cholesky(state.normal()[0], lower=True)
+
+    def moved(to: Floats) -> Floats:
+        by: Floats = solve_triangular(root, to, lower=True, trans="T")
+        return start + by
+
+    def cost(to: Floats) -> tuple[float, Floats]:
+        state.move(moved(to))
+        return state.cost, solve_triangular(root, 2 * state.gradient(), lower=True)
+
+    options = {"maxiter": ITERATIONS, "maxcor": ITERATIONS, "ftol": SETTLED / 10}
+    found = minimize(cost, np.zeros_like(start), jac=True, method="L-BFGS-B", options=options)
+    return moved(found.x), float(found.fun)
 
 
 # --- errors by replay: ``LeaveOut.errors`` keeps the steps of the fit to all runs, here the queue follows the new fit
 
 #: What stands for a metric in runs that lack it, as in ``observe``.
 STANDS_IN = {"output_throughput": "total_token_throughput", "avg_latency_s": "output_throughput"}
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """One figure of one run, as the fit without the run's group predicts it."""
-
-    run: int  #: its number among those observed
-    metric: str  #: as observed: a run without an output throughput has a total one in its place
-    error: float  #: log(predicted / measured)
-    deviation: float  #: predicted standard deviation of the logarithm, towards the measurement, without noise
 
 
 def replayed_misses(

@@ -92,14 +92,18 @@ class FitProblem:
         self.rows: Ints = np.flatnonzero(np.isfinite(self.sigma))
 
     def solve(
-        self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 40, uncertain: bool = True
-    ) -> Fitted:
-        """Fit to the metrics that are ``used`` and have a sigma."""
+        self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 40, uncertain: bool = True,
+        width: float = 1.0, settled: float = 2e-5,
+    ) -> Fitted:  # fmt: skip
+        """Fit to the metrics that are ``used`` and have a sigma, until the cost falls by less than ``settled`` of it.
+
+        The loss turns from quadratic to linear at ``width`` sigmas.
+        """
         rows = self.rows[used[self.rows]]
-        state = _State(self, rows, np.zeros_like(self.design.sd) if start is None else start)
+        state = FitState(self, rows, np.zeros_like(self.design.sd) if start is None else start, width)
         for _ in range(iterations):
             before = state.cost
-            if not state.improve() or before - state.cost < 2e-5 * state.cost:
+            if not state.improve() or before - state.cost < settled * state.cost:
                 break
         return Fitted(state.factors, state.cost, state.covariance() if uncertain else np.zeros((0, 0)))
 
@@ -124,37 +128,48 @@ def of_prefill(metric: str) -> bool:
     return "ttft" in metric
 
 
-class _State:
+class FitState:
     """The current point of the iteration."""
 
-    def __init__(self, problem: FitProblem, rows: Ints, factors: Floats) -> None:
-        self.problem, self.rows = problem, rows
+    def __init__(self, problem: FitProblem, rows: Ints, factors: Floats, width: float = 1.0) -> None:
+        self.problem, self.rows, self.width = problem, rows, width
         self.runs = problem.terms.metric_run[rows]
         self.weight: Floats = problem.shares(rows) ** -0.5
         self.sigma = problem.sigma[rows]
-        self.factors = factors
         self.damping = 1e-3
+        self.move(factors)
+
+    def move(self, factors: Floats) -> None:
+        """Go to ``factors``."""
+        self.factors = factors
         self.cost, self.residual, self.derivative = self._evaluate(factors)
 
     def _evaluate(self, factors: Floats) -> tuple[float, Floats, Floats]:
         problem, design = self.problem, self.problem.design
         predicted, derivative = problem.terms.log_metrics(design.log_values(factors))
         residual = (predicted - problem.terms.log_measured)[self.rows] / self.sigma
-        loss = (self.weight**2 * 2 * (np.sqrt(1 + residual**2) - 1)).sum()
+        loss = (self.weight**2 * 2 * self.width**2 * (np.sqrt(1 + (residual / self.width) ** 2) - 1)).sum()
         drawn = ((factors / design.sd) ** 2).sum()
         return float(loss + drawn), residual, derivative[self.rows]
 
-    def _normal(self) -> tuple[Floats, Floats]:
+    def gradient(self) -> Floats:
+        """Half the derivative of the cost by each factor."""
+        pull = self.weight**2 * self.residual / np.sqrt(1 + (self.residual / self.width) ** 2) / self.sigma
+        design = self.problem.design
+        return pull @ design.jacobian(self.derivative, self.runs) + self.factors / design.sd**2
+
+    def normal(self) -> tuple[Floats, Floats]:
         """Matrix and gradient of the normal equations."""
         design = self.problem.design
-        weight = self.weight * (1 + self.residual**2) ** -0.25  # of the quadratic that touches the loss here
+        robust = (1 + (self.residual / self.width) ** 2) ** -0.25  # of the quadratic that touches the loss here
+        weight = self.weight * robust
         jacobian = design.jacobian(self.derivative, self.runs) * (weight / self.sigma)[:, None]
         block = jacobian.T @ jacobian + np.diag(design.sd**-2)
         return block, jacobian.T @ (weight * self.residual) + self.factors / design.sd**2
 
     def improve(self) -> bool:
         """Take one damped Gauss-Newton step; return False where none lowers the cost."""
-        block, gradient = self._normal()
+        block, gradient = self.normal()
         for _ in range(9):
             damped = block + self.damping * np.diag(np.diag(block))
             step = -cho_solve(cho_factor(damped), gradient)
@@ -169,7 +184,7 @@ class _State:
 
     def covariance(self) -> Floats:
         """Covariance of the logarithms of the factors, from the curvature at the optimum."""
-        block, _ = self._normal()
+        block, _ = self.normal()
         result: Floats = cho_solve(cho_factor(block), np.eye(len(block)))
         return result
 

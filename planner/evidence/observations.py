@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -60,14 +60,19 @@ NEGLIGIBLE = 1e-9
 
 
 def observe(
-    runs: Iterable[MeasuredRun], calibration: Calibration | None = None, *, processes: int = 1
+    runs: Iterable[MeasuredRun],
+    calibration: Calibration | None = None,
+    *,
+    processes: int = 1,
+    seen: Container[str] | None = None,
 ) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:
     """Return the runs to fit to, and those that cannot be replayed with the reason. Suspect runs are left out.
 
-    ``calibration``: the fits to replay with, by default ours.
+    ``calibration``: the fits to replay with, by default ours. ``seen``: the ids of runs whose prompts the server had
+    answered before, by default those of ``runs``.
     """
     sound = [run for run in runs if not run.suspect]
-    seen = resent(sound)
+    seen = resent(sound) if seen is None else seen
     tasks = [(run, calibration, run.run_id in seen) for run in sound]
     if processes == 1:
         results = [_observe_one(task) for task in tasks]

@@ -14,9 +14,10 @@ from physics_cases import engine, gpu, llama_8b, mla_model, moe_model
 
 from fit.design import Design, Structure, StructureLine, effects_of
 from fit.deviations import learn_deviations, to_toml
-from fit.leave_out import leave_out
-from planner.evidence.fitting import FitProblem
+from fit.leave_out import leave_out, optimum, thinned
+from planner.evidence.fitting import FitProblem, load_structure
 from planner.evidence.observations import Observed, ObservedMetric, Terms
+from planner.evidence.runs import MeasuredRun
 from planner.hardware.profiles import GpuProfile
 from planner.model.architecture import Model
 from planner.resources import data_dir
@@ -154,6 +155,25 @@ def test_what_is_left_out_is_not_remembered() -> None:
     unseen = without.errors([one.covariates["gpu"] for one in runs])
     assert np.abs(seen).max() < 0.15
     assert np.median(unseen[40:]) < -0.25
+
+
+def test_an_optimum_does_not_depend_on_where_it_is_looked_for() -> None:
+    runs = made_up(1.5)
+    design = Design(runs, (("slowdown", ("gpu",), 0.5), ("launch", ("gpu",), 0.5)))
+    problem, draw = FitProblem(Terms(runs), design), np.random.default_rng(3)
+    starts = (np.zeros_like(design.sd), 2 * design.sd, draw.normal(0, design.sd))
+    ends = [optimum(problem, start) for start in starts]
+    assert [end.cost for end in ends] == pytest.approx([ends[0].cost] * 3, rel=1e-3)
+    predicted = [problem.terms.log_metrics(design.log_values(end.factors))[0] for end in ends]
+    assert np.abs(np.ptp(predicted, axis=0)).max() < 0.005
+
+
+def test_a_large_source_is_thinned_evenly() -> None:
+    runs = [MeasuredRun(str(i), "serve", "h100-sxm", "m", family="large") for i in range(1000)]
+    few = [MeasuredRun("few", "serve", "h100-sxm", "m", family="small")]
+    kept = thinned([*runs, *few])
+    assert [run.run_id for run in kept[:2]] == ["0", "7"] and kept[-2].run_id == "999" and kept[-1].run_id == "few"
+    assert len(kept) == load_structure()["source"]["runs"] + 1
 
 
 def test_an_effect_multiplies_every_parameter_of_its_group() -> None:

@@ -27,7 +27,7 @@ from script_plans import plan as a_plan
 
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
-from planner.evidence.evaluation import case_of, evaluate, predict, run_workload
+from planner.evidence.evaluation import case_of, evaluate, predict, run_workload, simulate
 from planner.evidence.fitting import OF_ITS_LOAD, effects_of, fit_own
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
@@ -151,15 +151,17 @@ def test_a_prediction_moves_towards_what_was_measured(truth: float, concurrency:
 # --- the interval --------------------------------------------------------------------------------------------------
 
 
+def learnt_from(*own: MeasuredRun) -> Local:
+    """The fits after ``own`` runs."""
+    fits, _ = fit_own(own, load_calibration())
+    return Local(Path("own"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=effects_of(fits)))
+
+
 def widths(runs: list[MeasuredRun], own: tuple[MeasuredRun, ...] = ()) -> dict[tuple[str, str], float]:
     """log(highest / lowest) of every figure of ``runs``, after ``own`` runs were learnt from."""
-    local = SHIPPED_FITS
-    if own:
-        fits, _ = fit_own(own, load_calibration())
-        local = Local(Path("own"), efficiency=LocalFits(base=base_digest(), fitted_on="", effects=effects_of(fits)))
     return {
         (one.run.run_id, name): log(figure.hi / figure.lo)
-        for one in evaluate(runs, local)
+        for one in evaluate(runs, learnt_from(*own) if own else SHIPPED_FITS)
         for name, figure in one.figures.items()
         if figure.hi and figure.lo
     }
@@ -170,8 +172,14 @@ def test_one_run_at_the_prediction_narrows_and_moves_nothing(tmp_path: Path) -> 
     unseen = [measured(machine(), *load, noise=0) for load in UNSEEN]
     before, after = widths(unseen), widths(unseen, (agrees,))
     assert all(after[figure] < before[figure] * 1.0001 for figure in before)
-    # one run takes 60 % of what it teaches away from the variance under other loads: at best to a factor 0.63
-    assert all(after[one.run_id, "mean_tpot_ms"] < 0.85 * before[one.run_id, "mean_tpot_ms"] for one in unseen)
+    # one run takes 60 % of what it teaches away from the variance under other loads: at best to a factor 0.63.
+    # The noise of measurements, which is the rest of an interval, stays
+    for one in unseen:
+        known, unknown = (
+            simulate(case_of(one, local)).uncertainty.deviations("mean_tpot_ms")[1]
+            for local in (learnt_from(agrees), SHIPPED_FITS)
+        )
+        assert known < 0.85 * unknown
     answer = learn(tmp_path, agrees)
     assert all(f.predicted == pytest.approx(f.measured, rel=1e-3) for f in answer.after[0].figures.values())
 

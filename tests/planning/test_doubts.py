@@ -83,11 +83,11 @@ def test_a_plan_in_proportion_has_no_doubts() -> None:
 
 @pytest.mark.parametrize("ask", [recommend_plans, size_fleet])
 def test_what_the_expected_value_refutes_is_a_no(ask: Callable[..., Any]) -> None:
-    """Alone on the server a request takes 26.0 ms per token as expected: 25 ms are met by luck only."""
-    answer = ask(**TIGHT, tpot=25, confidence=0.1)
+    """Alone on the server a request takes more than 24.5 ms per token as expected: 24 ms are met by luck only."""
+    answer = ask(**TIGHT, tpot=24, confidence=0.1)
     assert not answer.ok
     assert [doubt["kind"] for doubt in answer.to_dict()["doubts"]] == ["odds"]
-    assert "the expected value misses p95 TPOT of 25 ms; only 10% confidence" in said(answer)
+    assert "the expected value misses p95 TPOT of 24 ms; only 10% confidence" in said(answer)
     assert str(answer).startswith("Serve ")  # what was asked for is answered all the same
 
 

@@ -78,7 +78,7 @@ def test_the_ladder_costs_more_with_more_confidence_and_a_run_lies_on_it() -> No
 
 
 def test_without_a_load_the_ladder_is_what_one_server_carries() -> None:
-    service = plan(None).service
+    service = plan(None, "l40s").service  # of which few runs are known
     assert service and service.measure_next
     half, asked, most = (rung.largest_load for rung in service.ladder)
     assert half > asked > most and asked == service.largest_load

@@ -71,10 +71,15 @@ def test_an_index_is_refused() -> None:
 
 def test_what_sharing_is_worth_where_the_cache_is_full() -> None:
     """Kimi-K2-Thinking on 8 H200, prompts of 8,000 tokens, vLLM's recipe: 1.25 requests/s, with DCP 8 1.57 requests/s;
-    the logs say 715,072 and 5,721,088 tokens of cache. Answers ended after 390 and 441 tokens on average."""
-    measured = {1: (1.25, 390, 715_072), 8: (1.57, 441, 5_721_088)}
+    the logs say 715,072 and 5,721,088 tokens of cache. Answers ended after 390 and 441 tokens on average.
+
+    How fast this engine is depends on the fit, so each rate is held against its interval; what sharing adds does not.
+    """
+    measured, rates = {1: (1.25, 390, 715_072), 8: (1.57, 441, 5_721_088)}, {}
     for size, (rate, output_len, cache_tok) in measured.items():
         deployment = served(KIMI, decode_context_parallel_size=size)
-        figures = Prediction.of(deployment, Load(8000, output_len, 1000, request_rate=100.0)).figures
-        assert figures["request_throughput"] == pytest.approx(rate, rel=0.15)
+        result = Prediction.of(deployment, Load(8000, output_len, 1000, request_rate=100.0)).result
+        rates[size] = result["request_throughput"]
+        assert result["request_throughput_lo"] < rate < result["request_throughput_hi"]
         assert deployment.limits(8000 + output_len).kv_cache_tokens == pytest.approx(cache_tok, rel=0.03)
+    assert rates[8] / rates[1] == pytest.approx(1.57 / 1.25, rel=0.1)
