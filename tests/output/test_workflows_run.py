@@ -10,6 +10,9 @@ import pytest
 from workflow_cases import files_of
 from workflow_machine import Machine
 
+from planner.engine import default_version
+from planner.hardware import load_profile
+
 MakeMachine = Callable[..., Machine]
 
 
@@ -270,9 +273,9 @@ def test_a_comparison_changes_no_mode_without_apply(machine: MakeMachine) -> Non
 
 
 def test_pulling_writes_the_digest_down(machine: MakeMachine) -> None:
-    here = machine("mi355x-fp8")
+    here, newest = machine("mi355x-fp8"), default_version(load_profile("mi355x"))
     assert here.run("pull_image.sh").returncode == 0
-    assert here.docker("pull") == [["vllm/vllm-openai-rocm:v0.27.1"]]
+    assert here.docker("pull") == [[f"vllm/vllm-openai-rocm:v{newest}"]]
     assert (here.plan / "results" / "image.digest").read_text().strip()
 
 
