@@ -39,7 +39,10 @@ VllmCommand = Literal[
     "benchmark_throughput.py",
     "benchmark_latency.py",
 ]
-Values = Literal["kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config"]
+Values = Literal[
+    "kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config", "tool_call_parser",
+    "reasoning_parser",
+]  # fmt: skip
 Spans = tuple[tuple[int, int], ...]  #: first and last index into the list of versions, ascending
 
 #: Commands whose options include those of the engine.

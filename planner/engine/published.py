@@ -26,7 +26,7 @@ from functools import lru_cache
 from typing import Any
 
 from planner.engine.features import default_engine, uses_latent_attention
-from planner.engine.flags import FlagProblem, VllmCommand, env_status, flag_status, value_status
+from planner.engine.flags import FlagProblem, Values, VllmCommand, env_status, flag_status, value_status
 from planner.engine.settings import Engine, EngineConfig
 from planner.engine.version import READ_ON, RELEASES, EngineVersion, known_version, release_of, release_text
 from planner.errors import IllegalPlanError
@@ -198,7 +198,12 @@ _OLDER_KEYS = {
 _NEWER_KEYS = {older: newer for newer, older in _OLDER_KEYS.items()}
 #: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
+#: Options whose values are parsers of a version.
+_PARSERS: Mapping[str, Values] = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
+PARSERS_SINCE = (0, 10)  #: first release whose parsers ``flags.json`` lists
 SETTLED_DAYS = 30  #: age of a release before it is the default
+#: The most of the memory that V1 finds free when it starts, from 0.9.1 on, and the documents' advice with graphs.
+MOST_UTILIZATION, ADVISED_UTILIZATION = 0.97, 0.95
 DEEPSEEK_MAX_MODEL_LEN = 32768  #: tokens
 HOPPER_ISSUES_UNTIL = (0, 12)
 #: Releases whose AMD images had AITER before vLLM had it: first, and first without.
@@ -239,6 +244,9 @@ def recipe_for(
             flags |= layer.get("flags", {})
             settings |= layer.get("settings", {})
             sources[_recipes_table()["sources"][layer["source"]]] = None
+    if serving := serving_flags(model) if version.release >= PARSERS_SINCE else {}:
+        flags |= serving
+        sources[_recipes_table()["sources"]["recipes"]] = None
     if model.requires_remote_code:
         flags["trust-remote-code"] = True
     if version.release >= (0, 8):
@@ -247,13 +255,24 @@ def recipe_for(
         env, flags = _without_sums(env), _without_sums(flags)
     known = {name for name in env if env_status(version, name, platform=profile.platform)}
     left_out = [f"{name}={value}" for name, value in sorted(env.items()) if name not in known | {"VLLM_USE_V1"}]
+    flags = dict(_known_flags(flags, version, left_out))
+    if "tool-call-parser" in flags:
+        flags["enable-auto-tool-choice"] = True
     return Recipe(
         env={name: value for name, value in sorted(env.items()) if name in known},
-        flags=dict(_known_flags(flags, version, left_out)),
+        flags=flags,
         settings=settings,
         sources=tuple(sources),
         left_out=tuple(left_out),
     )
+
+
+def serving_flags(model: Model) -> dict[str, Any]:
+    """Options that users of ``model`` need, whatever is planned: remote code, parsers, tokenizer."""
+    table, name = _recipes_table()["serving"], model.id.rstrip("/").lower()
+    matched = [text for pattern, text in table.items() if re.search(rf"(?:^|[-/]){pattern}", name)]
+    words = (option.split() for option in re.split(r"\s*--", matched[-1]) if option) if matched else ()
+    return {flag: value[0] if value else True for flag, *value in words}
 
 
 def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: EngineVersion, *, fp8_kv: bool) -> bool:
@@ -262,6 +281,7 @@ def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: 
         "platform": lambda asked: asked == profile.platform,
         "arch": lambda asked: profile.architecture.rstrip("a") in asked,
         "models": lambda asked: any(re.search(rf"(?:^|-){pattern}", name) for pattern in asked),
+        "publisher": lambda asked: model.id.startswith(f"{asked}/"),
         "weight_dtype": lambda asked: model.quantization.weight_dtype in asked,
         "moe": lambda asked: model.is_moe is asked,
         "latent": lambda asked: uses_latent_attention(model) is asked,
@@ -284,6 +304,8 @@ def _known_flags(
         known = flag_status(version, f"--{name}" if value is not False else f"--no-{name}", command)
         if not known:
             left_out.append(f"--{name}")
+        elif name in _PARSERS and f"{name}-plugin" not in flags and not value_status(version, _PARSERS[name], value):
+            left_out.append(f"--{name} {value}")
         elif name == "compilation-config":
             config = _known_keys(value, version, left_out)
             if config:

@@ -24,7 +24,10 @@ from typing import Any
 
 ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
 COMMANDS = (*ENGINE_COMMANDS, "bench serve", "benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
-LISTS = ("env", "kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config")
+LISTS = (
+    "env", "kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config",
+    "tool_call_parser", "reasoning_parser",
+)  # fmt: skip
 SOURCE = "options of the real parsers of each version, and its own lists; tests/real_parsers/dump_parsers.py"
 
 Known = dict[str, list[int]]  # name -> indices of the versions that know it

@@ -16,6 +16,7 @@ import ast
 import dataclasses
 import importlib
 import json
+import re
 import sys
 import typing
 from collections.abc import Callable
@@ -117,6 +118,18 @@ def quantizations() -> list[str]:
     return list(importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS)
 
 
+def parsers(kind: str, *folders: str) -> list[str]:
+    """Names that the parsers of tool calls or of reasoning are registered under, read off their sources."""
+    names: set[str] = set()
+    for path in (path for folder in folders for path in Path(folder).glob("*.py")):
+        source = path.read_text()
+        for given in re.findall(kind + r'ParserManager\.register_module\(\s*(?:name=)?(\[[^\]]*\]|"[^"]*")', source):
+            names.update(re.findall(r'"([\w.-]+)"', given))
+        if path.name == "__init__.py":
+            names.update(re.findall(r'^    "([\w.-]+)": \(', source, re.MULTILINE))
+    return sorted(names)
+
+
 def main(version: str, tree: Path) -> None:
     readers: dict[str, Callable[[], Any]] = {
         "serve": serve,
@@ -130,6 +143,12 @@ def main(version: str, tree: Path) -> None:
         "compilation_config": lambda: keys("CompilationConfig"),
         "pass_config": lambda: keys("PassConfig"),
         "speculative_config": lambda: keys("SpeculativeConfig"),
+        "tool_call_parser": lambda: parsers(
+            "Tool", f"{tree}/vllm/tool_parsers", f"{tree}/vllm/entrypoints/openai/tool_parsers"
+        ),
+        "reasoning_parser": lambda: parsers(
+            "Reasoning", f"{tree}/vllm/reasoning", f"{tree}/vllm/entrypoints/openai/reasoning_parsers"
+        ),
     }
     found: dict[str, Any] = {"version": version, "errors": {}}
     for name, read in readers.items():

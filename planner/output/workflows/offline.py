@@ -207,7 +207,8 @@ def _argv(job: Subject, deployment: Deployment, line: ServeLine, load: Load, *, 
     extra = other_options(line, job.version, model)
     if not job.documented:
         extra = {**recipe_of(job.deployment).flags, **extra}
-        extra.pop("num-scheduler-steps", None)  # it would bring the older engine, which is not the recommended one
+        # the first would bring the older engine, which is not the recommended one; no answer is parsed
+        extra = {k: v for k, v in extra.items() if k not in ("num-scheduler-steps", "reasoning-parser")}
         extra = {k: v for k, v in extra.items() if _takes(job.version, k, line, value=v)}
     if not latency:
         words = bench_throughput_argv(config, load, model, platform=platform, extra=extra)
