@@ -11,6 +11,7 @@ from .settings import tagged as tagged
 from .flags import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
 from .flags import FLASHINFER_SAMPLER as FLASHINFER_SAMPLER
 from .flags import MXFP4_MARLIN as MXFP4_MARLIN
+from .flags import VARIABLES as VARIABLES
 from .flags import Environment as Environment
 from .resolution import of_latency_bench as of_latency_bench
 from .resolution import resolve as resolve
@@ -56,6 +57,7 @@ from .sharding import stage_sizes as stage_sizes
 # Command lines: ours, and those of others
 from .command import EVERYWHERE as EVERYWHERE
 from .command import LOOPBACK as LOOPBACK
+from .command import head_node_words as head_node_words
 from .command import bench_backend as bench_backend
 from .command import bench_latency_argv as bench_latency_argv
 from .command import bench_serve_argv as bench_serve_argv
@@ -69,6 +71,7 @@ from .launches import read_manifest as read_manifest
 from .launches import version_of_images as version_of_images
 from .flags import FlagProblem as FlagProblem
 from .parse import ServeLine as ServeLine
+from .parse import option_values as option_values
 from .parse import read_line as read_line
 from .parse import split_command as split_command
 
@@ -82,6 +85,9 @@ from .published import image_for as image_for
 from .published import options_version as options_version
 from .published import visible_devices as visible_devices
 from .published import Recipe as Recipe
+from .published import ADVISED_UTILIZATION as ADVISED_UTILIZATION
+from .published import DEEPSEEK_MAX_MODEL_LEN as DEEPSEEK_MAX_MODEL_LEN
+from .published import MOST_UTILIZATION as MOST_UTILIZATION
 from .published import known_issues as known_issues
 from .published import recipe_for as recipe_for
 from .published import spelled_options as spelled_options

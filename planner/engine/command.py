@@ -48,7 +48,7 @@ def serve_argv(
     model_ref: str,
     *,
     host: str = LOOPBACK,
-    port: int = 8000,
+    port: int | str = 8000,
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
     """``vllm serve`` with exactly the settings of ``config``; variables are in its ``env``.
@@ -66,6 +66,18 @@ def serve_argv(
     line.add(quiet)
     line.add_extra(extra)
     return line.words
+
+
+def head_node_words(settings: Any, nodes: int, version: EngineVersion) -> tuple[str, ...]:
+    """Options that the first of several nodes needs beside ``serve_argv``; HEAD stands for its address."""
+    if nodes == 1:
+        return ()
+    if settings.data_parallel_size > 1:
+        local = str(settings.data_parallel_size // nodes)
+        return ("--data-parallel-size-local", local, "--data-parallel-address", "HEAD")
+    if flag_status(version, "--nnodes"):
+        return ("--nnodes", str(nodes), "--node-rank", "0", "--master-addr", "HEAD")
+    return ("--distributed-executor-backend", "ray")
 
 
 def bench_serve_argv(

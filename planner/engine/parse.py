@@ -351,7 +351,7 @@ class _LineReader:
             at += 1 if joined is not None else 1 + len(values)
             key_and_value = word[len(re.split(r"[.=]", word, maxsplit=1)[0]) :]
             self.canonical += [flag + key_and_value, *(values if joined is None else ())]
-            self._take(flag, values)
+            self._take(flag, values, key_and_value.partition("=")[0])
 
     def _whole(self, flag: str) -> str:
         """The option that ``flag`` is, or is the beginning of."""
@@ -377,7 +377,7 @@ class _LineReader:
             return []  # an unknown option in front of the model
         return parts if flag in _LISTS else parts[:1]
 
-    def _take(self, flag: str, values: list[str]) -> None:
+    def _take(self, flag: str, values: list[str], key: str = "") -> None:
         if flag == "--config":
             raise InputError("--config: the file with the settings is not read", hint="write the settings out")
         if flag in NOT_SIMULATED and values != _AS_SIMULATED.get(flag):
@@ -398,7 +398,7 @@ class _LineReader:
         elif flag in _LOAD and self.command != "serve":
             self._set_load(flag, values)
         else:
-            self.others[flag] = " ".join(values)
+            self.others[flag + key] = " ".join(values)
 
     def combine(self) -> None:
         """Combine options: the draft of older versions, which refuse several scheduler steps with it."""
@@ -444,6 +444,11 @@ class _LineReader:
             self.problems.append(FlagProblem(flag, f"{value[:40]!r} is not a number"))
         except InputError as error:  # of a configuration in JSON
             self.problems.append(FlagProblem(flag, error.cause.removeprefix(flag).lstrip(": "), error.hint))
+
+
+def option_values(flag: str, text: str) -> list[str]:
+    """The words of a value of ``ServeLine.others``: none of a switch, several of a list."""
+    return text.split() if flag in _LISTS else [text] * bool(text)
 
 
 def _count(text: str) -> int:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from math import inf, isfinite, log
 from typing import Any, Literal
 
 from planner.engine import (
+    ADVISED_UTILIZATION,
     CPU_KVCACHE_SPACE,
+    DEEPSEEK_MAX_MODEL_LEN,
+    LOOPBACK,
+    MOST_UTILIZATION,
+    VARIABLES,
     Engine,
     EngineArgs,
     EngineConfig,
@@ -17,8 +23,11 @@ from planner.engine import (
     ServeLine,
     asked_engine,
     default_engine,
+    flag_of,
+    head_node_words,
     known_issues,
     of_latency_bench,
+    option_values,
     parse_version,
     read_line,
     resolve,
@@ -41,6 +50,7 @@ from planner.planning.search.plans import recipe_of
 from planner.planning.search.search import Search
 from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving
+from planner.secrets import is_secret
 from planner.workload import Load, Targets
 
 #: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
@@ -48,6 +58,12 @@ SETTINGS = (
     *tagged("axes"), "weight_dtype", *(name for name in tagged("plan") if name not in tagged("axes")),
     "cpu_kvcache_space", "engine", "num_scheduler_steps", "flashinfer_sampler", "mxfp4_use_marlin",
     "language_model_only", "max_cudagraph_capture_size",
+)  # fmt: skip
+
+#: Settings that users of the line depend on: a better plan has them too.
+FUNCTIONAL = (
+    "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "scheduling_policy",
+    "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only",
 )  # fmt: skip
 
 
@@ -115,6 +131,7 @@ class Served:
     model: str  #: the checkpoint
     deployment: Deployment
     prediction: Prediction
+    line: ServeLine | None = None  #: whose options beside the settings it keeps
 
     @property
     def config(self) -> EngineConfig:
@@ -132,13 +149,28 @@ class Served:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """``vllm serve`` with these settings and the options that the recipes add."""
-        return tuple(serve_argv(self.config, self.model, extra=recipe_of(self.deployment).flags))
+        """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
+        others = dict(self.line.others) if self.line and not self.line.is_offline else {}
+        host, port = others.pop("--host", LOOPBACK), others.pop("--port", "8000")
+        added = {name: value for name, value in recipe_of(self.deployment).flags.items() if not _says(others, name)}
+        words = serve_argv(self.config, self.model, host=host, port=port, extra=added)
+        shown = {name: "REDACTED" if is_secret(value, name) else value for name, value in others.items()}
+        kept = (word for name, value in shown.items() for word in (name, *option_values(name, value)))
+        own = (word for word in words if not word.startswith("--") or not _says(others, word))
+        return (*own, *kept, *head_node_words(self.config, self.nodes, self.config.version))
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of one server."""
+        return -(-self.config.num_gpus // self.deployment.profile.gpus_per_node)
 
     @property
     def env(self) -> dict[str, str]:
-        """Variables that the recipes set, and those of the settings."""
-        return {**recipe_of(self.deployment).env, **self.config.env}
+        """Variables that the recipes set, the line's, and those of the settings."""
+        given, problems = (self.line.env.items(), self.line.problems) if self.line else ((), ())
+        changed = {*VARIABLES, *(problem.word for problem in problems)}
+        kept = {name: value for name, value in given if name not in changed and not is_secret(value, name)}
+        return {**recipe_of(self.deployment).env, **kept, **self.config.env}
 
     def merit(self, merit: Merit) -> float:
         """The logarithm of how well it serves a goal; larger is better."""
@@ -152,7 +184,7 @@ class LineVerdict:
     serving: Serving  #: the model, GPU, version and calibration
     line: ServeLine
     goal: Goal
-    refusal: PlannerError | None = None  #: why vLLM refuses the settings, whatever the memory
+    refusals: tuple[PlannerError, ...] = ()  #: why vLLM refuses the settings, whatever the memory
     fit: Fit | None = None
     workload: Load | None = None
     served: Served | None = None
@@ -162,7 +194,7 @@ class LineVerdict:
     @property
     def starts(self) -> bool:
         """True if the server comes up: no option is refused, and memory is enough."""
-        return not self.line.refused and self.refusal is None and self.fit is not None and self.fit.fits
+        return not self.line.refused and not self.refusals and self.fit is not None and self.fit.fits
 
     def better(self) -> Iterator[Served]:
         """The plans that are worth a change, best first: of any checkpoint, and of the line's own."""
@@ -173,7 +205,7 @@ class LineVerdict:
         for candidate in (best, same if same is not best else None):
             if candidate is None or self.workload is None:
                 continue
-            plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload)
+            plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.line)
             if not self.served or plan.merit(merit) > log(WORTH_IT) + self.served.merit(merit):
                 yield plan
 
@@ -208,11 +240,12 @@ def check_line(line: ServeLine, serving: Serving, asked: LineRequest) -> LineVer
     try:
         line, timed, result = _fitted(line, serving)
     except InputError as error:
-        answer = replace(answer, refusal=error)
+        answer = replace(answer, refusals=(error, *_further_refusals(line, serving, error)))
         return answer if line.is_offline else _with_plan(answer, asked, defaults.LEN)
     line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")
-    issues = known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
+    known = known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
+    issues = (*known, *_doubts(line, result.config, serving.model))
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
     if line.is_offline:
         return _offline(answer, timed)
@@ -221,7 +254,8 @@ def check_line(line: ServeLine, serving: Serving, asked: LineRequest) -> LineVer
         return _with_plan(answer, asked, room)
     deployment = _engine(timed, line)
     workload = _workload(asked, deployment, room)
-    answer = replace(answer, workload=workload, served=_serve(answer.model, deployment, workload))
+    line = replace(answer.line, problems=(*answer.line.problems, *_about_places(answer.line, deployment, workload)))
+    answer = replace(answer, line=line, workload=workload, served=_serve(answer.model, deployment, workload, line))
     return replace(answer, ranking=_ranking(answer, asked, workload))
 
 
@@ -238,6 +272,23 @@ def _fitted(line: ServeLine, serving: Serving) -> tuple[ServeLine, Serving, Fit]
         timed = timed.changed(max_model_len=longest)
         result = timed.fit()
     return line, timed, result
+
+
+def _further_refusals(line: ServeLine, serving: Serving, error: PlannerError) -> Iterator[PlannerError]:
+    """Yield the errors that are left without the settings that the one before names."""
+    unset = EngineArgs()
+    while named := {
+        name: getattr(unset, name)
+        for name in SETTINGS
+        if flag_of(name) in error.cause and getattr(line.args, name, None) != getattr(unset, name, None)
+    }:
+        line = replace(line, args=line.args.changed(**named))
+        try:
+            _fitted(line, serving)
+        except InputError as further:
+            yield (error := further)
+        else:
+            return
 
 
 def _engine(serving: Serving, line: ServeLine, bench: Bench = "serve") -> Deployment:
@@ -271,7 +322,7 @@ def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
         cause = (
             f"requests of {load.max_total_len:,} tokens are longer than --max-model-len {fit.config.max_model_len:,}"
         )
-        return replace(answer, refusal=InputError(cause, hint="raise it, or send shorter ones"))
+        return replace(answer, refusals=(InputError(cause, hint="raise it, or send shorter ones"),))
     bench: Bench = "latency" if "latency" in answer.line.command else "throughput"
     return replace(answer, offline=Prediction.of(_engine(timed, answer.line, bench), load, bench=bench))
 
@@ -321,6 +372,32 @@ def _only_v0_here(config: EngineConfig, profile: GpuProfile, version: EngineVers
     return tuple(word for word, setting in given.items() if default_engine(version, profile, **setting) == "V0")
 
 
+def _doubts(line: ServeLine, config: EngineConfig, model: Model) -> Iterator[FlagProblem]:
+    """Yield what the parser takes, and the start-up refuses or corrects."""
+    share, method = config.gpu_memory_utilization, line.args.quantization
+    if share > MOST_UTILIZATION and config.engine == "V1" and config.version.release >= (0, 9, 1):
+        cause = f"{share:g} of the memory is not free when the server starts"
+        yield FlagProblem("--gpu-memory-utilization", cause, f"give {ADVISED_UTILIZATION}")
+    own = model.quantization.weight_dtype
+    if method == "modelopt" and own != "fp8" and model.quantization.method:
+        cause = f"the checkpoint is {own}, and modelopt is fp8"
+        yield FlagProblem("--quantization modelopt", cause, "leave it out: vLLM finds the format", fatal=False)
+
+
+def _about_places(line: ServeLine, deployment: Deployment, load: Load) -> Iterator[FlagProblem]:
+    """Yield the places that no request takes: for want of memory, or of requests."""
+    if line.args.max_num_seqs is None:
+        return
+    places, ranks = deployment.config.max_num_seqs, deployment.config.data_parallel_size
+    held = int(deployment.requests_held(load.longest_len))
+    if places > max(held, 1):
+        cause = f"{places:,} places, and {held:,} requests of {load.longest_len:,} tokens fit the KV cache"
+        yield FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
+    if load.num_prompts < min(places * ranks, load.max_concurrency or places * ranks):
+        cause = f"{load.num_prompts:,} requests never fill the {places * ranks:,} places"
+        yield FlagProblem("--num-prompts", cause, f"send {defaults.PROMPTS_PER_SLOT} for each place", fatal=False)
+
+
 def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Load:
     """The load to compare at: as asked, else 1024 in and out, and as many requests as run at once."""
     load, config = asked.load(default_len), deployment.config
@@ -349,24 +426,45 @@ def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> Lin
 
 
 def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking:
-    """The plans of ``recommend`` for this GPU. The context is the line's where vLLM takes it; all else is open."""
+    """The plans of ``recommend`` for this GPU: with the line's GPUs and context, or with others where nothing fits."""
     line = answer.line.args
-    context = line.max_model_len if answer.refusal is None else None
     ranks = line.tensor_parallel_size * line.pipeline_parallel_size * line.data_parallel_size
-    args = EngineArgs(max_model_len=context, allow_unvalidated=line.allow_unvalidated)
-    line_serving = answer.serving
-    serving = Serving.of(
-        line_serving.resolved, line_serving.profile, args, line_serving.version, local=line_serving.local
-    )
-    space = Space((serving,), gpus_per_node=asked.gpus or (ranks if answer.served else None))
-    (ranking,) = Search(space, asked.objective(workload)).run()
-    most = asked.gpus or (ranks if answer.served else inf)
-    alone = tuple(c for c in ranking.candidates if c.servers == 1 and c.num_gpus <= most)  # one server is compared
-    return replace(ranking, candidates=alone)
+    others = (None,) if asked.gpus is None and not answer.served else ()
+    contexts = dict.fromkeys((_context(answer), line.max_model_len and _context(answer)))
+    tried = (_plans(answer, asked, workload, *one) for one in product((asked.gpus or ranks, *others), contexts))
+    first = next(tried)
+    return next((one for one in (first, *tried) if one.candidates), first)
 
 
-def _serve(model: str, deployment: Deployment, workload: Load) -> Served:
-    return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES))
+def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | None, context: int | None) -> Ranking:
+    """The plans of one server on ``gpus`` GPUs, or fewer where that was asked for; None: on a node, or more."""
+    given, line = answer.line.args, answer.serving
+    named = " ".join(error.cause for error in answer.refusals)
+    kept = {name: getattr(given, name) for name in FUNCTIONAL if flag_of(name) not in named}
+    args = EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
+    serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local)
+    (ranking,) = Search(Space((serving,), gpus_per_node=gpus), asked.objective(workload)).run()
+    least = 1 if asked.gpus or not gpus else gpus
+    alone = (c for c in ranking.candidates if c.servers == 1 and least <= c.num_gpus <= (gpus or inf))
+    return replace(ranking, candidates=tuple(c for c in alone if c.deployment.checked.fits))
+
+
+def _context(answer: LineVerdict) -> int | None:
+    """The line's context, as far as vLLM and the model take it; None: as long as the load needs."""
+    context = answer.fit.config.max_model_len if answer.fit else answer.line.args.max_model_len
+    limited = any(problem.word == "--max-model-len" for problem in answer.line.problems)
+    most = DEEPSEEK_MAX_MODEL_LEN if limited else answer.serving.model.max_position_embeddings
+    return context and min(context, most)
+
+
+def _serve(model: str, deployment: Deployment, workload: Load, line: ServeLine | None = None) -> Served:
+    return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES), line)
+
+
+def _says(others: Mapping[str, str], name: str) -> bool:
+    """True if the line has the option ``name`` already, or the opposite of the switch."""
+    flag = name.removeprefix("--").removeprefix("no-")
+    return any(other.removeprefix("--").removeprefix("no-") == flag for other in others)
 
 
 def line_settings(config: EngineConfig) -> dict[str, Any]:

@@ -165,7 +165,8 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
         "calibration": _calibration(record),
         "flags": [fields_of(problem, "flag=word", "cause", "hint", "fatal") for problem in record.line.problems],
         "not_simulated": list(record.line.not_simulated),
-        "refusal": fields_of(record.refusal, "cause", "hint") if record.refusal else None,
+        "refusal": fields_of(record.refusals[0], "cause", "hint") if record.refusals else None,
+        "refusals": [fields_of(refusal, "cause", "hint") for refusal in record.refusals],
         "fit": record.fit.to_json() if record.fit else None,
         "settings": record.settings,
         "load": PlannedWorkload.of(record.workload).model_dump() if record.workload else None,
@@ -206,7 +207,8 @@ def _seen_lines(seen: SeenServer, record: LineVerdict) -> Iterator[str]:
 def _headline(record: LineVerdict) -> str:
     size = record.fit.config.num_gpus if record.fit else record.settings.get("tensor_parallel_size", 1)
     serving = record.serving
-    return f"{record.model} on {size} x {serving.profile.id}, vLLM {serving.version}: {_verdict(record)}"
+    over = f" over {nodes} nodes" if (nodes := -(-size // serving.profile.gpus_per_node)) > 1 else ""
+    return f"{record.model} on {size} x {serving.profile.id}{over}, vLLM {serving.version}: {_verdict(record)}"
 
 
 def _start(launch: JudgedLaunch) -> Iterator[str]:
@@ -243,7 +245,7 @@ def _offline_line(load: Load | None, result: Mapping[str, Any]) -> str:
 
 
 def _verdict(record: LineVerdict) -> str:
-    if record.refusal:
+    if record.refusals:
         return "vLLM refuses these settings"
     fit = record.fit
     if fit is None:
@@ -256,8 +258,7 @@ def _verdict(record: LineVerdict) -> str:
 
 
 def _memory_lines(record: LineVerdict) -> Iterator[str]:
-    if record.refusal:
-        yield from items("x", [f"{record.refusal.cause} ({record.refusal.hint})"])
+    yield from items("x", [f"{refusal.cause} ({refusal.hint})" for refusal in record.refusals])
     fit = record.fit
     if not fit:
         return
@@ -291,6 +292,8 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from items("-", [f"the goal {record.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
+        if plan.nodes > 1:
+            yield from items("i", [f"{plan.nodes} nodes: this is the command of the first, whose address is HEAD"])
         if with_command:
             yield from command_lines(plan.env, plan.command)
 

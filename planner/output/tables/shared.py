@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from planner.engine import LOOPBACK, tagged
+from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
 from planner.hardware import GpuProfile
 from planner.output.render import SPACE, at, wrapped
 from planner.planning import defaults, price_of, span_figures
@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
 
 
 def local_argv(plan: Plan) -> list[str]:
-    """The plan's command for the machine itself."""
-    return on_loopback(plan.serve_argv)
+    """The plan's command for the machine itself; of several nodes for the first."""
+    return [*on_loopback(plan.serve_argv), *head_node_words(plan, plan.nodes, parse_version(plan.engine_version))]
 
 
 def on_loopback(serve_argv: Sequence[str]) -> list[str]:
@@ -142,7 +142,9 @@ def layout_in_words(settings: Any) -> str:
     sizes = {"TP": settings.tensor_parallel_size, "PP": settings.pipeline_parallel_size}
     sizes["DP"] = settings.data_parallel_size
     words = [f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1]
-    return " + ".join([*words, *["EP"] * bool(settings.enable_expert_parallel)]) or "TP 1"
+    layout = " + ".join([*words, *["EP"] * bool(settings.enable_expert_parallel)]) or "TP 1"
+    nodes = getattr(settings, "nodes", 1)
+    return f"{layout} over {nodes} nodes" if nodes > 1 else layout
 
 
 def batch_in_words(settings: Any) -> str:

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.engine import (
+    ADVISED_UTILIZATION,
     EVERYWHERE,
+    MOST_UTILIZATION,
     EngineArgs,
     EngineVersion,
     Image,
@@ -61,8 +63,6 @@ OURS = frozenset((
 #: Settings that the documents state although they are defaults.
 _STATED = frozenset(("--enable-chunked-prefill", "--pipeline-parallel-size", "--block-size", "--quantization"))
 LONG_TTFT_S = 60  #: more than this is waiting, not prefill
-#: The most of the memory that V1 of these releases finds free, and the documents' advice with graphs.
-MOST_UTILIZATION, ADVISED_UTILIZATION = 0.97, 0.95
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,123 @@
+"""What ``planner check`` keeps of a line, and all that it finds wrong with it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import pytest
+from command_line import run
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+NVFP4 = "nvidia/Llama-3.1-8B-Instruct-NVFP4"
+
+
+def answer(gpu: str, line: str, *options: str, status: int = 0) -> dict[str, Any]:
+    outcome = run("check", "--format", "json", "--gpu", gpu, *options, "--", *shlex.split(line))
+    assert outcome.status == status, outcome.err
+    data: dict[str, Any] = json.loads(outcome.out)
+    return data
+
+
+def better(said: dict[str, Any]) -> list[list[str]]:
+    return [shlex.split(plan["command"]) for plan in said["better"]]
+
+
+def value(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+def flags(said: dict[str, Any]) -> dict[str, bool]:
+    return {flag["flag"]: flag["fatal"] for flag in said["flags"]}
+
+
+def test_functional_options_context_and_gpus_of_a_working_line_are_kept() -> None:
+    kept = "--trust-remote-code --tool-call-parser kimi_k2 --reasoning-parser kimi_k2 --enable-auto-tool-choice"
+    said = answer("h200", f"vllm serve moonshotai/Kimi-K2-Thinking --tensor-parallel-size 8 {kept}")
+    assert said["starts"] and said["better"]
+    for plan, words in zip(said["better"], better(said), strict=True):
+        assert set(shlex.split(kept)) <= set(words)
+        assert value(words, "--tool-call-parser") == value(words, "--reasoning-parser") == "kimi_k2"
+        assert value(words, "--max-model-len") == "262144"
+        assert plan["delivers"]["num_gpus"] == 8
+
+
+def test_what_is_not_understood_is_kept_word_for_word() -> None:
+    """Dotted keys, JSON with blanks, lists, the address; a key is not shown."""
+    json_text = '{"enable_thinking": false}'
+    line = (
+        f"HF_HOME=/data vllm serve {LLAMA} --gpu-memory-utilization 0.5 --structured-outputs-config.backend xgrammar "
+        f"--default-chat-template-kwargs '{json_text}' --served-model-name one two --host 0.0.0.0 --port 9000 "
+        "--tool-call-parser pythonic --enable-log-requests --api-key sk-abcdefghijklmnopqrstuvwx"
+    )
+    said = answer("h100", line)
+    assert said["better"]
+    for plan, words in zip(said["better"], better(said), strict=True):
+        assert value(words, "--structured-outputs-config.backend") == "xgrammar"
+        assert value(words, "--default-chat-template-kwargs") == json_text
+        assert words[words.index("--served-model-name") :][:3] == ["--served-model-name", "one", "two"]
+        assert (value(words, "--host"), value(words, "--port")) == ("0.0.0.0", "9000")
+        assert words.count("--tool-call-parser") == 1 and value(words, "--tool-call-parser") == "pythonic"
+        assert "--enable-log-requests" in words and "--no-enable-log-requests" not in words
+        assert value(words, "--api-key") == "REDACTED" and plan["env"]["HF_HOME"] == "/data"
+    assert "sk-abc" not in json.dumps(said["better"])
+
+
+def test_adapters_and_images_of_the_line_are_planned_for() -> None:
+    said = answer("h100", f"vllm serve {LLAMA} --enable-lora --max-lora-rank 32 --max-num-seqs 4")
+    assert said["better"]
+    assert all("--enable-lora" in words and value(words, "--max-lora-rank") == "32" for words in better(said))
+
+
+def test_all_errors_of_a_line_are_named_and_its_gpu_stays() -> None:
+    said = answer("h100", f"vllm serve {LLAMA} --gpu-memory-utilization 1.2 --max-model-len 200000", status=1)
+    causes = [refusal["cause"] for refusal in said["refusals"]]
+    assert said["refusal"] == said["refusals"][0]
+    assert [cause.split()[0] for cause in causes] == ["--gpu-memory-utilization", "--max-model-len"]
+    (plan, *_), (words, *_) = said["better"], better(said)
+    assert plan["delivers"]["num_gpus"] == 1 and value(words, "--max-model-len") == "131072"
+
+
+def test_two_nodes_are_named_where_the_node_does_not_hold_the_model() -> None:
+    said = answer("h100", "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8", status=1)
+    (plan, *_), (words, *_) = said["better"], better(said)
+    assert plan["delivers"]["num_gpus"] == 16
+    joined = {"--nnodes", "--data-parallel-address"} & set(words)
+    assert joined and "HEAD" in words
+    text = run("check", "--gpu", "h100", "--", "vllm", "serve", "deepseek-ai/DeepSeek-R1", "-tp", "16").out
+    assert "on 16 x h100-sxm over 2 nodes" in text
+
+
+def test_memory_that_is_not_free_is_refused_as_in_the_workflows() -> None:
+    line = f"vllm serve {LLAMA} --gpu-memory-utilization"
+    assert flags(answer("h100", f"{line} 0.99", status=1)) == {"--gpu-memory-utilization": True}
+    assert flags(answer("h100", f"{line} 0.97")) == {}
+
+
+def test_another_form_of_modelopt_is_warned_of() -> None:
+    assert flags(answer("b200", f"vllm serve {NVFP4} --quantization modelopt")) == {"--quantization modelopt": False}
+    own = answer("b200", "vllm serve nvidia/Llama-3.1-8B-Instruct-FP8 --quantization modelopt")
+    assert flags(own) == {}
+
+
+@pytest.mark.parametrize(
+    ("places", "client", "expected"),
+    [
+        (2000, "--num-prompts 1000", {"--max-num-seqs": False, "--num-prompts": False}),
+        (64, "--num-prompts 1000", {}),
+        (64, "--num-prompts 40", {"--num-prompts": False}),
+        (64, "--num-prompts 40 --max-concurrency 8", {}),
+    ],
+)
+def test_places_that_no_request_takes_are_warned_of(places: int, client: str, expected: dict[str, bool]) -> None:
+    script = f"vllm serve {LLAMA} --max-num-seqs {places} &\nvllm bench serve --model {LLAMA} {client}\n"
+    outcome = run("check", "--format", "json", "--gpu", "h100", script)
+    assert outcome.status == 0, outcome.err
+    assert flags(json.loads(outcome.out)) == expected
+
+
+def test_a_context_that_amd_warns_of_is_not_planned() -> None:
+    said = answer("mi300x", "vllm serve deepseek-ai/DeepSeek-R1 -tp 8", "--engine-version", "0.9.1")
+    assert flags(said) == {"--max-model-len": False}
+    assert all(value(words, "--max-model-len") == "32768" for words in better(said))
