@@ -164,7 +164,7 @@ def size_fleet(
     stock = stock_of(size, profiles, prices)
     for demand in demands:
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
-    targets = Targets(slos, confidence=confidence or defaults.CONFIDENCE, router=router or "round-robin")
+    targets = Targets(slos, confidence=confidence or defaults.CONFIDENCE, router=router)
     terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
     objective = Objective("balanced", load, targets, **size)
     search = Search(Space(servings, prices=prices, stock=stock), objective)

@@ -178,14 +178,14 @@ def targets_of(
         check_planned_rate(
             load.request_rate, "--trace: the rate of its busiest stretch" if load.origin else "--request-rate"
         )
-        return Targets(slos, "rate", load.request_rate, confidence=trust, router=router or "round-robin")
+        return Targets(slos, "rate", load.request_rate, confidence=trust, router=router)
     if not slos and request_rate is None:
         return None
     if request_rate is not None:
         check_planned_rate(request_rate, more="; leave it out for the most that one server carries")
     if max_concurrency is not None:
-        return Targets(slos, "concurrency", float(max_concurrency), confidence=trust)
-    return Targets(slos, "rate", request_rate, confidence=trust)
+        return Targets(slos, "concurrency", float(max_concurrency), confidence=trust, router=router)
+    return Targets(slos, "rate", request_rate, confidence=trust, router=router)
 
 
 def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], percentile: str | None) -> tuple[Slo, ...]:
@@ -206,10 +206,10 @@ def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], perc
 
 
 def check_router(router: Router | None, loads: Sequence[Load]) -> None:
-    """Raise InputError for a router where it is not known what prompts have in common."""
-    if router is not None and not any(one.reused or one.origin for one in loads):
+    """Raise InputError for a prefix-aware router where it is not known what prompts have in common."""
+    if router == "prefix-aware" and not any(one.reused or one.origin for one in loads):
         raise InputError(
-            "--router has nothing to go with: what these prompts have in common is not known",
+            "--router prefix-aware has nothing to go with: what these prompts have in common is not known",
             hint="add --trace, or --workload with one of " + ", ".join(named_sessions()),
         )
 

@@ -145,8 +145,8 @@ PrefixLen = Annotated[int, Interval(ge=0), _load("Tokens that all prompts begin 
 PrefixCacheHitRate = Annotated[float, _load("Share of each prompt that is in the prefix cache.")]
 WorkloadName = Annotated[str | None, _load("A workload by name, instead of lengths.", kind=_WORKLOADS)]
 RouterName = Annotated[
-    Literal["round-robin", "least-loaded", "prefix-aware"] | None,
-    _load("Distribution of requests to servers. Default: round-robin."),
+    Literal["least-loaded", "prefix-aware", "round-robin", "random"] | None,
+    _load("Distribution of requests to servers. Default: least-loaded; prefix-aware where prompts share prefixes."),
 ]
 NumPrompts = Annotated[int, Interval(ge=1), _load("Requests.")]
 MaxConcurrency = Annotated[int | None, Interval(ge=1), _load("Maximum concurrent requests.")]

@@ -230,7 +230,9 @@ def script_files(recommendation: "Recommendation") -> dict[str, str]:
         )
         folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
         service = plan.service
-        tunable = not plan.classes and (service is None or (service.trace or service.router) is None)
+        tunable = not plan.classes and (
+            service is None or (service.trace is None and service.prefix_cache_share is None)
+        )
         if apart := recommendation.apart.get(plan.gpu):
             made = split_files(apart.division, recommendation.command)
         else:

@@ -350,7 +350,7 @@ def _refuse_unmeasured(plan: Plan) -> None:
             "the plan is for several classes of requests, which tune does not distinguish",
             hint="validate this plan: planner validate DIR; or plan for one class: --request-rate and lengths",
         )
-    if service.trace is not None or service.router is not None:
+    if service.trace is not None or service.prefix_cache_share is not None:
         raise InputError(
             "the plan is for requests whose prompts are known: its benchmark sends random ones, so tune cannot tell "
             "which settings keep its targets",

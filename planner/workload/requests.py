@@ -4,6 +4,7 @@ How long a request is under way is taken from its answer (``answer_s``), so that
 A router picks the server of a request:
 
 - ``round-robin``: in turn.
+- ``random``: any, whatever the others have.
 - ``least-loaded``: the one with the fewest requests under way.
 - ``prefix-aware``: the one that was sent the longest beginning of the prompt, where that is ``MATCHED`` of it or more
   and the servers are balanced; else the least loaded one. Rule and thresholds are those of the cache-aware policy of
@@ -108,7 +109,10 @@ def share(requests: Requests, servers: int, most: int, router: Router = "round-r
     late = max(arrived - most * servers, 0) if prefixes is not None else 0
     total_tok = requests.input_len + requests.output_len
     places, one = np.arange(arrived) % servers, late % servers
-    if servers > 1 and router != "round-robin":
+    if servers > 1 and router == "random":
+        places = np.random.default_rng(0).integers(servers, size=arrived)
+        one = int(np.bincount(places[late:], total_tok[late:], servers).argmax())
+    elif servers > 1 and router != "round-robin":
         places = _places(requests, servers, router)
         one = int(np.bincount(places[late:], total_tok[late:], servers).argmax())
     mine = np.flatnonzero(places == one)

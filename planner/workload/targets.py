@@ -22,7 +22,7 @@ from planner.units import LEAST_FIGURE, MOST_FIGURE
 DEFAULT_PERCENTILE = 95.0  #: of the targets; beyond, a replay and a benchmark show a few requests only
 CONFIDENCE = 0.8  #: with which targets are met; ``benchmarks/decisions.py`` shows what others cost and miss
 By = Literal["rate", "concurrency"]
-Router = Literal["round-robin", "least-loaded", "prefix-aware"]
+Router = Literal["least-loaded", "prefix-aware", "round-robin", "random"]
 Latency = Literal["ttft", "tpot", "itl", "e2el"]
 #: Latencies in the order of the benchmark's table, each with its heading there.
 LATENCIES: Mapping[Latency, str] = {
@@ -110,7 +110,7 @@ class Targets:
     by: By = "rate"
     value: float | None = None  #: requests per second, or in flight; None: as many as one server carries
     confidence: float = CONFIDENCE
-    router: Router = "round-robin"  #: between the servers and requests of which it is known what they share
+    router: Router | None = None  #: None: prefix-aware where prompts share prefixes, else least-loaded
 
     @classmethod
     def of(

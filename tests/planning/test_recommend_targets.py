@@ -725,3 +725,26 @@ def test_no_token_budget_that_is_given_takes_fewer_gpus_than_the_search() -> Non
         best = ranked(with_args(asked, max_num_batched_tokens=budget)).best
         sizes[budget] = best.num_gpus if best else 10**9
     assert sizes[None] == min(sizes.values())
+
+
+def test_servers_behind_a_router_see_every_nth_arrival() -> None:
+    """By hand: the gaps of every fourth of a Poisson stream are four exponential ones, a gamma of shape four."""
+    objective = search_for(Targets(value=8.0), "h100", load=Load(512, 128, request_rate=8.0)).objective
+    assert objective.router == "least-loaded" and objective.dealt(4).burstiness == 4.0
+    apart = objective.dealt(4).at_rate(2.0, 4000).requests().arrival_s
+    together = Load(512, 128, 16000, request_rate=8.0).requests().arrival_s[::4]
+    deviations = [float(np.diff(times).std() / np.diff(times).mean()) for times in (apart, together)]
+    assert deviations == pytest.approx([0.5, 0.5], abs=0.02)
+    for router in ("round-robin", "random"):
+        other = replace(objective, targets=Targets(value=8.0, router=router))
+        assert other.dealt(4).burstiness == {"round-robin": 4.0, "random": 1.0}[router]
+
+
+def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> None:
+    load, sizes = Load(2048, 64, request_rate=40.0), {}
+    for router in ("least-loaded", "random"):
+        asked = search_for(Targets(parse_slos({"ttft": 200.0}), value=40.0, router=router), "h100", load=load)
+        ranking = ranked(asked)
+        assert ranking.best and asked.plan(ranking).service.router == router  # type: ignore[union-attr]
+        sizes[router] = ranking.best.num_gpus
+    assert sizes["least-loaded"] < sizes["random"]

@@ -15,7 +15,7 @@ from planner.errors import IllegalPlanError
 from planner.output.deploy.kubernetes import ROUTED_PORT, disaggregated_values, side_environment
 from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, Pods
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
-from planner.output.scripts.emission import MODEL_CACHE, PORT, gpus_of_server, join_names, template_names
+from planner.output.scripts.emission import MODEL_CACHE, PORT, dealt_by, gpus_of_server, join_names, template_names
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
 from planner.units import GIB, whole_number
@@ -54,6 +54,7 @@ def compose(pods: Pods) -> dict[str, str]:
         title = f"Docker compose: {copies} servers like the planned one, behind nginx."
         balanced = {
             "balancer_of": "compose.yaml",
+            **dealt_by(pods.plan),
             "balanced_addresses": [f"{name}:{pods.port}" for name in names],
             "balancer_address": f"{EVERYWHERE}:{PORT}",
         }

@@ -29,6 +29,13 @@ from planner.output.scripts.text import option
 from planner.planning import Plan
 from planner.units import GIB, whole_number
 
+#: The balancers that do what a plan counts on, by its router.
+ROUTERS = {
+    "least-loaded": "least_conn of nginx, LEAST_REQUEST of Envoy, Istio and Envoy Gateway",
+    "prefix-aware": "vllm-router --policy cache_aware, or llm-d's scheduler",
+    "round-robin": "nginx or Envoy without a policy",
+    "random": "a Kubernetes Service alone",
+}
 #: vLLM's own example for Kubernetes gives one GPU 2 GiB of shared memory; NCCL and RCCL need more of it for each more.
 SHM_GIB_PER_GPU = 2
 SHM_GIB_AT_LEAST = 8
@@ -215,6 +222,8 @@ class Pods:
         ]
         if self.needed > 1 or self.replicas > 1:
             lines.append(f"the load of the plan takes {self.needed} such server(s), this starts {self.replicas}")
+            if plan.service and plan.service.router:
+                lines.append(f"planned with a {plan.service.router} router: {ROUTERS[plan.service.router]}")
         lines += self.slower
         if self.privileged:
             asked = "the container is privileged, as the plan's docker arguments ask: it may do anything on its node"

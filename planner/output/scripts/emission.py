@@ -288,6 +288,13 @@ def gfx_target_version(architecture: str) -> str:
 # --- the names of the templates
 
 
+def dealt_by(plan: Plan) -> dict[str, bool]:
+    """The router that the plan counts on, for the balancer."""
+    router = plan.service.router if plan.service else None
+    names = {"dealt_at_random": "random", "dealt_in_turn": "round-robin", "dealt_by_prefix": "prefix-aware"}
+    return {name: router == value for name, value in names.items()}
+
+
 def template_names(emission: Emission) -> dict[str, Any]:
     """Every name that a template of a plan's scripts may use. Raises as ``check_exposure``."""
     file, plan, profile = emission.file, emission.file.plan, emission.profile

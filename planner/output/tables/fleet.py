@@ -331,6 +331,7 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
     objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
     servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
+    servers += f" behind a {objective.router} router" if best.servers > 1 else ""
     yield (
         f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s"
         f"{_asked_margin(objective)}"
@@ -391,7 +392,7 @@ def _next_command(best: Fleet) -> list[str]:
         rate = ("--request-rate", f"{demand.request_rate:g}")
         known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *rate)
         words += known if demand.reused else (*rate, *lengths)
-    if demand.reused and search.objective.router != "round-robin":
+    if search.objective.targets and search.objective.targets.router:
         words += ["--router", search.objective.router]
     if args.kv_offloading_size:
         words += ["--kv-offloading-size", f"{args.kv_offloading_size:g}"]

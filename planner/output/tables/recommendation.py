@@ -478,7 +478,7 @@ def plan_in_words(plan: Plan) -> str:
         even = next((rung.total_gpus for rung in service.ladder if rung.confidence == defaults.LADDER[0]), None)
         even_words = even_odds(service.total_gpus, even)
         if service.replicas > 1:
-            layout = f"{service.replicas:,} servers of {layout}"
+            layout = f"{service.replicas:,} servers of {layout} behind a {service.router} router"
         of_class = {id(target): f" for {target.of_class}" if target.of_class else "" for target in service.targets}
         met = [f"{_named(target)} {_latency(target)}{of_class[id(target)]}" for target in service.targets]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
@@ -741,7 +741,7 @@ def _ladder_lines(service: Service) -> Iterator[str]:
     def words(rung: PlannedRung, per_server: bool) -> str:
         if per_server:
             return f"{figure(rung.largest_load)} {service.load_unit}"
-        return counted(rung.total_gpus) if rung.total_gpus else "no number of GPUs"
+        return counted(rung.total_gpus) if rung.total_gpus else "no number"
 
     alike = len({rung.total_gpus for rung in service.ladder}) == 1
     per_server = alike and (service.replicas == 1 or not service.load_asked)

@@ -473,7 +473,9 @@ class _Search:
         return self._cold[key]
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
-        capacity = Capacity(engine.deployment, self.load, self.targets, exactly=self.exactly)
+        servers = self.choices.servers_in_stock(engine.num_gpus)
+        sent = self.objective.dealt(servers)
+        capacity = Capacity(engine.deployment, sent, self.targets, exactly=self.exactly)
         if self.plans:
             challenge = self.choices.gpus_each(engine.num_gpus) / self.best_cost * (1 + TOLERANCE)
             for exactly in (False, True)[: 1 + self.exactly]:
@@ -483,7 +485,6 @@ class _Search:
         elif not (hopeless := capacity.idle()).meets:
             return None, hopeless
         carried = capacity.largest()
-        servers = self.choices.servers_in_stock(engine.num_gpus)
         return (self._candidate(engine, carried, servers, capacity), None) if carried else (None, None)
 
     def _candidate(

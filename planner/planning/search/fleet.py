@@ -311,7 +311,7 @@ class Fleet:
         pool = self._only
         if pool is None or not pool.demand.reused:
             return {}
-        routers = ROUTERS if pool.servers > 1 else ROUTERS[:1]
+        routers = ROUTERS if pool.servers > 1 else (self.solver.search.objective.router,)
         return {router: pool.kind.servers.replay_with(router).cached_share for router in routers}
 
     @cached_property

@@ -280,7 +280,7 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         usd_per_million_output_tokens=usd_per_hour and usd_per_hour / HOUR_S / output_tok_per_s * MILLION,
         output_tokens_per_day=output_tok_per_s * DAY_S,
         requests_in_flight=load.replay.mean_in_flight * candidate.servers / (1 + objective.headroom),
-        router=objective.router if reused else None,
+        router=objective.router,
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=_offloading(servers) if best else None,
         with_margin=margin and PlannedMargin(headroom=MARGIN[0], spares=MARGIN[1], total_gpus=margin),

@@ -42,7 +42,7 @@ def share_of(
     elif load.recorded is not None:
         sent = load.share_of(servers, objective.router, load.count if entire else defaults.TRACE_PROMPTS)
     else:
-        each = value / servers
+        each, load = value / servers, objective.dealt(servers)
         sent = at_load(deployment, load, slos, objective.by, ceil(each) if objective.by == "concurrency" else each)
         if objective.num_prompts:
             sent = replace(sent, num_prompts=objective.num_prompts)
@@ -95,8 +95,8 @@ def capacity_of(objective: Objective, candidate: Candidate) -> Capacity:
     """
     load = objective.load
     replayed = (candidate.load, None if load.reused else candidate.too_much)
-    if load.unsendable:
-        load = load.share_of(candidate.servers, objective.router)
+    servers = candidate.servers
+    load = load.share_of(servers, objective.router) if load.unsendable else objective.dealt(servers)
     known = [one for one in replayed if one]
     return Capacity(candidate.deployment, load, objective.targets or Targets(), known=known)
 

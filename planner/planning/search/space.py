@@ -114,8 +114,19 @@ class Objective:
 
     @property
     def router(self) -> Router:
-        """The router between the servers and requests that share prefixes."""
-        return self.targets.router if self.targets else "round-robin"
+        """The router between requests and servers."""
+        asked = self.targets.router if self.targets else None
+        return asked or ("prefix-aware" if self.load.reused else "least-loaded")
+
+    def dealt(self, servers: int) -> Load:
+        """The load with the arrivals that one of ``servers`` sees of drawn requests, at any rate.
+
+        Every ``servers``-th arrival of a gamma process is one with that many times the shape: ``--burstiness``. That is
+        round-robin; the least loaded server does no worse. At random each server has arrivals like all of them.
+        """
+        load = self.load
+        drawn = load.recorded is None and self.by == "rate" and self.router != "random"
+        return replace(load, burstiness=load.burstiness * servers) if drawn and servers > 1 else load
 
     @property
     def slos(self) -> tuple[Slo, ...]:
