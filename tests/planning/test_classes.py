@@ -166,7 +166,7 @@ def test_a_plan_keeps_the_targets_of_each_class_as_a_single_class_of_their_sum_w
     two = recommended("--class", f"a=12:512:128,{limits}", "--class", f"b=12:512:128,{limits}")["plans"][0]
     one = recommended(
         "--request-rate", "24", "--random-input-len", "512", "--random-output-len", "128",
-        "--ttft", "1000", "--tpot", "30",
+        "--ttft", "1000", "--tpot", "30", "--router", "random",  # as classes are sized
     )["plans"][0]  # fmt: skip
     assert two["service"]["replicas"] == one["service"]["replicas"]
     held = [(target["of_class"], target["metric"], target["limit_ms"]) for target in two["service"]["targets"]]

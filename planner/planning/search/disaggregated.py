@@ -214,7 +214,7 @@ def disaggregate(
     if profile.partition is None:
         profile = profile.with_node(search.space.node_size(profile))
     _check_targets(search.objective.targets)
-    sizes = _Sizes(search, candidate, profile)
+    sizes = _Sizes(search, candidate, profile, rate)
     try:
         decode = sizes.decode()
         if decode is None:
@@ -345,8 +345,8 @@ def _with_transfer(
 class _Sizes:
     """The engine of a candidate at every tensor-parallel size of one GPU type."""
 
-    def __init__(self, search: Search, candidate: Candidate, profile: GpuProfile) -> None:
-        self.search, self.candidate, self.profile = search, candidate, profile
+    def __init__(self, search: Search, candidate: Candidate, profile: GpuProfile, rate: float) -> None:
+        self.search, self.candidate, self.profile, self.rate = search, candidate, profile, rate
         self.load, self.slos = search.objective.load, search.objective.slos
         self.confidence = search.objective.confidence
 
@@ -369,7 +369,8 @@ class _Sizes:
             kv_bytes = max(prompt_kv_bytes(end, input_len) for end in (deployment, decode.deployment))
             sent = replace(transfer, kv_bytes=kv_bytes)
             left_ms = ttft.limit_ms - sent.time_s / MS - decode.expected_ms("ttft")
-            load = self._largest(deployment, prompts, (replace(ttft, limit_ms=left_ms),)) if left_ms > 0 else None
+            slos = (replace(ttft, limit_ms=left_ms),) if left_ms > 0 else ()
+            load = self._largest(deployment, prompts, slos, bound) if slos else None
             if load is None:
                 continue
             most = 1 / sent.time_s if sent.time_s else inf
@@ -382,7 +383,7 @@ class _Sizes:
         best: Side | None = None
         for deployment, bound in self._by_bound(load, **changes):
             if best is None or bound / deployment.config.num_gpus > best.rate_per_gpu:
-                largest = self._largest(deployment, load, slos)
+                largest = self._largest(deployment, load, slos, bound)
                 if largest and (best is None or largest.value / deployment.config.num_gpus > best.rate_per_gpu):
                     best = Side(deployment, largest)
         return best
@@ -392,7 +393,9 @@ class _Sizes:
         bounds = [(one, steady_rate(one, load, confidence=self.confidence)) for one in self._engines(**changes)]
         return sorted(bounds, key=lambda pair: -pair[1] / pair[0].config.num_gpus)
 
-    def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...]) -> ServedLoad | None:
+    def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...], bound: float) -> ServedLoad | None:
+        """The largest load of one of at least as many servers as the ``bound`` on it asks for."""
+        load = replace(self.search.objective, load=load).dealt(max(ceil(self.rate / bound - ROUNDING), 1))
         return Capacity(deployment, load, Targets(slos, confidence=self.confidence)).largest()
 
     def _engines(self, **changes: Any) -> Iterator[Deployment]:
