@@ -324,7 +324,9 @@ def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
         )
         return replace(answer, refusals=(InputError(cause, hint="raise it, or send shorter ones"),))
     bench: Bench = "latency" if "latency" in answer.line.command else "throughput"
-    return replace(answer, offline=Prediction.of(_engine(timed, answer.line, bench), load, bench=bench))
+    engine = _engine(timed, answer.line, bench)
+    load = engine.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts
+    return replace(answer, offline=Prediction.of(engine, load, bench=bench))
 
 
 def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> Engine | Literal[""]:

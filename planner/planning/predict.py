@@ -90,7 +90,6 @@ class Prediction:
         Raises InputError where a request never fits the KV cache.
         """
         offline = bench != "serve"
-        load = deployment.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts
         few = load.num_prompts <= MOST_REQUESTS
         served = deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=not offline)
         made = cls(deployment, load, served, bench, tuple(percentiles), goodput or {})

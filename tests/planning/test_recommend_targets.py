@@ -708,7 +708,7 @@ def test_a_target_that_idle_servers_miss_by_little_is_not_searched_load_by_load(
     monkeypatch.setattr(
         Capacity, "at", lambda self, value, *rest, **how: tried.append(value) or at(self, value, *rest, **how)
     )
-    close = parse_slos({"tpot": 100.0, "e2el": 92.0})
+    close = parse_slos({"tpot": 100.0, "e2el": 86.0})
     asked = search_for(Targets(close, "rate", None), "h100", model=SMALL, load=Load(129, 30))
     ranking = ranked(asked)
     assert not ranking.candidates and not tried
