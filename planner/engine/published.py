@@ -244,7 +244,7 @@ def recipe_for(
             flags |= layer.get("flags", {})
             settings |= layer.get("settings", {})
             sources[_recipes_table()["sources"][layer["source"]]] = None
-    if serving := serving_flags(model) if version.release >= PARSERS_SINCE else {}:
+    if serving := _serving_flags(model) if version.release >= PARSERS_SINCE else {}:
         flags |= serving
         sources[_recipes_table()["sources"]["recipes"]] = None
     if model.requires_remote_code:
@@ -267,8 +267,7 @@ def recipe_for(
     )
 
 
-def serving_flags(model: Model) -> dict[str, Any]:
-    """Options that users of ``model`` need, whatever is planned: remote code, parsers, tokenizer."""
+def _serving_flags(model: Model) -> dict[str, Any]:
     table, name = _recipes_table()["serving"], model.id.rstrip("/").lower()
     matched = [text for pattern, text in table.items() if re.search(rf"(?:^|[-/]){pattern}", name)]
     words = (option.split() for option in re.split(r"\s*--", matched[-1]) if option) if matched else ()

@@ -157,12 +157,8 @@ class Served:
         shown = {name: "REDACTED" if is_secret(value, name) else value for name, value in others.items()}
         kept = (word for name, value in shown.items() for word in (name, *option_values(name, value)))
         own = (word for word in words if not word.startswith("--") or not _says(others, word))
-        return (*own, *kept, *head_node_words(self.config, self.nodes, self.config.version))
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of one server."""
-        return -(-self.config.num_gpus // self.deployment.profile.gpus_per_node)
+        nodes = -(-self.config.num_gpus // self.deployment.profile.gpus_per_node)
+        return (*own, *kept, *head_node_words(self.config, nodes, self.config.version))
 
     @property
     def env(self) -> dict[str, str]:
@@ -464,7 +460,6 @@ def _serve(model: str, deployment: Deployment, workload: Load, line: ServeLine |
 
 
 def _says(others: Mapping[str, str], name: str) -> bool:
-    """True if the line has the option ``name`` already, or the opposite of the switch."""
     flag = name.removeprefix("--").removeprefix("no-")
     return any(other.removeprefix("--").removeprefix("no-") == flag for other in others)
 

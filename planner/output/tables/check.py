@@ -292,8 +292,8 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from items("-", [f"the goal {record.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
-        if plan.nodes > 1:
-            yield from items("i", [f"{plan.nodes} nodes: this is the command of the first, whose address is HEAD"])
+        if "HEAD" in plan.command:
+            yield from items("i", ["over several nodes: this is the command of the first, whose address is HEAD"])
         if with_command:
             yield from command_lines(plan.env, plan.command)
 
