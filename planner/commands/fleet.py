@@ -9,45 +9,23 @@ from annotated_types import Interval
 
 from planner import planning
 from planner.commands.declare import Option, command, taken
-from planner.commands.load import (
-    check_planned_rate,
-    check_router,
-    load_of,
-    refuse_contradictions,
-    rivals,
-    slos_of,
-    stock_of,
-    stocks,
-)
+from planner.commands.load import gpus_in, planned_load, rivals, stock_of, stocks
 from planner.commands.options import (
-    LOAD,
-    Classes,
-    Confidence,
-    E2el,
     Explain,
     Force,
     GpusOrDefault,
     ModelOrDefault,
     Partitions,
-    PathName,
-    Percentile,
-    Price,
-    RandomInputLen,
-    RandomOutputLen,
-    RangeRatio,
-    RouterName,
+    PlannedLoad,
     ServerOptions,
     SizeOptions,
-    TotalRate,
-    Tpot,
-    Ttft,
-    WorkloadName,
     assignments,
 )
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.units import GB
+from planner.workload import Targets
 
 if TYPE_CHECKING:
     from planner.output import FleetAnswer
@@ -68,26 +46,6 @@ OutputDir = Annotated[
 _KV = "GB/s at which one GPU sends KV cache. Default: line rate of the profile's link or network."
 
 
-class FleetLoad:
-    """The load that a fleet carries, and its targets."""
-
-    request_rate: TotalRate = None
-    input_len: RandomInputLen = None
-    output_len: RandomOutputLen = None
-    random_range_ratio: RangeRatio = None
-    workload: WorkloadName = None
-    classes: Classes = ()
-    trace: Annotated[
-        PathName | None,
-        Option(
-            kind=Path,
-            metavar="FILE",
-            panel=LOAD,
-            help="Instead: recorded arrivals and lengths, split into classes by length. --request-rate rescales them.",
-        ),
-    ] = None
-
-
 class FleetOptions:
     """Stock, billing and disaggregation of a fleet."""
 
@@ -106,7 +64,7 @@ class FleetOptions:
 @command(
     "fleet",
     help="Servers, GPUs, dollars and watts for a load under latency targets.",
-    groups=(FleetLoad, SizeOptions, FleetOptions, ServerOptions),
+    groups=(PlannedLoad, SizeOptions, FleetOptions, ServerOptions),
     engine=tagged("fleet"),
     rivals=rivals(planned=True),
 )
@@ -115,13 +73,6 @@ def size_fleet(
     gpu: GpusOrDefault | None = None,
     *,
     partitions: Partitions = False,
-    router: RouterName = None,
-    ttft: Ttft = None,
-    tpot: Tpot = None,
-    e2el: E2el = None,
-    percentile: Percentile = None,
-    confidence: Confidence = None,
-    price: Price = (),
     output: OutputDir = None,
     force: Force = False,
     explain: Explain = False,
@@ -144,33 +95,33 @@ def size_fleet(
     """
     from planner.output import FleetAnswer, note, write_folder
     from planner.planning import Objective, Search, Space, Terms, parse_prices, plan_fleets
-    from planner.workload import Targets
 
-    given, size, fleet = (taken(options, group) for group in (FleetLoad, SizeOptions, FleetOptions))
+    given, size, fleet = (taken(options, group) for group in (PlannedLoad, SizeOptions, FleetOptions))
     transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
     if transfer_gb_per_s is not None and not divide:
         raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
     if output is not None and not divide:
         raise InputError("-o writes launch scripts of disaggregated serving", hint="add --disaggregated")
-    gpu = [word.partition("=")[0] for word in assignments(size["have"])] if gpu is None and size.get("have") else gpu
-    load, demands, notes = _demands(given, size, options.get("scheduling_policy"))
-    percentile = f"{percentile:g}" if isinstance(percentile, float | int) else percentile
-    slos = slos_of(demands, {"ttft": ttft, "tpot": tpot, "e2el": e2el}, percentile)
-    check_router(router, demands)
-    servings = planning.Serving.on_each(model, gpu or defaults.GPUS, partitions=partitions, **options)
+    load, targets = planned_load(given, size, options.get("scheduling_policy"))
+    filled = size.keys() & {"budget", "have"}
+    targets = targets or (Targets() if filled else None)
+    if targets is None or (targets.value is None and not filled):
+        raise InputError("no load is given", hint="add --request-rate, --class or --trace; or --budget or --have")
+    gpu = (gpus_in(size) if gpu is None else gpu) or defaults.GPUS
+    load, demands = _classes(load, targets, given)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     first, profiles = servings[0], tuple(serving.profile for serving in servings)
-    prices = parse_prices(assignments(price), profiles)
+    prices = parse_prices(assignments(given.get("price", ())), profiles)
     limits = stocks("--stock", assignments(fleet.get("stock", ())), profiles)
     stock = stock_of(size, profiles, prices)
     for demand in demands:
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
-    targets = Targets(slos, confidence=confidence or defaults.CONFIDENCE, router=router)
     terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
     objective = Objective("balanced", load, targets, **size)
     search = Search(Space(servings, prices=prices, stock=stock), objective)
     fleets = plan_fleets(search, Terms(stock=limits, **terms), demands)
     divided = _divided(fleets, transfer_gb_per_s and transfer_gb_per_s * GB) if divide else ()
-    answer = FleetAnswer.of(fleets, divided, first.notes, (*notes, *first.resolved.notes), explain)
+    answer = FleetAnswer.of(fleets, divided, first.notes, (*load.notes, *first.resolved.notes), explain)
     files = answer.split_files(command_line) if output is not None else {}
     if output is not None and files:
         write_folder(Path(output), files, force=force)
@@ -178,29 +129,16 @@ def size_fleet(
     return answer
 
 
-def _demands(
-    given: Mapping[str, Any], size: Mapping[str, Any], policy: str | None
-) -> "tuple[Load, tuple[Load, ...], tuple[str, ...]]":
-    """The load, the classes of requests that it is made of, and remarks on where they are from."""
-    from planner.workload import Load, check_classes
+def _classes(load: "Load", targets: Targets, given: Mapping[str, Any]) -> "tuple[Load, tuple[Load, ...]]":
+    """The load by its name, and the classes of requests that it is made of."""
+    from planner.workload import Load
 
-    refuse_contradictions({**given, **size}, planned=True)
-    rate, classes = given.get("request_rate"), given.get("classes", ())
-    if classes:
-        for one in classes:
-            check_planned_rate(one.request_rate, f"--class {one.name}")
-        check_classes(classes, policy)
-        return Load.classes_of(classes, name="all"), tuple(classes), ()
-    sized = "budget" in size or "have" in size
-    if given.get("trace") is None and rate is None and not sized:
-        raise InputError("no load is given", hint="add --request-rate, --class or --trace; or --budget or --have")
-    load = load_of(**given)
-    if not sized:
-        check_planned_rate(load.request_rate)
+    if load.classes:
+        return replace(load, name="all"), load.classes
     if load.origin is not None:
-        return load, Load.classes_of_trace(load.origin, rate and load.request_rate), load.notes
+        return load, Load.classes_of_trace(load.origin, "request_rate" in given and targets.value)
     load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
-    return load, (load,), ()
+    return load, (load,)
 
 
 def _divided(fleets: "Fleets", transfer_bytes_per_s: float | None) -> "tuple[Disaggregated | NotDivided, ...]":

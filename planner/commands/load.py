@@ -13,10 +13,12 @@ from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults, price_of
 from planner.units import whole_number
 from planner.workload import (
+    LATENCIES,
     NAMED,
     OF_A_REQUEST,
     Load,
     Targets,
+    benchmarks,
     check_classes,
     check_rate,
     named_sessions,
@@ -155,6 +157,28 @@ def checked_workload(name: Any, *, turns: bool = True) -> str:
     return str(name)
 
 
+def planned_load(
+    given: Mapping[str, Any], size: Mapping[str, Any], scheduling_policy: str | None
+) -> tuple[Load, Targets | None]:
+    """The load and the targets of ``PlannedLoad``. Raises InputError where options contradict each other."""
+    refuse_contradictions({**given, **size}, planned=True)
+    check_burstiness(given.get("burstiness"))
+    names = ("input_len", "output_len", "random_range_ratio", "workload", "trace", "classes", "request_rate", "seed")
+    of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
+    load = load_of(**of_load, scheduling_policy=scheduling_policy)
+    if load.classes and "num_prompts" in given:
+        benchmarks(load.classes, given["num_prompts"])  # refuses a class of which that many send none
+    percentile = given.get("percentile")
+    of_targets = {name: given.get(name) for name in ("confidence", "request_rate", "max_concurrency", "router")}
+    targets = targets_of(
+        load,
+        {name: given.get(name) for name in LATENCIES},
+        percentile=f"{percentile:g}" if isinstance(percentile, float) else percentile,
+        **of_targets,
+    )
+    return replace(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
+
+
 def targets_of(
     load: Load,
     limits_ms: Mapping[str, float | None],
@@ -212,6 +236,11 @@ def check_router(router: Router | None, loads: Sequence[Load]) -> None:
             "--router prefix-aware has nothing to go with: what these prompts have in common is not known",
             hint="add --trace, or --workload with one of " + ", ".join(named_sessions()),
         )
+
+
+def gpus_in(size: Mapping[str, Any]) -> list[str] | None:
+    """The GPUs that ``--have`` names; None without it."""
+    return [word.partition("=")[0] for word in assignments(size.get("have", ()))] or None
 
 
 def stock_of(

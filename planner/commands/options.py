@@ -194,31 +194,25 @@ Confidence = Annotated[
 ]
 
 
+def _size(text: str, *names: str, **settings: Any) -> Any:
+    return Option(*names, panel=SIZE, help=text, **settings)
+
+
+_HEADROOM, _SPARES = (
+    _size("Extra load, as a share of it."),
+    _size("Spare servers of each kind.", "--spares", "--n-plus"),
+)
+_BUDGET = _size("Instead of a load: find the largest one for so many USD per hour.", metavar="USD/H")
+_HAVE = "Instead of a load: find the largest one on these whole GPUs. Repeatable."
+
+
 class SizeOptions:
     """Headroom and spares, and GPUs to fill instead of a load to carry."""
 
-    headroom: Annotated[
-        float,
-        Interval(ge=0, le=defaults.MOST_HEADROOM),
-        Option(panel=SIZE, help="Extra load to carry, as a share of the load."),
-    ] = 0.0
-    spares: Annotated[
-        int, Interval(ge=0, le=100), Option("--spares", "--n-plus", panel=SIZE, help="Spare servers of each kind.")
-    ] = 0
-    budget: Annotated[
-        float | None,
-        Interval(ge=LEAST_FIGURE, le=MOST_FIGURE),
-        Option(panel=SIZE, metavar="USD/H", help="Instead of a load: find the largest one for so many USD per hour."),
-    ] = None
-    have: Annotated[
-        "Mapping[str, int] | Sequence[str]",
-        Option(
-            kind=list[str],
-            panel=SIZE,
-            metavar="GPU=N",
-            help="Instead of a load: find the largest one on these whole GPUs. Repeatable.",
-        ),
-    ] = ()
+    headroom: Annotated[float, Interval(ge=0, le=defaults.MOST_HEADROOM), _HEADROOM] = 0.0
+    spares: Annotated[int, Interval(ge=0, le=100), _SPARES] = 0
+    budget: Annotated[float | None, Interval(ge=LEAST_FIGURE, le=MOST_FIGURE), _BUDGET] = None
+    have: Annotated["Mapping[str, int] | Sequence[str]", _size(_HAVE, kind=list[str], metavar="GPU=N")] = ()
 
 
 class PlannedLoad:
@@ -229,7 +223,6 @@ class PlannedLoad:
     random_range_ratio: RangeRatio = None
     random_prefix_len: PrefixLen = 0
     workload: WorkloadName = None
-    max_concurrency: MaxConcurrency = None
     request_rate: TotalRate = None
     burstiness: Burstiness = None
     trace: Annotated[
@@ -238,7 +231,6 @@ class PlannedLoad:
     classes: Classes = ()
     router: RouterName = None
     seed: Seed = None
-    num_prompts: Annotated[int | None, Interval(ge=1), _load("Requests. Default: 5 x the concurrency.")] = None
     ttft: Ttft = None
     tpot: Tpot = None
     itl: Annotated[float | None, _target("gap between two tokens")] = None

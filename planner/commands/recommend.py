@@ -11,18 +11,13 @@ from annotated_types import Interval
 
 from planner import planning
 from planner.commands.declare import COMMANDS, Option, command, taken
-from planner.commands.load import (
-    check_burstiness,
-    load_of,
-    refuse_contradictions,
-    rivals,
-    stock_of,
-    targets_of,
-)
+from planner.commands.load import gpus_in, planned_load, rivals, stock_of
 from planner.commands.options import (
+    LOAD,
     Explain,
     Force,
     GpusOrDefault,
+    MaxConcurrency,
     Partitions,
     PlannedLoad,
     ServerOptions,
@@ -34,7 +29,7 @@ from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.units import MOST_FIGURE
-from planner.workload import LATENCIES, Targets, benchmarks
+from planner.workload import Targets
 
 if TYPE_CHECKING:
     from planner.output import Recommendation
@@ -46,6 +41,15 @@ GIVEN = tagged("recommend")
 Served = Annotated["ModelName", model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
 OutputDir = Annotated[str | None, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
 _NODES = "Nodes that one server may fill. Default: 1, more for what does not fit."
+
+
+class ClosedLoop:
+    """A load in a closed loop, and the length of a replay."""
+
+    max_concurrency: MaxConcurrency = None
+    num_prompts: Annotated[
+        int | None, Interval(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")
+    ] = None
 
 
 class SearchOptions:
@@ -63,7 +67,7 @@ class SearchOptions:
 @command(
     "recommend",
     help="Settings for a goal or for latency targets, and the scripts that launch and check them.",
-    groups=(SearchOptions, PlannedLoad, SizeOptions, ServerOptions),
+    groups=(SearchOptions, PlannedLoad, ClosedLoop, SizeOptions, ServerOptions),
     engine=GIVEN,
     rivals=rivals(planned=True),
 )
@@ -109,11 +113,10 @@ def recommend_plans(
     directory = _directory(output, force)
     stated = _stated(options)
     options = dict(stated)
-    searched, given, size = (taken(options, group) for group in (SearchOptions, PlannedLoad, SizeOptions))
-    refuse_contradictions({**given, **size}, planned=True)
-    load, targets = planned_load(given, options.get("scheduling_policy"))
-    if gpu is None and size.get("have"):
-        gpu = [word.partition("=")[0] for word in assignments(size["have"])]
+    searched, size = taken(options, SearchOptions), taken(options, SizeOptions)
+    given = taken(options, PlannedLoad) | taken(options, ClosedLoop)
+    load, targets = planned_load(given, size, options.get("scheduling_policy"))
+    gpu = gpus_in(size) if gpu is None else gpu
     servings = planning.Serving.on_each(
         defaults.MODEL if model is None else model,
         defaults.GPUS if gpu is None else gpu,
@@ -179,25 +182,6 @@ def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
     if "burstiness" in stated:  # inf: requests come evenly, as good as from there on
         stated["burstiness"] = min(stated["burstiness"], MOST_FIGURE)
     return stated
-
-
-def planned_load(given: Mapping[str, Any], scheduling_policy: str | None) -> "tuple[Load, Targets | None]":
-    """The load and the targets of ``PlannedLoad``. Raises InputError where options contradict each other."""
-    check_burstiness(given.get("burstiness"))
-    names = ("input_len", "output_len", "random_range_ratio", "workload", "trace", "classes", "request_rate", "seed")
-    of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
-    load = load_of(**of_load, scheduling_policy=scheduling_policy)
-    if load.classes and "num_prompts" in given:
-        benchmarks(load.classes, given["num_prompts"])  # refuses a class of which that many send none
-    percentile = given.get("percentile")
-    of_targets = {name: given.get(name) for name in ("confidence", "request_rate", "max_concurrency", "router")}
-    targets = targets_of(
-        load,
-        {name: given.get(name) for name in LATENCIES},
-        percentile=f"{percentile:g}" if isinstance(percentile, float) else percentile,
-        **of_targets,
-    )
-    return replace(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
 
 
 def _sized(

@@ -150,14 +150,6 @@ class PlannedRung(_Record):
     total_gpus: int | None  #: None: any number of servers misses them
 
 
-class PlannedMargin(_Record):
-    """GPUs that headroom and spares would take."""
-
-    headroom: float
-    spares: int
-    total_gpus: int
-
-
 class PlannedRun(_Record):
     """The most informative benchmark, and the plan that is expected after it."""
 
@@ -217,7 +209,7 @@ class Service(_Record):
     router: str | None = None  #: between requests and servers; of older plans those of a trace alone
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace
-    with_margin: PlannedMargin | None = None  #: of the best plan, where neither headroom nor spares were asked for
+    gpus_with_margin: int | None = None  #: with 20 % headroom and one spare; of the best plan without a margin
     ladder: tuple[PlannedRung, ...] = ()  #: of the best plan; empty for others, and where many GPUs are compared
     measure_next: PlannedRun | None = None  #: None: no run would change the plan
 

@@ -133,7 +133,7 @@ class FleetAnswer(Answer):
             "confidence": objective.confidence,
             "output_tokens_per_day": best and best.output_tok_per_day,
             **fields_of(objective, "headroom", "spares", "n_plus=spares"),  # the last until 0.2: its old name
-            "with_margin": _margin(best) if best else None,
+            "gpus_with_margin": best and best.with_margin,
             "rented_by": fleets.terms.rent,
             "ladder": list(map(_rung, best.by_confidence)) if best and objective.slos else [],
             "measure_next": _measure_next(best) if best else None,
@@ -264,13 +264,6 @@ def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
     }
 
 
-def _margin(fleet: Fleet) -> dict[str, Any] | None:
-    if fleet.with_margin is None:
-        return None
-    size = fields_of(fleet.with_margin, "gpus", "usd_per_hour=usd_per_h.mid")
-    return dict(zip(("headroom", "spares"), defaults.MARGIN, strict=True)) | size
-
-
 def _asked_margin(objective: Objective) -> str:
     asked = objective.headroom or objective.spares
     return f", {margin_words(objective.headroom, objective.spares)}" if asked else ""
@@ -336,8 +329,8 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s"
         f"{_asked_margin(objective)}"
     )
-    if (more := best.with_margin) and more.gpus:
-        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(more.gpus)}"
+    if best.with_margin:
+        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(best.with_margin)}"
     if _stocked(best):
         yield load_in_words(best.requests_in_flight, best.output_tok_per_day)
     if fleets.shapes:
@@ -360,7 +353,7 @@ def _shapes_words(apart: Fleet | None, together: Fleet | None) -> str:
     one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
     each = f"takes {apart.gpus:,}" if apart else "misses them"
     words = f"one pool for all classes {one}, a pool for each {each}"
-    return f"{words}, spares included" if apart and together else words
+    return f"{words}, spares included" if apart and together and together.spares else words
 
 
 def _certainty(best: Fleet) -> Iterator[str]:

@@ -764,8 +764,8 @@ def _margin_lines(service: Service) -> Iterator[str]:
     """The headroom and the spares that are included, or else what the usual ones would take."""
     if service.headroom or service.spares:
         yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
-    elif more := service.with_margin:
-        yield f"{margin_words(more.headroom, more.spares)} it would take {counted(more.total_gpus)}"
+    elif service.gpus_with_margin:
+        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
 
 
 def _rejected_lines(ranking: Ranking) -> Iterator[str]:

@@ -9,6 +9,7 @@ from the cheapest offer to the dearest. Power is that of the boards of everythin
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf
@@ -258,12 +259,15 @@ class Fleet:
         return self._rented(confidence, [tuple(capacity) for capacity in capacities.values()])
 
     @cached_property
-    def with_margin(self) -> Rung | None:
-        """GPUs and rent with the headroom and the spares of ``defaults.MARGIN``; None where either was asked for."""
-        objective = self.solver.search.objective
-        if objective.headroom or objective.spares or self.solver.search.space.stock is not None:
+    def with_margin(self) -> int | None:
+        """GPUs with the headroom and the spares of ``defaults.MARGIN``; None where a margin was asked for."""
+        search, (headroom, spares) = self.solver.search, defaults.MARGIN
+        if search.objective.headroom or search.objective.spares or search.space.stock is not None:
             return None
-        return self._rented(self.solver.confidence, [kind.capacity for kind in self.kinds], defaults.MARGIN)
+        spared = copy(self.solver)
+        spared.search = replace(search, objective=replace(search.objective, spares=spares))
+        carried = [tuple(each / (1 + headroom) for each in kind.capacity) for kind in self.kinds]
+        return replace(self, solver=spared)._rented(self.solver.confidence, carried).gpus
 
     def _carried(self, pool: Pool, size: Size) -> float:
         """Load of one server, as little above the pool's share as so many servers take."""
@@ -271,10 +275,8 @@ class Fleet:
             return size.largest_load
         return max(size.largest_load, pool.demand.request_rate / size.servers)
 
-    def _rented(
-        self, confidence: float, capacities: Sequence[tuple[float, ...]], margin: tuple[float, int] | None = None
-    ) -> Rung:
-        _, rented = self.solver.solved(self.kinds, "gpus", capacities, margin)
+    def _rented(self, confidence: float, capacities: Sequence[tuple[float, ...]]) -> Rung:
+        _, rented = self.solver.solved(self.kinds, "gpus", capacities)
         return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
 
     @cached_property
@@ -499,17 +501,9 @@ class _Solver:
         return Fleet(self, pools, spares, rented, mix.proven)
 
     def solved(
-        self,
-        kinds: Sequence[Kind],
-        minimise: Minimised,
-        capacities: Sequence[tuple[float, ...]],
-        margin: tuple[float, int] | None = None,
+        self, kinds: Sequence[Kind], minimise: Minimised, capacities: Sequence[tuple[float, ...]]
     ) -> tuple[Mix | None, tuple[Rented, ...]]:
-        """The cheapest mix of ``kinds`` with these capacities, and the GPUs that are rented for it.
-
-        ``margin``: more headroom, and the spares, than those of the objective.
-        """
-        more, spares = margin or (0.0, self.search.objective.spares)
+        """The cheapest mix of ``kinds`` with these capacities, and the GPUs that are rented for it."""
         profiles = list({kind.profile.id: kind.profile for kind in kinds}.values())
         places = {profile.id: index for index, profile in enumerate(profiles)}
         rents = [self._rent(profile, minimise) for profile in profiles]
@@ -517,7 +511,7 @@ class _Solver:
             Offer(places[kind.profile.id], kind.num_gpus, capacity)
             for kind, capacity in zip(kinds, capacities, strict=True)
         ]
-        mix = cheapest_mix([one.request_rate * (1 + more) for one in self.demands], offers, rents, spares)
+        mix = cheapest_mix([one.request_rate for one in self.demands], offers, rents, self.search.objective.spares)
         rented = tuple(
             Rented(profile, price_of(profile, self.search.space.prices), units * rent.gpus // profile.parts)
             for profile, rent, units in zip(profiles, rents, mix.units if mix else (), strict=bool(mix))

@@ -30,13 +30,12 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.comparison import find_limit, limit_in_words
 from planner.planning.cost import DAY_S, HOUR_S, MILLION, price_of
-from planner.planning.defaults import MARGIN, Goal
+from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
     BenchmarkLine,
     Plan,
     PlannedClass,
-    PlannedMargin,
     PlannedOffloading,
     PlannedRun,
     PlannedRung,
@@ -250,7 +249,6 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
     usd_per_hour = price.usd_per_h.mid * profile.parts * packages if price else None
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
-    margin = servers.with_margin(*MARGIN) if best else None
     whole /= 1 + objective.headroom
     output_tok_per_s = load.output_tok_per_s * candidate.servers / (1 + objective.headroom)
     if objective.by == "rate":  # as it is sent, not as the replay drew it
@@ -283,7 +281,7 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         router=objective.router,
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=_offloading(servers) if best else None,
-        with_margin=margin and PlannedMargin(headroom=MARGIN[0], spares=MARGIN[1], total_gpus=margin),
+        gpus_with_margin=servers.with_margin if best else None,
         ladder=tuple(_rung(rung, servers) for rung in rungs),
         measure_next=_next_run(servers, sender) if rungs else None,
     )

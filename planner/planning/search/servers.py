@@ -181,9 +181,10 @@ class Servers:
                 servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
         return Rung(confidence, carried, servers if carried else None)
 
-    def with_margin(self, headroom: float, spares: int) -> int | None:
-        """GPUs with that much headroom and so many spares; None where the load is not known, or has a margin."""
-        objective, carried = self.objective, self.most.value if self.most else 0.0
+    @property
+    def with_margin(self) -> int | None:
+        """GPUs with the headroom and the spares of ``defaults.MARGIN``; None without a load, or with a margin."""
+        objective, carried, (headroom, spares) = self.objective, self.most and self.most.value, defaults.MARGIN
         if not carried or objective.value is None or objective.headroom or objective.spares:
             return None
         servers = max(ceil(objective.value * (1 + headroom) / carried - ROUNDING), self.candidate.servers)
