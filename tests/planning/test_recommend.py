@@ -49,7 +49,7 @@ class TestTheRecipeForB200:
         assert searched and searched.config.max_num_seqs == int(
             searched.deployment.requests_held(2048, pessimistic=True)
         )
-        assert best.config.max_num_seqs == 512 and best.config.max_model_len == 131072  # for users
+        assert best.config.max_num_seqs == 384 and best.config.max_model_len == 131072  # for users
 
     def test_latency_takes_many_gpus_and_a_small_batch(self) -> None:
         best = ranked("min-latency", "b200-sxm").best
