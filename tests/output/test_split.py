@@ -191,8 +191,8 @@ def test_without_the_option_the_line_names_it() -> None:
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (("--ttft", "1000"), "need --ttft and --tpot"),
-        (("--max-concurrency", "8"), "are planned for targets"),
+        (("--ttft", "1000"), "needs --ttft and --tpot"),
+        (("--max-concurrency", "8"), "is planned for targets"),
         (("--ttft", "1000", "--tpot", "40", "--max-concurrency", "8"), "requests per second of given lengths"),
         (("--ttft", "1000", "--tpot", "40", "--workload", "multi-turn-chat", "--request-rate", "2"), "given lengths"),
         (("--ttft", "1000", "--tpot", "40", "--pick", "2"), "--pick names a plan of servers that do both"),
