@@ -353,7 +353,7 @@ def _refuse_unmeasured(plan: Plan) -> None:
     if service.trace is not None or service.prefix_cache_share is not None:
         raise InputError(
             "the plan is for requests whose prompts are known: its benchmark sends random ones, so tune cannot tell "
-            "which settings keep its targets",
+            "which settings meet its targets",
             hint="plan for --request-rate and lengths, or validate this plan: planner validate DIR",
         )
     named = ("mean", "median", *(f"p{percentile}" for percentile in defaults.PERCENTILES))

@@ -223,7 +223,7 @@ def test_targets_that_the_benchmark_cannot_tell_are_refused(tmp_path: Path) -> N
     service = Service(targets=(), request_rate=1.0, replicas=1, total_gpus=1, packages=1, goodput=1.0)
     of_80 = PlannedTarget(metric="p80_ttft_ms", limit_ms=1000, predicted_ms=100, expected_ms=200, met=True)
     for name, changes, cause in (
-        ("routed", {"router": "prefix-aware"}, "its benchmark sends random ones"),
+        ("routed", {"router": "prefix-aware", "prefix_cache_share": 0.3}, "its benchmark sends random ones"),
         ("p80", {"targets": (of_80,)}, "the benchmark does not measure p80_ttft_ms"),
     ):
         made = plan(service=service.model_copy(update=changes))
