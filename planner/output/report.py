@@ -534,7 +534,7 @@ class Asked:
     ttft: float | None = None
     tpot: float | None = None
     e2el: float | None = None
-    percentile: str = "99"
+    percentile: str = "95"
     confidence: float = defaults.CONFIDENCE  #: with which the targets are met
 
     @property

@@ -134,9 +134,10 @@ def test_a_slider_changes_the_answer_while_it_moves(browser: Browser, address: s
     slider.focus()
     taken = []
     for _ in range(10):
+        before = page.input_value("#flight")
         page.evaluate(WATCH)
-        page.keyboard.press("ArrowRight")
-        page.keyboard.press("ArrowRight")
+        while page.input_value("#flight") == before:  # several places of the slider round to one number
+            page.keyboard.press("ArrowRight")
         until(page, "window.taken !== null")
         taken.append(page.evaluate("window.taken"))
     assert sorted(taken)[5] < 300, taken

@@ -315,9 +315,9 @@ def target(asked: Question) -> Pair:
     plan = found.best
     if plan is None or plan.service is None or plan.service.replicas > 1 or not plan.service.targets[0].met:
         return None
+    metric = plan.service.targets[0].metric
     found = Prediction.of(redeploy(plan), plan.workload.sent)
-    below = found.uncertainty.upper("p99_ttft_ms", plan.service.confidence)
-    return float(found.figures["p99_ttft_ms"]) * below, limit_ms
+    return float(found.figures[metric]) * found.uncertainty.upper(metric, plan.service.confidence), limit_ms
 
 
 def _conversations(asked: Question, alone_s: float) -> Requests:

@@ -43,7 +43,11 @@ NUMBERS: Mapping[str, Any] = {
     "e2el": Annotated[float, Interval(ge=1, le=600_000)],
     "confidence": Annotated[float, Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE)],
 }
-WORDS = {"goal": get_args(defaults.Goal), "by": ("flight", "rate"), "percentile": ("50", "90", "99", "mean")}
+WORDS = {
+    "goal": get_args(defaults.Goal),
+    "by": ("flight", "rate"),
+    "percentile": (*map(str, defaults.PERCENTILES), "mean"),
+}
 MOST_GPUS = 8  #: of one question
 MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
 LIVE_PROMPTS = 100  #: of a replay while a slider moves: enough for a mean, and about for a p90
@@ -151,7 +155,7 @@ def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
     from planner.planning import LoadPoint, Prediction
 
     sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
-    answer = Prediction.of(engine, sent, percentiles=(50, 90, 99))
+    answer = Prediction.of(engine, sent, percentiles=defaults.PERCENTILES)
     rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
     if sent.max_concurrency:
         rates["output_throughput_per_user"] = answer.figures["output_throughput"] / sent.max_concurrency
