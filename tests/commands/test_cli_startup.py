@@ -50,6 +50,18 @@ def test_a_command_imports_only_what_it_needs(words: tuple[str, ...], needed: se
     assert imported & HEAVY == needed
 
 
+def test_one_prediction_enters_no_more_of_the_code() -> None:
+    """A reader of one ``predict serve`` follows 89 modules today; 60 are wanted."""
+    process = start(
+        "predict", "serve", LLAMA, "--gpu", "h100", "--max-concurrency", "8",
+        program=("-c", PROGRAM.replace('name.partition(".")[0]', 'name')),
+    )  # fmt: skip
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    entered = [name for name in err.decode().splitlines()[-1].split()[1:] if name.partition(".")[0] == "planner"]
+    assert 40 < len(entered) <= 92
+
+
 def test_a_command_alone_is_the_command_among_all() -> None:
     """Only the command that is named is declared; what it says of itself must not depend on that."""
     everything = app_for(())
