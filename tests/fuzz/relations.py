@@ -316,7 +316,7 @@ def target(asked: Question) -> Pair:
     if plan is None or plan.service is None or plan.service.replicas > 1 or not plan.service.targets[0].met:
         return None
     metric = plan.service.targets[0].metric
-    found = Prediction.of(redeploy(plan), plan.workload.sent)
+    found = Prediction.of(redeploy(plan), plan.workload.sent, percentiles=(95,))  # that of targets by default
     return float(found.figures[metric]) * found.uncertainty.upper(metric, plan.service.confidence), limit_ms
 
 
