@@ -85,6 +85,8 @@ def built(job: dict[str, Any]) -> dict[str, Any]:
         (Path(folder) / "config.json").write_text(json.dumps(completed(job["config"])))
         parser = first(CLI_ARGS, "make_arg_parser")(FlexibleArgumentParser(prog="vllm serve"))
         args = parser.parse_args(["--model", folder, *job["argv"][3:]])
+        if hasattr(args, "reasoning_parser"):  # 0.27 looks its strings up in the tokenizer, which the folder lacks
+            args.reasoning_parser = parser.get_default("reasoning_parser")
         config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     parallel, scheduler, cache = config.parallel_config, config.scheduler_config, config.cache_config
     return {
