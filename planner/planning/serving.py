@@ -227,13 +227,13 @@ class Serving:
         tpot_ms: float | None = None,
         itl_ms: float | None = None,
         e2el_ms: float | None = None,
-        percentile: float | str = 99,
+        percentile: float | str = 95,  # as for targets everywhere
         confidence: float = defaults.CONFIDENCE,
     ) -> Capacity:
         """The largest load like ``load`` that meets the targets: a concurrency of a closed loop, else a request rate.
 
         ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` its
-        90 % interval. The targets are met at ``percentile`` (99, ``"mean"``) with probability ``confidence``. Raises as
+        90 % interval. The targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as
         ``predict``.
         """
         from planner.planning.capacity import Capacity

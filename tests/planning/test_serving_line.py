@@ -98,3 +98,22 @@ def test_launch_sh_has_the_benchmark_line(tmp_path: Path) -> None:
         "--no-enable-prefix-caching",
     ]  # fmt: skip
     assert launch.count('"${benchmark_line[@]}"') == 1
+
+
+def test_another_pick_has_its_own_benchmark_line() -> None:
+    """Its figures are a replay of that line, also where the search knew the engine by the closed form alone."""
+    load = Load.closed_loop(32, 512, 128)
+    search = Search(Space((Serving("meta-llama/Llama-3.1-8B-Instruct", "h100"),)), Objective("max-throughput", load))
+    (ranking,) = search.run()
+    candidate = ranking.candidates[-1]
+    line = search.plan(ranking, candidate).benchmark_line
+    assert line is not None and line.max_num_seqs == candidate.config.max_num_seqs
+    sent = search.plan(ranking, candidate).workload.sent
+    figures = Prediction.of(candidate.deployment, sent).figures
+    assert line.mean_e2el_ms == pytest.approx(figures["mean_e2el_ms"], rel=1e-9)
+
+
+def test_the_library_s_targets_are_those_of_the_commands() -> None:
+    serving = Serving("meta-llama/Llama-3.1-8B-Instruct", "h100")
+    (slo,) = serving.capacity(Load.open_loop(1.0, 128, 16), ttft_ms=500).slos
+    assert slo.percentile == 95  # of the contract: targets default to p95

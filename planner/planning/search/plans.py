@@ -108,7 +108,7 @@ def assemble(
         env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
         docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
-        benchmark_line=_benchmark_line(candidate, prediction, model, host, recipe),
+        benchmark_line=_benchmark_line(candidate, load, model, host, recipe),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
         workload=PlannedWorkload.of(load),
@@ -121,19 +121,17 @@ def assemble(
     )
 
 
-def _benchmark_line(
-    candidate: Candidate, prediction: Prediction, model: str, host: str, recipe: Recipe
-) -> BenchmarkLine | None:
-    """The launch that was searched; None where the serving line is the same."""
+def _benchmark_line(candidate: Candidate, load: Load, model: str, host: str, recipe: Recipe) -> BenchmarkLine | None:
+    """The launch that was searched, with its replay of the benchmark; None where the serving line is the same."""
     searched = candidate.searched
     if searched is None or searched.config == candidate.config:
         return None
+    replayed = Prediction.of(searched.deployment, load)
     return BenchmarkLine(
         **{name: getattr(searched.config, name) for name in ("max_model_len", "max_num_seqs", "enable_prefix_caching")},
         serve_argv=tuple(serve_argv(searched.config, model, host=host, extra=recipe.flags)),
-        output_throughput_per_gpu=prediction.rates["output_throughput_per_gpu"]
-        * (searched.tok_per_s_per_gpu / candidate.tok_per_s_per_gpu),
-        mean_e2el_ms=prediction.figures["mean_e2el_ms"] * (searched.e2el_s / candidate.e2el_s),
+        output_throughput_per_gpu=replayed.rates["output_throughput_per_gpu"],
+        mean_e2el_ms=replayed.figures["mean_e2el_ms"],
     )
 
 
