@@ -38,10 +38,6 @@ class UnknownNameError(InputError):
     def __init__(
         self, what: str, name: str, known: Iterable[str] = (), *, see: str, near: list[str] | None = None
     ) -> None:
-        """``what`` is the kind of thing ("GPU"), ``see`` the command that lists the known names.
-
-        ``near``: the nearest of them, where whoever raises this knows better than by their spelling.
-        """
         spelled = {k.lower(): k for k in known}
         if near is None:
             near = [spelled[match] for match in get_close_matches(name.lower(), spelled, n=3, cutoff=0.5)]

@@ -109,7 +109,6 @@ def write_then_rename(path: Path, content: bytes) -> None:
 
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
-    """Hold a file at ``path`` that ``_remove_unheld`` leaves alone."""
     while True:
         with path.open("ab") as file:
             if _locked(file.fileno()) and not path.exists():  # another process deleted it before we had the lock
@@ -119,14 +118,12 @@ def _held(path: Path) -> Iterator[None]:
 
 
 def _remove_unheld(path: Path) -> None:
-    """Remove a file that no living process writes."""
     with suppress(OSError), path.open("rb") as file:
         if _locked(file.fileno(), wait=False):
             path.unlink()
 
 
 def _locked(handle: int, *, wait: bool = True) -> bool:
-    """Lock a file or folder until it is closed. False where another process has it, or a network drive has no locks."""
     try:
         import fcntl
 

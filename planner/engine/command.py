@@ -260,8 +260,6 @@ def _bench(command: VllmCommand, version: EngineVersion, platform: str) -> _Line
 
 
 class _Line:
-    """A command line that takes the options that its version has."""
-
     def __init__(self, start: list[str], version: EngineVersion, command: VllmCommand) -> None:
         self.words = start
         self.version = version
@@ -276,7 +274,6 @@ class _Line:
         self.words += [flag] if value is None else [flag, str(value)]
 
     def switch(self, flag: str, *, on: bool) -> None:
-        """Append a switch or its opposite, which took the form ``--switch=False`` in the first versions."""
         if on:
             self.add(flag)
         elif f"--no-{flag[2:]}" in self or takes_value(self.version, flag) is False:

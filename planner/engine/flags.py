@@ -175,7 +175,6 @@ def _status(version: EngineVersion, name: str, spans: Spans) -> Status:
 
 @lru_cache(maxsize=256)
 def _index(version: EngineVersion) -> int:
-    """Column of the table for ``version``: the newest one that is not newer."""
     releases = [release_of(name) for name in table_versions()]
     return max(bisect_right(releases, version.release) - 1, 0)
 

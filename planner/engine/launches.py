@@ -78,7 +78,6 @@ def _variables(before: Sequence[str]) -> dict[str, str]:
 
 
 def _in_container(words: Sequence[str]) -> Found | None:
-    """``docker run ... --entrypoint vllm IMAGE serve MODEL``, or an image whose entry point is the server."""
     entry = next((value for flag, value in pairwise(words) if flag == "--entrypoint"), "")
     entry = next((w.split("=", 1)[1] for w in words if w.startswith("--entrypoint=")), entry)
     for at, word in enumerate(words):
@@ -91,7 +90,6 @@ def _in_container(words: Sequence[str]) -> Found | None:
 
 
 def _is_server_image(name: str) -> bool:
-    """True for an image of the vLLM project: its entry point is the server."""
     return _OFFICIAL_IMAGE.fullmatch(name) is not None
 
 
@@ -156,7 +154,6 @@ _SINGLE, _ESCAPED = r"'[^']*+'|\$'(?:\\.|[^'\\])*+'", r"\\[\s\S]"
 
 
 def _nested(depth: int) -> tuple[str, str]:
-    """Expressions of a text in double quotes, and of what stands in brackets, commands in both to ``depth``."""
     double, inside = _nested(depth - 1) if depth else (r'"(?:\\[\s\S]|[^"\\])*+"', r"(?!)")
     double = rf'"(?:{_ESCAPED}|\${inside}|[^"\\])*+"'
     return double, rf"\((?:{_ESCAPED}|{_SINGLE}|{double}|{inside}|[^()'\"\\])*+\)"
@@ -214,8 +211,6 @@ def _statements(text: str) -> Iterator[tuple[list[str], int]]:
 
 @dataclass
 class _Frame:
-    """A construct that is open: an ``if``, a loop, a function or a group."""
-
     name: str
     end: str
     line: int
@@ -262,7 +257,6 @@ class _Script:
             )
 
     def _construct(self, word: str, line: int, function: str) -> bool:
-        """Open, move on or close a construct; whether ``word`` does one of these."""
         top = self.frames[-1] if self.frames else None
         if word == "if":
             self.frames.append(_Frame("`if`", "fi", line, conditions=[], before=self._state()))
@@ -291,7 +285,6 @@ class _Script:
         frame.ended = frame.ended or held is True
 
     def _close(self, frame: _Frame) -> None:
-        """Forget what a loop, or an ``if`` that nothing decides, has set."""
         above = self.frames[-1] if self.frames else None
         if above:
             above.assigned |= frame.assigned
@@ -308,7 +301,6 @@ class _Script:
         return dict(self.scalars), dict(self.arrays)
 
     def _statement(self, words: list[str]) -> None:
-        """Follow one command; inside a loop or a function only look for launches."""
         if self.frames and (conditions := self.frames[-1].conditions) is not None:
             conditions.append(words)
             return
@@ -387,7 +379,6 @@ class _Script:
         return None
 
     def _expand(self, raw: str, *, splits: bool = True) -> list[str]:
-        """Words that a written word expands to; exactly one without ``splits``."""
         words, quoted = [""], False
         for match in _PIECE.finditer(raw):
             kind, piece = match.lastgroup, match[0]
@@ -405,8 +396,6 @@ class _Script:
         return [word for word in words if word or quoted] if splits else [" ".join(words)]
 
     def _text(self, written: str) -> str:
-        """A text between double quotes, or an expansion."""
-
         def stands_for(match: re.Match[str]) -> str:
             part = match[0]
             if part.startswith(("$(", "`")):
@@ -419,7 +408,6 @@ class _Script:
         return re.sub(rf"{_EXPANSION}|{_ESCAPED}", stands_for, written)
 
     def _value(self, match: re.Match[str]) -> str:
-        """Value of ``$NAME`` or ``${NAME:-DEFAULT}``; the text itself if it is unknown."""
         name = match[1] or match[2]
         if name in self.arrays:
             return " ".join(self.arrays[name] if "[" in match[0] else self.arrays[name][:1])
@@ -428,7 +416,6 @@ class _Script:
         return match[0] if match[3] is None or name in self.unknown else self._text(match[3].strip("\"'"))
 
     def _answer(self, written: str) -> str:
-        """Output of a command that asks for compute capability or architecture; else its text."""
         gpu = self.gpu
         if gpu and "compute_cap" in written and gpu.compute_capability:
             return "{}.{}".format(*gpu.compute_capability)
@@ -438,8 +425,6 @@ class _Script:
 
 
 def _plain(raw: str) -> str:
-    """A written word without its quotes, variables left as they are."""
-
     def bare(match: re.Match[str]) -> str:
         piece = match[0]
         if piece.startswith("$'"):
@@ -452,7 +437,6 @@ def _plain(raw: str) -> str:
 
 
 def _compared(left: str, operator: str, right: str) -> bool | None:
-    """Texts or numbers, by the words of ``test``."""
     if operator in ("=", "==", "!="):
         return fnmatchcase(left, right) is (operator != "!=")
     with suppress(ValueError):
@@ -488,7 +472,6 @@ def read_manifest(
 
 
 def _paired(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Each engine once; clients that stand alone belong to the only server, and else are no answer beside one."""
     if any(launch.server for launch in launches):
         alone = tuple(client for one in launches if one.server is None for client in one.clients)
         launches = [launch for launch in launches if launch.server]
@@ -509,7 +492,6 @@ def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mapping[str, str]) -> tuple[Launch, ...]:
-    """Launches of one container. ``command`` is the entry point in Kubernetes, and its arguments in compose."""
     kubernetes = "args" in container or isinstance(container.get("env"), list)
     entry = _words(container.get("command" if kubernetes else "entrypoint"))
     rest = _words(container.get("args" if kubernetes else "command"))
@@ -529,7 +511,6 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
 
 
 def _with(command: Found, env: Mapping[str, str], version: str) -> Found:
-    """``found`` with the variables of its container, and the version of its image."""
     return replace(command, env={**env, **command.env}, image_version=command.image_version or version)
 
 
@@ -543,7 +524,6 @@ def _words(value: Any) -> list[str]:
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
-    """``env`` of Kubernetes: names and values; ``environment`` of compose: a mapping or ``NAME=VALUE``."""
     given = container.get("env", container.get("environment")) or {}
     if isinstance(given, Mapping):
         return {str(name): str(value) for name, value in given.items() if value is not None}

@@ -299,7 +299,6 @@ def read_line(
 
 
 def _simulated(env: Mapping[str, str], version: EngineVersion, platform: str) -> Environment:
-    """The variables of a line that change memory on ``platform``, as far as ``version`` reads them."""
     others = "gpu" if platform == "cpu" else "cpu" if platform else ""
     names = (name for name, one in VARIABLES.items() if env.get(name) and one.on and one.on != others)
     read = (name for name in names if env_status(version, name, platform=platform))
@@ -307,15 +306,12 @@ def _simulated(env: Mapping[str, str], version: EngineVersion, platform: str) ->
 
 
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
-    """The problem, with a note where its hint names an option that only a later version has."""
     later = [flag_status(version, flag) for flag in re.findall(r"--[a-z][\w-]+", problem.hint)]
     since = next((status.since for status in later if status.state == "not yet"), None)
     return replace(problem, hint=f"{problem.hint}, from {since} on; leave it out until then") if since else problem
 
 
 class _LineReader:
-    """Reads the words from left to right, as argparse does."""
-
     def __init__(self, version: EngineVersion, command: VllmCommand) -> None:
         self.version = version
         self.command = command
@@ -354,7 +350,6 @@ class _LineReader:
             self._take(flag, values, key_and_value.partition("=")[0])
 
     def _whole(self, flag: str) -> str:
-        """The option that ``flag`` is, or is the beginning of."""
         if flag in self.known or not flag.startswith("--"):
             return flag
         meant = sorted(name for name in self.known if name.startswith(flag))
@@ -365,7 +360,6 @@ class _LineReader:
         return flag
 
     def _values(self, flag: str, following: Sequence[str]) -> list[str]:
-        """The words that belong to an option: none, one, or for lists all up to the next option."""
         truth = following[:1] if following and following[0].lower() in ("true", "false") else []
         if flag in self.known and not takes_value(self.version, flag):
             return list(truth)  # refused later, but not read as the model
@@ -401,7 +395,6 @@ class _LineReader:
             self.others[flag + key] = " ".join(values)
 
     def combine(self) -> None:
-        """Combine options: the draft of older versions, which refuse several scheduler steps with it."""
         model, tokens = (self.options.get(flag) for flag in ("--speculative-model", "--num-speculative-tokens"))
         if model and tokens and {"--speculative-model", "--num-speculative-tokens"} <= self.known:
             count = tokens if (number := whole_number(tokens)) is None else number

@@ -126,7 +126,6 @@ def options_version(version: EngineVersion, platform: str, image: str = "") -> E
 
 
 def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
-    """The commit that stands for ``version`` on GPUs of ``platform``, where no registry has an image of it."""
     named = (b for b in builds().values() if b.stands_for == str(version) and b.name.startswith(platform))
     return next(named, None)
 

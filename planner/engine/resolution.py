@@ -102,7 +102,6 @@ class _Resolver:
         self.version = replace(self.version, engine=engine or self.version.engine)
 
     def config(self) -> EngineConfig:
-        """Every setting, each from those before it."""
         args = self.args
         self._check_options()
         self._check_layout()
@@ -150,13 +149,11 @@ class _Resolver:
             self.taken.append(what)
 
     def _or(self, name: str, default: Any) -> Any:
-        """A setting as asked for, else the default of the version, which is noted."""
         asked = getattr(self.args, name)
         self._took(f"{name} {default} (vLLM {self.version})" if asked is None else "")
         return default if asked is None else asked
 
     def _check_options(self) -> None:
-        """Values out of bounds, and options that the version or the device does not have."""
         for field in fields(self.args):
             row, asked = SETTINGS[field.name], getattr(self.args, field.name)
             row.check(asked)
@@ -188,7 +185,6 @@ class _Resolver:
         return Environment(counted)
 
     def _check_layout(self) -> None:
-        """Parallel axes that the model does not have."""
         args = self.args
         if args.flashinfer_sampler and self.profile.platform != "cuda":
             raise IllegalPlanError(f"{FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
@@ -248,10 +244,6 @@ class _Resolver:
         return asked
 
     def _weight_dtype(self, dtype: str) -> str:
-        """The type of the linear weights, after ``--quantization``; ``dtype`` where they are not quantised.
-
-        The version must have the method.
-        """
         asked, served = self.args.quantization, self.model
         if asked:
             value_status(self.version, "quantization", asked).require(
@@ -269,7 +261,6 @@ class _Resolver:
         return dtype if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
-        """The engine that runs. Each engine has models that it does not serve."""
         args, model, version = self.args, self.model, self.version
         engine = default_engine(
             version,
@@ -339,7 +330,6 @@ class _Resolver:
         return max_model_len > above and not (self.args.enable_lora or drafts or model.vision or windows or latents)
 
     def _batch(self, features: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
-        """(max_num_batched_tokens, max_num_seqs), as asked for or by default, if vLLM accepts them together."""
         args = self.args
         asked_tokens, asked_seqs = args.max_num_batched_tokens, args.max_num_seqs
         world = args.tensor_parallel_size * args.pipeline_parallel_size
@@ -551,7 +541,6 @@ def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -
 
 
 def _unquantised_flag(dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> str:
-    """The flag that gives the model's own type: ``auto`` where it means that."""
     if not _fp8_by_default(model, profile, version):
         return "auto"
     flag = LONG_NAMES[dtype]
@@ -564,7 +553,6 @@ def _unquantised_flag(dtype: str, model: Model, profile: GpuProfile, version: En
 
 
 def _modelled(version: EngineVersion) -> list[str]:
-    """The values that this version has and that are modelled here."""
     names = ["auto", *dict.fromkeys(LONG_NAMES.get(name, name) for name in KV_ELEMENT_BYTES)]
     return [name for name in names if value_status(version, "kv_cache_dtype", name)]
 

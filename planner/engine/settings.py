@@ -123,7 +123,6 @@ def flag_of(name: str) -> str:
 
 
 def _row(default: Any, text: str, tags: str = "", **facts: Any) -> Any:
-    """A field of EngineArgs with the facts of ``Setting`` beside its default."""
     return field(default=default, metadata={"help": text, "tags": tags, **facts})
 
 

@@ -192,7 +192,6 @@ def legal_tensor_parallel_sizes(
 def _problems(
     model: Model, profile: GpuProfile, layout: Layout, allow_unvalidated: bool, fp8_blocks: Fp8Blocks
 ) -> Iterator[IllegalPlanError]:
-    """Refusals of a layout, hardware first; none if it is legal."""
     yield from _hardware_problems(profile, layout, allow_unvalidated)
     yield from _head_problems(model, layout)
     yield from _expert_problems(model, layout)
@@ -277,7 +276,6 @@ def _expert_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]
 
 
 def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterator[IllegalPlanError]:
-    """Matrices that do not divide into so many pieces, or whose quantisation groups the cut would split."""
     if layout.expert_ranks == 1:
         return
     for path, weight, precision in _distinct_weights(model):

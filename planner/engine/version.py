@@ -161,7 +161,6 @@ def _mentioned(text: str) -> tuple[Release, str] | None:
 
 
 def _dated(text: str, date: str) -> tuple[Release, str]:
-    """The release of a date, or of a build that has only a date."""
     lowered = text.lower()
     day = _day_in(lowered) or next((d for name, d in _NAMED_BUILDS.items() if name in lowered), None)
     if day is None and text and not _BUILD_WORDS.search(lowered):
@@ -195,7 +194,6 @@ def _day_in(text: str) -> datetime.date | None:
 
 
 def _unknown_note(release: Release) -> str:
-    """A note on a release that is not in the table."""
     if release > NEWEST:
         return f"newer than vLLM {release_text(NEWEST)}, the newest known; its rules are taken"
     if release < OLDEST:

@@ -170,7 +170,6 @@ def read_nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
 
 
 def _json(text: str) -> Any:
-    """The JSON that a tool prints after its warnings; an empty list where it prints nothing."""
     start = re.search(r"^[\[{]", text, re.MULTILINE)
     if start is None:
         if text.strip():
@@ -193,7 +192,6 @@ def _part(entry: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _mode(fields: dict[str, Any], *keys: str) -> str:
-    """The value of the first of ``keys`` that has one, in capitals."""
     modes = (str(fields[key]).strip("* ").upper() for key in keys if key in fields)
     return next((mode for mode in modes if mode not in {"", "N/A", "NONE", "UNKNOWN"}), "")
 
@@ -248,7 +246,6 @@ def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
 
 
 def _logical(gpu: LocalGpu) -> Iterator[str]:
-    """Yield the profile id of each logical GPU: the GPU itself, its partitions, or its MIG instances."""
     whole = _whole(gpu)
     if gpu.mig:
         for name in gpu.slices:
@@ -290,13 +287,11 @@ def _check_memory(gpu: LocalGpu, whole: GpuProfile) -> None:
 
 
 def _plain(name: str) -> str:
-    """A name in lower case, with spaces for underscores and without a leading ``NVIDIA``."""
     return " ".join(name.lower().replace("_", " ").split()).removeprefix("nvidia ")
 
 
 @cache
 def _devices() -> dict[str, str]:
-    """Map each PCI id and each plain name to a profile id."""
     return {
         key: profile_id
         for profile_id, entry in devices().items()

@@ -397,13 +397,11 @@ def _plain(name: str) -> str:
 
 @cache
 def _names() -> dict[str, str]:
-    """Profile ids by every name that ``load_profile`` takes."""
     printed = {_plain(name): profile_id for profile_id, device in devices().items() for name in device["names"]}
     return {**printed, **aliases(), **{profile_id: profile_id for profile_id in profile_ids()}}
 
 
 def _nearest(name: str) -> list[str]:
-    """Ids of whole GPUs: of the nearest generation and memory where the GPU is known, else spelled alike."""
     others: dict[str, list[Any]] = tomllib.loads((package_dir("hardware") / "unprofiled.toml").read_text("utf-8"))
     fits = [other for other in others if re.match(rf"(?:[rg]tx-?)?{other}(?!\d)", name)]
     if not fits:
@@ -434,7 +432,6 @@ def load_all(*, partitions: bool = False) -> tuple[GpuProfile, ...]:
 
 @cache
 def _is_partition(profile_id: str) -> bool:
-    """Looks for the table in the text: parsing every file takes longer."""
     return "\n[partition]\n" in (data_dir("hardware") / f"{profile_id}.toml").read_text("utf-8")
 
 

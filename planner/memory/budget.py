@@ -199,7 +199,6 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
 
 
 def _attention(model: Model) -> str:
-    """Kinds of attention whose profile run or start takes memory of its own."""
     kinds = {mixer.kind if isinstance(mixer, StateMixer) else type(mixer) for mixer in model.mixers()}
     if "gdn" in kinds or CompressedAttention in kinds:
         return "gdn" if "gdn" in kinds else "compressed"

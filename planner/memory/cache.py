@@ -371,7 +371,6 @@ def block_pool(
 
 
 def _promoted(layers: LayerSpecs) -> tuple[Member, ...]:
-    """Windows and chunks as full attention, where the model mixes them with it."""
     if not any(spec.kind == "full" for _, spec in layers):
         return tuple(layers)
     local = ("window", "chunk")
@@ -389,7 +388,6 @@ def _groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 
 def _equal_pages(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    """Blocks of more tokens for narrow layers, or padded pages, until all pages are equal."""
     largest = max(spec.page_bytes for _, spec in members)
 
     def widen(spec: CacheSpec) -> CacheSpec:
@@ -403,7 +401,6 @@ def _equal_pages(members: tuple[Member, ...]) -> tuple[Member, ...]:
 
 
 def _equal_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
-    """Groups of equal layer count; the layers of a kind go to its groups in turn."""
     counts = Counter(spec for _, spec in members)
     size = min(counts.values())
     if max(counts.values()) < 1.5 * size:
@@ -453,7 +450,6 @@ def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 
 def _type(spec: CacheSpec) -> tuple[object, ...]:
-    """Layers of one type always need the same number of pages, so one block table serves them."""
     return spec.kind, spec.block_size, spec.span_tokens
 
 
@@ -465,5 +461,4 @@ def _by_page_bytes(bucket: list[Member]) -> list[list[Member]]:
 
 
 def _least_padding(counts: list[int], least: int) -> int:
-    """The size, at least ``least``, whose multiples exceed ``counts`` least in total; the largest of such sizes."""
     return min(range(least, max(counts) + 1), key=lambda size: (sum(-n % size for n in counts), -size))

@@ -401,19 +401,16 @@ def _heads_width(mixer: LatentAttention, layout: Layout) -> int:
 
 @PerModel
 def _latent_width(model: Model, layout: Layout) -> int:
-    """Elements per token of queries, keys and values of MLA on one rank."""
     latent = (m for m in dict.fromkeys(model.mixers()) if isinstance(m, LatentAttention))
     return max((_heads_width(mixer, layout) for mixer in latent), default=0)
 
 
 def _flow(weights: Iterable[Weight], layout: Layout) -> int:
-    """Elements per token that go through these matrices on one rank: outputs, and the inputs of row-cut ones."""
     pieces = ((w, held_piece(w, layout)) for w in weights if w.linear and len(w.shape) == 2)
     return sum(piece.inputs if w.shard is Shard.ROW else piece.outputs for w, piece in pieces)
 
 
 def _expert_width(layer: Layer, layout: Layout) -> int:
-    """Elements per token of the buffers around the routed experts."""
     experts = [w for w in layer.weights if w.component is Component.ROUTED_EXPERT and len(w.shape) == 2]
     if layer.moe is None or not experts:
         return 0

@@ -280,7 +280,6 @@ def _disagreements(values: dict[str, list[float]]) -> list[str]:
 
 
 def _value(text: str) -> int | float | bool | str:
-    """A setting as vLLM prints it."""
     if text in ("True", "False"):
         return text == "True"
     if re.fullmatch(r"\d+", text):
@@ -380,7 +379,6 @@ def cache_bytes(log: StartupLog, budget: MemoryBudget) -> float | None:
 
 
 def _rest(log: StartupLog, budget: MemoryBudget) -> float | None:
-    """Budget less weights and cache: everything that the log does not name."""
     cache = cache_bytes(log, budget)
     if cache is None or log.weights_bytes is None:
         return None
@@ -410,7 +408,6 @@ def _peaks(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Inte
 
 
 def _unexplained(rest: float, parts: MemoryParts, budget: MemoryBudget) -> Interval:
-    """Remainder that makes the parts add up to the memory beside the cache; predicted weights err a little too."""
     stage = budget.binding
     taken = [parts.activation or stage.activation, parts.non_torch or stage.non_torch]
     if stage.graphs_in_budget:
@@ -433,7 +430,6 @@ def _printed(value: float | None) -> Interval | None:
 
 
 def _rounded(value: float) -> Interval:
-    """A figure as vLLM prints it."""
     if value < 0:
         return Interval.exact(0)
     return Interval(value, max(0.0, value - ROUNDING_BYTES), value + ROUNDING_BYTES)

@@ -216,15 +216,12 @@ def _stages(
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Bytes of weights on one rank, by component and name of the precision."""
-
     model: Model
     layout: Layout
     dtype: Precision  #: of unquantised weights
     architecture: str
 
     def bytes_of(self, weights: Iterable[tuple[Weight, Precision]]) -> Counter[tuple[Component, str]]:
-        """Sum over weights with their precisions, without MTP modules."""
         found: Counter[tuple[Component, str]] = Counter()
         quantization = self.model.quantization
         kernels_pad = quantization.method == "mxfp4" and bool(self.architecture)
@@ -239,7 +236,6 @@ class _Parts:
         return found
 
     def bytes_outside_layers(self, *, first: bool, last: bool) -> Counter[tuple[Component, str]]:
-        """On the first stage embedding and vision tower; on the last final norm and lm_head, or the tied embedding."""
         model = self.model
         embedding = [w for w in model.outer if w.component is Component.EMBEDDING]
         held: list[Weight] = [*embedding, *model.vision] if first else []
@@ -377,7 +373,6 @@ def module_mixer(model: Model) -> Mixer:
 def _draft_bytes(
     model: Model, config: EngineConfig, speculative: SpeculativeConfig, draft: Model | None
 ) -> Counter[str]:
-    """Bytes of the draft's weights on a rank of the last stage, by the name of their precision."""
     layout = Layout.of(config)
     found: Counter[str] = Counter()
     if speculative.method == "mtp":
@@ -400,7 +395,6 @@ def _draft_bytes(
 
 
 def _module_weights(model: Model, layout: Layout) -> Iterator[Weight]:
-    """Weights of the MTP modules that vLLM loads: not the tables that checkpoints repeat."""
     yield from (weight for weight in model.mtp if weight.shard is not Shard.VOCAB)
     if layout.pipeline_parallel_size > 1:
         yield from (w for w in model.outer if w.component is Component.EMBEDDING and w.shard is Shard.VOCAB)

@@ -45,7 +45,6 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
 
 
 def _unknown(config: Config) -> UnsupportedModelError:
-    """The error for an architecture without a family."""
     name = " ".join(config.architecture.split())[:80]  # one line, whatever the file holds
     if not name:
         return UnsupportedModelError(
@@ -61,7 +60,6 @@ def _unknown(config: Config) -> UnsupportedModelError:
 
 
 def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
-    """The dtype of unquantised weights, from the outer or the text level, and a note where it is assumed."""
     for level in (outer, outer.nested("text_config")):
         name = level.text("torch_dtype", "dtype", default="").removeprefix("torch.")
         if name in DTYPES:
@@ -72,7 +70,6 @@ def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
 
 
 def _check(model: Model) -> None:
-    """Refuse what no engine can run: heads that do not divide, more experts per token than experts."""
     for layer in dict.fromkeys(model.layers):
         mixer, moe = layer.mixer, layer.moe
         if isinstance(mixer, Attention) and mixer.num_heads % mixer.num_kv_heads:

@@ -148,7 +148,6 @@ def meant_ids(name: str) -> list[str]:
 
 
 def _rest(asked: list[str], repo_id: str) -> list[str] | None:
-    """Words of an id beside those of ``asked``; None unless it begins with the first and has the others in order."""
     words, at, rest = _WORD.findall(repo_id.partition("/")[2].lower()), 0, list[str]()
     if words[0] in _PUBLISHERS and asked[0] != words[0]:
         words = words[1:]
@@ -214,7 +213,6 @@ def _entry(record: Record, renamed: tuple[str, ...]) -> CatalogEntry:
 
 
 def _config(record: Record) -> Record:
-    """The whole config of a record: what it takes from another one, and its own keys over that."""
     keys = record.get("config", {})
     if "base" in record:
         inherited = _unquantized(_config(_known(record["like"] if "like" in record else record["base"])))
@@ -228,7 +226,6 @@ def _config(record: Record) -> Record:
 
 
 def _overlaid(under: Record, over: Record) -> Record:
-    """``under`` with the keys of ``over``: nested configs are merged, other values replaced, null removes."""
     merged = dict(under)
     for key, value in over.items():
         nested = key.endswith("_config") and key != "quantization_config"
@@ -242,7 +239,6 @@ def _overlaid(under: Record, over: Record) -> Record:
 
 
 def _unquantized(config: Record) -> Record:
-    """A config without what it says about quantisation."""
     return {key: value for key, value in config.items() if key not in ("quantization_config", "expert_dtype")}
 
 
@@ -288,7 +284,6 @@ def _record(name: str) -> Record | None:
 
 
 def _known(name: str) -> Record:
-    """The record that another one refers to. A test holds every reference."""
     record = _record(name)
     if record is None:
         raise KeyError(name)

@@ -137,7 +137,6 @@ class _Fetch(Thread):
         return HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
 
     def hang_up(self) -> None:
-        """End what is still read: each byte of a header that drips comes in time for the library."""
         for socket in self.sockets:
             with suppress(OSError):
                 socket.shutdown(SHUT_RDWR)
@@ -237,7 +236,6 @@ class _Fetch(Thread):
             )
 
     def _explained(self, error: BaseException) -> HubError:
-        """One cause and one hint for an error of huggingface_hub, whose own text has many lines."""
         errors = _library().errors
         while isinstance(error, errors.LocalEntryNotFoundError | ValueError) and error.__cause__:
             error = error.__cause__  # "not cached, and the request failed": the request says why
@@ -292,7 +290,6 @@ def _library() -> Any:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    """Silence the progress bar, the warnings and the telemetry of huggingface_hub: ``HubError`` says what failed."""
     log, bar = logging.getLogger("huggingface_hub"), "huggingface_hub.http_get"
     level, shown = log.level, not library.utils.are_progress_bars_disabled(bar)
     reports_nothing = library.constants.HF_HUB_DISABLE_TELEMETRY
@@ -311,7 +308,6 @@ def _quiet(library: Any) -> Iterator[None]:
 
 
 def _cache_dir() -> Path | None:
-    """The cache folder that the environment names; None leaves it to huggingface_hub."""
     home = os.environ.get("HF_HOME")
     folder = os.environ.get("HF_HUB_CACHE") or (f"{home}/hub" if home else None)
     return Path(folder).expanduser() if folder else None

@@ -176,7 +176,6 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionR
 
 
 def _unfused(names: Iterable[str]) -> Iterator[str]:
-    """``names`` with all experts as one, and the parts of a fused matrix after its name."""
     for name in dict.fromkeys(n if n.startswith("re:") else _EXPERT_INDEX.sub("experts", n) for n in names):
         yield name
         stem, _, last = name.rpartition(".")

@@ -64,7 +64,6 @@ def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any
 
 
 def _stated(config: Config, sidecar: dict[str, Any] | None) -> Mapping[str, Any] | None:
-    """The ``quantization_config``, from the outer or the text level, else what the sidecar holds."""
     for level in (config.outer, config.outer.nested("text_config"), config):
         value = level.get("quantization_config", "compression_config")
         if value is None:
@@ -121,7 +120,6 @@ def load_quantized(model: Model, method: str) -> Model:
 
 
 def _same_method(asked: str, stored: str) -> bool:
-    """True if two names mean one form of checkpoint, as gptq_marlin, auto_gptq and gptq do."""
     asked, stored = asked.replace("_", "-"), stored.replace("_", "-")
     stems = ("gptq", "awq", "modelopt", "mxfp4", "fp8")
     return asked == stored or any(stem in asked and stored == stem and "fbgemm" not in asked for stem in stems)
@@ -227,7 +225,6 @@ def part(block: Config, key: str) -> Config | None:
 
 
 def _parts(block: Config, key: str) -> dict[str, Config]:
-    """The dictionary of dictionaries under ``key``, by name; empty where there is none."""
     holder = part(block, key)
     names = [name for name in holder.values if isinstance(name, str)] if holder else []
     return {name: inner for name in names if holder and (inner := part(holder, name))}
@@ -239,7 +236,6 @@ def _group(block: Config, default: int = 0) -> int:
 
 
 def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
-    """``weight_dtype`` of a checkpoint: that of its main precision, else of the narrowest named one."""
     narrowest = main or min((r.precision for r in named if r.precision), key=lambda p: p.bits, default=FP8_TENSOR)
     return narrowest.name if narrowest.name in WEIGHT_DTYPES else "int8-gptq"
 
@@ -290,7 +286,6 @@ CLASSES = {"Linear", "LinearBase", "FusedMoE", "RoutedExperts"}
 
 
 def _compressed_tensors(form: QuantizationForm) -> Quantization:
-    """``compressed-tensors``: groups of modules, by class or by name, with a scheme each."""
     linear: Precision | None = None
     named: tuple[PrecisionRule, ...] = ()
     for group in _parts(form.block, "config_groups").values():
@@ -356,7 +351,6 @@ def _quark(form: QuantizationForm) -> Quantization:
 
 
 def _quark_precision(form: QuantizationForm, scheme: Config) -> Precision | None:
-    """Precision of one scheme; None where its weights are not quantised."""
     weight, inputs = part(scheme, "weight"), part(scheme, "input_tensors")
     if weight is None:
         return None
@@ -379,7 +373,6 @@ def _quark_precision(form: QuantizationForm, scheme: Config) -> Precision | None
 
 
 def _modelopt(form: QuantizationForm) -> Quantization:
-    """``modelopt``, in config.json or in hf_quant_config.json: one algorithm for all, or one for each named layer."""
     algorithm = form.block.text("quant_algo", default="").upper()
     kv_cache = bool(form.block.get("kv_cache_scheme", "kv_cache_quant_algo"))
     if algorithm == "MIXED_PRECISION":
@@ -388,7 +381,6 @@ def _modelopt(form: QuantizationForm) -> Quantization:
 
 
 def _quantized_layers(form: QuantizationForm) -> tuple[PrecisionRule, ...]:
-    """Rules for the modules under ``quantized_layers``, each of which names its algorithm."""
     listed: dict[tuple[str, str], list[str]] = {}
     first: dict[tuple[str, str], Config] = {}
     layers = part(form.block, "quantized_layers")
@@ -424,7 +416,6 @@ def _modelopt_precision(form: QuantizationForm, spec: Config) -> Precision:
 
 
 def _awq(form: QuantizationForm) -> Quantization:
-    """``awq``: integers with a scale and, usually, a zero point per group."""
     bits = form.block.size("bits", default=4)
     if bits != 4:
         raise form.unknown(f"awq of {bits} bits")
@@ -458,7 +449,6 @@ def _gptq_precision(bits: int, size: int, base: Precision) -> Precision:
 
 
 def _auto_round(form: QuantizationForm) -> Quantization:
-    """``auto-round`` (``inc``): stored like gptq without its index, or like awq."""
     bits, size = form.block.size("bits", default=4), _group(form.block, 128)
     if form.block.text("data_type", default="int") != "int" or bits not in (4, 8):
         raise form.unknown(f"auto-round's {bits} bits of {form.block.get('data_type')!r}")

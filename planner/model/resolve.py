@@ -115,7 +115,6 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
 
 
 def _what_is_in(folder: Path) -> str:
-    """Name the content of a folder without config.json."""
     try:
         names = {entry.name for entry in folder.iterdir()}
     except OSError as error:
@@ -158,11 +157,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def _from_hub(
     name: str, repo_id: str, revision: str | None, refresh: bool, timeout_s: float | None, notes: tuple[str, ...]
 ) -> ResolvedModel:
-    """The model of a hub id that the catalog does not answer for: from the local hub cache, else from the hub.
-
-    ``timeout_s`` None leaves the hub alone.
-    """
-
     def read(snapshot: hub.Snapshot, source: Source, *more: str) -> ResolvedModel:
         beside = snapshot.folder if snapshot.complete else None  # a damaged sidecar is none
         model = _read_model(beside, snapshot.folder / CONFIG, model_id=repo_id)
@@ -187,7 +181,6 @@ def _from_hub(
 
 
 def _with_nearest(error: HubError, name: str) -> HubError:
-    """A copy of ``error`` with the nearest ids of the catalog in its hint."""
     if find_entry(name):
         return HubError(error.cause, hint=f"{error.hint}; without --revision and --refresh the bundled catalog answers")
     near = nearest_ids(name)

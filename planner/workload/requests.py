@@ -149,8 +149,6 @@ def _places(requests: Requests, servers: int, router: Router) -> np.ndarray[tupl
 
 
 class _Known:
-    """The memory of a router: the prompts that each server was sent."""
-
     def __init__(self, requests: Requests, servers: int) -> None:
         prefixes = requests.prefixes
         assert prefixes is not None  # who calls has asked
@@ -162,7 +160,6 @@ class _Known:
         self._sent = [0] * len(self._parent)  # of each node, a bit for each server that has seen it
 
     def best(self, index: int, prompt_tok: int) -> list[int]:
-        """The servers that have seen most of a prompt; none where that is too little."""
         node = self._prompt[index]
         while node >= 0 and not self._sent[node]:
             node = self._parent[node]
@@ -171,7 +168,6 @@ class _Known:
         return [server for server in self._servers if self._sent[node] >> server & 1]
 
     def sent(self, index: int, server: int) -> None:
-        """A prompt, and so its answer, is at a server."""
         node, bit = self._answer[index], 1 << server
         while node >= 0 and not self._sent[node] & bit:
             self._sent[node] |= bit
@@ -307,10 +303,6 @@ class Prefixes:
 
 
 def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[Nodes, Nodes, Nodes]:
-    """The node of each piece, the parent of each node, and how many requests pass it.
-
-    Level by level: the node of a piece follows from that of the piece before it, its name and its size.
-    """
     node = np.full(len(names), -1, dtype=np.int64)
     parents: list[Nodes] = []
     users: list[Nodes] = []
@@ -340,7 +332,6 @@ def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[N
 
 
 def _summed(parent: Nodes, step: Nodes) -> Nodes:
-    """Sums of ``step`` from the root down to each node; parents come first."""
     total = step.tolist()
     for node, above in enumerate(parent.tolist()):
         if above >= 0:

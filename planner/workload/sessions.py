@@ -83,7 +83,6 @@ class Sessions:
     def _session(
         self, time_s: float, turns: range, new_tok: list[int], answer_tok: list[int], pause_s: list[float]
     ) -> list[tuple[float, int, int, list[int], list[int]]]:
-        """Arrival, prompt, answer, names and sizes of the pieces of each turn; pieces are named by their turn."""
         from planner.workload.requests import answer_s
 
         sent = []
@@ -102,7 +101,6 @@ class Sessions:
 
 
 def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier: int) -> Requests:
-    """The last rows, after the ``earlier`` first ones."""
     import numpy as np
 
     from planner.workload.requests import Prefixes, Requests

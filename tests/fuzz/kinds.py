@@ -37,7 +37,7 @@ TRACES = (
     "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     + "".join(f"2026-05-01 10:{n // 60:02}:{n % 60:02}.5,{n + 5},{n % 9 + 1}\n" for n in range(90)),
     "".join(json.dumps({"timestamp": n * 400, "input_length": 90 + n, "output_length": 30}) + "\n" for n in range(50)),
-    # what prompts have in common: blocks by name, rows of a session, turns, and the tokens in vLLM's own log
+    # what prompts have in common: blocks by name, and rows of a session
     "".join(
         json.dumps({"timestamp": n * 400, "input_length": 1500 + n, "output_length": 9, "hash_ids": [0, n % 5, n]})
         + "\n"
@@ -48,17 +48,6 @@ TRACES = (
         for n in range(50)
     ),
     "arrival_s,input_len,output_len,session\n" + "".join(f"{n},{200 * (n // 9 + 1)},{20},{n % 9}\n" for n in range(45)),
-    "".join(
-        json.dumps({"arrival_s": n, "turns": [{"input_len": 90, "output_len": 20, "pause_s": t} for t in range(4)]})
-        + "\n"
-        for n in range(20)
-    ),
-    "".join(
-        f"INFO 05-01 10:00:{n:02} [logger.py:42] Received request r-{n}: params: SamplingParams(max_tokens=16)\n"
-        f"DEBUG 05-01 10:00:{n:02} [logger.py:46] Request r-{n} details: prompt_token_ids: {list(range(20 + n))}\n"
-        f"DEBUG 05-01 10:00:{n:02} [logger.py:61] Generated response r-{n} details: output_token_ids: [1, 2, {n}]\n"
-        for n in range(50)
-    ),
 )
 #: Statements of launch scripts, and what they stand in.
 SHELL = (

@@ -106,13 +106,11 @@ TARGET = ("--ttft", "20000", "--percentile", "mean")
 @pytest.fixture
 def documents(tmp_path: Path) -> str:
     """Eight documents, and a question to each a minute later: 92,000 tokens, and ``ON_L4`` there is room for 67,920."""
-    path = tmp_path / "documents.jsonl"
-    asked = {"input_len": 60, "output_len": 100, "pause_s": 60}
-    rows = [
-        {"arrival_s": 8 * place, "turns": [{"input_len": 15000 - 1000 * place, "output_len": 100}, asked]}
-        for place in range(8)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = tmp_path / "documents.csv"
+    # the answer of 100 tokens takes 2.5 s, the pause 60 s; the question has 60 tokens
+    rows = [(8 * n + 62.5 * asked, 15000 - 1000 * n + 160 * asked, n) for n in range(8) for asked in (0, 1)]
+    lines = "".join(f"{at},{tokens},100,{n}\n" for at, tokens, n in sorted(rows))
+    path.write_text("arrival_s,input_len,output_len,session\n" + lines)
     return str(path)
 
 

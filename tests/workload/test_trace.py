@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_disorder_is_sorted_and_said(tmp_path: Path) -> None:
     found = read(tmp_path, HEADING + "0,1,1\n2,3,1\n1,2,1\n3,4,1\n")
     assert found.busiest.input_len.tolist() == [1, 2, 3, 4]
-    assert any("1 line out of order, the first is 4" in note for note in found.notes)
+    assert any("out of order: 1, the first in line 4" in note for note in found.notes)
 
 
 def test_disorder_beyond_the_buffer_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,45 +179,12 @@ def test_rows_of_a_session_go_on_from_each_other(tmp_path: Path) -> None:
     assert shared(tmp_path, "arrival_s,input_len,output_len,session\n" + rows, "s.csv") == [0, 0, 120, 0, 120]
 
 
-def test_turns_of_a_conversation_hold_all_before_them(tmp_path: Path) -> None:
-    """The second turn comes 1 s + 40 x 25 ms after the first, for its answer, and the 5 s of its pause."""
-    chat = '{"arrival_s": 0, "turns": [{"input_len": 30, "output_len": 40}, {"input_len": 10, "output_len": 20, '
-    found = read(tmp_path, chat + '"pause_s": 5}]}\n{"arrival_s": 9, "turns": [{"input_len": 7, "output_len": 1}]}\n')
-    assert found.busiest.input_len.tolist() == [30, 80, 7] and found.busiest.arrival_s.tolist() == [0, 7, 9]
-    assert found.busiest.prefixes is not None and found.busiest.prefixes.reusable_tok.tolist() == [0, 70, 0]
-    assert found.notes == ()
-
-
-LOG = """\
-INFO 11-22 10:00:00 [request_logger.py:61] Received request cmpl-1: params: SamplingParams(n=1, max_tokens=9), x
-DEBUG 11-22 10:00:00 [request_logger.py:50] Request cmpl-1 details: prompt: 'a', prompt_token_ids: [{one}], y
-INFO 11-22 10:00:03 [request_logger.py:61] Received request cmpl-2: params: SamplingParams(n=1, max_tokens=7), x
-DEBUG 11-22 10:00:03 [request_logger.py:50] Request cmpl-2 details: prompt: 'b', prompt_token_ids: [{two}], y
-DEBUG 11-22 10:00:04 [x.py:9] Generated response cmpl-1 (streaming complete) details: output_token_ids: [1, 2, 3]
-INFO 11-22 10:00:05 [metrics.py:9] Avg prompt throughput: 0.0 tokens/s
-"""
-
-
-def test_a_request_log_of_vllm_is_read_with_its_tokens(tmp_path: Path) -> None:
-    one, two = list(range(40)), [*range(33), *range(900, 920)]
-    found = read(tmp_path, LOG.format(one=str(one)[1:-1], two=str(two)[1:-1]), "vllm.log")
-    assert found.busiest.input_len.tolist() == [40, 53] and found.busiest.output_len.tolist() == [3, 7]
-    assert found.duration_s == 3
-    assert found.busiest.prefixes is not None and found.busiest.prefixes.reusable_tok.tolist() == [0, 32]
-
-
 NO_REUSE = {
     "too few hashes": (
         '{"timestamp": 0, "input_length": 1500, "output_length": 1, "hash_ids": [1]}',
         "line 1: 1 hash_ids for a prompt of 1,500 tokens",
     ),
     "no numbers": ('{"timestamp": 0, "input_length": 9, "output_length": 1, "hash_ids": ["a"]}', "no list of whole"),
-    "no turns": ('{"arrival_s": 0, "turns": []}', "turns is no list of 1 to"),
-    "a turn without tokens": ('{"arrival_s": 0, "turns": [{"output_len": 3}]}', "turn 1: input_len is missing"),
-    "back in time": (
-        '{"arrival_s": 0, "turns": [{"input_len": 3, "output_len": 3, "pause_s": -1}]}',
-        "turn 1: pause_s is negative",
-    ),
     "a session back in time": (
         "arrival_s,input_len,output_len,session\n5,50,5,a\n4,60,5,b\n3,100,5,a\n",
         "line 4: session 'a' goes back in time",
@@ -227,8 +194,6 @@ NO_REUSE = {
         "line 1: 3 hash_ids for a prompt of 600 tokens",
     ),
     "text": ('{"id": "x", "conversations": [{"from": "human", "value": "hi"}]}', "not the columns of a trace"),
-    "a log without tokens": (LOG.splitlines()[0], "line 1: the tokens of the prompt are not in the log"),
-    "a log of something else": (LOG.splitlines()[-1], "a log without requests"),
 }
 
 

@@ -405,10 +405,6 @@ def gemma4(config: Config) -> ModelParts:
 
 
 def _gemma4_layer(config: Config, window: int | None, shared: bool) -> Layer:
-    """One layer. ``window`` is None for a full one. A ``shared`` one reads the cache of an earlier layer.
-
-    Checkpoints hold the key and value projections of shared layers all the same, and vLLM keeps and runs them.
-    """
     hidden, attention = config.hidden_size, replace(read_attention(config), window=window)
     same_kv = window is None and config.flag("attention_k_eq_v", default=False)
     if window is None:

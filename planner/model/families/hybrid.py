@@ -149,7 +149,6 @@ def jamba(config: Config) -> ModelParts:
     )  # fmt: skip
 
     def picks(name: str, period: int, offset: int) -> range:
-        """Every ``period``-th layer, from ``offset`` on."""
         key = f"{name}_layer_offset"
         first = config.size(key, default=0) if config.has(key) else offset
         return range(first, config.num_layers, config.size(f"{name}_layer_period", default=period))
@@ -186,7 +185,6 @@ def nemotron_h(config: Config) -> ModelParts:
 
 
 def _nemotron_blocks(config: Config, list_key: str, pattern_key: str) -> list[str]:
-    """Kind of each layer, from a list of names or from a string of one letter per layer."""
     names = config.names(list_key) or [BLOCKS.get(letter, letter) for letter in config.text(pattern_key)]
     if not names or not set(names) <= set(BLOCKS.values()):
         raise config.refuse(list_key if config.has(list_key) else pattern_key, f"made of {', '.join(BLOCKS.values())}")

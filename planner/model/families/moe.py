@@ -384,7 +384,6 @@ def _v4_attention(config: Config, ratio: int) -> tuple[Weight, ...]:
 
 
 def _compressor(prefix: str, hidden: int, head_dim: int, ratio: int) -> tuple[Weight, ...]:
-    """Gated pooling of ``ratio`` tokens into one row; windows of the fine compression overlap, so it has two halves."""
     width = head_dim * (2 if ratio == 4 else 1)
     return (
         *linear(f"{prefix}wkv", width, hidden, ATTENTION),
@@ -395,7 +394,6 @@ def _compressor(prefix: str, hidden: int, head_dim: int, ratio: int) -> tuple[We
 
 
 def _stream_mixing(name: str, hidden: int, streams: int) -> tuple[Weight, ...]:
-    """Hyper-connections: weights that read, write and mix ``streams`` residual streams around one block."""
     mixes = streams * (streams + 2)
     return (
         Weight(f"{name}_fn", Component.NORM, (mixes, streams * hidden)),
@@ -405,7 +403,6 @@ def _stream_mixing(name: str, hidden: int, streams: int) -> tuple[Weight, ...]:
 
 
 def _head_mixing(hidden: int, streams: int) -> tuple[Weight, ...]:
-    """Weights that make the residual streams one hidden vector in front of the lm_head."""
     return (
         Weight("hc_head_fn", Component.NORM, (streams, streams * hidden)),
         *vector("hc_head_base", streams),
