@@ -1,16 +1,4 @@
-"""The errors that a user can cause.
-
-::
-
-    PlannerError               one cause line, one hint line, an exit status
-    ├── InputError             2   a flag, a file or a name is wrong
-    │   ├── UnknownNameError   2   no such GPU or model; nearest names offered
-    │   └── IllegalPlanError   2   the settings contradict the model, the GPU or the engine version
-    ├── UnsupportedModelError  2   the architecture is not understood; nothing is guessed
-    └── HubError               3   the hub could not be reached, or refused
-
-Anything else that escapes is a bug (exit status 70).
-"""
+"""The errors that a user can cause, each with an exit status. Anything else that escapes is a bug (exit status 70)."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -33,8 +21,6 @@ class InputError(PlannerError):
 
 
 class UnknownNameError(InputError):
-    """A name that is not in a known list."""
-
     def __init__(
         self, what: str, name: str, known: Iterable[str] = (), *, see: str, near: list[str] | None = None
     ) -> None:
@@ -79,7 +65,6 @@ class Fault(NamedTuple):
 
 
 def fault_in(error: Any) -> Fault:
-    """Return the first fault of a pydantic ``ValidationError``."""
     first = error.errors(include_url=False)[0]
     name, kind, limits = ".".join(map(str, first["loc"])), first["type"], first.get("ctx", {})
     if kind == "missing":

@@ -1,8 +1,4 @@
-"""Folders of packaged and of user data; reading a file that a user names; replacing a file as a whole.
-
-Packaged data lies beside the package in a wheel, at the top level in a checkout. User data lies in the folder that the
-platform has for it.
-"""
+"""Folders of packaged and of user data; reading a file that a user names; replacing a file as a whole."""
 
 import errno
 import os
@@ -34,10 +30,7 @@ def package_dir(name: str) -> Path:
 
 
 def user_data_dir() -> Path:
-    """The folder for fits to a user's own machines, never a cache. It need not exist yet.
-
-    ``XDG_DATA_HOME`` is honoured where the platform has it.
-    """
+    """The folder for fits to a user's own machines, never a cache. It need not exist yet."""
     from platformdirs import user_data_path  # only runs that look at local fits need it
 
     return user_data_path("planner", appauthor=False)
@@ -89,10 +82,8 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def write_then_rename(path: Path, content: bytes) -> None:
-    """Write ``content`` beside ``path``, then rename it: a reader of ``path`` sees the old file or the new one.
-
-    Files that killed processes left beside it are removed. Raises OSError where writing fails; the old file then stays.
-    """
+    """Write ``content`` beside ``path``, then rename it: a reader of ``path`` sees the old file or the new one. Files
+    that killed processes left are removed. Raises OSError."""
     for left in path.parent.glob(f".{escape(path.name)}.*.part"):
         _remove_unheld(left)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")

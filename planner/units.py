@@ -1,8 +1,5 @@
-"""Units, and the conversions at the edge.
-
-Inside the package every quantity is in bytes, seconds, FLOP and tokens; names carry the unit
-(``_bytes``, ``_s``, ``_flop``, ``_flop_per_s``, ``_bytes_per_s``). GB is 10^9 bytes, GiB is 2^30 bytes.
-"""
+"""Units, and the conversions at the edge. Inside, every quantity is in bytes, seconds, FLOP and tokens; names carry the
+unit. GB is 10^9 bytes, GiB is 2^30 bytes."""
 
 from math import floor, isfinite, log10
 
@@ -59,20 +56,16 @@ def whole_number(text: str) -> int | None:
 
 
 def to_base(value: float, unit: str) -> float:
-    """Convert ``value`` in ``unit`` to the unit used inside.
-
-    Raises KeyError for an unknown unit, TypeError for a value that is not a number.
-    """
+    """Convert ``value`` in ``unit`` to the unit used inside. Raises KeyError for an unknown unit, TypeError for no
+    number."""
     if not isinstance(value, int | float) or isinstance(value, bool):  # a text times a GB would be a long one
         raise TypeError(f"{value!r} is not a number")
     return value * FACTORS[unit]
 
 
 def figure(value: float, digits: int = 0) -> str:
-    """Format a number with ``digits`` significant digits, never with an exponent.
-
-    By default the digits that a prediction is good for, two below 100 and three above: ``0.13``, ``5.4``, ``1,040``.
-    """
+    """Format a number with ``digits`` significant digits, never with an exponent; by default two below 100 and three
+    above: ``0.13``, ``5.4``, ``1,040``."""
     if not isfinite(value):
         return f"{value:g}"
     digits = digits or (2 if abs(value) < 100 else 3)

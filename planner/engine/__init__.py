@@ -1,7 +1,4 @@
-"""Settings of vLLM: versions, flags, defaults, refusals, sharding, command lines, images, recipes.
-
-The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
-"""
+"""Settings of vLLM: versions, flags, defaults, refusals, sharding, command lines, images, recipes."""
 
 import lazy_loader as lazy
 

@@ -1,17 +1,7 @@
 """Drafts (``--speculative-config``) and LoRA adapters that are served with a model, and refusals by version.
 
-::
-
-    mtp            the model's own multi-token-prediction modules draft; they are loaded beside it
-    draft_model    a smaller model of the same vocabulary drafts
-    eagle          one decoder layer on top of the model's hidden states drafts; embedding and lm_head are shared
-    eagle3         the same on hidden states of three layers, with a vocabulary and an lm_head of its own
-    ngram, suffix  earlier text drafts: nothing is loaded
-
-How many drafted tokens the model accepts depends on model, draft and text, so it has to be said: a rate a, with
-which position i of the draft is reached and accepted in a^i of the steps (Leviathan, Kalman and Matias, 2023,
-arXiv 2211.17192), or the share of each position, as vLLM logs it (``Per-position acceptance rate``) and as its
-synthetic rejection sampler takes it.
+A rate a accepts position i of a draft in a^i of the steps (Leviathan, Kalman and Matias, 2023, arXiv 2211.17192).
+Shares of each position are taken as vLLM logs them (``Per-position acceptance rate``).
 
 >>> parse_speculative_config('{"method": "mtp", "num_speculative_tokens": 3}').num_speculative_tokens
 3
@@ -94,10 +84,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
 def read_drafts(
     drafts: SpeculativeConfig | Mapping[str, Any] | str | None, rates: float | Sequence[float] | str | None = None
 ) -> SpeculativeConfig | None:
-    """``--speculative-config`` with ``--speculative-acceptance-rate``, in any form that the library takes.
-
-    Raises InputError for what cannot be read, and for rates without drafts.
-    """
+    """``--speculative-config`` with ``--speculative-acceptance-rate``, in any form that the library takes. Raises
+    InputError."""
     if drafts is not None and not isinstance(drafts, SpeculativeConfig):
         try:
             drafts = parse_speculative_config(drafts if isinstance(drafts, str) else json.dumps(drafts))
@@ -112,10 +100,7 @@ def read_drafts(
 
 
 def with_acceptance(wanted: SpeculativeConfig, text: str) -> SpeculativeConfig:
-    """``wanted`` with what ``--speculative-acceptance-rate`` says: one rate, or one for each drafted token.
-
-    Raises InputError for what are no such rates.
-    """
+    """``wanted`` with ``--speculative-acceptance-rate``: one rate, or one for each drafted token. Raises InputError."""
     if wanted.acceptance_rates:
         raise InputError(f"{RATE_FLAG}: {FLAG} sets a synthetic acceptance already", hint=f"leave {RATE_FLAG} out")
     tokens = wanted.num_speculative_tokens
@@ -128,10 +113,8 @@ def with_acceptance(wanted: SpeculativeConfig, text: str) -> SpeculativeConfig:
 
 
 def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:
-    """Rates of the synthetic rejection sampler (``config/speculative.py`` of 0.27); nothing with a real one.
-
-    A mean length stands for the rates that scatter least: its whole part always, its rest at one more position.
-    """
+    """Rates of the synthetic rejection sampler (``config/speculative.py`` of 0.27), if any. A mean length stands for
+    the rates that scatter least: its whole part always, its rest at one more position."""
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if isinstance(length, int | float) and not isinstance(length, bool):
         if not 1 <= length <= tokens + 1:
@@ -179,10 +162,8 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
 
 
 def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> Iterator[tuple[str, str]]:
-    """Options and values that launch ``wanted``: the JSON, or the older options one by one.
-
-    Raises IllegalPlanError for a key that had no option of its own.
-    """
+    """Options and values that launch ``wanted``: the JSON, or the older options one by one. Raises IllegalPlanError for
+    a key that had no option."""
     if flag_status(version, FLAG):
         yield FLAG, wanted.text
         return
@@ -242,10 +223,8 @@ MOST_VOCABULARY = 258_048  #: ``lora/layers/logits_processor.py``
 
 
 def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfig | None:
-    """Adapter slots that ``args`` ask for; None without ``--enable-lora``, as in vLLM.
-
-    Raises InputError for a rank that no version takes, IllegalPlanError for what vLLM refuses.
-    """
+    """Adapter slots that ``args`` ask for; None without ``--enable-lora``, as in vLLM. Raises InputError for a rank
+    that no version takes, IllegalPlanError for what vLLM refuses."""
     if not args.enable_lora:
         return None
     rank, loras = args.max_lora_rank or 16, args.max_loras or 1

@@ -1,15 +1,11 @@
-"""Command lines in the spelling of one vLLM version.
-
-A line names every setting that was simulated, so that a default that moves between versions cannot change what is
-measured. An option that the version does not have is refused, with the version where it appeared or went.
+"""Command lines in the spelling of one vLLM version. A line names every setting that was simulated; an option that the
+version lacks is refused.
 
 >>> from planner.engine.version import parse_version
 >>> from planner.workload import Load
 >>> load = Load(input_len=128, output_len=32, num_prompts=8, max_concurrency=4)
 >>> bench_serve_argv(load, "m", parse_version("0.7.3"))[:4]
 ['python3', '/app/vllm/benchmarks/benchmark_serving.py', '--backend', 'vllm']
->>> bench_serve_argv(load, "m", parse_version("0.33.0"))[:5]
-['vllm', 'bench', 'serve', '--backend', 'vllm']
 """
 
 from __future__ import annotations
@@ -51,12 +47,9 @@ def serve_argv(
     port: int | str = 8000,
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:
-    """``vllm serve`` with exactly the settings of ``config``; variables are in its ``env``.
-
-    ``extra`` adds options by name: True for a switch, False for its ``--no-`` form, a mapping for JSON, None for
-    nothing. Raises IllegalPlanError for an option that the version does not have, InputError for one that the settings
-    decide already.
-    """
+    """``vllm serve`` with exactly the settings of ``config``; variables are in its ``env``. ``extra``: further options;
+    True for a switch, False for its ``--no-`` form, a mapping for JSON. Raises IllegalPlanError for an option that the
+    version lacks, InputError for one that the settings decide."""
     line = _Line(["vllm", "serve", model_ref], config.version, "serve")
     line.add("--host", host)
     line.add("--port", port)
@@ -90,10 +83,8 @@ def bench_serve_argv(
     platform: str = "rocm",
     priority: int = 0,
 ) -> list[str]:
-    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``.
-
-    ``priority`` goes with each request where the client can send fields of the API beyond its own (0.11.1).
-    """
+    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``, each request with
+    its ``priority`` from 0.11.1 on."""
     line = _bench("bench serve", version, platform)
     line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
     line.add("--host", LOOPBACK)
@@ -196,7 +187,6 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
 
 
 def _values(config: EngineConfig, line: _Line) -> dict[str, Any]:
-    """The value that the line has for each setting; None: the line does not name it."""
     lora, cached = config.lora, config.kv_cache_dtype
     values = {name: getattr(lora if lora and hasattr(lora, name) else config, name, None) for name in SETTINGS}
     values |= {
@@ -220,11 +210,8 @@ def _values(config: EngineConfig, line: _Line) -> dict[str, Any]:
 
 
 def _range_ratio(workload: Load, line: _Line) -> float:
-    """``--random-range-ratio``: half the width of the lengths around L, or in older versions their lower end r L.
-
-    Source: ``RandomDataset.sample`` and ``sample_random_requests``; the meaning changed in 0.8.4 for the scripts
-    and in 0.9.1 for ``vllm bench serve``.
-    """
+    """``--random-range-ratio``: half the width of the lengths around L, or in older versions their lower end r L:
+    ``RandomDataset.sample`` changed in 0.8.4 for the scripts, in 0.9.1 for ``vllm bench serve``."""
     changed = (0, 9, 1) if line.command == "bench serve" else (0, 8, 4)
     symmetric = line.version.release >= changed
     if workload.length_distribution == "symmetric":
@@ -243,10 +230,7 @@ def _range_ratio(workload: Load, line: _Line) -> float:
 
 
 def program_argv(command: VllmCommand, version: EngineVersion, platform: str) -> tuple[list[str], VllmCommand]:
-    """First words of a command, and its name: the program if the version has it, else the older script.
-
-    ``command`` may be either of the two.
-    """
+    """First words of a command, and its name: the program if the version has it, else the older script."""
     newer = next((new for new, script in _SCRIPTS.items() if script == command), command)
     if newer == "serve" or command_status(version, newer):
         return ["vllm", *newer.split()], newer
@@ -269,7 +253,6 @@ class _Line:
         return bool(flag_status(self.version, flag, self.command))
 
     def add(self, flag: str, value: str | int | float | None = None) -> None:
-        """Append an option. Raises IllegalPlanError when the version does not take it."""
         flag_status(self.version, flag, self.command).require(f"{flag}: {self.command} of vLLM {self.version}")
         self.words += [flag] if value is None else [flag, str(value)]
 
@@ -283,7 +266,6 @@ class _Line:
             self.words[-1] += "=False"
 
     def add_extra(self, extra: Mapping[str, Value] | None) -> None:
-        """Append options that the settings do not decide. Raises InputError for one that they do."""
         for name, value in (extra or {}).items():
             flag = spelled(name if name.startswith("-") else f"--{name}")
             if flag in self.words:

@@ -1,17 +1,11 @@
 """Behaviour that differs between vLLM versions: the engine, the model runner, and their features.
 
-Each switch names the release in which it turned, and the file of vLLM that says so; the source distributions of 0.6.3
-to 0.33.0 were read.
-
-V0 or V1: releases from 0.8.0 to 0.10 have both. V1 is their default. Options, models and devices that V1 does not
-serve yet bring V0 back: ``_is_v1_supported_oracle`` in ``arg_utils.py`` decides. It was read in 0.8.5, 0.9.0.1, 0.9.1,
-0.9.2, 0.10.0, 0.10.1, 0.10.2 and 0.11.0 (which has no V0 any more, and stops where it would need it), and so was
-``SupportsV0Only`` in the models of the same releases.
-
-With asynchronous scheduling the last stage of a pipeline sends the tokens that it has sampled to all others. In the
-first runner (``v1/worker/gpu_model_runner.py``) these begin no other step before, and every request that decodes is in
-every step: one step at a time is in the pipeline. The second runner (``v1/worker/gpu/model_runner.py``) keeps as many
-batches under way as there are stages, and a request is in one of them.
+Read off the sources of 0.6.3 to 0.33.0. Releases from 0.8.0 to 0.10 have V0 and V1; ``_is_v1_supported_oracle`` in
+``arg_utils.py`` and ``SupportsV0Only`` decide. With asynchronous scheduling the last stage of a pipeline sends its
+tokens
+to all others. The first runner (``v1/worker/gpu_model_runner.py``) then has one step at a time in the pipeline, the
+second
+(``v1/worker/gpu/model_runner.py``) as many batches as stages.
 
 >>> from planner.engine.version import parse_version
 >>> needs_v0({"--num-scheduler-steps": "8", "--seed": "1"}, {}, parse_version("0.9.1"))
@@ -110,9 +104,7 @@ _RULES = (
 
 def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: EngineVersion) -> tuple[str, ...]:
     """The words of a command line that the V1 engine of ``version`` does not serve; none where there is one engine.
-
-    ``options`` maps whole names to values; the value of a switch is empty.
-    """
+    ``options``: values by whole name, empty for a switch."""
     if not BOTH_SINCE <= version.release < ORACLE_GONE_IN:
         return ()
     given = {**env, **options}
@@ -142,10 +134,8 @@ def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
 
 
 def asked_engine(only_v0: Sequence[str], use_v1: str | None, version: EngineVersion) -> Engine | None:
-    """The engine that a line asks for, by ``VLLM_USE_V1`` or by words that only V0 serves; None: the default one.
-
-    Raises IllegalPlanError where vLLM stops: V1 is asked for beside such words, or V0 in a release without it.
-    """
+    """The engine that ``VLLM_USE_V1`` or words that only V0 serves ask for; None: the default. Raises IllegalPlanError
+    where vLLM stops: V1 beside such words, or V0 in a release without it."""
     if not BOTH_SINCE <= version.release < ORACLE_GONE_IN:
         return None
     asked: Engine | None = None if use_v1 not in ("0", "1") else "V1" if use_v1 == "1" else "V0"
@@ -173,11 +163,8 @@ def default_engine(
     pipeline: bool = False,
     drafts: SpeculativeMethod | None = None,
 ) -> Engine:
-    """The engine where ``VLLM_USE_V1`` is not set and no word asks for V0; V0 where 0.11.0 would stop.
-
-    On AMD, upstream switches to V1 in 0.9.2. AMD's images, the only ones for these GPUs then, switch in 0.9.1 (their
-    change log of 20250620).
-    """
+    """The engine where ``VLLM_USE_V1`` is not set and no word asks for V0; V0 where 0.11.0 would stop. Upstream
+    switches to V1 on AMD in 0.9.2, AMD's images in 0.9.1 (their change log of 20250620)."""
     release = version.release
     if version.engine:
         return version.engine
@@ -213,13 +200,10 @@ _UNQUANTIZED = ("bf16", "fp16", "fp32")
 
 
 def lone_steps(model: Model, config: EngineConfig, profile: GpuProfile) -> LoneSteps:
-    """Steps that have a pipeline to themselves: the step before has left it, and the next one waits.
-
-    The first runner waits for every step in 0.16 to 0.19, and from 0.20 on no longer for one in which all prompts go
-    on (``_pp_receive_prev_sampled_token_ids_to_input_batch``; pull request 38726). From 0.28 it waits a little later,
-    but before the first layer still (``_prepare_input_ids``). 0.15 leaves a request out until its token is back
-    (``v1/core/sched/scheduler.py``), so that batches overlap, as without asynchronous scheduling.
-    """
+    """Steps that have a pipeline to themselves. The first runner waits for every step in 0.16 to 0.19, from 0.20 on not
+    where all prompts go on (``_pp_receive_prev_sampled_token_ids_to_input_batch``; pull request 38726), from 0.28 a
+    little later (``_prepare_input_ids``). 0.15 leaves a request out until its token is back
+    (``v1/core/sched/scheduler.py``), so that batches overlap."""
     release = config.version.release
     waits = config.pipeline_parallel_size > 1 and config.async_scheduling and release >= (0, 16)
     if not waits or release >= _second_runner_from(model, config, profile):
@@ -228,11 +212,8 @@ def lone_steps(model: Model, config: EngineConfig, profile: GpuProfile) -> LoneS
 
 
 def _second_runner_from(model: Model, config: EngineConfig, profile: GpuProfile) -> Release:
-    """The release in which a model takes the second runner, and it waits no more (0.23: pull request 42187).
-
-    Source: ``use_v2_model_runner`` and what it calls in ``config/vllm.py``, 0.23 to 0.32. A variable of the environment
-    that chooses, and options that the second runner lacks, are not known here.
-    """
+    """The release in which a model takes the second runner, and it waits no more (0.23: pull request 42187):
+    ``use_v2_model_runner`` in ``config/vllm.py``, 0.23 to 0.32, without its variable and options."""
     name = model.architecture
     if profile.platform == "rocm" and name in releases("second_runner_on_rocm"):
         return releases("second_runner_on_rocm")[name]
@@ -253,8 +234,6 @@ Sampler = Literal["sorting", "triton", "flashinfer", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Default behaviour of an engine of one version on one GPU."""
-
     engine: Engine
     chunked_prefill_above: int | None  #: prompts are split where max_model_len is above this; 0 always, None never
     prefix_caching: bool  #: default for models with attention only
@@ -327,7 +306,6 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
 
 
 def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
-    """Behaviour of the engine that ``config`` describes."""
     features = version_features(config.version, profile, engine=config.engine)
     asked = config.flashinfer_sampler
     if asked is None:
@@ -336,11 +314,8 @@ def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
 
 
 def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
-    """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``.
-
-    Source: ``_BATCH_SIZES_TO_CAPTURE`` of V0's model runner, up to the first size that holds a full batch;
-    ``_set_cudagraph_sizes`` of V1, in steps of 16 beyond 256 from 0.11.1 on.
-    """
+    """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``: ``_BATCH_SIZES_TO_CAPTURE`` of
+    V0's runner up to a full batch; ``_set_cudagraph_sizes`` of V1, in steps of 16 beyond 256 from 0.11.1 on."""
     if config.enforce_eager:
         return ()
     seqs, release = config.max_num_seqs, config.version.release
@@ -357,11 +332,9 @@ def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
 
 
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
-    """The sampler where ``VLLM_USE_FLASHINFER_SAMPLER`` is not set (``v1/sample/ops/topk_topp_sampler.py``).
-
-    V1 took FlashInfer wherever it was installed to 0.11.0: by hand, or in the image. From 0.11.1 (pull request 26859)
-    it has to be asked for, and from 0.21.0 (``envs.py``) it is the default of every NVIDIA GPU that it runs on.
-    """
+    """The sampler where ``VLLM_USE_FLASHINFER_SAMPLER`` is not set (``v1/sample/ops/topk_topp_sampler.py``): FlashInfer
+    wherever installed to 0.11.0, asked for from 0.11.1 (pull request 26859), from 0.21.0 (``envs.py``) the default of
+    every NVIDIA GPU that it runs on."""
     if profile.platform == "cuda" and engine == "V1":
         if release < (0, 11, 1):
             return "unknown"
@@ -376,7 +349,6 @@ def _own_sampler(release: Release) -> Sampler:
 
 
 def is_hybrid(model: Model) -> bool:
-    """True if some layers of the model keep a state instead of a KV cache."""
     return any(isinstance(mixer, StateMixer) for mixer in model.mixers())
 
 

@@ -1,14 +1,10 @@
 """Options, variables and values that each vLLM version accepts; and the variables of a plan.
 
-The table, ``flags.json``, was written by the real parsers of every version from 0.6.3 to 0.33.0
-(``tests/real_parsers`` rebuilds it). AMD's images are builds of forks: what they had before upstream is in
-``_EARLY_ON_ROCM``.
+``flags.json`` was written by the real parsers of 0.6.3 to 0.33.0 (``tests/real_parsers``).
 
 >>> from planner.engine.version import parse_version
 >>> str(flag_status(parse_version("0.18.0"), "--swap-space"))
 'gone in 0.18.0'
->>> str(flag_status(parse_version("0.9.1"), "--async-scheduling"))
-'not before 0.10.0'
 >>> Environment.read(["VLLM_CPU_KVCACHE_SPACE=4", "OMP_NUM_THREADS=8"])
 {'VLLM_CPU_KVCACHE_SPACE': '4', 'OMP_NUM_THREADS': '8'}
 """
@@ -91,8 +87,6 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class FlagProblem:
-    """A word of a command that the version at hand does not take."""
-
     word: str
     cause: str
     hint: str = ""
@@ -242,11 +236,8 @@ class Environment(dict[str, str]):
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | Sequence[str] | str | None) -> Self:
-        """The variables of a mapping, or of ``NAME=VALUE`` words.
-
-        Raises InputError for what is neither, for a secret, and for a value that the variable does not take;
-        UnknownNameError for a variable that no version of vLLM reads.
-        """
+        """The variables of a mapping, or of ``NAME=VALUE`` words. Raises InputError for anything else, a secret or a
+        bad value; UnknownNameError for a variable that no version of vLLM reads."""
         if given is None or isinstance(given, Mapping):
             pairs = dict(given or {})
         elif isinstance(given, list | tuple | str):
@@ -256,11 +247,9 @@ class Environment(dict[str, str]):
         return cls({str(name): _checked(str(name), value) for name, value in pairs.items()})
 
     def switch(self, name: str) -> bool | None:
-        """Value of a switch; None if it is not set."""
         return {"1": True, "0": False}.get(self.get(name, ""))
 
     def number(self, name: str) -> int | None:
-        """Whole number; None if it is not set, or another text."""
         return whole_number(self.get(name, ""))
 
 

@@ -1,8 +1,7 @@
 """Find vLLM's commands in shell scripts, compose files and manifests. Nothing is executed.
 
-A script is read for what launch scripts set: literal variables and arrays, and an ``if`` that the script, the caller or
-the GPU decides. A branch that nothing decides may hold a launch. Loops and functions are not followed: a script that
-launches in one is refused. A value that only a run has, such as ``$(nproc)``, stays as it is written.
+Read are literal variables and arrays, and an ``if`` that the script, the caller or the GPU decides. Loops and functions
+are not followed: a script that launches in one is refused.
 
 >>> (launch,) = find_launches('MODEL=org/model\\nexec vllm serve "$MODEL" --max-num-seqs 8  # ours')
 >>> launch.server.argv
@@ -38,8 +37,6 @@ _CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A command of vLLM, and the variables that are set for it."""
-
     argv: tuple[str, ...]  #: from the program on: vllm serve MODEL ..., vllm bench serve ..., python3 -m vllm....
     env: Mapping[str, str]
     image_version: str = ""  #: the release that the tag of its container's image names, if any
@@ -51,8 +48,6 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """An engine that a script starts: a server and the clients beside it."""
-
     server: Found | None  #: None: only clients
     clients: tuple[Found, ...] = ()
 
@@ -94,11 +89,8 @@ def _is_server_image(name: str) -> bool:
 
 
 def version_of_images(words: Sequence[str]) -> str:
-    """The release in the tag of the first image of vLLM among ``words``; empty where none names one.
-
-    >>> version_of_images(["docker", "run", "--gpus=all", "vllm/vllm-openai:v0.11.0"])
-    '0.11.0'
-    """
+    """The release in the tag of the first image of vLLM among ``words``, such as ``vllm/vllm-openai:v0.11.0``; else
+    empty."""
     for word in words:
         name, _, tag = word.partition("@")[0].rpartition(":")
         is_tagged = "vllm" in word and "/" in name and "/" not in tag  # a mount ends in a path
@@ -110,12 +102,9 @@ def version_of_images(words: Sequence[str]) -> str:
 def find_launches(
     line: str | Sequence[str], *, gpu: GpuProfile | None = None, given: Mapping[str, str] | None = None
 ) -> tuple[Launch, ...]:
-    """The engines that a script, or a command whose words a shell has split, starts.
-
-    ``gpu`` answers what the script asks of its machine, ``given`` are variables that the caller sets. An offline
-    benchmark is an engine of its own. Raises InputError when there is none, when it starts several servers that
-    differ, when a loop or a function starts one, or when the text is no shell script.
-    """
+    """The engines that a script, or a command whose words a shell has split, starts. ``gpu`` answers what the script
+    asks of its machine, ``given`` are variables of the caller. Raises InputError for none, several that differ, one in
+    a loop or function, or no shell script."""
     if not isinstance(line, str):
         command = found_in(line)
         if command is None:
@@ -133,7 +122,6 @@ def find_launches(
 
 
 def _launches(commands: Sequence[Found]) -> Iterator[Launch]:
-    """The engines that commands start, each once. Raises InputError for several servers that differ."""
     servers = {one.argv: one for one in commands if one.command == "serve"}
     if len(servers) > 1:
         raise InputError(f"{len(servers)} different vllm serve commands are in this script", hint=_HINT)
@@ -236,7 +224,6 @@ class _Script:
         self.image_version = ""  #: of the container that runs the text
 
     def run(self, text: str) -> None:
-        """Follow a text. Raises InputError for what is no shell, or launches where it cannot be followed."""
         text = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n"))
         text = _HERE.sub(lambda match: match[3] + "\n" * match[0].count("\n"), text)
         head, unread = "", 0
@@ -361,7 +348,6 @@ class _Script:
             raise InputError(f"{name} grows beyond {MOST_CHARACTERS:,} characters", hint=_HINT)
 
     def _holds(self, conditions: Sequence[list[str]]) -> bool | None:
-        """Value of a condition; None if only a run decides."""
         if len(conditions) != 1:
             return None
         words = conditions[0]
@@ -451,11 +437,8 @@ def _compared(left: str, operator: str, right: str) -> bool | None:
 def read_manifest(
     text: str, *, gpu: GpuProfile | None = None, given: Mapping[str, str] | None = None
 ) -> tuple[Launch, ...]:
-    """The engines that the containers of a compose file or a manifest of Kubernetes start.
-
-    Every mapping with a ``command``, an ``entrypoint`` or ``args`` is a container. Raises InputError for what is no
-    YAML, or starts no vLLM.
-    """
+    """The engines that the containers of a compose file or a Kubernetes manifest start. Raises InputError for what is
+    no YAML, or starts no vLLM."""
     import yaml
 
     try:

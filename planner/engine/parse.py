@@ -1,8 +1,5 @@
 """A command line as the parser of one vLLM version reads it: the settings, and what that version refuses or ignores.
 
-The parser takes an option by any unambiguous beginning, with hyphens or underscores, joined to its value by ``=`` or
-not. Of two equal options the last one counts.
-
 >>> from planner.engine.version import parse_version
 >>> for problem in find_flag_problems("vllm serve m --swap-space 16".split(), parse_version("0.18.0")):
 ...     print(problem)
@@ -119,11 +116,8 @@ def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
 
 
 def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
-    """Problems of a command: options, values and variables that ``version`` refuses or ignores.
-
-    Reads ``vllm serve``, ``vllm bench serve|throughput|latency`` and the ``benchmark_*.py`` scripts; other commands
-    are not vLLM's and have no problems. With ``platform`` ``rocm``, what AMD's images had early is no problem.
-    """
+    """Problems of a command of vLLM, server or benchmark: options, values and variables that ``version`` refuses or
+    ignores. With ``platform`` ``rocm``, what AMD's images had early is no problem."""
     words = list(argv)
     problems = []
     while words and _ASSIGNMENT.fullmatch(words[0]):
@@ -210,8 +204,6 @@ def _check_keys(flag: str, config: dict[str, object], kind: Values, version: Eng
 
 @dataclass(frozen=True, slots=True)
 class ServeLine:
-    """Settings of a command line of the server or of a benchmark, and its problems."""
-
     model: str | None  #: hub id or path; None: the line names none
     args: EngineArgs
     problems: tuple[FlagProblem, ...]
@@ -240,10 +232,7 @@ class ServeLine:
         return self.command in OFFLINE
 
     def workload(self, version: EngineVersion) -> Load:
-        """The load that a benchmark's line sends; what it leaves out has the benchmark's own defaults.
-
-        Raises InputError for a load that no benchmark sends.
-        """
+        """The load that a benchmark's line sends, its own defaults included. Raises InputError for one that none sends."""
         latency = "latency" in self.command
         taken = {"input_len": 32, "output_len": 128, "num_prompts": 8} if latency else {
             "input_len": 1024, "output_len": 128, "num_prompts": 1000
@@ -262,11 +251,8 @@ class ServeLine:
 def read_line(
     argv: Sequence[str], version: EngineVersion, *, env: Mapping[str, str] | None = None, platform: str = ""
 ) -> ServeLine:
-    """The settings of a command line of vLLM under ``version``: its server, or one of its benchmarks.
-
-    On GPUs of ``platform`` the version may be one that a document calls a commit: the options are then the commit's.
-    Raises InputError for any other command, and for ``--config``, whose file is not read.
-    """
+    """The settings of a command line of vLLM's server or benchmarks under ``version``, or under the commit that stands
+    for it on ``platform``. Raises InputError for any other command, and for ``--config``."""
     command, words = split_command(argv)
     if command is None:
         raise InputError("this is not a vllm serve command", hint="write: planner check -- vllm serve MODEL [options]")

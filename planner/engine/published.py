@@ -1,18 +1,13 @@
 """Published images, options of their containers, and recipes with known issues.
 
-A tag is pinned where a source names it. For a version without such a tag, the name follows the vLLM project's release
-images, and the answer says that no source ran it.
+A tag is pinned where a source names it, else it follows the vLLM project's release images. ``recipes.toml`` holds the
+recipes in layers; what a version does not have is left out, and the answer says so. Known issues: AMD, vLLM FP8 latency
+and throughput benchmarks on MI300X, vLLM 0.9.1.
 
 >>> from planner.hardware import load_profile
 >>> from planner.engine.version import parse_version
 >>> image_for(load_profile("mi300x"), parse_version("0.27.1")).name
 'vllm/vllm-openai-rocm:v0.27.1'
-
-``recipes.toml`` holds the recipes in layers, each with its source and the newest spelling of each name. A version that
-has only an older spelling gets that one. What a version does not have is left out, and the answer says so.
-
-What is broken: AMD, vLLM FP8 latency and throughput benchmarks on MI300X, vLLM 0.9.1: "AITER does not support fp8 kv
-cache", and of DeepSeek-V3 and R1 "--max-model-len cannot be greater than 32768".
 """
 
 from __future__ import annotations
@@ -39,8 +34,6 @@ from planner.resources import package_dir
 
 @dataclass(frozen=True, slots=True)
 class ImageBuild:
-    """Build of an image from source. ``args`` are build arguments of its Dockerfile."""
-
     name: str
     repository: str
     commit: str
@@ -62,8 +55,6 @@ class ImageBuild:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A container image, by exact tag."""
-
     name: str
     version: EngineVersion
     platform: str
@@ -74,11 +65,8 @@ class Image:
 
 
 def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
-    """The image of ``version``: one that a source ran on this GPU, one that it ran on another, or one by its name.
-
-    A partition runs the image of its whole GPU. On a CPU the name is empty: the server runs without a container.
-    Raises IllegalPlanError where no image of that version is known for the platform, or none of them runs on the GPU.
-    """
+    """The image of ``version``: one that a source ran on this GPU, one that it ran on another, or one by its name;
+    empty on a CPU. Raises IllegalPlanError where none is known for the platform, or none runs on the GPU."""
     if profile.platform == "cpu":
         return Image("", version, "cpu", pinned=False, source="no container: vLLM as it is installed on the machine")
     if version.build != "vllm":
@@ -117,10 +105,8 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
 
 
 def options_version(version: EngineVersion, platform: str, image: str = "") -> EngineVersion:
-    """The version whose options are taken: that of the commit, where a document calls a commit ``version``.
-
-    Another ``image`` than that of the commit takes those of ``version``.
-    """
+    """The version whose options are taken: that of the commit, where a document calls a commit ``version``, unless
+    another ``image`` runs."""
     build = _commit_of(version, platform)
     return known_version(build.version) if build and image in ("", build.image) else version
 
@@ -132,7 +118,6 @@ def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
 
 @lru_cache(maxsize=1)
 def builds() -> dict[str, ImageBuild]:
-    """Builds of images, by the names that workflows use."""
     entries: list[dict[str, Any]] = _images_table()["build"]
     return {e["name"]: ImageBuild(**{**e, "corrections": tuple(e.get("corrections", ()))}) for e in entries}
 
@@ -145,11 +130,8 @@ def default_version(profile: GpuProfile) -> EngineVersion:
 
 
 def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False, ptrace: bool = False) -> list[str]:
-    """Options of ``docker run`` that give a container the GPUs, and nothing else of the host.
-
-    An AMD container sees every GPU of the node (``/dev/kfd``, ``/dev/dri``); ``visible_devices`` restricts it.
-    ``privileged`` and ``ptrace`` are for debugging.
-    """
+    """Options of ``docker run`` that give a container the GPUs, and nothing else of the host. An AMD container sees
+    every GPU of the node (``/dev/kfd``, ``/dev/dri``). ``privileged`` and ``ptrace`` are for debugging."""
     rocm = "--device /dev/kfd --device /dev/dri --group-add video --security-opt seccomp=unconfined"
     gpus = {"rocm": rocm.split(), "cuda": ["--gpus", str(num_gpus)], "cpu": []}[profile.platform]
     rest = ["--privileged"] * privileged + ["--cap-add", "SYS_PTRACE"] * ptrace
@@ -229,10 +211,8 @@ def recipe_for(
     engine: Engine | None = None,
     tensor_parallel_size: int | None = None,
 ) -> Recipe:
-    """The layers that match, merged, in names that ``version`` has.
-
-    With ``tensor_parallel_size`` 1, what changes sums over GPUs only is left out; None keeps it.
-    """
+    """The layers that match, merged, in names that ``version`` has. At ``tensor_parallel_size`` 1, options of sums over
+    GPUs are left out; None keeps them."""
     env: dict[str, str] = {}
     flags: dict[str, Any] = {}
     settings: dict[str, Any] = {}
@@ -315,10 +295,7 @@ def _known_flags(
 def spelled_options(
     options: Mapping[str, str], version: EngineVersion, command: VllmCommand = "serve"
 ) -> dict[str, Any]:
-    """Options of ``command`` with their values as text, those that ``version`` has, in its words.
-
-    An empty value is that of a switch. Keys of ``--compilation-config`` get their older or newer names.
-    """
+    """Options of ``command`` as text, those that ``version`` has, in its words. An empty value is that of a switch."""
     flags: dict[str, Any] = {}
     for flag, text in options.items():
         name = flag.removeprefix("--")
@@ -334,11 +311,8 @@ def spelled_options(
 def _known_keys(
     config: Mapping[str, Any], version: EngineVersion, left_out: list[str], kind: Any = "compilation_config"
 ) -> dict[str, Any]:
-    """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before there were modes.
-
-    With FlashInfer and similar backends, whose full graphs are for decode batches only, ``FULL`` becomes
-    ``FULL_AND_PIECEWISE`` when the engine starts (``gpu_model_runner.py``).
-    """
+    """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before modes. With FlashInfer and the
+    like ``FULL`` becomes ``FULL_AND_PIECEWISE`` when the engine starts (``gpu_model_runner.py``)."""
     matched: dict[str, Any] = {}
     for key, value in config.items():
         older, newer = _OLDER_KEYS.get(key, ""), _NEWER_KEYS.get(key, "")
@@ -368,10 +342,7 @@ def _recipes_table() -> dict[str, Any]:
 def known_issues(
     config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile, *, compilation: str = ""
 ) -> Iterator[FlagProblem]:
-    """Settings that the parser takes and a vendor reports broken.
-
-    ``compilation`` is the text of ``--compilation-config``.
-    """
+    """Settings that the parser takes and a vendor reports broken. ``compilation``: ``--compilation-config``."""
     if (profile.compute_capability or (0, 0))[0] == 9:
         yield from _hopper_issues(config, compilation)
     if profile.architecture != "gfx942" or not AITER_IMAGES_SINCE <= config.version.release < AITER_IMAGES_UNTIL:

@@ -1,9 +1,5 @@
-"""Resolution of the settings that the engine runs with: vLLM's defaults, and its refusals.
-
-Defaults that moved between versions were read off vLLM's source distributions, 0.6.3 to 0.33.0; the file and the
-function are named. Start-up logs agree where they tell (``GPU KV cache size``, ``max_num_seqs`` in the engine's own
-summary). Nothing here looks at memory: whether the settings fit is another question.
-"""
+"""Resolution of the settings that the engine runs with: vLLM's defaults by version, and its refusals.
+Read off the sources of 0.6.3 to 0.33.0; file and function are named. Memory is not looked at here."""
 
 from __future__ import annotations
 
@@ -70,19 +66,14 @@ _V0_MULTIMODAL_TOKENS = 5120
 def resolve(
     args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion, *, usage: Usage = "serve"
 ) -> EngineConfig:
-    """The settings that ``vllm serve`` (or the offline ``LLM`` class) of ``version`` runs with.
-
-    Raises InputError for values out of bounds, and IllegalPlanError for what vLLM refuses: settings that contradict
-    each other, the model, the GPU or the version.
-    """
+    """The settings that ``vllm serve`` (or the offline ``LLM`` class) of ``version`` runs with. Raises InputError for
+    values out of bounds, IllegalPlanError for what vLLM refuses."""
     return _Resolver(args, model, profile, version, "offline" if args.offline else usage).config()
 
 
 def of_latency_bench(args: EngineArgs, version: EngineVersion, profile: GpuProfile) -> EngineArgs:
-    """``args`` as ``vllm bench latency`` has them: it turns the prefix cache off, which keeps its warm-up's prompts.
-
-    Since 0.9.1 (pull request 18639); AMD's images to 0.10.0 kept the script of 0.8.5.
-    """
+    """``args`` as ``vllm bench latency`` has them, without prefix cache since 0.9.1 (pull request 18639); AMD's images
+    to 0.10.0 kept the script of 0.8.5."""
     kept = version.release < ((0, 10, 1) if profile.platform == "rocm" else (0, 9, 1))
     return args if kept or args.enable_prefix_caching is not None else replace(args, enable_prefix_caching=False)
 
@@ -308,7 +299,7 @@ class _Resolver:
         return asked
 
     def _chunked_prefill(self, features: Features, max_model_len: int) -> bool:
-        """On in V1. V0 splits prompts of long contexts, but not with images, MLA, sliding windows, drafts or adapters
+        """On in V1. V0 splits prompts of long contexts, but not with images, MLA, windows, drafts or adapters
         (``arg_utils.py``)."""
         asked, drafts, model = self.args.enable_chunked_prefill, self.args.speculative_config, self.model
         if drafts and features.engine == "V0" and asked:
@@ -416,10 +407,8 @@ def prefix_caching(model: Model, features: Features) -> bool:
 def batch_defaults(
     profile: GpuProfile, version: EngineVersion, usage: Usage, *, world_size: int = 1
 ) -> tuple[int, int]:
-    """(max_num_batched_tokens, max_num_seqs) of a V1 engine, before the model's length is looked at.
-
-    Source: ``_set_default_args_v1``, later ``get_batch_defaults``. ``world_size`` is TP x PP; CPUs scale with it.
-    """
+    """(max_num_batched_tokens, max_num_seqs) of a V1 engine, before the model's length is looked at:
+    ``_set_default_args_v1``, later ``get_batch_defaults``. ``world_size`` is TP x PP; CPUs scale with it."""
     offline = usage == "offline"
     if profile.platform == "cpu":
         return (4096 * world_size, 256 * world_size) if offline else (2048 * world_size, 128 * world_size)
@@ -432,13 +421,9 @@ def batch_defaults(
 
 
 def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
-    """Tokens of a KV block.
-
-    16 for models with KV heads. MLA follows its kernel (``platforms/cuda.py`` to 0.17, the backends'
-    ``get_preferred_block_size`` after): FlashMLA 64 on Hopper until FlashAttention took over in 0.18, CUTLASS 128
-    and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19. Blocks of hybrid models grow to the size of
-    their state; the memory package computes that.
-    """
+    """Tokens of a KV block: 16 with KV heads, and by kernel for MLA (``platforms/cuda.py`` to 0.17,
+    ``get_preferred_block_size`` after): FlashMLA 64 on Hopper to 0.17, CUTLASS 128 and then FlashInfer 32 on Blackwell,
+    AITER 1 on AMD up to 0.19. The memory package grows blocks of hybrid models."""
     release = version.release
     if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
         return 256  # sparse_swa.py; the recipes name it too
@@ -474,23 +459,18 @@ def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class KvDtype:
-    """The element type of the cache, the flag that gives it, and what decided it."""
-
     dtype: str  #: bf16, fp16, fp32, fp8, fp8_e4m3, ...
     flag: str  #: value of ``--kv-cache-dtype``
     reason: str = ""  #: empty where it was asked for
 
     @property
     def is_fp8(self) -> bool:
-        """True if an element takes one byte."""
         return self.dtype.startswith("fp8")
 
 
 def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> KvDtype:
-    """Resolve ``--kv-cache-dtype``. ``dtype`` is that of the activations, which ``auto`` follows in most cases.
-
-    Raises IllegalPlanError for a value that the version does not have, or whose layout is not modelled.
-    """
+    """Resolve ``--kv-cache-dtype``; ``auto`` mostly follows ``dtype``, that of the activations. Raises IllegalPlanError
+    for a value that the version does not have, or whose layout is not modelled."""
     if asked == "auto":
         reason = _fp8_by_default(model, profile, version)
         if reason:
@@ -517,12 +497,9 @@ def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile,
 
 
 def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -> str:
-    """Why ``auto`` means fp8; empty where it means the model's own type.
-
-    Sources: ``resolve_kv_cache_dtype_string`` (ModelOpt, 0.14.0 on), ``attention.py`` (compressed-tensors, 0.15.0
-    on), ``models/config.py`` (DeepSeek-V3.2 in 0.11.0; GLM-5 on Blackwell, 0.32.0 on). A Quark checkpoint's scales
-    are used only when ``--kv-cache-dtype fp8`` asks for it.
-    """
+    """Why ``auto`` means fp8; empty where it means the model's own type: ``resolve_kv_cache_dtype_string`` (ModelOpt,
+    0.14.0 on), ``attention.py`` (compressed-tensors, 0.15.0 on), ``models/config.py`` (DeepSeek-V3.2 in 0.11.0; GLM-5
+    on Blackwell, 0.32.0 on). Quark's scales need ``--kv-cache-dtype fp8``."""
     release, method = version.release, model.quantization.method or ""
     carries = (model.quantization.kv_cache_dtype or "").startswith("fp8")
     if carries and method.startswith("modelopt") and release >= (0, 14):
@@ -558,10 +535,8 @@ def _modelled(version: EngineVersion) -> list[str]:
 
 
 def check_known(model: Model, version: EngineVersion) -> None:
-    """Raise IllegalPlanError where ``version`` has no implementation of the model's architecture.
-
-    A build whose release is assumed (a date, a development build, a plugin with models of its own) is not judged.
-    """
+    """Raise IllegalPlanError where ``version`` has no implementation of the model's architecture. A build whose release
+    is assumed is not judged."""
     name = model.architecture
     first, last = releases("first").get(name, version.release), releases("last").get(name, version.release)
     if version.note or version.build != "vllm" or first <= version.release <= last:

@@ -1,11 +1,8 @@
 """The settings of one vLLM engine, each declared once: name, type, default, spelling, bounds, help and uses.
 
-A field of ``EngineArgs`` is that declaration. Options, keywords of the library, the reader of command lines, launch
-lines and what plans and answers repeat all follow from it, by ``SETTINGS``, ``tagged`` and the properties of
-``EngineConfig``. A new option of vLLM is a field here, and its meaning where it has one.
-
-``EngineArgs`` has the requested settings, ``None`` meaning the default of the version at hand. ``EngineConfig`` has
-those that the engine then runs with: memory, simulation and launch lines read it.
+A field of ``EngineArgs`` is that declaration; options, keywords, readers and launch lines follow from it.
+``EngineArgs``
+has the requested settings, ``EngineConfig`` those that the engine then runs with.
 
 >>> SETTINGS["tensor_parallel_size"].flags
 ('--tensor-parallel-size', '-tp')
@@ -42,8 +39,6 @@ MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 
 @dataclass(frozen=True, slots=True)
 class SpeculativeConfig:
-    """Value of ``--speculative-config``."""
-
     method: SpeculativeMethod
     num_speculative_tokens: int
     model: str | None = None  #: of the draft: a hub id or a path
@@ -137,10 +132,8 @@ _GIVEN = "plan result logged recommend fleet"
 
 @dataclass(frozen=True, slots=True)
 class EngineArgs:
-    """Flags of ``vllm serve`` that change memory or time, in the order in which commands say them.
-
-    None: vLLM's default.
-    """
+    """Flags of ``vllm serve`` that change memory or time, in the order in which commands list them. None: vLLM's
+    default."""
 
     tensor_parallel_size: int = _row(1, "GPUs that share each layer.", short="-tp", **_RANKS)
     pipeline_parallel_size: int = _row(1, "Stages of layers.", short="-pp", **_RANKS)
@@ -239,7 +232,6 @@ class EngineArgs:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs (or partitions) of all DP ranks together."""
         return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
@@ -303,8 +295,6 @@ NOT_SIMULATED = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class LoraConfig:
-    """Room for adapters, see ``planner.engine.beside``."""
-
     max_loras: int  #: in one batch, and so on the GPU
     max_lora_rank: int
     max_cpu_loras: int  #: kept in host memory, those on the GPU among them
@@ -315,10 +305,8 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineArgs):
-    """The settings that one engine runs with; nothing left open.
-
-    Settings that are named again here always have a value. Of ``env`` it has the variables that count on the device.
-    """
+    """The settings that one engine runs with; nothing left open. Of ``env`` it has the variables that count on the
+    device."""
 
     version: EngineVersion
     weight_dtype: str  #: of the linear weights, as in the contract: bf16, fp8, mxfp4, ...
@@ -361,7 +349,6 @@ class EngineConfig(EngineArgs):
 
     @property
     def planned(self) -> dict[str, Any]:
-        """The settings that a plan repeats."""
         return {name: getattr(self, name) for name in PLANNED}
 
     @property

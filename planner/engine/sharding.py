@@ -1,14 +1,11 @@
-"""Parallel layouts: sizes of the axes, legal sizes, and the piece of a weight on one rank.
-
-::
+"""Parallel layouts: sizes of the axes, legal sizes, and the piece of a weight on one rank::
 
     TP  cuts matrices: columns of q, k, v, gate and up; rows of o and down; the vocabulary of embedding and lm_head
     PP  gives each stage a run of layers; the embedding is on the first stage, the norm and the lm_head on the last
     EP  gives each rank whole experts instead of a slice of every expert
     DP  repeats the engine; the experts of an MoE are the exception: all TP x DP ranks share them
 
-Where there are fewer KV heads than ranks the heads are repeated, and bytes per rank stop falling. A size that vLLM
-refuses is refused here in vLLM's words, before anything is computed from it.
+With fewer KV heads than ranks the heads are repeated. A size that vLLM refuses is refused here in its words.
 
 >>> stage_sizes(61, 4)
 (15, 15, 16, 15)
@@ -35,8 +32,6 @@ SMALLEST_REFINED_BLOCK = 32
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the parallel axes of one deployment."""
-
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
@@ -67,11 +62,8 @@ class Layout:
 
 
 def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last: bool = False) -> tuple[int, ...]:
-    """Layers of each pipeline stage, as vLLM splits them.
-
-    Layers left over go one each to the stages before the last, from the back (vLLM 0.8.0 on, its pull request
-    13839); ``remainder_last`` gives them all to the last stage, as versions before did.
-    """
+    """Layers of each pipeline stage: those left over go one each to the stages before the last, from the back (vLLM
+    0.8.0 on, its pull request 13839); with ``remainder_last`` all to the last, as before."""
     each, left = divmod(num_layers, pipeline_parallel_size)
     sizes = [each] * pipeline_parallel_size
     if remainder_last:
@@ -119,10 +111,8 @@ class Piece:
 
 
 def held_piece(weight: Weight, layout: Layout) -> Piece:
-    """The piece of ``weight`` on the rank that holds most.
-
-    TP cuts each copy. Slices of an expert are cut over all ranks that share the experts; with EP the experts stay
-    whole, and the first ranks hold those that are left over. A weight of KV heads is cut no further than its heads.
+    """The piece of ``weight`` on the rank that holds most. TP cuts each copy, KV heads no further than whole heads.
+    Experts are cut over all ranks that share them; with EP they stay whole, and the first ranks hold those left over.
     """
     axis, shape, copies = 0, list(weight.shape), weight.copies
     if weight.shard in (Shard.ROW, Shard.EXPERT_ROW):
@@ -179,10 +169,8 @@ def legal_tensor_parallel_sizes(
     most: int = 1,
     **others: Any,
 ) -> tuple[int, ...]:
-    """TP sizes that run inside one node, or fill several up to ``most`` GPUs, ascending.
-
-    ``others`` are the other axes of ``Layout``. Empty if one of them already forbids the layout.
-    """
+    """TP sizes that run inside one node, or fill several up to ``most`` GPUs, ascending; none where one of ``others``,
+    the other axes of ``Layout``, forbids the layout."""
     node = profile.gpus_per_node
     sizes = (*range(1, node + 1), *range(2 * node, most + 1, node))
     layouts = {size: Layout(tensor_parallel_size=size, **others) for size in sizes}

@@ -1,7 +1,5 @@
 """Versions of vLLM: their order, and the release whose rules a date or a build of unknown number follows.
 
->>> parse_version("v0.11.0").release
-(0, 11, 0)
 >>> str(parse_version("2025-10"))
 '0.11.0'
 >>> parse_version("0.10.0") < parse_version("0.10.1.1") < parse_version("0.33.0")
@@ -57,7 +55,6 @@ OLDEST: Release = (0, 4, 2)
 
 
 def release_text(release: Release) -> str:
-    """A release as text, such as ``0.11.0``."""
     return ".".join(map(str, release))
 
 
@@ -98,12 +95,9 @@ class EngineVersion:
 
 
 def parse_version(text: str, *, date: str = "") -> EngineVersion:
-    """The version that ``text`` names: a release, a development build, a date, or a build of unknown number.
-
-    A date and an unnumbered build follow the newest release that was out on that day (the 15th of a month, the middle
-    of a year). ``date`` (``2026-03-22``, ``2025-2026``) counts where the text has no date. ``note`` says what was
-    assumed. Raises InputError for anything else.
-    """
+    """The version that ``text`` names: a release, a development build, a date, or a build of unknown number, which
+    follows the newest release of that day (the 15th of a month, the middle of a year). ``date`` counts where the text
+    has none; ``note`` says what was assumed. Raises InputError for anything else."""
     text = text.strip()
     if not _PLAIN.fullmatch(text):
         raise _unreadable(text)
@@ -113,12 +107,7 @@ def parse_version(text: str, *, date: str = "") -> EngineVersion:
 
 
 def existing_version(text: str) -> EngineVersion:
-    """The version that ``--engine-version`` asks for. Raises InputError for a number that no release has.
-
-    >>> existing_version("0.99.0")
-    Traceback (most recent call last):
-    planner.errors.InputError: --engine-version 0.99.0: there is no such release of vLLM
-    """
+    """The version that ``--engine-version`` asks for. Raises InputError for a number that no release has."""
     version = parse_version(text)
     numbered = _NUMBERED.fullmatch(version.text)
     is_release = numbered and not re.search(r"a|b|rc|dev", numbered[2])

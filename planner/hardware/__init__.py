@@ -1,7 +1,4 @@
-"""GPU profiles and partitions, each number with unit, source and kind; and the GPUs of this machine.
-
-The names offered to other packages stand in ``__init__.pyi``; each is imported on first use.
-"""
+"""GPU profiles and partitions, each number with unit, source and kind; and the GPUs of this machine."""
 
 import lazy_loader as lazy
 

@@ -1,9 +1,7 @@
-"""``--gpu local``: the GPUs of this node as their vendors' tools show them, and their profile.
+"""``--gpu local``: the GPUs of this node as ``amd-smi`` (else ``rocm-smi``) and ``nvidia-smi`` show them.
 
-The tools are ``amd-smi``, or ``rocm-smi`` where that is missing, and ``nvidia-smi``. A partitioned AMD GPU is one
-``LocalGpu`` with its modes, an NVIDIA GPU with MIG is one with its slices.
-
->>> read_nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes // 2**20
+>>> read_nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes
+2**20
 23034
 """
 
@@ -103,12 +101,9 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
 
 
 def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
-    """The GPUs in ``amd-smi static --json``, with their modes from ``amd-smi partition --current --json``.
-
-    Before version 26 the first command prints a list, with the modes; from then on it prints an object, and only the
-    second command has the modes. Every partition has an entry; those of one GPU differ in the PCI function only, and
-    the modes may stand in the first entry. Memory is that of the whole GPU in MiB, which the tool calls MB.
-    """
+    """The GPUs in ``amd-smi static --json``; from version 26 on the modes are in ``amd-smi partition --current
+    --json``. Every partition has an entry, which differs in the PCI function only; memory is that of the whole GPU in
+    MiB."""
     modes = {row.get("gpu_id", row.get("gpu")): row for row in _rows(_json(partition), "current_partition")}
     seen: set[str] = set()
     for entry in _rows(_json(static), "gpu_data"):
@@ -197,7 +192,6 @@ def _mode(fields: dict[str, Any], *keys: str) -> str:
 
 
 def _is_sibling(address: str, seen: set[str]) -> bool:
-    """True if ``seen`` has another partition of the GPU at this PCI address (``0000:05:00.1``); add it otherwise."""
     device = address.rpartition(".")[0]
     if not device:
         return False
@@ -216,17 +210,13 @@ _OTHERWISE = "name the nearest profile with --gpu: planner hardware list shows t
 
 @dataclass(frozen=True, slots=True)
 class LocalProfile:
-    """The profile, with the number of GPUs of this node, and a note for the user."""
-
     profile: GpuProfile
     note: str
 
 
 def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
-    """The profile of ``gpus``, by default those that the vendors' tools show on this node.
-
-    Raises InputError for no GPU, a GPU without a profile, and GPUs of several kinds.
-    """
+    """The profile of ``gpus``, by default those that the vendors' tools show on this node. Raises InputError for no
+    GPU, a GPU without a profile, and GPUs of several kinds."""
     gpus = find_local_gpus() if gpus is None else gpus
     counts = Counter(profile_id for gpu in gpus for profile_id in _logical(gpu))
     if len(counts) > 1:

@@ -1,12 +1,9 @@
 """GPU profiles: the format of ``hardware/*.toml``, the shipped files, and those of users.
 
-Every number carries unit, source and kind. A vendor's figure is ``spec``, a published measurement or log is
-``measured``, and arithmetic on such figures is ``derived``. Fits to runs of vLLM live in ``hardware/calibration``.
+A figure is a vendor's (``spec``), a published measurement or log (``measured``), or arithmetic on these (``derived``).
 
 >>> load_profile("MI300X").compute_units
 304
->>> load_profile("h100").id
-'h100-sxm'
 """
 
 from __future__ import annotations
@@ -54,7 +51,6 @@ class Quantity(_Facts):
 
 
 def _one_of(*units: str) -> Callable[[Any], Any]:
-    """Check of a unit, or of a quantity's unit."""
     assert set(units) <= FACTORS.keys()  # a slip in this file, not a user's
 
     def check(value: str | Quantity) -> str | Quantity:
@@ -75,16 +71,12 @@ DollarsPerHour = Annotated[Quantity, AfterValidator(_one_of("USD/h"))]
 
 
 class Source(_Facts):
-    """A publication that figures come from."""
-
     title: str
     retrieved: datetime.date
     url: str = ""
 
 
 class PartitionRule(_Facts):
-    """A rule that allows or refuses a layout or a mode. A refusal says what to do instead."""
-
     allowed: bool
     reason: str
     source: str
@@ -202,10 +194,7 @@ class Kernels(_Facts):
 
 
 class ListPrice(_Facts):
-    """Rental price of this GPU on demand, from aggregators; stale within weeks.
-
-    A partition has its share of the price of the whole GPU, which is rented whole.
-    """
+    """Rental price on demand, from aggregators; stale within weeks. A partition has its share."""
 
     low: DollarsPerHour | None = None
     typical: DollarsPerHour
@@ -365,10 +354,8 @@ def devices() -> dict[str, dict[str, list[str]]]:
 
 
 def load_profile(name: str) -> GpuProfile:
-    """The profile called ``name``: an id, an alias or a vendor's name in any case, or the path of a ``.toml`` file.
-
-    A count (``8xH100``) is that of the GPUs in a node. Raises UnknownNameError for an unknown name, and InputError for
-    a file that is no profile and for more GPUs than a node has.
+    """The profile called ``name``: an id, an alias, a vendor's name, or the path of a ``.toml`` file; ``8xH100`` sets
+    the GPUs of a node. Raises UnknownNameError, or InputError for a file that is no profile or too many GPUs.
 
     >>> load_profile("NVIDIA GeForce RTX 4090").id, load_profile("4xH100").gpus_per_node
     ('rtx-4090', 4)

@@ -1,7 +1,4 @@
-"""Bytes that vLLM holds on each GPU: weights, KV cache, the peak of the profile run, everything else.
-
-The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
-"""
+"""Bytes that vLLM holds on each GPU: weights, KV cache, the peak of the profile run, everything else."""
 
 import lazy_loader as lazy
 

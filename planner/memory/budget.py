@@ -1,17 +1,10 @@
-"""Memory that vLLM has for its KV cache when it starts, by version.
-
-::
+"""Memory that vLLM has for its KV cache when it starts, by version::
 
     requested  = ceil(total x gpu_memory_utilization)         total: what the driver reports, not what is free
-    available  = requested - weights - activation peak - memory outside torch [- CUDA graphs]
+    available  = requested - weights - activation peak - memory outside torch [- CUDA graphs, from 0.20.0]
 
-Graphs are captured after the cache was made, outside the budget, up to 0.19; from 0.20.0 their estimate is taken
-from it. Weights and the cache are arithmetic; the rest is fitted, so ``available`` is an
-interval. Pipeline stages differ: the stage whose cache holds the fewest blocks is the limit.
-
-Where the size of the cache is given, on a CPU or by ``--kv-cache-memory-bytes``, everything else has the rest of the
-memory, graphs too: vLLM profiles nothing then (``determine_available_memory`` of ``v1/worker/gpu_worker.py``).
-"""
+The stage whose cache holds the fewest blocks is the limit. A cache of given size leaves the rest of the memory to
+everything else, graphs too (``determine_available_memory`` of ``v1/worker/gpu_worker.py``)."""
 
 from __future__ import annotations
 
@@ -71,7 +64,6 @@ class StageBudget:
 
     @cached_property
     def left(self) -> Interval:
-        """Share of vLLM less weights and overheads; negative where they need more."""
         taken = [self.activation, self.non_torch, self.unexplained]
         if self.graphs_in_budget:
             taken.append(self.graphs)
@@ -121,7 +113,6 @@ class MemoryBudget:
         )
 
     def concurrency(self, num_blocks: float) -> float:
-        """Requests of ``max_model_len`` that fit at once."""
         if not self.pool.groups:
             return float(self.config.max_num_seqs)
         return self.pool.max_concurrency(int(num_blocks), self.config.max_model_len)
@@ -173,7 +164,6 @@ def memory_budget(
 
 
 def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, constants: Constants) -> Overheads:
-    """The constants that apply to ``config`` on a GPU."""
     found = features_of(config, profile)
     return Overheads(
         constants,
@@ -261,10 +251,8 @@ def batches_in_flight(config: EngineConfig, found: Features) -> int:
 
 
 def states_per_request(config: EngineConfig) -> int:
-    """Recurrent states of one request: two with prefix caching (mode "align": the last block's and the current one).
-
-    Each draft token has a state of its own, to go back to when it is rejected (``num_speculative_blocks``).
-    """
+    """Recurrent states of one request: two with prefix caching (mode "align": the last block's and the current one),
+    and one for each draft token (``num_speculative_blocks``)."""
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
     return (2 if config.enable_prefix_caching else 1) + drafts
 
@@ -290,10 +278,8 @@ def graph_bytes(model: Model, config: EngineConfig, found: Features, overheads: 
 
 
 def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
-    """Layers times captured batch sizes, whatever TP is; 0 in eager mode.
-
-    With adapters there are graphs with and without them (``cudagraph_specialize_lora``, on by default from 0.11.1).
-    """
+    """Layers times captured batch sizes, whatever TP is; 0 in eager mode. With adapters there are graphs with and
+    without them (``cudagraph_specialize_lora``, on by default from 0.11.1)."""
     kinds = 2 if config.lora and config.version.release >= (0, 11, 1) else 1
     return kinds * len(graph_batches(config, found)) * model.num_layers
 
@@ -304,16 +290,10 @@ def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
 def with_kv_cache_space(
     model: Model, profile: GpuProfile, config: EngineConfig, basis: Basis = SHIPPED_BASIS
 ) -> EngineConfig:
-    """``config`` with a size of the KV cache, on a CPU where the user gave none; at least 1 GiB.
-
-    A plan always sets ``VLLM_CPU_KVCACHE_SPACE`` (whole GiB for each rank: ``platforms/cpu.py`` and ``envs.py``), to
-    the GiB that surely are left of ``--gpu-memory-utilization``. Then nothing is measured, and nothing is uncertain::
-
-        blocks = floor(VLLM_CPU_KVCACHE_SPACE x 2**30 / block bytes)
-
-    From 0.20.0 on a worker whose machine has less memory free beside the weights refuses to start
-    (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, the cache is allocated without a check.
-    """
+    """``config`` with a KV cache of as many whole GiB as surely are left on a CPU, at least 1, where the user set none
+    (``VLLM_CPU_KVCACHE_SPACE``, for each rank: ``platforms/cpu.py``). From 0.20.0 on a worker with less free memory
+    refuses to
+    start (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, nothing is checked."""
     if not profile.kv_cache_is_given or config.given_kv_cache_bytes:
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))
@@ -322,11 +302,8 @@ def with_kv_cache_space(
 
 
 def unset_kv_cache_space(profile: GpuProfile, version: EngineVersion) -> int | None:
-    """GiB of the cache where ``VLLM_CPU_KVCACHE_SPACE`` is not set: 4 to 0.12, half a NUMA node's memory from 0.13.
-
-    None from 0.20.0 on: what ``--gpu-memory-utilization`` leaves beside the resident set of the worker at that
-    moment, which no plan can know to the byte.
-    """
+    """GiB of the cache where ``VLLM_CPU_KVCACHE_SPACE`` is not set: 4 to 0.12, half a NUMA node's memory from 0.13,
+    None from 0.20.0 on: the rest of the utilization at that moment, which no plan can know."""
     if version.release < (0, 13):
         return 4
     return int(profile.memory_bytes / 2 // GIB) if version.release < (0, 20) else None

@@ -1,6 +1,4 @@
-"""KV cache of each layer: bytes of a token, a window, or a state of fixed size, on one rank.
-
-::
+"""KV cache of each layer on one rank, and the blocks that vLLM cuts its cache memory into::
 
     MHA, GQA, MQA    KV heads on the rank x (key + value elements) x element bytes, per token
     MLA              (latent + rotary key) x element bytes, per token; every rank holds all of it
@@ -9,26 +7,14 @@
     state            convolution and recurrent state, once per request; TP divides it
     DeepSeek-V4      a window of 584-byte rows, and one row per ``compress_ratio`` tokens beyond it
 
-Rules and figures are vLLM's own (``vllm/v1/kv_cache_interface.py`` and the models of 0.32.0), checked against
-the block counts that start-up logs print. What depends on the version is in ``planner.engine.features``.
-
-How vLLM divides its cache memory into blocks, and the tokens and concurrency that it then prints.
-
-::
-
     block bytes  = pages of the largest group of layers; groups share one pool of blocks
     num_blocks   = floor(available bytes / block bytes), the least of all ranks
-    a request    = the sum, over groups, of the blocks it needs at max_model_len
-    concurrency  = num_blocks / blocks of a request
+    concurrency  = num_blocks / the sum, over groups, of the blocks a request needs at max_model_len
 
-A model whose layers are all alike is one group. A mixture (full and sliding window, attention and state) is cut
-into groups of equal size: the smallest layer count of any kind, or the largest if it is less than 1.5 times that.
-The last group of a kind may be padded, which costs memory.
-
-"GPU KV cache size: N tokens" changed its meaning: floor(num_blocks / groups) x block size up to 0.19,
-int(concurrency x max_model_len) from 0.20.0. For models of one kind both agree up to rounding; for mixtures
-the old figure is less than what fits.
-"""
+Layers of one kind are one group. A mixture is cut into groups of equal size: the smallest layer count of any kind, or
+the largest if it is less than 1.5 times that; the last group of a kind may be padded. "GPU KV cache size: N tokens" is
+floor(num_blocks / groups) x block size up to 0.19, int(concurrency x max_model_len) from 0.20.0. Source:
+``vllm/v1/kv_cache_interface.py`` and the models of 0.32.0, checked against the block counts of start-up logs."""
 
 from __future__ import annotations
 
@@ -99,11 +85,8 @@ class CacheSpec:
         return 0.0 if self.kind == "state" else self.token_bytes / self.tokens_per_row
 
     def pages_per_request(self, num_tokens: int, in_flight_tokens: int, *, states: int = 1) -> int:
-        """Most pages that a request of ``num_tokens`` holds, as vLLM counts when it admits one.
-
-        ``in_flight_tokens`` are scheduled but not finished: a window keeps them besides its own tokens. ``states`` is
-        the number of states per request (2 with prefix caching).
-        """
+        """Most pages that a request of ``num_tokens`` holds when it is admitted; a window keeps ``in_flight_tokens``
+        besides its own. ``states``: per request (2 with prefix caching)."""
         if self.kind == "state":
             return states
         if self.kind == "cross":
@@ -118,8 +101,6 @@ class CacheSpec:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """The engine's settings that decide what a layer keeps."""
-
     tensor_parallel_size: int
     dtype: str  #: of the model in the engine: bf16, fp16 or fp32
     kv_cache_dtype: str
@@ -145,10 +126,8 @@ class CacheSettings:
 
 
 def packs_sparse_latents(profile: GpuProfile) -> bool:
-    """True if sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576.
-
-    FlashInfer's kernels for SM 10.x keep plain rows: a B200 logged 78 x 576 + 21 x 132 bytes per token.
-    """
+    """True if sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576. A B200
+    (FlashInfer, SM 10.x) logged 78 x 576 + 21 x 132 bytes per token."""
     return profile.vendor == "nvidia" and (profile.compute_capability or (0, 0))[0] != 10
 
 
@@ -164,11 +143,8 @@ def element_bytes(kv_cache_dtype: str) -> int:
 def layer_specs(
     model: Model, settings: CacheSettings, drafts: Sequence[tuple[int, CacheSpec]] = ()
 ) -> tuple[tuple[int, CacheSpec], ...]:
-    """(layer, spec) of every cache of the model, in vLLM's order; a layer can keep several.
-
-    ``drafts`` are the caches of its draft, as layers beyond the last. Hybrid models need pages of attention and of
-    states to be equal (``align_states``).
-    """
+    """(layer, spec) of every cache of the model, in vLLM's order; a layer can keep several. ``drafts`` come as layers
+    beyond the last. Pages of attention and states are made equal (``align_states``)."""
     found = (*specs_of(model, (layer.mixer for layer in model.layers), settings), *drafts)
     aligned = align_states({spec for _, spec in found})
     return tuple((index, aligned.get(spec, spec)) for index, spec in found)
@@ -239,10 +215,7 @@ def indexer_bytes(indexer: SparseIndexer) -> int:
 
 
 def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int:
-    """Bytes of one request's state in one layer on one rank. The convolution state is in the engine's dtype.
-
-    For each draft token the convolution keeps one more column, to return to when the token is rejected.
-    """
+    """Bytes of one request's state in one layer on one rank. The convolution has one more column per draft token."""
     held_in_fp32 = mixer.kind in FP32_STATE_KINDS or model.architecture.startswith(FP32_STATE_ARCHITECTURES)
     dtype = mixer.recurrent_dtype or ("fp32" if held_in_fp32 else settings.dtype)
     conv_elements = mixer.conv_elements
@@ -272,12 +245,9 @@ def _compressed_specs(mixer: CompressedAttention) -> Iterator[CacheSpec]:
 
 
 def align_states(specs: set[CacheSpec]) -> dict[CacheSpec, CacheSpec]:
-    """Larger attention blocks and padded states, so that a page of attention equals a page of state.
-
-    vLLM raises the block size of hybrid models until one attention page holds at least one state, then pads
-    the state to the page ("Setting attention block size to 1072 tokens", "Padding mamba page size by ...").
-    Empty for models that do not mix the two.
-    """
+    """Larger attention blocks and padded states, so that a page of attention equals a page of state, as vLLM does
+    ("Setting attention block size to 1072 tokens", "Padding mamba page size by ..."). Empty unless a model mixes the
+    two."""
     states = [spec for spec in specs if spec.kind == "state"]
     others = [spec for spec in specs if spec.kind != "state"]
     if not states or not others:
@@ -301,8 +271,6 @@ Member = tuple[int, CacheSpec]
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers that share one block table."""
-
     members: tuple[Member, ...]
 
     def page_bytes(self, stage: range) -> int:
@@ -315,7 +283,6 @@ class CacheGroup:
 
     @cached_property
     def specs(self) -> frozenset[CacheSpec]:
-        """The different specs of the group's layers."""
         return frozenset(spec for _, spec in self.members)
 
 
@@ -339,7 +306,6 @@ class BlockPool:
         return min(sizes, default=0)
 
     def blocks_per_request(self, num_tokens: int) -> int:
-        """Blocks that one request of ``num_tokens`` needs."""
         held = -(-num_tokens // self.context_shards)
         return sum(group.blocks(held, self.in_flight_tokens, self.states_per_request) for group in self.groups)
 
@@ -414,12 +380,9 @@ def _equal_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 
 def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
-    """Groups of layers with pages of several sizes side by side, as DeepSeek-V4 has them.
-
-    Layers of one type form a bucket. A bucket may repeat a pattern of page sizes (one layer of each). All such buckets
-    are cut into groups of the same number of repeats, the number that pads least. Where there are none, windows are
-    cut to fit the blocks that the other layers need.
-    """
+    """Groups of layers with pages of several sizes side by side, as DeepSeek-V4 has them. Layers of one type form a
+    bucket; buckets that repeat a pattern of page sizes are cut into groups of the same number of repeats, the one that
+    pads least. Without any, windows are cut to fit the blocks that the other layers need."""
     buckets: dict[tuple[object, ...], list[Member]] = {}
     for member in members:
         buckets.setdefault(_type(member[1]), []).append(member)

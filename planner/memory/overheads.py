@@ -1,27 +1,16 @@
-"""The part of vLLM's memory that no formula gives: constants fitted to start-up logs, each with its interval.
+"""The part of vLLM's memory that no formula gives: constants fitted to start-up logs, each with its 90 % interval.
 
-The constants that we ship live in ``hardware/calibration/memory.toml``, with the logs that they rest on. Those of a
-user's own GPUs are computed from the user's logs (``planner.memory.startup_log``) and take precedence over ours.
-An interval should hold nine logs in ten. Intervals of independent parts add in quadrature.
-
-What the profile run needs at its peak: one forward pass of the whole token budget, then the sampler.
-
-vLLM runs the model once with ``max_num_batched_tokens`` dummy tokens before it has a KV cache, then computes
-logits for as many rows as requests run at once and samples; models with vision encode a full budget
-of images before, and keep the outputs. The largest of these peaks is taken from the cache::
+``hardware/calibration/memory.toml`` has ours; those of a user's logs take precedence. Independent parts add in
+quadrature. The profile run's peak is the largest of::
 
     sampler  = copies x rows x vocabulary x 4 bytes + hidden states     logits are gathered: TP does not shrink them
     forward  = tokens x 2 bytes x (residuals x hidden + widest part of a layer on the rank)
     encoder  = patches of a full budget of images x 2 bytes x (3 x hidden + 5 x widest matrix on the rank)
 
-Outputs of the encoder and workspaces of sparse attention come on top of the first two. With MLA the forward pass also
-up-projects the latents of a long context.
-
-The widest part is the MLP (gate, up and their product), attention (q, k, v and its output) or the buffers of the
-routed experts: ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate for every token. How many
-copies of the logits live at once depends on the sampler and is fitted (``hardware/calibration/memory.toml``), and so
-is the ratio of measured peaks to these formulas.
-"""
+Encoder outputs and workspaces of sparse attention come on top of the first two; MLA also up-projects the latents of a
+long context. The widest part is the MLP (gate, up and their product), attention (q, k, v, output) or the buffers of the
+routed experts: ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate per token. Copies of the logits and
+the ratios of measured peaks to these formulas are fitted."""
 
 from __future__ import annotations
 
@@ -134,7 +123,6 @@ class Overheads:
 
     @property
     def own(self) -> tuple[FittedConstant, ...]:
-        """Constants that hold here and come from the user's logs."""
         names = self.constants.by_name
         return tuple(f for name in names if (f := self.find(name)) is not None and f.origin != SHIPPED)
 
@@ -301,10 +289,8 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
 
 
 def latent_elements(model: Model, config: EngineConfig) -> int:
-    """Elements of keys and values that MLA up-projects from cached latents at once, on one rank.
-
-    ``forward`` of ``MLACommonImpl`` allocates them in the profile run; sparse attention works on latents.
-    """
+    """Elements of keys and values that MLA up-projects from cached latents at once, on one rank (``forward`` of
+    ``MLACommonImpl``); sparse attention works on latents."""
     release, heads = config.version.release, config.tensor_parallel_size
     if release < (0, 8):
         return 0
@@ -319,11 +305,9 @@ def latent_elements(model: Model, config: EngineConfig) -> int:
 
 
 def sparse_bytes(model: Model, config: EngineConfig, *, rocm: bool) -> tuple[int, int]:
-    """(workspace, logits) that sparse attention reserves in the profile run.
-
-    Source, 0.14.0 and 0.27.1: ``sparse_attn_indexer``, ``FlashMLASparseImpl`` and the attention of DeepSeek-V4, which
-    share one workspace, as large as the largest needs; on ROCm ``rocm_aiter_sparse_attn_indexer_fake``.
-    """
+    """(workspace, logits) that sparse attention reserves in the profile run: ``sparse_attn_indexer``,
+    ``FlashMLASparseImpl`` and the attention of DeepSeek-V4 in 0.14.0 and 0.27.1 share one workspace; on ROCm
+    ``rocm_aiter_sparse_attn_indexer_fake``."""
     length, tokens, release = config.max_model_len, config.max_num_batched_tokens, config.version.release
     needs = [0]
     for mixer in dict.fromkeys(model.mixers()):
@@ -359,10 +343,8 @@ def _widest(model: Model, layout: Layout) -> int:
 
 def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tuple[int, int]:
     """(peak of the vision encoder over a full budget of images, its outputs), on one rank; 0 without one.
-
-    ``profile_run`` of ``v1/worker/gpu_model_runner.py`` keeps the outputs until it has sampled; 0.11.0 to 0.13 copy
-    each into a tensor as long as the budget.
-    """
+    ``profile_run`` of ``v1/worker/gpu_model_runner.py`` keeps the outputs; 0.11.0 to 0.13 copy each into a tensor of
+    the budget's length."""
     repeated = [w.shape for w in model.vision if w.copies > 1 and len(w.shape) == 2]
     images, limits = IMAGES.get(model.model_type, Images()), media_limits(config.limit_mm_per_prompt or "{}")
     asked = ("image", "video") if images.videos else ("image",)

@@ -1,28 +1,19 @@
-"""Memory figures of a start-up log of vLLM: any version, every rank.
+"""Memory figures of a start-up log of vLLM, and the constants of a user's GPU that they imply.
 
-vLLM's lines changed with its versions. V0 names the parts in one sentence and counts blocks. V1 prints the cache in
-GiB and in tokens. Later versions add what graphs took, and print weights and non-torch memory together as "consumed".
-Each line gives a number, its meaning, and the rank that printed it. Where ranks disagree, the smallest cache counts,
-as in vLLM. Of a file with several start-ups, the last one counts.
+Where ranks disagree, the smallest cache counts; of several start-ups in a file, the last one. The constants::
+
+    sampler    (peak activation - hidden states) / one copy of the logits, where sampling is the largest peak
+    forward    peak activation / formula, where the forward pass is (``encoder`` alike)
+    graphs     what was captured, less what layers and batch sizes explain
+
+Each is kept twice: for the log's model, with its rounding as interval; for others on the same GPU, vLLM minor version
+and TP size, with the known spread between models. Versions that print only the cache leave activations as the rest.
 
 >>> log = read_startup_log('''Model loading took 14.9889 GiB and 3.56 seconds
 ... Available KV cache memory: 4.75 GiB
 ... GPU KV cache size: 38,944 tokens''')
 >>> log.weights_bytes / 2**30, log.kv_cache_tokens
 (14.9889, 38944)
-
-Constants of one user's GPU, computed from one of its start-up logs.
-
-A log gives sums of bytes. From them we compute the constants of ``memory.toml``, so that the log also improves the
-answer for other models and settings on the same GPU::
-
-    sampler    (peak activation - hidden states) / one copy of the logits, where sampling is the largest peak;
-    forward    peak activation / formula, where the forward pass is (``encoder`` alike)
-    graphs     what was captured, less what layers and batch sizes explain
-
-Each is kept twice: for the model of the log, with the rounding of the log as its interval; and for other models on
-the same GPU, vLLM minor version and TP size, with the known spread between models. Most versions print only what is
-left for the cache. Then memory outside torch and graphs are taken as fitted, and activations are the rest.
 """
 
 from __future__ import annotations
@@ -163,11 +154,8 @@ class StartupLog:
 
 
 def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLog:
-    """Read the memory figures of a start-up log.
-
-    ``model`` is the expected model, or all names of it. Raises InputError when the text is not a start-up log of vLLM,
-    when it ends before the cache was made, or when it is of another model.
-    """
+    """Read the memory figures of a start-up log. ``model``: the expected model, or all names of it. Raises InputError
+    for another model, a log that ends before the cache was made, or no log of vLLM."""
     by_rank: dict[str, dict[str, float]] = defaultdict(dict)
     settings: dict[str, str] = {}
     refusal: str | None = None
@@ -309,11 +297,8 @@ class MemoryParts:
 def learn_constants(
     log: StartupLog, budget: MemoryBudget, profile: GpuProfile, *, origin: str
 ) -> tuple[FittedConstant, ...]:
-    """The constants that ``log`` implies; ``budget`` is the prediction for its settings, from fitted constants.
-
-    The constants for the log's own model come first. Empty when the log says nothing about overheads. ``origin`` is
-    the file that will hold them.
-    """
+    """The constants that ``log`` implies, those for its own model first; ``budget`` is the prediction for its settings
+    from fitted constants, ``origin`` the file that will hold them. Empty if the log has no overheads."""
     parts = parts_of(log, budget)
     own: dict[str, Interval] = {}
     others: dict[str, Interval] = {}

@@ -1,43 +1,24 @@
-"""Bytes of weights on each rank as vLLM loads them ("Model loading took N GiB").
+"""Bytes of weights on each rank as vLLM loads them ("Model loading took N GiB"), with adapters and drafts.
 
-::
+A rank's piece is ``planner.engine.held_piece``, scales and zero points counted. A tied lm_head costs nothing on one
+stage, a second embedding on the last of several. The table of rotary cosines and sines has one row per position of the
+model's own context. Re-packing at load is left out, except for MXFP4 experts, whose kernels pad every shard.
 
-    bytes of a stage = sum over its weights of  copies on the rank x stored bytes of the rank's piece
+**Adapters** (``create_lora_weights`` in ``lora/layers/``) for every linear layer, used or not::
 
-The rank's piece is ``planner.engine.held_piece``; ``planner.timing`` reads the same bytes in a step. Stored bytes
-count scales and zero points. MTP modules are loaded only where they draft (``memory.weights``). A tied lm_head costs
-nothing on one stage, and a second embedding on the last of several. The table of rotary cosines and sines comes on
-top, one row for each position of the model's own context: vLLM makes it while it loads. Re-packing at load time is
-left out, except for MXFP4 experts, whose kernels pad every shard.
+    elements = max_loras x rank x sum of (inputs + outputs of the piece on the rank)
 
-What a rank holds beside the model, LoRA adapters and drafts, and what host memory holds instead.
+``--fully-sharded-loras`` also cuts the side that is whole. Fused matrices (q, k, v) and experts have one pair each;
+embedding and lm_head, where adapted, (vocabulary + hidden) x rank on every rank.
 
-**Adapters.** vLLM allocates ``max_loras`` adapters of ``max_lora_rank`` when it loads the model, used or not, for
-every linear layer (``create_lora_weights`` in ``lora/layers/``)::
+**Drafts** stand on the last stage; their tokens share the pool of blocks. The share of the rejection sampler in the
+profile run is left out::
 
-    A = rank x inputs,  B = outputs x rank              of each matrix, beside its own piece on the rank:
-    elements = max_loras x rank x sum of (inputs + outputs of the piece)
-
-A column-cut matrix keeps A whole and cuts B with its outputs, a row-cut one the other way round, so that a rank holds
-exactly the two sides of its piece. ``--fully-sharded-loras`` cuts the whole side by the ranks as well. Matrices that
-run fused (q, k, v) have an A each; experts have one pair each. Where embedding and lm_head are adapted, both are held
-whole on every rank: (vocabulary + hidden) x rank.
-
-**Host memory.** ``--cpu-offload-gb`` keeps that many GiB of each rank's decoder layers there.
-``--kv-offloading-size`` holds KV blocks there, all ranks together; the cache on the GPU does not change.
-
-**Drafts** stand on the last pipeline stage::
-
-    mtp           the modules of the checkpoint; embedding and lm_head are the model's own. Over several stages the
-                  last one, which drafts, loads the embedding again
+    mtp           the modules of the checkpoint; over several stages the embedding once more
     draft_model   all of the second model
-    eagle         one layer and a projection from 2 hidden to hidden; embedding and lm_head are the model's own
-    eagle3        one layer that reads embedding and hidden states side by side, a projection from 3 hidden to hidden,
-                  and an lm_head; the embedding is the model's own
+    eagle         one layer and a projection from 2 hidden to hidden
+    eagle3        one layer, a projection from 3 hidden to hidden, and an lm_head
     ngram, suffix nothing
-
-Each module or layer of the draft keeps its tokens beside the model's layers, in the same pool of blocks. The
-rejection sampler's share of the profile run is left out.
 """
 
 from __future__ import annotations
@@ -91,8 +72,6 @@ ROTARY_SIZE = {
 
 @dataclass(frozen=True)
 class RankWeights:
-    """Weights on each rank of one pipeline stage, bytes."""
-
     layers: range  #: of this stage
     by_component: dict[Component, int]
     by_dtype: dict[str, int]
@@ -116,12 +95,9 @@ class RankWeights:
 def stage_weights(
     model: Model, layout: Layout, dtype: str, *, architecture: str = "", remainder_last: bool = False
 ) -> tuple[RankWeights, ...]:
-    """Weights on each rank, stage by stage, bytes.
-
-    ``dtype`` (bf16, fp16, fp32) is the engine's, of everything that is not quantised; ``architecture`` is the
-    GPU's (``sm_90``, ``gfx942``), which decides how MXFP4 experts are padded, or ``MARLIN`` where its kernels are asked
-    for; ``remainder_last`` splits layers as vLLM did before 0.8.0.
-    """
+    """Weights on each rank, stage by stage, bytes. ``dtype`` (bf16, fp16, fp32): of everything that is not quantised.
+    ``architecture`` (``sm_90``, ``gfx942``, or ``MARLIN``) decides how MXFP4 experts are padded; ``remainder_last``:
+    vLLM before 0.8.0."""
     return _stages(model, layout, dtype, architecture, remainder_last)
 
 
@@ -131,12 +107,9 @@ def with_absorbed(stages: tuple[RankWeights, ...], model: Model, layout: Layout,
 
 
 def absorbed_bytes(model: Model, layout: Layout, dtype: str, layers: range) -> int:
-    """Products that V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes.
-
-    The products of query and key up-projections and of value and output projections, as precise as the weights; the
-    rotary part of the query projection and the up-projections themselves, in 16 bits (``process_weights_after_loading``
-    of ``attention/backends/mla/utils.py``).
-    """
+    """Products that V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes: of
+    query and key and of value and output projections; the rotary part and the up-projections in 16 bits
+    (``process_weights_after_loading`` of ``attention/backends/mla/utils.py``)."""
     found = 0
     for kind in model.layer_kinds:
         mixer, times = kind.layer.mixer, sum(index in layers for index in kind.indices)
@@ -294,7 +267,6 @@ def layer_sides(layer: Layer, layout: Layout, lora: LoraConfig) -> int:
 
 
 def adapted(layer: Layer, lora: LoraConfig) -> Iterator[Weight]:
-    """The matrices of a layer that have adapters."""
     for weight in layer.weights:
         if weight.linear and (lora.adapts_experts or weight.component is not Component.ROUTED_EXPERT):
             yield weight
@@ -312,10 +284,7 @@ def _sides(weight: Weight, layout: Layout, lora: LoraConfig) -> int:
 
 
 def host_kv_tokens(config: EngineConfig, kv_bytes_per_token: float) -> int:
-    """Tokens that ``--kv-offloading-size`` holds, where a rank keeps ``kv_bytes_per_token`` of each.
-
-    The size is of all ranks of an engine together.
-    """
+    """Tokens that ``--kv-offloading-size`` (all ranks) holds at ``kv_bytes_per_token`` on each rank."""
     if not config.kv_offloading_size or not kv_bytes_per_token:
         return 0
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size

@@ -1,7 +1,4 @@
-"""Layers, exact parameter counts and quantisation of a checkpoint, from the catalog, a folder or the hub.
-
-The names offered to other packages stand in ``__init__.pyi``; each is imported on first use.
-"""
+"""Layers, exact parameter counts and quantisation of a checkpoint, from the catalog, a folder or the hub."""
 
 import lazy_loader as lazy
 

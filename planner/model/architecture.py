@@ -1,14 +1,5 @@
-"""A model: every weight and every token mixer, layer by layer.
-
-One list of weights is the only source of parameter counts, of bytes in memory, of what each rank of a
-tensor-parallel group holds, and of the FLOP of a step. If the count is exact, so is the rest::
-
-    parameters  = sum over weights of copies x product(shape)
-    bytes       = the same, in the precision that the quantisation gives each weight
-    FLOP/token  = 2 x out x in, for each linear weight that the token passes through
-
-Shapes are as stored in the checkpoint: ``(out_features, in_features)`` for linear weights.
-"""
+"""A model: every weight and every token mixer, layer by layer. Parameters, bytes, shards and FLOP all follow from
+the list of weights. Shapes are as in the checkpoint: ``(out_features, in_features)`` for linear weights."""
 
 from __future__ import annotations
 
@@ -24,8 +15,6 @@ from planner.model.precision import Precision, Quantization
 
 
 class Component(StrEnum):
-    """The purpose of a weight. Parameter counts are reported by component."""
-
     EMBEDDING = "embedding"
     ATTENTION = "attention"
     STATE = "state"  # linear attention and state-space mixers
@@ -40,8 +29,6 @@ class Component(StrEnum):
 
 
 class Shard(StrEnum):
-    """A way in which tensor parallelism splits a weight."""
-
     NONE = "none"  # a full copy on every rank
     COLUMN = "column"  # along the output features
     ROW = "row"  # along the input features
@@ -98,10 +85,8 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class SparseIndexer:
-    """DeepSeek sparse attention: a light scorer that picks the ``top_k`` tokens that attention reads.
-
-    No heads of its own (0, 0) where a layer reuses what an earlier layer picked: nothing is scored or cached there.
-    """
+    """A light scorer that picks the ``top_k`` tokens that attention reads (DeepSeek sparse attention). (0, 0) heads:
+    the layer reuses what an earlier layer picked; nothing is scored or cached."""
 
     num_heads: int
     head_dim: int
@@ -184,8 +169,6 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """Layers with the same weights, the same mixer and the same precision of each weight."""
-
     layer: Layer
     precisions: tuple[Precision, ...]  #: of each of its weights
     indices: tuple[int, ...]  #: which layers of the model they are
@@ -245,7 +228,6 @@ class Model:
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """The different layers of the model, in order of first appearance."""
         indices: dict[Hashable, list[int]] = {}
         for index, layer in enumerate(self.layers):
             indices.setdefault((id(layer), self.quantization.variant(index)), []).append(index)
@@ -262,14 +244,13 @@ class Model:
         return (layer.mixer for layer in self.layers if layer.mixer is not None)
 
     def params_by_component(self) -> dict[Component, int]:
-        """Parameters by component, MTP modules among them."""
+        """MTP modules included."""
         counts = dict.fromkeys(Component, 0)
         for weight in self.all_weights():
             counts[weight.component] += weight.params
         return counts
 
     def all_weights(self) -> Iterable[Weight]:
-        """Every weight: outer, layers, vision, MTP."""
         yield from self.outer
         for layer in self.layers:
             yield from layer.weights
@@ -281,11 +262,8 @@ T = TypeVar("T")
 
 
 class PerModel(Generic[T]):
-    """A memo of ``work`` by model and further arguments, as long as the model lives.
-
-    Models are large, and a search asks for the same one hundreds of times. Results are kept by identity, so that a
-    look-up costs a microsecond.
-    """
+    """A memo of ``work`` by model and further arguments, as long as the model lives. Keys are identities: a look-up
+    costs a microsecond."""
 
     def __init__(self, work: Callable[..., T]) -> None:
         self.work = work

@@ -1,8 +1,4 @@
-"""Parts that families share: weights under the checkpoints' names, values that many configs spell alike, decoders.
-
-``ModelParts`` of a usual decoder are its layers, one embedding, one final norm and one lm_head. Identical layers are
-one object: ``layers_by_kind`` builds each kind once.
-"""
+"""Parts that families share: weights under the checkpoints' names, common config values, decoders."""
 
 from __future__ import annotations
 
@@ -64,7 +60,6 @@ def vector(name: str, size: int, component: Component = Component.NORM, copies: 
 
 
 def norms(hidden_size: int, *names: str, bias: bool = False) -> tuple[Weight, ...]:
-    """Norms of one hidden vector each, with or without bias."""
     parts = ("", ".bias") if bias else ("",)
     return tuple(weight for name in names for part in parts for weight in vector(name + part, hidden_size))
 
@@ -84,11 +79,8 @@ def attention_weights(
     qkv_bias: bool | None = None,
     qk_norm: QkNorm = None,
 ) -> tuple[Weight, ...]:
-    """Projections q, k, v and o; a matrix that fuses some of them is given as its parts, all under its name.
-
-    ``bias`` is that of o, and of the others where ``qkv_bias`` does not say. ``qk_norm``: q and k are normalised,
-    each head by itself or all heads together.
-    """
+    """Projections q, k, v and o; a fused matrix is given as its parts, all under its name. ``bias`` is that of o, and
+    of q, k, v unless ``qkv_bias`` is given. ``qk_norm``: per head or over all heads."""
     part, column = Component.ATTENTION, Shard.COLUMN
     q, k, v, o = (prefix + name for name in qkvo)
     heads, kv_heads, head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
@@ -115,10 +107,7 @@ def mlp(
     bias: bool = False,
     copies: int = 1,
 ) -> tuple[Weight, ...]:
-    """An MLP: gated (SwiGLU and its like) with three ``names``, plain with two.
-
-    Fused gate and up are two weights under one name.
-    """
+    """An MLP: gated (SwiGLU and its like) with three ``names``, plain with two. Fused gate and up are two weights."""
     routed = component is Component.ROUTED_EXPERT
     column, row = (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW) if routed else (Shard.COLUMN, Shard.ROW)
     *ups, down = (prefix + name for name in names)
@@ -139,11 +128,8 @@ def moe_mlp(
     bias: bool = False,
     latent: int = 0,
 ) -> tuple[Weight, ...]:
-    """Router and routed experts. One expert stands for all: ``copies`` says how many there are.
-
-    ``latent`` is the size of the narrower vectors that the experts read and write, where they do not work on hidden
-    vectors. A buffer that only corrects the routing (one number per expert) is not a parameter and is left out.
-    """
+    """Router and routed experts, one weight for all with ``copies``. ``latent``: size of the vectors that experts read
+    and write instead of hidden vectors. Buffers that only correct the routing are left out."""
     return (
         *linear(f"{prefix}{router}", moe.num_experts, hidden_size, Component.ROUTER, bias=bias),
         *mlp(
@@ -211,17 +197,14 @@ def read_moe(config: Config, *, size: str = "moe_intermediate_size", shared: int
 
 
 def is_tied(config: Config, *, default: bool) -> bool:
-    """True if lm_head is the embedding: the outer level decides, then the text level, then the class's default."""
     inner = config.flag("tie_word_embeddings", default=default)
     return config.outer.flag("tie_word_embeddings", default=inner)
 
 
 def context_tokens(config: Config) -> int:
-    """The model's own context, as vLLM derives it: ``model_max_length`` first, stretched by the rotary factor.
-
-    Source: ``derive_max_model_len_and_key`` and ``_get_and_verify_max_len`` of vLLM 0.32; without any key it
-    takes 2048. YaRN counts where it goes beyond ``max_position_embeddings``.
-    """
+    """The model's own context: ``model_max_length`` first, stretched by the rotary factor; 2048 without any key.
+    Source: ``derive_max_model_len_and_key`` and ``_get_and_verify_max_len`` of vLLM 0.32. YaRN counts beyond
+    ``max_position_embeddings``."""
     tokens = config.size("model_max_length", "max_position_embeddings", default=2048)
     rope = config.get("rope_scaling", "rope_parameters")
     factor = rope.get("factor") if isinstance(rope, Mapping) else None
@@ -236,11 +219,8 @@ def context_tokens(config: Config) -> int:
 
 
 def windows(config: Config, *, full_every: int = 0) -> list[int | None]:
-    """Sliding window of each layer, None where a layer sees all tokens.
-
-    ``layer_types`` decides where it is given; else every ``full_every``-th layer (0: none) and the first
-    ``max_window_layers`` see all. ``use_sliding_window: false`` and a null ``sliding_window`` switch windows off.
-    """
+    """Sliding window of each layer, None for full attention. ``layer_types`` decides where it is given; else every
+    ``full_every``-th layer (0: none) and the first ``max_window_layers`` see all."""
     count = config.num_layers
     types = config.names("layer_types", count=count)
     if not config.flag("use_sliding_window", default=True) or not config.has("sliding_window"):
@@ -284,11 +264,8 @@ def decoder(
     remote_code: bool = False,
     notes: tuple[str, ...] = (),
 ) -> ModelParts:
-    """Layers between one embedding and one lm_head; ``tied`` is what the class does when the config does not say.
-
-    ``extra`` are further outer weights: learned positions, a norm of the embedding. ``remote_code``: the
-    repository's own Python is needed, for its configuration or its tokenizer.
-    """
+    """Layers between one embedding and one lm_head. ``tied`` is the class's default, ``extra`` are further outer
+    weights, ``remote_code``: the repository's own Python is needed."""
     hidden, vocab = config.hidden_size, config.size("vocab_size")
     tied = is_tied(config, default=tied)
     return ModelParts(
@@ -319,11 +296,8 @@ def uniform_decoder(
     outer: Mapping[str, Any] | None = None,
     **projections: Any,
 ) -> ModelParts:
-    """A decoder whose layers differ in their sliding windows only: attention, ``ffn``, norms of one hidden vector each.
-
-    ``projections`` goes to ``attention_weights``, ``outer`` to ``decoder``. ``extra_weights`` are further ones of a
-    layer.
-    """
+    """A decoder whose layers differ in their sliding windows only. ``projections`` goes to ``attention_weights``,
+    ``outer`` to ``decoder``."""
     hidden, shape = config.hidden_size, attention or read_attention(config)
     weights = (
         *attention_weights(shape, hidden, **projections),
@@ -351,14 +325,12 @@ def mtp_module(
     projection: str = "eh_proj",
     norm_names: tuple[str, str, str] = ("enorm", "hnorm", "shared_head.norm"),
 ) -> tuple[Weight, ...]:
-    """Weights of one module, which guesses the token after next and serves as a speculative draft::
+    """Weights of one module, a speculative draft of the token after next, full paths under ``prefix``::
 
         input  = projection [2 hidden -> hidden] of (norm of the embedding, norm of the hidden state)
         output = lm_head of a norm of (``layer`` of the input)
 
-    With ``vocab_size`` it has an embedding and a head of its own. Names are full paths under ``prefix``. All are of
-    Component.MTP: the main model does not hold them.
-    """
+    With ``vocab_size`` it has an embedding and a head of its own."""
     part = Component.MTP
     weights = (
         *layer.weights,
@@ -372,10 +344,8 @@ def mtp_module(
 
 
 def mtp_layers(config: Config, layer: Layer, *, tables: bool) -> tuple[Weight, ...]:
-    """The ``num_nextn_predict_layers`` modules of DeepSeek-V3 and its like, stored as layers after the last one.
-
-    ``tables``: whether the checkpoint stores the embedding and the head again with each module.
-    """
+    """The ``num_nextn_predict_layers`` modules of DeepSeek-V3 and its like. ``tables``: each repeats embedding and
+    head."""
     hidden, first = config.hidden_size, config.num_layers
     vocab = config.size("vocab_size") if tables else None
     weights: tuple[Weight, ...] = ()
@@ -398,10 +368,8 @@ def mixed_decoder(
     **outer: Any,
 ) -> ModelParts:
     """A decoder with either ``moe`` or an MLP in each layer: ``kinds`` has the mixer of each, and True for experts.
-
     ``mixing`` makes the weights of a mixer, ``sparse`` are those of a layer's experts, ``dense`` is the key of the
-    MLP's size. ``mtp_tables``: see ``mtp_layers``; None for no MTP modules. ``outer`` goes to ``decoder``.
-    """
+    MLP's size. ``mtp_tables``: see ``mtp_layers``; None for no MTP modules."""
     hidden = config.hidden_size
 
     def make(kind: tuple[Any, bool]) -> Layer:

@@ -57,8 +57,6 @@ _RANGES = re.compile(r"\{([\d,-]+)\}")
 
 @dataclass(frozen=True)
 class CatalogEntry:
-    """The facts that the catalog holds of one hub id."""
-
     id: str  #: as the hub spells it
     kind: str  #: a key of ``KINDS``
     source: str  #: where the facts were read
@@ -72,7 +70,6 @@ class CatalogEntry:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Caveats about the facts."""
         form = f"that of {self.form_of}" if self.form_of else f"the usual form of {self.weight_dtype}"
         caveat = KINDS[self.kind].format(form=form)
         return (*self.renamed, caveat) if caveat else self.renamed
@@ -93,8 +90,6 @@ class CatalogEntry:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A quantised checkpoint of a base model."""
-
     id: str
     weight_dtype: str
     kv_cache_dtype: str | None  #: that it carries scales for
@@ -162,11 +157,8 @@ def _rest(asked: list[str], repo_id: str) -> list[str] | None:
 
 
 def nearest_ids(name: str, n: int = 3) -> list[str]:
-    """Up to ``n`` ids that look like ``name``, whatever separates its words.
-
-    First those that begin with it, shortest first, then those that hold it, then those spelled alike. Where the
-    organisation has nothing like it, the last part alone is compared, as for a name without organisation.
-    """
+    """Up to ``n`` ids that look like ``name``: those that begin with it, then those that hold it, then those spelled
+    alike. An organisation without any is left out of the comparison."""
     organisation, _, last = name.rpartition("/")
     ids = _alike(name, {i: i for i in catalog_ids()}, n) if organisation else []
     return ids or _alike(last, {i.partition("/")[2]: i for i in catalog_ids()}, n)

@@ -1,12 +1,9 @@
-"""Reads ``config.json``: typed values under any of their names; and the registry of families that build from them.
+"""Reads ``config.json``: typed values under any of their names; and the registry of model families.
 
 A new family is one function in ``planner/model/families``::
 
     @family("LlamaForCausalLM")
     def llama(config: Config) -> ModelParts: ...
-
-Every value is checked when it is read, so that a family never meets a string in place of a number.
-``planner.model.build`` puts the model together, and refuses an architecture without a family by name.
 """
 
 from __future__ import annotations
@@ -34,11 +31,8 @@ COMPLETE = "check that the file is the model's own and complete"
 
 
 class Config:
-    """A model's ``config.json``, read by key or by any of its aliases.
-
-    Every reader takes the first of ``keys`` that is given and not null. It raises UnsupportedModelError, with the key
-    and the value, for a value of another type, and for a key that is missing and has no default.
-    """
+    """A model's ``config.json``. Every reader takes the first of ``keys`` that is given and not null. It raises
+    UnsupportedModelError for another type, and for a missing key without default."""
 
     def __init__(self, values: Mapping[str, Any], *, model_id: str, outer: Config | None = None) -> None:
         self.values = values
@@ -56,7 +50,6 @@ class Config:
         return self.values.get(self._given((key,))) is not None
 
     def get(self, *keys: str, default: Any = None) -> Any:
-        """The value as it stands, unchecked, else ``default``."""
         key = self._given(keys)
         value = self.values.get(key)
         return default if value is None else value
@@ -126,7 +119,6 @@ class Config:
         return list(values)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
-        """A copy with the defaults of the model's class for missing keys."""
         given = {key: value for key, value in self.values.items() if value is not None}
         return Config({**defaults, **given}, model_id=self.model_id, outer=None if self.outer is self else self.outer)
 
@@ -144,8 +136,6 @@ class Config:
 
 @dataclass(frozen=True)
 class ModelParts:
-    """The result of a family: everything about a model but names, dtype and quantisation."""
-
     layers: tuple[Layer, ...]
     outer: tuple[Weight, ...]
     hidden_size: int

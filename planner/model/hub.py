@@ -1,10 +1,5 @@
-"""Fetches the two small files that describe a model: the only code that uses the network.
-
-``cached_snapshot`` reads the local hub cache. ``fetch_snapshot`` asks the hub and writes into the same cache.
-huggingface_hub does the work: token, cache, locks, redirects and the timeout of each read. ``_Fetch`` adds what it
-lacks: a limit for all bytes and one for the whole time. ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``, ``HF_HUB_CACHE`` and
-``HF_HOME`` are read at each call.
-"""
+"""Fetches the two small files that describe a model into the local hub cache: the only code that uses the network.
+huggingface_hub does the work; ``_Fetch`` limits all bytes and the whole time. Its variables are read at each call."""
 
 from __future__ import annotations
 
@@ -44,8 +39,6 @@ _REVISION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,254}")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A folder of the local hub cache: the files of one commit that were fetched so far."""
-
     folder: Path  #: holds config.json at least; its name is the commit
     complete: bool  #: hf_quant_config.json is there too, or the repository is known to have none
 
@@ -87,11 +80,8 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Snapshot | Non
 
 
 def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Snapshot:
-    """Fetch config.json and any hf_quant_config.json into the local hub cache, replacing cached copies.
-
-    Raises InputError for a malformed id. Raises HubError when the hub cannot be reached, refuses, exceeds
-    ``timeout_s`` or ``MOST_BYTES``, or has no such repository, revision or config.json.
-    """
+    """Fetch config.json and any hf_quant_config.json into the local hub cache, replacing cached copies. Raises
+    InputError for a malformed id, HubError for anything else that fails."""
     check_repo_id(repo_id)
     check_revision(revision)
     endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")

@@ -1,13 +1,9 @@
-"""Precisions: the bytes of a weight in each, and rules that give each weight of a model its own.
-
-A quantised matrix is stored as its packed values plus scales::
+"""Precisions: the bytes of a weight in each, and rules that give each weight of a model its own::
 
     bytes  = out x in x bits / 8  +  scales x scale_bytes (+ zero points, + one index per input feature)
     scales = one per tensor, per output channel, per group along the input, or per block
 
-Sources: the checkpoints' own ``quantization_config``, and the OCP microscaling (MX) and NVFP4 formats. MXFP4 is 4
-bits and one 8-bit scale per 32 values; NVFP4 is 4 bits, one 8-bit scale per 16 values and one 32-bit scale per tensor.
-"""
+Sources: checkpoints' own ``quantization_config``, and the OCP microscaling (MX) and NVFP4 formats."""
 
 from __future__ import annotations
 
@@ -116,11 +112,8 @@ _INDEX = re.compile(r"(?:^|(?<=\.))(\d{1,9}|\*(?=\.))(?=\.|\*|$)")
 
 
 def canonical(path: str) -> tuple[str, int | None]:
-    """A module path without wrappers and expert number, its layer index replaced by ``#``; and that index.
-
-    ``model.language_model.layers.7.mlp.experts.3.up_proj`` becomes ``("layers.#.mlp.experts.up_proj", 7)``.
-    Checkpoints of one model disagree on the wrappers, and a list that names each layer becomes one rule.
-    """
+    """A module path without wrappers and expert number, its layer index replaced by ``#``; and that index:
+    ``model.language_model.layers.7.mlp.experts.3.up_proj`` is ``("layers.#.mlp.experts.up_proj", 7)``."""
     path = _EXPERT_INDEX.sub("experts", _WRAPPERS.sub("", path))
     match = _INDEX.search(path)
     if match is None:
@@ -146,19 +139,15 @@ class PrecisionRule:
         return self.layers is not None
 
     def matches(self, path: str, template: str, index: int | None) -> bool:
-        """True if the rule applies to the module at ``path``, whose canonical form is (``template``, ``index``)."""
         if self.raw:
             return self.pattern.match(path) is not None
         return (self.layers is None or index in self.layers) and self.pattern.search(template) is not None
 
 
 def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionRule, ...]:
-    """Rules for the modules that ``names`` list: paths, parts of paths, globs, and ``re:`` expressions.
-
-    A name means that module and everything below it, wherever it occurs as whole parts of a path: ``gate``
-    means ``model.layers.0.mlp.gate`` and not ``gate_proj``. Names that differ in the layer's index only become
-    one rule.
-    """
+    """Rules for the modules that ``names`` list: paths, parts of paths, globs, and ``re:`` expressions. A name means
+    that module and all below it: ``gate`` is ``model.layers.0.mlp.gate``, not ``gate_proj``. Names that differ in the
+    layer only become one rule."""
     everywhere: list[PrecisionRule] = []
     layers: dict[str, set[int]] = defaultdict(set)
     for name in _unfused(names):
@@ -191,8 +180,6 @@ def _template_pattern(template: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Quantization:
-    """The precision of every weight of a model."""
-
     weight_dtype: str  #: of most linear weights, in the words of ``--weight-dtype``
     base: Precision  #: of everything that is not quantised: norms, biases, embeddings, routers, lm_head
     method: str | None = None  #: ``quant_method`` of the checkpoint; None when it is not quantised

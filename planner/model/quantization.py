@@ -1,11 +1,4 @@
-"""Quantisation of a model: the checkpoint's own, one made at load time, or a usual form.
-
-::
-
-    read_quantization    what config.json or hf_quant_config.json says
-    load_quantized       what ``vllm serve --quantization`` makes of a 16-bit checkpoint
-    as_quantized         how publishers usually store a weight dtype, for a checkpoint whose config is not at hand
-"""
+"""Quantisation of a model: the checkpoint's own, one made at load time, or a publisher's usual form."""
 
 from __future__ import annotations
 
@@ -43,11 +36,9 @@ from planner.model.precision import (
 
 
 def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any] | None) -> Quantization:
-    """Precision of every weight of a checkpoint.
-
-    ``base`` is the precision of unquantised weights. ``sidecar`` is the content of ``hf_quant_config.json``, if
-    there is one; it counts only where config.json says nothing. Raises UnsupportedModelError for an unknown form.
-    """
+    """Precision of every weight of a checkpoint. ``base``: of unquantised weights. ``sidecar``:
+    ``hf_quant_config.json``, which counts only where config.json has nothing. Raises UnsupportedModelError for an
+    unknown form."""
     stated = _stated(config, sidecar)
     if stated is None:
         return Quantization(base.name, base)
@@ -90,12 +81,8 @@ AT_LOAD_TIME = {
 
 
 def load_quantized(model: Model, method: str) -> Model:
-    """``model`` as ``vllm serve --quantization METHOD`` holds it.
-
-    A 16-bit checkpoint is quantised while it loads: the linear weights of its layers; embeddings, lm_head, routers
-    and norms stay as they are. A quantised checkpoint stays as it is, under its own method. Raises
-    IllegalPlanError where vLLM would refuse.
-    """
+    """``model`` as ``vllm serve --quantization METHOD`` holds it: the linear weights of its layers are quantised. A
+    quantised checkpoint stays as it is. Raises IllegalPlanError where vLLM would refuse."""
     stored = model.quantization.method
     if stored is not None:
         if _same_method(method, stored):
@@ -129,14 +116,9 @@ def _same_method(asked: str, stored: str) -> bool:
 
 
 def as_quantized(model: Model, weight_dtype: str) -> Model:
-    """A copy of ``model``, quantised as publishers usually do for ``weight_dtype``.
-
-    A model that already has this weight dtype is returned unchanged. The forms are those of amd/*-MXFP4,
-    nvidia/*-NVFP4, RedHatAI/*-FP8-dynamic, Qwen/*-AWQ and *-GPTQ, deepseek-ai/DeepSeek-V4. Four-bit floats of a
-    mixture of experts leave attention in 16 bits, as AMD's and NVIDIA's do. MTP modules stay in 16 bits in all of
-    them: llm-compressor does not load them, NVIDIA's checkpoints list them as excluded. Raises InputError for a name
-    outside ``WEIGHT_DTYPES``.
-    """
+    """A copy of ``model``, quantised as publishers usually do for ``weight_dtype``: amd/*-MXFP4, nvidia/*-NVFP4,
+    RedHatAI/*-FP8-dynamic, Qwen/*-AWQ and *-GPTQ, deepseek-ai/DeepSeek-V4. Four-bit floats of a mixture of experts
+    leave attention in 16 bits, and all forms leave MTP modules."""
     if weight_dtype not in WEIGHT_DTYPES:
         raise InputError(f"unknown weight dtype {weight_dtype!r}", hint=f"one of: {', '.join(WEIGHT_DTYPES)}")
     if weight_dtype == model.quantization.weight_dtype:
@@ -182,7 +164,6 @@ class QuantizationForm:
         return tuple(rule for key in keys for rule in self.rules(self.block.names(key), None))
 
     def rules(self, names: list[str], precision: Precision | None) -> tuple[PrecisionRule, ...]:
-        """See ``precision.rules``. Raises UnsupportedModelError for a broken expression."""
         try:
             return rules(names, precision)
         except re.error as error:
@@ -191,7 +172,6 @@ class QuantizationForm:
             ) from error
 
     def unknown(self, what: str) -> UnsupportedModelError:
-        """The error to raise for a form that is not understood."""
         return UnsupportedModelError(
             f"{self.config.model_id}: quantization to {what} is not understood",
             hint="plan for the unquantised model, or for another quantised checkpoint of it",
@@ -244,12 +224,9 @@ def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
 
 
 def _fp8(form: QuantizationForm) -> Quantization:
-    """``fp8``: a scale per block of weights (DeepSeek-V3), or per tensor (AMD, with static scales of activations).
-
-    DeepSeek-V4 has 8-bit scales and MXFP4 experts: ``expert_dtype`` says so, which vLLM takes for fp4 where that model
-    leaves it out. NVIDIA's re-quantises some experts to NVFP4; its ``ignore`` lists what was not re-quantised, which is
-    not what is 16-bit.
-    """
+    """A scale per block (DeepSeek-V3) or per tensor (AMD). DeepSeek-V4 has 8-bit scales and MXFP4 experts
+    (``expert_dtype``, which vLLM takes for fp4 where that model leaves it out). NVIDIA's re-quantises some experts to
+    NVFP4; its ``ignore`` does not list what is 16-bit."""
     block, outer = form.block, form.config.outer
     if size := block.sizes("weight_block_size", count=2) if block.has("weight_block_size") else []:
         linear = replace(FP8_BLOCK, group=(size[0], size[1]))
@@ -267,11 +244,8 @@ def _fp8(form: QuantizationForm) -> Quantization:
 
 
 def _fbgemm(form: QuantizationForm) -> Quantization:
-    """``fbgemm_fp8``: a scale per output channel. Meta's recipe keeps attention and the outermost layers in 16 bits.
-
-    The list of exclusions says so; where it was stripped from config.json, the recipe is applied (A. Dubey et
-    al., The Llama 3 Herd of Models, section 6.2: no quantisation of self-attention, of the first and the last layer).
-    """
+    """A scale per output channel. Without a list of exclusions Meta's recipe is applied: attention, first and last
+    layer in 16 bits (The Llama 3 Herd of Models, section 6.2)."""
     if form.block.names("modules_to_not_convert"):
         return form.quantization("fbgemm_fp8", FP8_CHANNEL)
     last = form.config.num_layers - 1
@@ -305,7 +279,7 @@ def _compressed_tensors(form: QuantizationForm) -> Quantization:
 
 
 def _scheme(form: QuantizationForm, weights: Config, activations: Config | None, packing: str) -> Precision:
-    """Precision of one group; scales of floats and integers are stored in the model's 16 bits, of MX and NV in 8."""
+    """Scales of floats and integers are stored in the model's 16 bits, of MX and NV in 8."""
     bits, kind, size = weights.size("num_bits"), weights.text("type", default="int"), _group(weights)
     if (kind, bits) == ("float", 4):
         precision = NVFP4 if size == 16 or packing.startswith("nvfp4") else MXFP4
@@ -332,13 +306,11 @@ def _scheme(form: QuantizationForm, weights: Config, activations: Config | None,
 
 
 def _mxfp4(form: QuantizationForm) -> Quantization:
-    """``mxfp4`` of gpt-oss: the routed experts and nothing else, with 16-bit activations."""
     note = "MXFP4 experts are multiplied with 16-bit activations unless the kernels of the GPU quantise them"
     return form.quantization("mxfp4", None, expert=weight_only(MXFP4, form.base), notes=(note,))
 
 
 def _quark(form: QuantizationForm) -> Quantization:
-    """``quark``: one global scheme, exceptions by name, exclusions, and outputs of k and v that mean an fp8 cache."""
     scheme = part(form.block, "global_quant_config")
     if scheme is None:
         raise form.unknown("quark without global_quant_config")
@@ -424,11 +396,8 @@ def _awq(form: QuantizationForm) -> Quantization:
 
 
 def _gptq(form: QuantizationForm) -> Quantization:
-    """``gptq``: zero points are stored even when the form is symmetric, and so is a group index for each input.
-
-    vLLM's Marlin kernels drop both after loading: 0.03 bit of 4.2 at groups of 128. ``dynamic`` excludes (``-:``)
-    or changes (``+:``) modules by expression.
-    """
+    """Zero points and a group index for each input are always stored; Marlin drops both (0.03 bit of 4.2 at groups of
+    128). ``dynamic`` excludes (``-:``) or changes (``+:``) modules by expression."""
     bits, size = form.block.size("bits", default=4), _group(form.block, 128)
     if bits not in (2, 3, 4, 8):
         raise form.unknown(f"gptq of {bits} bits")

@@ -27,8 +27,6 @@ MOST_IDS = 6  #: that a refusal lists
 
 @dataclass(frozen=True)
 class ResolvedModel:
-    """A model, and how the name that was asked for led to it."""
-
     requested: str
     resolved: str  #: hub id, or path
     model: Model
@@ -44,15 +42,9 @@ def resolve_model(
     network: bool = True,
     timeout_s: float | None = None,
 ) -> ResolvedModel:
-    """The model that ``name`` means: a folder with a config.json, such a file, or a hub id.
-
-    Tried in this order: path, bundled catalog, local hub cache, the hub. The catalog holds facts of the main
-    revision, so ``revision`` skips it; ``refresh`` skips both it and the cache. ``timeout_s`` limits all requests to
-    the hub together (default ``hub.DEFAULT_TIMEOUT_S``).
-
-    Raises InputError for a malformed name or a path without a readable config.json. Raises UnsupportedModelError for
-    an unknown architecture or quantisation, and HubError when the hub is needed and does not answer.
-    """
+    """The model that ``name`` means: a folder or file, a bundled entry, the local hub cache, else the hub. ``revision``
+    skips the catalog; ``refresh`` skips it and the cache; ``timeout_s`` limits all requests together. Raises
+    InputError, UnsupportedModelError (architecture, quantisation), or HubError."""
     hub.check_revision(revision)
     path = _existing(name)
     if path is not None:
@@ -78,7 +70,6 @@ def resolve_model(
 
 
 def _existing(name: str) -> Path | None:
-    """The path that ``name`` is, if it exists. Raises InputError where the system cannot tell."""
     if not name.strip():
         raise InputError("the model's name is empty", hint="give a hub id, or a folder with a config.json")
     try:
@@ -92,7 +83,6 @@ def _existing(name: str) -> Path | None:
 
 
 def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
-    """Raise InputError for a name that can only be a path, or cannot be a hub id."""
     if path is not None and path.is_dir():
         raise InputError(f"{name}: {_what_is_in(path)}", hint="give a folder with a config.json in Hugging Face format")
     if path is not None:

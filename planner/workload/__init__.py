@@ -1,7 +1,4 @@
-"""Loads: lengths, arrivals, loads by name, recorded traces; latency targets.
-
-The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
-"""
+"""Loads: lengths, arrivals, loads by name, recorded traces; latency targets."""
 
 import lazy_loader as lazy
 

@@ -1,8 +1,6 @@
 """The load of a server: how long its requests are, how they arrive, and how many there are.
 
-``Load.requests`` draws the very lengths and arrival times that ``vllm bench serve --dataset-name random`` draws for the
-same seed, so that the replay gets what the benchmark will send. Recorded requests, and a mixture of several classes,
-are sent as they are.
+Lengths and arrival times are those that ``vllm bench serve --dataset-name random`` draws for the same seed.
 
 >>> Load(input_len=1000, output_len=130, num_prompts=2, range_ratio=0.25, seed=7).requests().input_len
 array([1223, 1063])
@@ -76,28 +74,24 @@ BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace; values beyond say no
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of ``input_len`` and ``output_len`` tokens, on average where they vary.
+    """Requests of ``input_len`` and ``output_len`` tokens, on average where they vary. Raises InputError, with the
+    flag.
 
-    With ``max_concurrency`` the loop is closed: at most that many requests are in flight, and a burst opens it. With
-    ``request_rate`` alone (requests per second; infinite means all at once) the loop is open. With both, each request
-    waits for its arrival and for a free place. ``burstiness`` is the shape of the gamma-distributed gaps: 1 is
-    Poisson, less is burstier, infinity is a metronome.
-
-    ``length_distribution`` says what ``range_ratio`` r does to a length L:
+    ``max_concurrency`` closes the loop: at most that many in flight. ``request_rate`` (per second; infinite: all at
+    once)
+    alone opens it; with both, each request waits for its arrival and a free place. ``burstiness`` is the shape of the
+    gamma-distributed gaps: 1 is Poisson, less is burstier. ``length_distribution``, for ``range_ratio`` r and length L:
 
     - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4,
       its ``bench serve`` since 0.9.1 (pull request 16126)
     - ``below``: uniform in [int(r L), L], vLLM before that, SGLang and InferenceX
     - ``conversation``: scattered as in ShareGPT, whose means alone are known; r is not used
 
-    All prompts share ``prefix_len`` tokens, which stand before the ``input_len`` of each (``--random-prefix-len``).
-    ``prefix_cache_hit_rate`` is the share of each prompt that the server has seen before; no benchmark sends that.
-
-    ``recorded`` requests are sent instead of drawn ones: those of a trace, of sessions, or the mixture of ``classes``.
-    The lengths are then their means, and ``prefix_len`` the tokens that a cache finds which forgets nothing. A class
-    among others has a ``name``, a ``priority`` and targets of its own in ms.
-
-    Raises InputError, with the flag of ``vllm bench``, for values that it does not accept.
+    ``prefix_len`` tokens, shared by all, stand before each prompt. ``prefix_cache_hit_rate`` is the share of each
+    prompt
+    that the server has seen before. ``recorded`` requests (a trace, sessions, the mixture of ``classes``) are sent
+    instead
+    of drawn ones; lengths are then means, and ``prefix_len`` what an unlimited prefix cache finds.
     """
 
     input_len: int
@@ -142,7 +136,6 @@ class Load:
 
     @classmethod
     def of_trace(cls, trace: Trace, rate: float | None = None) -> Load:
-        """The load of a file that was read; see ``trace``."""
         sent = trace.busiest if rate is None else trace.busiest.at_pace(trace.busiest_rate / rate)
         load = cls.of_requests(sent, rate or trace.busiest_rate, name="trace")
         return replace(load, burstiness=trace.burstiness, origin=trace)
@@ -156,7 +149,6 @@ class Load:
 
     @classmethod
     def of_requests(cls, sent: Requests, rate: float, **more: Any) -> Load:
-        """A load that sends these requests, ``rate`` per second."""
         prefix_len, means = round(sent.reusable_tok), (sent.input_len.mean(), sent.output_len.mean())
         input_len, output_len = (max(round(float(mean)), 1) for mean in means)
         return cls(
@@ -171,7 +163,6 @@ class Load:
 
     @classmethod
     def named(cls, workload: str, **more: Any) -> Load:
-        """The lengths of a workload that has a name."""
         lengths = NAMED[workload]
         return cls(lengths.input_len, lengths.output_len, range_ratio=lengths.range_ratio, **more)
 
@@ -194,11 +185,8 @@ class Load:
     def classes_of_trace(
         cls, trace: Trace, rate: float | None = None, classes: int = TRACE_CLASSES
     ) -> tuple[Load, ...]:
-        """Classes by the length of a request: ``classes`` of about as many tokens each, the short ones first.
-
-        Where prompts have something in common there is one class, so that what goes on from each other stays together.
-        ``rate``: requests per second of all of them; None: as fast as the busiest stretch of the trace.
-        """
+        """Classes by the length of a request: ``classes`` of about as many tokens each, the short ones first; one class
+        where prompts share prefixes. ``rate``: requests per second of all; None: of the busiest stretch."""
         import numpy as np
 
         sent, whole_rate = trace.busiest, rate or trace.busiest_rate
@@ -223,11 +211,8 @@ class Load:
 
     @classmethod
     def parse(cls, text: str) -> Load:
-        """``chat=20:1024:256``, or ``chat=20:rag`` with lengths by name: see ``workloads``.
-
-        Targets of its own in ms and a priority may follow: ``chat=20:rag,ttft=500,tpot=40,priority=1``. Raises
-        InputError.
-        """
+        """``chat=20:1024:256`` or ``chat=20:rag`` (see ``NAMED``), with targets in ms and a priority:
+        ``chat=20:rag,ttft=500,tpot=40,priority=1``. Raises InputError."""
         load, *more = text.split(",")
         sized = cls._sized(load)
         words = dict(word.partition("=")[::2] for word in more)
@@ -310,19 +295,14 @@ class Load:
 
     @property
     def max_total_len(self) -> int:
-        """Tokens, input and output, of the longest request that may be drawn, which max_model_len must hold.
-
-        For conversations: the longest that is drawn.
-        """
+        """Tokens, input and output, of the longest request that may be drawn, which max_model_len must hold."""
         if self.length_distribution == "conversation":
             return self.requests().max_total_len
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
     def held_len(self, *, caching: bool = True) -> int:
-        """KV tokens to plan for per request: the longest that is drawn, of recorded ones the mean.
-
-        With a prefix cache (``caching``) what recorded requests share counts once for ``TOGETHER`` of them.
-        """
+        """KV tokens to plan for per request: the longest that is drawn, of recorded ones the mean. With ``caching``,
+        shared prefixes count once for ``TOGETHER`` requests."""
         sent = self.recorded
         if sent is None:
             return self.max_total_len
@@ -330,7 +310,6 @@ class Load:
         return max(round(float((sent.input_len + sent.output_len).mean()) - shared_tok), 1)
 
     def longest(self, num_prompts: int) -> Load:
-        """``num_prompts`` requests of the largest lengths that a uniform distribution may draw."""
         input_len, output_len = self._bounds(self.input_len)[1], self._bounds(self.output_len)[1]
         return replace(
             self,
@@ -342,11 +321,8 @@ class Load:
         )
 
     def requests(self) -> Requests:
-        """The requests that are sent: recorded ones, or lengths and arrivals drawn as vLLM draws them for the seed.
-
-        The generators are those of ``vllm bench``: numpy's default generator for lengths (inputs first),
-        its legacy global one for arrivals. Tokens that the tokeniser adds are part of ``input_len``.
-        """
+        """The requests that are sent, drawn as ``vllm bench`` does: numpy's default generator for lengths (inputs
+        first), its legacy global one for arrivals. Tokens that the tokeniser adds are part of ``input_len``."""
         import numpy as np
 
         from planner.workload.requests import Requests
@@ -362,7 +338,6 @@ class Load:
 
     @property
     def count(self) -> int:
-        """Number of requests that are sent."""
         return self.num_prompts if self.recorded is None else len(self.recorded.arrival_s)
 
     @property
@@ -394,12 +369,10 @@ class Load:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the file of the requests."""
         return self.origin.notes if self.origin else ()
 
     @property
     def output_tok_per_s(self) -> float:
-        """Output tokens per second that are asked for."""
         mean = self.output_len if self.recorded is None else float(self.recorded.output_len.mean())
         return self.request_rate * mean
 
@@ -441,11 +414,8 @@ class Load:
         return replace(self, num_prompts=min(self.num_prompts, count), recorded=recorded)
 
     def share_of(self, servers: int, router: Router = "round-robin", most: int | None = None) -> Load:
-        """The load of one of ``servers``, at most ``most`` requests.
-
-        Classes are drawn anew at their share of the rate; of recorded requests these are the ones that the router sends
-        to it, at the recorded times.
-        """
+        """The load of one of ``servers``, at most ``most`` requests. Classes are drawn anew at their share of the rate;
+        recorded requests are those that the router sends to it."""
         rate = self.request_rate / servers
         if self.classes:
             classes = tuple(replace(one, request_rate=one.request_rate / servers) for one in self.classes)
@@ -519,10 +489,8 @@ def too_rare(classes: Sequence[Load], num_prompts: int) -> Load | None:
 def benchmarks(
     classes: Sequence[Load], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0
 ) -> tuple[Load, ...]:
-    """The load of a benchmark of each class, about ``num_prompts`` in all: the first with ``seed``, the next with more.
-
-    So their arrivals have nothing to do with each other. Raises InputError for a class that would not send one.
-    """
+    """The load of a benchmark of each class, about ``num_prompts`` in all, each with a seed of its own. Raises
+    InputError for a class that would not send one."""
     rate = sum(one.request_rate for one in classes)
     if rare := too_rare(classes, num_prompts):
         raise InputError(
@@ -547,7 +515,6 @@ def mixed(classes: Sequence[Load], num_prompts: int, *, seed: int = 0, burstines
 
 
 def joined(classes: Sequence[Load], parts: Sequence[Requests]) -> Requests:
-    """The requests of all classes in the order of arrival."""
     import numpy as np
 
     from planner.workload.requests import Requests
@@ -605,15 +572,7 @@ def _conversation() -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class NamedWorkload:
-    """Usual lengths of prompts and answers, uniform in [(1 - r) L, (1 + r) L].
-
-    ``vllm bench serve --random-range-ratio`` can send the same load, so that the load that was planned for can be
-    measured. Real conversations scatter more widely; a trace shows how. ``docs/commands.md`` says where the lengths
-    are from.
-
-    >>> NAMED["chat"].input_len
-    1024
-    """
+    """Usual lengths of prompts and answers, uniform in [(1 - r) L, (1 + r) L], which ``vllm bench serve`` can send."""
 
     input_len: int
     output_len: int

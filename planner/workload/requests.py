@@ -1,19 +1,10 @@
-"""Requests that are sent, the share of them that each of several servers gets, and the prefixes of their prompts.
+"""Requests that are sent, the share that each of several servers gets, and the prefixes of their prompts.
 
-How long a request is under way is taken from its answer (``answer_s``), so that a share does not depend on the server.
-A router picks the server of a request:
+``prefix-aware`` routing follows the longest known beginning of the prompt (``MATCHED`` of it or more) while servers are
+balanced, else it is ``least-loaded``: the cache-aware policy of SGLang's router, from which vLLM's comes.
 
-- ``round-robin``: in turn.
-- ``random``: any, whatever the others have.
-- ``least-loaded``: the one with the fewest requests under way.
-- ``prefix-aware``: the one that was sent the longest beginning of the prompt, where that is ``MATCHED`` of it or more
-  and the servers are balanced; else the least loaded one. Rule and thresholds are those of the cache-aware policy of
-  SGLang's router, from which vLLM's comes; it too goes by what it has sent, and never hears what was evicted.
-
-Prefixes are pieces of text in a tree: two prompts share what their paths share. A recorded prompt is a list of pieces,
-each with a name and a number of tokens: blocks of a published trace, or turns of a conversation. Pieces with the same
-name and the same pieces before them are the same text. Pieces that the same prompts pass one after the other become one
-node, so a tree has hardly more nodes than prompts.
+Prefixes are a tree of named pieces of text: prompts share what their paths share. Pieces that the same prompts pass one
+after the other become one node.
 
 >>> tree = Prefixes.of([[7, 8], [7, 9]], [[512, 100], [512, 30]])
 >>> tree.end_tok[tree.prompt].tolist(), tree.reusable_tok.tolist()
@@ -64,7 +55,6 @@ class Requests:
 
     @property
     def max_total_len(self) -> int:
-        """Tokens, input and output, of the longest request."""
         return int((self.input_len + self.output_len).max())
 
     @property
@@ -99,11 +89,8 @@ UNEVEN, UNEVEN_TIMES = 64, 1.5
 
 
 def share(requests: Requests, servers: int, most: int, router: Router = "round-robin") -> Requests:
-    """The requests of one of ``servers``: at most ``most`` requests, from time zero on.
-
-    The last ones where prompts have something in common, after all the others; else the first ones. Of several unequal
-    shares the one with the most tokens to prefill and to generate.
-    """
+    """The requests of one of ``servers``: at most ``most``, from time zero on; the last ones where prompts share
+    prefixes, else the first. Of unequal shares the one with the most tokens."""
     arrived, prefixes = len(requests.arrival_s), requests.prefixes
     servers = min(servers, max(arrived, 1))  # of more of them the others get nothing
     late = max(arrived - most * servers, 0) if prefixes is not None else 0
@@ -179,10 +166,8 @@ class _Known:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """A tree of nodes, and for each request where in it its prompt and its answer end.
-
-    Outside the tree stands text of one request alone: the rest of a prompt, and an answer with which no prompt goes on.
-    """
+    """A tree of nodes, and for each request where in it its prompt and its answer end. Text of one request alone stands
+    outside the tree."""
 
     parent: Nodes  #: of each node, -1 at a root; a parent comes before its children. Shape (nodes,)
     end_tok: Nodes  #: tokens from the beginning of a prompt to the end of the node. Shape (nodes,)
@@ -200,11 +185,8 @@ class Prefixes:
         answers: Sequence[int] | None = None,
         before_tok: Sequence[int] = (),
     ) -> Prefixes:
-        """The tree of prompts, each a list of names of ``pieces`` and of their ``sizes_tok``.
-
-        ``answers``: how many of the last pieces of each are its answer. The first lists are of requests that were
-        answered before, and had ``before_tok`` tokens each with their answers.
-        """
+        """The tree of prompts, each a list of names of ``pieces`` and of their ``sizes_tok``. ``answers``: how many of
+        the last pieces are the answer. The first lists were answered before, with ``before_tok`` tokens each."""
         counts = np.array([len(names) for names in pieces], dtype=np.int64)
         names = np.fromiter((name for one in pieces for name in one), np.int64, int(counts.sum()))
         sizes = np.fromiter((size for one in sizes_tok for size in one), np.int64, len(names))
@@ -248,14 +230,11 @@ class Prefixes:
         return cls(new_parent, end_tok[remains], prompt[before:], answer[before:], answer[:before], before_tok)
 
     def chosen(self, which: Nodes | slice) -> Prefixes:
-        """The prefixes of some of the requests."""
         return replace(self, prompt=self.prompt[which], answer=self.answer[which])
 
     def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
-        """The requests on a server that has answered those at the nodes ``earlier`` too.
-
-        ``before``: which of the requests before the first one of all it has answered.
-        """
+        """The requests on a server that has also answered those at the nodes ``earlier``, and ``before`` of the
+        earliest."""
         return replace(
             self,
             before=np.concatenate([self.before[before], earlier]),
@@ -287,11 +266,8 @@ class Prefixes:
         return np.array(reusable, dtype=np.int64)
 
     def shared_tok(self, together: int) -> float:
-        """Tokens of a prompt, on average, that are in the KV cache for others too, with ``together`` requests in it.
-
-        They are drawn from all requests: neighbours in a session follow each other. A node on the path of the share p
-        of all prompts is then held 1 - (1 - p)^together times instead of p x together times.
-        """
+        """Tokens of a prompt, on average, that are in the KV cache for others too, with ``together`` requests in it: a
+        node on the path of the share p of all prompts is held 1 - (1 - p)^together times."""
         users = np.bincount(self.prompt[self.prompt >= 0], minlength=len(self.parent)).tolist()
         parent = self.parent.tolist()
         for node in range(len(parent) - 1, -1, -1):  # children come after their parents

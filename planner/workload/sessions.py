@@ -1,10 +1,8 @@
 """Loads of several turns by name: sessions whose prompts hold everything before, with pauses between the turns.
 
-Lengths, numbers of turns and pauses are drawn from published statistics (``hardware/calibration/workload.toml``). The
-sessions overlap as they do on a server that has been up for a while: the clock goes round, so that at its beginning
-some are in their first turn and some in their last. How much a prefix cache finds depends on how many there are at
-once, so they are drawn for one request rate.
-"""
+Lengths, numbers of turns and pauses are drawn from published statistics (``hardware/calibration/workload.toml``) for
+one request rate. The clock goes round, so that at its beginning some sessions are in their first turn, some in their
+last."""
 
 from __future__ import annotations
 
@@ -44,8 +42,6 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """Conversations of one kind: turns, tokens and pauses."""
-
     about: str
     turns: Drawn
     input_tok: Drawn  #: that a turn adds
@@ -117,7 +113,6 @@ def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier:
 
 @cache
 def named_sessions() -> dict[str, Sessions]:
-    """Loads of several turns by name."""
     text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
     return {name: _read(entry) for name, entry in tomllib.loads(text)["sessions"].items()}
 

@@ -1,9 +1,5 @@
 """Figures of ``vllm bench``, under the keys of its result files, and latency targets (SLOs) on them.
 
->>> METRICS["p99_ttft_ms"]
-Metric(key='p99_ttft_ms', unit='ms', of='ttft')
->>> METRICS["output_throughput"].higher_is_better
-True
 >>> str(Slo("ttft", 2000, 99))
 'p99 TTFT of 2,000 ms'
 >>> [slo.key for slo in parse_slos({"ttft": 2000, "tpot": 50}, "mean")]
@@ -63,10 +59,7 @@ METRICS: Mapping[str, Metric] = {metric.key: metric for metric in _metrics()}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """``metric`` must be at most ``limit_ms`` at ``percentile`` (None: on average).
-
-    Raises InputError, naming the flag, for a limit that is not positive and for a percentile outside (0, 100].
-    """
+    """``metric`` is at most ``limit_ms`` at ``percentile`` (None: on average). Raises InputError, naming the flag."""
 
     metric: Latency
     limit_ms: float
@@ -144,10 +137,7 @@ def parse_percentile(text: str) -> float | None:
 
 
 def parse_slos(limits_ms: Mapping[str, float | None], percentile: str | None = None) -> tuple[Slo, ...]:
-    """The targets that are given, all at one percentile (95), in the order of ``LATENCIES``.
-
-    Raises InputError for an unknown target, and for a percentile that is not a number.
-    """
+    """The targets that are given, all at one percentile (95), in the order of ``LATENCIES``. Raises InputError."""
     at = DEFAULT_PERCENTILE if percentile is None else parse_percentile(percentile)
     for name in limits_ms:
         if name not in LATENCIES:

@@ -1,7 +1,4 @@
-"""Dense decoders: Llama and its relatives, older decoders, Gemma, and the searched layers of Nemotron NAS.
-
-Most differ from Llama in names and biases only: one call of ``dense`` with what differs.
-"""
+"""Dense decoders: Llama and its relatives, older decoders, Gemma, and the searched layers of Nemotron NAS."""
 
 from __future__ import annotations
 
@@ -45,12 +42,10 @@ BLOOM_NAMES = OuterNames("transformer.word_embeddings", "transformer.ln_f", laye
 
 
 def gated(config: Config, *, key: str = "intermediate_size", **options: Any) -> tuple[Weight, ...]:
-    """The MLP of a layer, as wide as ``key`` says."""
     return mlp(config.hidden_size, config.size(key), **options)
 
 
 def plain(config: Config, *, names: tuple[str, str], bias: bool, prefix: str = "mlp.") -> tuple[Weight, ...]:
-    """An MLP of two matrices, as wide as four hidden vectors where the config leaves it out."""
     hidden = config.hidden_size
     return mlp(hidden, config.size("intermediate_size", default=4 * hidden), prefix=prefix, names=names, bias=bias)
 
@@ -94,10 +89,8 @@ family("ArceeForCausalLM")(partial(llama_like, mlp_names=PLAIN))
 
 @family("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 def eagle3(config: Config) -> ModelParts:
-    """EAGLE-3 drafts (``llama_eagle3.py``): the first layer reads embedding and hidden state side by side.
-
-    Hidden states of three layers of the model are projected to one; lm_head is over ``draft_vocab_size`` tokens.
-    """
+    """EAGLE-3 drafts (``llama_eagle3.py``): the first layer reads embedding and hidden state side by side. Hidden
+    states of three layers are projected to one; lm_head is over ``draft_vocab_size`` tokens."""
     parts, hidden = llama_like(config), config.hidden_size
     first = parts.layers[0]
     widened = tuple(
@@ -249,7 +242,6 @@ def starcoder2(config: Config) -> ModelParts:
 
 
 def positions(name: str, rows: int, hidden_size: int) -> tuple[Weight, ...]:
-    """A table of learned positions, held whole by every rank."""
     return (Weight(name, Component.EMBEDDING, (rows, hidden_size)),)
 
 
@@ -380,11 +372,9 @@ def gemma3(config: Config) -> ModelParts:
 
 @family("Gemma4ForCausalLM")
 def gemma4(config: Config) -> ModelParts:
-    """Gemma 4: full layers have wider and fewer KV heads of their own, and may use the keys as values.
-
-    E2B and E4B give each layer an embedding of its own, and their last layers read the cache of an earlier layer.
-    Source: ``models/gemma4/modular_gemma4.py`` of transformers 5, ``models/gemma4.py`` of vLLM.
-    """
+    """Gemma 4: full layers have wider and fewer KV heads, and may use the keys as values. E2B and E4B have an embedding
+    per layer, and their last layers read an earlier layer's cache, though checkpoints hold their k and v. Source:
+    ``models/gemma4/modular_gemma4.py`` of transformers 5, ``models/gemma4.py`` of vLLM."""
     config = config.with_defaults(GEMMA4_DEFAULTS)
     spans = windows(config, full_every=6)
     first_shared = config.num_layers - config.size("num_kv_shared_layers", default=0)
@@ -448,7 +438,6 @@ def nemotron_nas(config: Config) -> ModelParts:
         raise config.refuse("block_configs", "a list of one entry per layer")
 
     def read(block: Any, part: str, key: str) -> float:
-        """A number of one half of a block; 0 where the search left the half out."""
         half = block.get(part) if isinstance(block, Mapping) else None
         if not isinstance(half, Mapping) or half.get("replace_with_linear") or half.get("sparsify"):
             raise config.refuse("block_configs", f"made of {part!r} without 'replace_with_linear' and 'sparsify'")

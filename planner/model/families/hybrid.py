@@ -1,7 +1,6 @@
 """Models with state-space or linear-attention layers: Mamba, Jamba, Nemotron-H, Granite 4, MiniMax-M1, Qwen, Kimi.
 
-Such a layer keeps, per sequence, the last ``kernel - 1`` inputs of a short convolution and a recurrent state; neither
-grows with the context. Shapes are those of vLLM's ``MambaStateShapeCalculator``, for k key heads, v value heads::
+Elements per sequence, as in vLLM's ``MambaStateShapeCalculator``, for k key heads and v value heads::
 
     mamba    conv (inner, kernel - 1)                        state (inner, d_state)
     mamba2   conv (inner + 2 groups d_state, kernel - 1)     state (heads, head_dim, d_state)
@@ -48,12 +47,10 @@ STATE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def column(name: str, *shape: int) -> Weight:
-    """A table of one entry per channel or head, split like the channels."""
     return Weight(name, STATE, shape, shard=Shard.COLUMN)
 
 
 def convolution(prefix: str, channels: int, kernel: int, *, bias: bool) -> tuple[Weight, ...]:
-    """The short depth-wise convolution in front of a recurrence."""
     weights = (column(f"{prefix}conv1d", channels, 1, kernel),)
     return (*weights, column(f"{prefix}conv1d.bias", channels)) if bias else weights
 
@@ -222,7 +219,7 @@ def _nemotron_layer(config: Config, kind: str) -> Layer:
 
 
 def _nemotron_moe(config: Config, norm: tuple[Weight, ...]) -> Layer:
-    """Experts of two matrices each; in Nemotron 3 Super and Ultra they work in a narrower latent space."""
+    """Experts of two matrices; in Nemotron 3 Super and Ultra they work in a narrower latent space."""
     hidden, latent = config.hidden_size, config.size("moe_latent_size", default=0)
     moe = read_moe(config, shared=config.size("n_shared_experts", default=1))
     shared = config.size("moe_shared_expert_intermediate_size") * moe.num_shared_experts
@@ -242,10 +239,7 @@ def _nemotron_moe(config: Config, norm: tuple[Weight, ...]) -> Layer:
 
 @family("GraniteMoeHybridForCausalLM")
 def granite_hybrid(config: Config) -> ModelParts:
-    """Granite 4: Mamba-2 or attention, then a shared MLP beside routed experts (or alone, where there are none).
-
-    Gate and up are one matrix in the checkpoint.
-    """
+    """Granite 4: Mamba-2 or attention, then a shared MLP beside routed experts, if any. Gate and up are one matrix."""
     hidden, attention, heads = config.hidden_size, read_attention(config), config.size("mamba_n_heads")
     experts, head_dim = config.size("num_local_experts", default=0), config.get("mamba_d_head")
     inner = hidden * config.size("mamba_expand", default=2)
@@ -319,10 +313,8 @@ def qwen3_5_text(config: Config) -> ModelParts:
 
 
 def _qwen_decoder(config: Config, *, fused: bool, has_mtp: bool) -> ModelParts:
-    """``fused``: Qwen3-Next stores the input projections of delta layers as two matrices, Qwen3.5 as four.
-
-    The q projection of a full layer also yields the gate of its output. The MTP module is one more full layer.
-    """
+    """``fused``: Qwen3-Next stores the input projections of delta layers as two matrices, Qwen3.5 as four. The q
+    projection of a full layer also yields its gate. The MTP module is one more full layer."""
     hidden, count, attention = config.hidden_size, config.num_layers, read_attention(config)
     q, *others = attention_weights(attention, hidden, qk_norm="head")
     if config.flag("attn_output_gate", default=True):
@@ -382,11 +374,8 @@ def _qwen_ffn(config: Config) -> tuple[tuple[Weight, ...], Moe | None]:
 
 
 def kimi_linear_text(config: Config) -> ModelParts:
-    """Kimi Linear and Kimi K3: Kimi delta attention in three of four layers, MLA without positions in the fourth.
-
-    K3 adds experts in a narrower latent space and residual mixing over blocks of layers. Written after vLLM's
-    ``models/kimi_k3``.
-    """
+    """Kimi Linear and Kimi K3: Kimi delta attention in three of four layers, MLA without positions in the fourth. K3
+    adds latent experts and residual mixing over blocks of layers (vLLM's ``models/kimi_k3``)."""
     hidden, latent = config.hidden_size, read_latent(config)
     linear_config = config.nested("linear_attn_config")
     on_delta = {i - 1 for i in linear_config.sizes("kda_layers")}  # counted from 1

@@ -50,10 +50,7 @@ ATTENTION = Component.ATTENTION
 
 @family("MixtralForCausalLM", "MiniMaxM2ForCausalLM")
 def mixtral(config: Config) -> ModelParts:
-    """Mixtral: Mistral with experts; ``intermediate_size`` is one expert's.
-
-    MiniMax-M2 normalises q and k over all heads besides. Its MTP modules are not published.
-    """
+    """Mixtral: Mistral with experts. MiniMax-M2 normalises q and k over all heads; its MTP modules are unpublished."""
     moe = read_moe(config, size="intermediate_size")
     ffn = moe_mlp(config.hidden_size, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
     normed = config.architecture == "MiniMaxM2ForCausalLM" and config.flag("use_qk_norm", default=True)
@@ -141,7 +138,6 @@ def granite_moe(config: Config) -> ModelParts:
 def mixed(
     config: Config, moe: Moe, sparse: tuple[Weight, ...], *, mtp_tables: bool | None = None, **projections: Any
 ) -> ModelParts:
-    """Layers of attention that differ in windows; ``projections`` goes to ``attention_weights``."""
     attention, routed = read_attention(config), sparse_layers(config)
     kinds = [(replace(attention, window=w), s) for w, s in zip(windows(config), routed, strict=True)]
     mixing = partial(attention_weights, hidden_size=config.hidden_size, **projections)
@@ -192,10 +188,8 @@ def glm4_moe(config: Config) -> ModelParts:
 
 @family("HYV3ForCausalLM")
 def hunyuan_v3(config: Config) -> ModelParts:
-    """Hunyuan 3: q and k normalised, each head by itself; the first layer dense, a shared expert in the others.
-
-    Source: ``models/hy_v3/configuration_hy_v3.py`` of transformers 5, ``models/hy_v3.py`` of vLLM.
-    """
+    """Hunyuan 3: q and k normalised per head; the first layer dense, a shared expert in the others. Source:
+    ``models/hy_v3/configuration_hy_v3.py`` of transformers 5, ``models/hy_v3.py`` of vLLM."""
     if not (config.has("mlp_layer_types") or config.has("first_k_dense_replace")):
         config = config.with_defaults({"first_k_dense_replace": 1})
     hidden, moe = config.hidden_size, read_moe(config, shared=config.size("num_shared_experts", default=0))
@@ -204,10 +198,8 @@ def hunyuan_v3(config: Config) -> ModelParts:
 
 @family("LagunaForCausalLM")
 def laguna(config: Config) -> ModelParts:
-    """Laguna: Qwen3 with experts, a shared one among them; sliding layers have more query heads than full ones.
-
-    ``g_proj`` gates the output of each head. Source: ``models/laguna.py`` of vLLM.
-    """
+    """Laguna: Qwen3 with experts, one shared; sliding layers have more query heads; ``g_proj`` gates each head (vLLM's
+    ``models/laguna.py``)."""
     hidden, count, full = config.hidden_size, config.num_layers, read_attention(config)
     heads = config.sizes("num_attention_heads_per_layer", count=count) or [full.num_heads] * count
     spans = [replace(full, window=w, num_heads=h) for w, h in zip(windows(config), heads, strict=True)]
@@ -316,10 +308,7 @@ def minicpm3(config: Config) -> ModelParts:
 
 @family("DeepseekV4ForCausalLM")
 def deepseek_v4(config: Config) -> ModelParts:
-    """DeepSeek-V4: one shared KV row per token, compressed beyond a window, and hyper-connections around each block.
-
-    Names are those of DeepSeek's own checkpoints (``layers.0.attn.wq_a``).
-    """
+    """DeepSeek-V4: one shared KV row per token, compressed beyond a window, and hyper-connections around each block."""
     hidden, count = config.hidden_size, config.num_layers
     ratios = config.sizes("compress_ratios")
     if len(ratios) < count or not set(ratios) <= {0, 4, 128}:
@@ -440,11 +429,8 @@ def mimo_v2(config: Config) -> ModelParts:
 
 
 def step3p7_text(config: Config) -> ModelParts:
-    """Step-3.7-Flash: sliding layers with more heads than the full ones, a gate per head, MoE with one shared expert.
-
-    Sliding layers have half as many heads again (96 beside 64): the published total, 201,365,316,160, needs them,
-    and some copies of config.json leave ``attention_other_setting`` out.
-    """
+    """Step-3.7-Flash: a gate per head, MoE with one shared expert. Sliding layers have half as many heads again (96
+    beside 64): the published total, 201,365,316,160, needs them, and some copies of config.json lack them."""
     hidden, other = config.hidden_size, config.nested("attention_other_setting")
     heads, kv_heads = config.size("num_attention_heads"), config.size("num_key_value_heads", "num_attention_groups")
     full = Attention(heads, kv_heads, config.size("head_dim"), config.size("head_dim"))

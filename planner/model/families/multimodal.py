@@ -1,8 +1,5 @@
-"""Text models with vision towers and projectors: memory holds those whether images come or not.
-
-Every weight of a tower is of Component.VISION and is not ``linear``: text tokens do not pass it, and quantisation
-leaves it as it is. Tensor parallelism splits its blocks as it splits a decoder's. The text model sits under
-``text_config``; Qwen2-VL and Qwen2.5-VL keep it flat.
+"""Text models with vision towers and projectors, which memory holds whether images come or not.
+Every weight of a tower is of Component.VISION and not ``linear``: text tokens do not pass it, and it is not quantised.
 """
 
 from __future__ import annotations
@@ -37,11 +34,7 @@ VISION = Component.VISION
 
 
 def with_vision(parts: ModelParts, vision: tuple[Weight, ...], *, text: str) -> ModelParts:
-    """The text model ``parts`` under the checkpoint's prefix ``text``, beside its vision weights.
-
-    ``model.`` of the text model becomes ``text`` where that ends so (``model.language_model.``), else ``text``
-    goes before it (``language_model.model.``).
-    """
+    """The text model ``parts`` under the checkpoint's prefix ``text``, beside its vision weights."""
 
     def renamed(name: str) -> str:
         if text.startswith("model.") and name.startswith("model."):
@@ -76,14 +69,12 @@ def tensor(name: str, *shape: int, copies: int = 1, shard: Shard = Shard.NONE) -
 def matrix(
     name: str, out_features: int, in_features: int, shard: Shard = Shard.NONE, *, bias: bool = True, copies: int = 1
 ) -> tuple[Weight, ...]:
-    """A matrix and, usually, its bias."""
     weight = tensor(name, out_features, in_features, copies=copies, shard=shard)
     bias_shard = Shard.COLUMN if shard is Shard.COLUMN else Shard.NONE
     return (weight, tensor(f"{name}.bias", out_features, copies=copies, shard=bias_shard)) if bias else (weight,)
 
 
 def norm(name: str, size: int, *, bias: bool = True, copies: int = 1) -> tuple[Weight, ...]:
-    """A LayerNorm, or an RMSNorm where there is no bias."""
     weight = tensor(name, size, copies=copies)
     return (weight, tensor(f"{name}.bias", size, copies=copies)) if bias else (weight,)
 
@@ -143,7 +134,6 @@ def blocks(
 
 
 def patches(config: Config) -> int:
-    """Patches of one image of the tower's own size."""
     return (config.size("image_size") // config.size("patch_size")) ** 2
 
 
@@ -155,7 +145,6 @@ def patch_embedding(name: str, config: Config, hidden: int, *, depth: int = 0) -
 
 
 def frames(config: Config) -> int:
-    """Frames of a video that share one patch."""
     return config.size("temporal_patch_size", default=2)
 
 
@@ -195,11 +184,7 @@ def gemma4_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
 
 
 def gemma4_audio(config: Config, prefix: str) -> tuple[Weight, ...]:
-    """The audio tower of Gemma 4 E2B and E4B: a conformer.
-
-    A layer is an MLP, chunked attention, a light convolution, and an MLP again. Source: ``Gemma4AudioModel`` of
-    transformers 5, ``models/gemma4/modular_gemma4.py``.
-    """
+    """The audio tower of Gemma 4 E2B and E4B, a conformer: ``Gemma4AudioModel`` of transformers 5."""
     hidden, count = config.hidden_size, config.num_layers
     first, second = config.sizes("subsampling_conv_channels", count=2) or (128, 32)
     layer, conv = f"{prefix}layers.0.", f"{prefix}subsample_conv_projection."
@@ -298,10 +283,7 @@ def mllama_vision(config: Config, prefix: str) -> tuple[Weight, ...]:
 
 
 def qwen2_vision(config: Config, _: ModelParts) -> tuple[Weight, ...]:
-    """Tower and merger of Qwen2-VL, with LayerNorm and a plain MLP, and of Qwen2.5-VL, with RMSNorm and a gated MLP.
-
-    ``hidden_size`` of Qwen2-VL is the text model's.
-    """
+    """Tower and merger of Qwen2-VL (LayerNorm, plain MLP) and of Qwen2.5-VL (RMSNorm, gated MLP)."""
     prefix, merge = "visual.", config.size("spatial_merge_size", default=2) ** 2
     if first := config.architecture.startswith("Qwen2VL"):
         hidden, out, names = config.size("embed_dim"), config.hidden_size, QWEN_NAMES
@@ -318,10 +300,7 @@ def qwen2_vision(config: Config, _: ModelParts) -> tuple[Weight, ...]:
 
 
 def qwen3_vision(config: Config, _: ModelParts) -> tuple[Weight, ...]:
-    """Qwen3-VL's tower: learned positions, and one merger more for each layer tapped by DeepStack.
-
-    Qwen3.5 has the same tower without DeepStack.
-    """
+    """Qwen3-VL's tower: learned positions, and one merger more per layer tapped by DeepStack (Qwen3.5: none)."""
     prefix = "model.visual."
     hidden, merge = config.hidden_size, config.size("spatial_merge_size", default=2) ** 2
     wide, out, names = merge * hidden, config.size("out_hidden_size"), ("linear_fc1", "linear_fc2")
@@ -468,10 +447,8 @@ def qwen3_vl(config: Config) -> ModelParts:
 
 @family("Mistral3ForConditionalGeneration")
 def mistral3(config: Config) -> ModelParts:
-    """Mistral Small 3.1 and 3.2, Ministral 3, Mistral Medium 3.5: Mistral, Pixtral's tower, a patch merger.
-
-    Mistral Small 4 has the latent attention and the experts of DeepSeek-V3 instead of Mistral.
-    """
+    """Mistral Small 3.1 to 4, Ministral 3, Mistral Medium 3.5: Mistral (Small 4: DeepSeek-V3), Pixtral's tower, a patch
+    merger."""
     inner = config.nested("text_config")
     parts = deepseek(inner) if inner.text("model_type", default="") == "mistral4" else llama(inner)
     given = config.section("vision_config") if config.has("vision_config") else Config({}, model_id=config.model_id)
@@ -512,7 +489,6 @@ def qwen3_5(config: Config) -> ModelParts:
 
 @family("KimiLinearForCausalLM", "KimiK3ForConditionalGeneration")
 def kimi_linear(config: Config) -> ModelParts:
-    """Kimi Linear, and Kimi K3 with its tower."""
     return with_tower(config, kimi_linear_text, moonvit_vision, prefix="language_model.", optional=True)
 
 
@@ -525,7 +501,6 @@ def step3p7(config: Config) -> ModelParts:
 
 @family("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration")
 def minimax_m3(config: Config) -> ModelParts:
-    """MiniMax-M3, with its tower where the config has one."""
     return with_tower(config, minimax_m3_text, minimax_m3_vision, prefix="language_model.", optional=True)
 
 
@@ -577,7 +552,6 @@ def llama4_text(config: Config) -> ModelParts:
 
 @family("Llama4ForConditionalGeneration")
 def llama4(config: Config) -> ModelParts:
-    """Llama 4 Scout and Maverick with their tower."""
     return with_tower(config, llama4_text, llama4_vision, prefix="language_model.")
 
 
