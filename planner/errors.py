@@ -79,6 +79,5 @@ def fault_in(error: Any) -> Fault:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error shows it: at most 40 characters."""
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

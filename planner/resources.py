@@ -25,7 +25,6 @@ def data_dir(name: str) -> Path:
 
 
 def package_dir(name: str) -> Path:
-    """The folder of a package, for data that lies beside its code."""
     return _PACKAGE / name
 
 
@@ -47,7 +46,6 @@ def names_only() -> Iterator[None]:
 
 
 def may_be_path() -> bool:
-    """True if what a user gives may be the name of a file."""
     return not _NAMES_ONLY.get()
 
 

@@ -65,9 +65,8 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise InputError(f"{FLAG} is not a JSON object: {text[:80]!r}", hint=_EXAMPLE)
     tokens = given.get("num_speculative_tokens")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        raise InputError(
-            f"{FLAG}: num_speculative_tokens must be a whole number of at least 1, got {tokens!r}", hint=_EXAMPLE
-        )
+        cause = f"{FLAG}: num_speculative_tokens must be a whole number of at least 1, got {tokens!r}"
+        raise InputError(cause, hint=_EXAMPLE)
     draft = given.get("model")
     if draft is not None and not isinstance(draft, str):
         raise InputError(f"{FLAG}: model must be a hub id or a path, got {draft!r}", hint=_EXAMPLE)
@@ -118,9 +117,8 @@ def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if isinstance(length, int | float) and not isinstance(length, bool):
         if not 1 <= length <= tokens + 1:
-            raise InputError(
-                f"{FLAG}: synthetic_acceptance_length must lie between 1 and {tokens + 1}, got {length}", hint=_EXAMPLE
-            )
+            cause = f"{FLAG}: synthetic_acceptance_length must lie between 1 and {tokens + 1}, got {length}"
+            raise InputError(cause, hint=_EXAMPLE)
         return tuple(min(max(length - 1 - place, 0.0), 1.0) for place in range(tokens))
     if rates is None:
         return ()
@@ -131,14 +129,11 @@ def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:
 
 def _checked_rates(rates: Sequence[float], tokens: int, what: str) -> tuple[float, ...]:
     if len(rates) != tokens:
-        raise InputError(
-            f"{what}: {len(rates)} rates for {tokens} drafted tokens", hint="give one rate, or one for each position"
-        )
+        cause = f"{what}: {len(rates)} rates for {tokens} drafted tokens"
+        raise InputError(cause, hint="give one rate, or one for each position")
     if not all(0 <= rate <= 1 for rate in rates) or any(after > before for before, after in pairwise(rates)):
-        raise InputError(
-            f"{what}: rates lie between 0 and 1 and never rise from position to position",
-            hint="each is the share of steps in which the draft is accepted up to there",
-        )
+        cause = f"{what}: rates lie between 0 and 1 and never rise from position to position"
+        raise InputError(cause, hint="each is the share of steps in which the draft is accepted up to there")
     return tuple(map(float, rates))
 
 
@@ -155,9 +150,8 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
             named = "eagle" if "eagle-" in draft.lower() else "draft_model"
     known = METHODS.get(str(named)) or ("mtp" if str(named).endswith("_mtp") else None)
     if known is None:
-        raise InputError(
-            f"{FLAG}: the memory of method {named!r} is not known", hint=f"one of: {', '.join(dict.fromkeys(METHODS))}"
-        )
+        cause = f"{FLAG}: the memory of method {named!r} is not known"
+        raise InputError(cause, hint=f"one of: {', '.join(dict.fromkeys(METHODS))}")
     return known
 
 
@@ -188,34 +182,25 @@ def check_speculative_config(
     if features.engine == "V0" and (version.release >= V0_ENDS or wanted.method not in ("draft_model", "ngram")):
         gone = version.release >= V0_ENDS
         cause = "which no longer drafts (since 0.10.0)" if gone else f"whose drafts by {wanted.method} are not modelled"
-        raise IllegalPlanError(
-            f"{FLAG}: vLLM {version} runs its V0 engine here, {cause}",
-            hint="choose an --engine-version with the V1 engine",
-        )
+        cause = f"{FLAG}: vLLM {version} runs its V0 engine here, {cause}"
+        raise IllegalPlanError(cause, hint="choose an --engine-version with the V1 engine")
     for key in json.loads(wanted.text or "{}"):
         status = value_status(version, "speculative_config", key)
         if not status and not (old and (key in OLD_FLAGS or key == "method")):
-            raise IllegalPlanError(
-                f"{FLAG}: vLLM {version} does not know {key!r} ({status})", hint=status.hint or "leave it out"
-            )
+            cause = f"{FLAG}: vLLM {version} does not know {key!r} ({status})"
+            raise IllegalPlanError(cause, hint=status.hint or "leave it out")
     if wanted.method == "draft_model" and not features.draft_models and features.engine == "V1":
-        raise IllegalPlanError(
-            f"{FLAG}: vLLM {version} (V1) does not draft with a model (not before 0.15.0)",
-            hint='choose vLLM 0.15.0 or later, or "method": "ngram"',
-        )
+        cause = f"{FLAG}: vLLM {version} (V1) does not draft with a model (not before 0.15.0)"
+        raise IllegalPlanError(cause, hint='choose vLLM 0.15.0 or later, or "method": "ngram"')
     if wanted.method == "mtp" and not model.mtp:
-        raise IllegalPlanError(
-            f"{FLAG}: {model.id} has no multi-token-prediction modules", hint='use another "method", such as ngram'
-        )
+        cause = f"{FLAG}: {model.id} has no multi-token-prediction modules"
+        raise IllegalPlanError(cause, hint='use another "method", such as ngram')
     if wanted.draft_tensor_parallel_size not in (None, 1, tensor_parallel_size):
         raise IllegalPlanError(
             f"{FLAG}: draft_tensor_parallel_size {wanted.draft_tensor_parallel_size} is neither 1 nor the model's "
             f"{tensor_parallel_size}",
             hint="leave it out",
         )
-
-
-# --- LoRA adapters ----------------------------------------------------------------------------------------------------
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -230,14 +215,11 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
     rank, loras = args.max_lora_rank or 16, args.max_loras or 1
     in_host = loras if args.max_cpu_loras is None else args.max_cpu_loras
     if rank not in RANKS:
-        raise InputError(
-            f"--max-lora-rank {rank} is no rank that vLLM has", hint=f"use one of {', '.join(map(str, RANKS))}"
-        )
+        cause = f"--max-lora-rank {rank} is no rank that vLLM has"
+        raise InputError(cause, hint=f"use one of {', '.join(map(str, RANKS))}")
     if in_host < loras:
-        raise IllegalPlanError(
-            f"--max-cpu-loras {in_host} is less than --max-loras {loras}",
-            hint="raise it: host memory holds a copy of each adapter on the GPU",
-        )
+        cause = f"--max-cpu-loras {in_host} is less than --max-loras {loras}"
+        raise IllegalPlanError(cause, hint="raise it: host memory holds a copy of each adapter on the GPU")
     if model.vocab_size > MOST_VOCABULARY and model.architecture in releases("adapted_tables"):
         raise IllegalPlanError(
             f"--enable-lora: vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows, and {model.id} has "
@@ -245,9 +227,8 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
             hint="leave it out, or merge the adapter into the model",
         )
     if args.fully_sharded_loras and args.enable_expert_parallel:
-        raise IllegalPlanError(
-            "--fully-sharded-loras: vLLM refuses it with --enable-expert-parallel", hint="leave one of them out"
-        )
+        cause = "--fully-sharded-loras: vLLM refuses it with --enable-expert-parallel"
+        raise IllegalPlanError(cause, hint="leave one of them out")
     if args.fully_sharded_loras and rank % args.tensor_parallel_size:
         raise IllegalPlanError(
             f"--fully-sharded-loras: --max-lora-rank {rank} is not divisible by --tensor-parallel-size "

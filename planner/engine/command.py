@@ -230,7 +230,6 @@ def _range_ratio(workload: Load, line: _Line) -> float:
 
 
 def program_argv(command: VllmCommand, version: EngineVersion, platform: str) -> tuple[list[str], VllmCommand]:
-    """First words of a command, and its name: the program if the version has it, else the older script."""
     newer = next((new for new, script in _SCRIPTS.items() if script == command), command)
     if newer == "serve" or command_status(version, newer):
         return ["vllm", *newer.split()], newer

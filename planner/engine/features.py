@@ -2,10 +2,8 @@
 
 Read off the sources of 0.6.3 to 0.33.0. Releases from 0.8.0 to 0.10 have V0 and V1; ``_is_v1_supported_oracle`` in
 ``arg_utils.py`` and ``SupportsV0Only`` decide. With asynchronous scheduling the last stage of a pipeline sends its
-tokens
-to all others. The first runner (``v1/worker/gpu_model_runner.py``) then has one step at a time in the pipeline, the
-second
-(``v1/worker/gpu/model_runner.py``) as many batches as stages.
+tokens to all others. The first runner (``v1/worker/gpu_model_runner.py``) then has one step at a time in the pipeline,
+the second (``v1/worker/gpu/model_runner.py``) as many batches as stages.
 
 >>> from planner.engine.version import parse_version
 >>> needs_v0({"--num-scheduler-steps": "8", "--seed": "1"}, {}, parse_version("0.9.1"))
@@ -29,9 +27,6 @@ from planner.hardware import GpuProfile
 from planner.model import Attention, LatentAttention, Model, StateMixer
 from planner.resources import package_dir
 
-# --- which engine -----------------------------------------------------------------------------------------------------
-
-
 #: First release with both engines, first without V0, and first without the oracle.
 BOTH_SINCE, V0_GONE_IN, ORACLE_GONE_IN = (0, 8), (0, 11), (0, 11, 1)
 #: ``V1_BACKENDS`` of all these releases together, but for 0.11.0, where no name is V0's any more.
@@ -51,7 +46,6 @@ _PIPELINES_SINCE: Release = (0, 9, 1)
 
 
 def has_both_engines(version: EngineVersion) -> bool:
-    """True if a server of ``version`` may run either engine."""
     return BOTH_SINCE <= version.release < V0_GONE_IN
 
 
@@ -125,7 +119,6 @@ def pipelines_on_v1(options: Mapping[str, str], version: EngineVersion) -> bool:
 
 
 def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
-    """True if the V1 engine of ``version`` can serve the model."""
     release = version.release
     windows = any(isinstance(mixer, Attention) and mixer.window for mixer in model.mixers())
     if on_cpu and (release < _CPU_SINCE or (windows and _NO_WINDOWS_ON_CPU_SINCE <= release < ORACLE_GONE_IN)):
@@ -140,16 +133,12 @@ def asked_engine(only_v0: Sequence[str], use_v1: str | None, version: EngineVers
         return None
     asked: Engine | None = None if use_v1 not in ("0", "1") else "V1" if use_v1 == "1" else "V0"
     if only_v0 and asked == "V1":
-        raise IllegalPlanError(
-            f"VLLM_USE_V1=1 is not supported with {' and '.join(only_v0)} in vLLM {version}",
-            hint=f"leave out {' and '.join(only_v0)}",
-        )
+        cause = f"VLLM_USE_V1=1 is not supported with {' and '.join(only_v0)} in vLLM {version}"
+        raise IllegalPlanError(cause, hint=f"leave out {' and '.join(only_v0)}")
     wanted = "V0" if only_v0 else asked
     if wanted == "V0" and version.release >= V0_GONE_IN:
-        raise IllegalPlanError(
-            f"{' and '.join(only_v0) or 'VLLM_USE_V1=0'} asks for the V0 engine, which vLLM {version} does not have",
-            hint=f"leave out {' and '.join(only_v0) or 'VLLM_USE_V1'}",
-        )
+        cause = f"{' and '.join(only_v0) or 'VLLM_USE_V1=0'} asks for the V0 engine, which vLLM {version} does not have"
+        raise IllegalPlanError(cause, hint=f"leave out {' and '.join(only_v0) or 'VLLM_USE_V1'}")
     return wanted
 
 
@@ -188,9 +177,6 @@ def default_engine(
     return "V0" if (capability < (8, 0) and release < (0, 10, 2)) or (fp8_kv_cache and not reads_fp8) else "V1"
 
 
-# --- which model runner -----------------------------------------------------------------------------------------------
-
-
 #: ``sampling``: steps that sample a token.
 LoneSteps = Literal["none", "sampling", "all"]
 
@@ -220,9 +206,6 @@ def _second_runner_from(model: Model, config: EngineConfig, profile: GpuProfile)
     others = _ALL_FROM if model.is_moe or is_hybrid(model) else _DENSE_FROM
     named = releases("second_runner").get(name, others)
     return (0, 24) if named == (0, 23, 0) and config.weight_dtype not in _UNQUANTIZED else named
-
-
-# --- what it does -----------------------------------------------------------------------------------------------------
 
 
 GraphMode = Literal["decode", "piecewise", "full-and-piecewise"]
@@ -263,7 +246,6 @@ class Features:
 
 
 def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Engine | None = None) -> Features:
-    """Behaviour of ``version`` on ``profile``; ``engine`` where it is not the default one."""
     release, rocm, cuda = version.release, profile.platform == "rocm", profile.platform == "cuda"
     engine, blackwell = engine or default_engine(version, profile), (profile.compute_capability or (0, 0))[0] == 10
     v1 = engine == "V1"
@@ -353,7 +335,6 @@ def is_hybrid(model: Model) -> bool:
 
 
 def uses_latent_attention(model: Model) -> bool:
-    """True if vLLM runs the model's attention as MLA."""
     return any(isinstance(mixer, LatentAttention) for mixer in model.mixers())
 
 
@@ -362,6 +343,5 @@ Facts = Literal["first", "last", "v1", "second_runner", "second_runner_on_rocm",
 
 @cache
 def releases(what: Facts) -> Mapping[str, Release]:
-    """Release of each architecture in a table of ``architectures.toml``."""
     entries = tomllib.loads((package_dir("engine") / "architectures.toml").read_text("utf-8"))[what]
     return {name: release_of(release) for release, names in entries.items() for name in names}

@@ -51,8 +51,6 @@ _EARLY_ON_ROCM = {"VLLM_ROCM_USE_AITER_MHA": (0, 9, 1), "VLLM_ROCM_QUICK_REDUCE_
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Support of a name by one version, and the versions that have it."""
-
     state: Literal["known", "not yet", "gone", "unknown"]
     since: str = ""  #: the version where it appeared
     gone_in: str = ""  #: the first version without it
@@ -73,13 +71,11 @@ class Status:
         return "never known"
 
     def require(self, what: str, otherwise: str = "leave it out") -> None:
-        """Raise IllegalPlanError unless the version has the name: ``what`` names it and the version."""
         if not self:
             raise IllegalPlanError(f"{what} does not have it ({self})", hint=self.hint or otherwise)
 
     @property
     def hint(self) -> str:
-        """Replacement, or the version to choose; empty if unknown."""
         if self.replaced_by:
             return f"use {self.replaced_by}" if not self.replaced_by.startswith("nothing") else self.replaced_by
         return f"choose vLLM {self.since} or later" if self.state == "not yet" else ""
@@ -143,7 +139,6 @@ def known_flags(version: EngineVersion, command: VllmCommand) -> set[str]:
 
 
 def spelled(flag: str) -> str:
-    """An option as the table has it: hyphens, no value, no dotted key; ``-O3`` is ``-O``."""
     name = flag.split("=", 1)[0].split(".", 1)[0]
     if name.startswith("--"):
         return name.replace("_", "-")
@@ -194,9 +189,6 @@ def _table(name: str) -> dict[str, Spans]:
         spans = tuple((place[first], place[last] if last else len(place) - 1) for first, last in edges)
         spans_by_name.update(dict.fromkeys(names.split(), spans))
     return spans_by_name
-
-
-# --- variables that a plan sets ---------------------------------------------------------------------------------------
 
 
 CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
@@ -266,10 +258,8 @@ def _checked(name: str, value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InputError(f"--env {name[:80]!r} is not the name of a variable", hint="write NAME=VALUE")
     if is_secret(text, name):
-        raise InputError(
-            f"--env {name}: its value looks like a secret, and scripts would show it",
-            hint=f"export {name} where the scripts run: HF_TOKEN is passed through by its name",
-        )
+        cause = f"--env {name}: its value looks like a secret, and scripts would show it"
+        raise InputError(cause, hint=f"export {name} where the scripts run: HF_TOKEN is passed through by its name")
     if not isinstance(value, str | int | float) or not text.isprintable():
         raise InputError(f"--env {name}: its value is not printable text", hint="write it on one line")
     if name.startswith("VLLM_") and name not in known_variables():
@@ -286,7 +276,6 @@ def is_value(name: str, text: str) -> bool:
 
 
 def check_value(name: str, text: str) -> None:
-    """Raise InputError for a value that a variable does not take."""
     if is_value(name, text):
         return
     if name == CPU_KVCACHE_SPACE:

@@ -88,7 +88,6 @@ CLIENTS = ("bench serve", "benchmark_serving.py")
 
 
 def split_command(words: Sequence[str]) -> tuple[VllmCommand | None, list[str]]:
-    """The vLLM command that a list of words runs, and its arguments; None for another program."""
     for at in range(len(words)):
         command, length = command_at(words, at)
         if command:
@@ -110,9 +109,6 @@ def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
         if name == "vllm" and following.split(" ")[: len(parts)] == parts:
             return command, 1 + len(parts)
     return None, 0
-
-
-# --- what a version does not take -------------------------------------------------------------------------------------
 
 
 def find_flag_problems(argv: Sequence[str], version: EngineVersion, *, platform: str = "") -> list[FlagProblem]:
@@ -199,9 +195,6 @@ def _check_keys(flag: str, config: dict[str, object], kind: Values, version: Eng
             yield from _check_keys(f"{flag} pass_config", value, "pass_config", version)
 
 
-# --- the settings of a line -------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ServeLine:
     model: str | None  #: hub id or path; None: the line names none
@@ -228,11 +221,10 @@ class ServeLine:
 
     @property
     def is_offline(self) -> bool:
-        """True for a benchmark with an engine of its own."""
         return self.command in OFFLINE
 
     def workload(self, version: EngineVersion) -> Load:
-        """The load that a benchmark's line sends, its own defaults included. Raises InputError for one that none sends."""
+        """The load that a benchmark's line sends, its own defaults included. Raises InputError for others."""
         latency = "latency" in self.command
         taken = {"input_len": 32, "output_len": 128, "num_prompts": 8} if latency else {
             "input_len": 1024, "output_len": 128, "num_prompts": 1000
@@ -426,7 +418,6 @@ class _LineReader:
 
 
 def option_values(flag: str, text: str) -> list[str]:
-    """The words of a value of ``ServeLine.others``: none of a switch, several of a list."""
     return text.split() if flag in _LISTS else [text] * bool(text)
 
 

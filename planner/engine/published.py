@@ -29,8 +29,6 @@ from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.resources import package_dir
 
-# --- images -----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class ImageBuild:
@@ -49,7 +47,6 @@ class ImageBuild:
 
     @property
     def source(self) -> str:
-        """Source of the image, for a plan."""
         return f"built at commit {self.commit[:12]} by build_image.sh" if self.commit else "built by build_engine.sh"
 
 
@@ -70,10 +67,8 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if profile.platform == "cpu":
         return Image("", version, "cpu", pinned=False, source="no container: vLLM as it is installed on the machine")
     if version.build != "vllm":
-        raise IllegalPlanError(
-            f"no image of vLLM with the ATOM plugin ({version.text}) is known",
-            hint=f"plan for a release of vLLM: --engine-version {default_version(profile)}",
-        )
+        cause = f"no image of vLLM with the ATOM plugin ({version.text}) is known"
+        raise IllegalPlanError(cause, hint=f"plan for a release of vLLM: --engine-version {default_version(profile)}")
     oldest = _images_table()["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
     if version.release < release_of(oldest):
         raise IllegalPlanError(
@@ -166,9 +161,6 @@ def _images_table() -> dict[str, Any]:
     return tomllib.loads((package_dir("engine") / "images.toml").read_text(encoding="utf-8"))
 
 
-# --- recipes ----------------------------------------------------------------------------------------------------------
-
-
 #: Older names of keys in ``--compilation-config``.
 _OLDER_KEYS = {
     "fuse_allreduce_rms": "enable_fi_allreduce_fusion",
@@ -193,8 +185,6 @@ AITER_IMAGES_SINCE, AITER_IMAGES_UNTIL = (0, 8, 4), (0, 10)
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Variables and options to add to a plan, and settings that the sources suggest for it."""
-
     env: dict[str, str] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)  #: for ``extra`` of ``serve_argv``
     settings: dict[str, Any] = field(default_factory=dict)  #: names of EngineArgs

@@ -169,9 +169,8 @@ class _Resolver:
                 continue
             status = env_status(self.version, name, platform=self.profile.platform)
             if not status:
-                raise IllegalPlanError(
-                    f"{name}: vLLM {self.version} does not read it ({status})", hint=status.hint or "leave it out"
-                )
+                cause = f"{name}: vLLM {self.version} does not read it ({status})"
+                raise IllegalPlanError(cause, hint=status.hint or "leave it out")
             counted[name] = value
         return Environment(counted)
 
@@ -180,9 +179,8 @@ class _Resolver:
         if args.flashinfer_sampler and self.profile.platform != "cuda":
             raise IllegalPlanError(f"{FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
-            raise IllegalPlanError(
-                f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out for dense models"
-            )
+            cause = f"--enable-expert-parallel: {self.model.id} has no experts"
+            raise IllegalPlanError(cause, hint="leave it out for dense models")
         if args.decode_context_parallel_size > 1:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
 
@@ -191,9 +189,8 @@ class _Resolver:
         heads for GQA (``config/parallel.py``, ``verify_with_parallel_config``)."""
         flag = f"--decode-context-parallel-size {size}"
         if ranks % size:
-            raise IllegalPlanError(
-                f"{flag}: does not divide --tensor-parallel-size {ranks}", hint="use a divisor of it: its ranks share"
-            )
+            cause = f"{flag}: does not divide --tensor-parallel-size {ranks}"
+            raise IllegalPlanError(cause, hint="use a divisor of it: its ranks share")
         mixers = tuple(dict.fromkeys(self.model.mixers()))
         if all(isinstance(mixer, LatentAttention) for mixer in mixers):
             return
@@ -229,9 +226,8 @@ class _Resolver:
                 hint="use auto, bfloat16, float16 or float32; weights are quantised with --quantization",
             )
         if asked == "bf16" and half == "fp16":
-            raise IllegalPlanError(
-                f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16", hint="use --dtype float16"
-            )
+            cause = f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16"
+            raise IllegalPlanError(cause, hint="use --dtype float16")
         return asked
 
     def _weight_dtype(self, dtype: str) -> str:
@@ -245,10 +241,8 @@ class _Resolver:
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
         status = value_status(self.version, "quantization", method)
         if status.state in ("not yet", "gone"):
-            raise IllegalPlanError(
-                f"{self.model.id} is quantised with {method}, which vLLM {self.version} does not have ({status})",
-                hint=status.hint or f"choose a vLLM before {status.gone_in}",
-            )
+            cause = f"{self.model.id} is quantised with {method}, which vLLM {self.version} does not have ({status})"
+            raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
         return dtype if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
@@ -269,15 +263,11 @@ class _Resolver:
                 hint="leave VLLM_USE_V1 out, or choose a newer --engine-version",
             )
         if engine == "V0" and version.release >= V0_GONE_IN:
-            raise IllegalPlanError(
-                f"{model.id} would need the V0 engine on this device, which vLLM {version} does not have",
-                hint="choose a newer --engine-version",
-            )
+            cause = f"{model.id} would need the V0 engine on this device, which vLLM {version} does not have"
+            raise IllegalPlanError(cause, hint="choose a newer --engine-version")
         if engine == "V0" and is_hybrid(model):
-            raise IllegalPlanError(
-                f"vLLM {version} serves {model.id} by its V0 engine, whose memory for states is not modelled",
-                hint="choose --engine-version 0.10.2 or newer",
-            )
+            cause = f"vLLM {version} serves {model.id} by its V0 engine, whose memory for states is not modelled"
+            raise IllegalPlanError(cause, hint="choose --engine-version 0.10.2 or newer")
         return engine
 
     def _max_model_len(self) -> int:
@@ -308,9 +298,8 @@ class _Resolver:
                 hint="leave it out",
             )
         if asked is False and features.engine == "V1" and self.version.release < (0, 11, 1):
-            raise IllegalPlanError(
-                f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks", hint="leave it out"
-            )
+            cause = f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks"
+            raise IllegalPlanError(cause, hint="leave it out")
         if asked is not None:
             return asked
         if features.engine == "V1":
@@ -341,10 +330,8 @@ class _Resolver:
         for name, value, asked in limits:
             self._took("" if asked else f"{name} {value} (vLLM {self.version} {features.engine}, {self.usage})")
         if tokens < seqs:
-            raise IllegalPlanError(
-                f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}",
-                hint="give each sequence of a batch at least one token",
-            )
+            cause = f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}"
+            raise IllegalPlanError(cause, hint="give each sequence of a batch at least one token")
         # 0.7.1 to 0.7.3 check the token budget before they see MLA, which switches chunks off
         at_first = args.enable_chunked_prefill
         if at_first is None:
@@ -375,29 +362,19 @@ class _Resolver:
         pipelined = self.args.pipeline_parallel_size > 1 and not features.async_scheduling_with_pipeline
         drafts = self.args.speculative_config
         if asked and drafts and drafts.method in ("ngram", "suffix"):
-            raise IllegalPlanError(
-                f"--async-scheduling: vLLM {self.version} refuses it with drafts by {drafts.method}",
-                hint="leave it out",
-            )
+            cause = f"--async-scheduling: vLLM {self.version} refuses it with drafts by {drafts.method}"
+            raise IllegalPlanError(cause, hint="leave it out")
         if asked and not features.async_scheduling_exists:
-            raise IllegalPlanError(
-                f"--async-scheduling: vLLM {self.version} ({features.engine}) does not have it (not before 0.10.0)",
-                hint="leave it out, or choose a newer --engine-version",
-            )
+            cause = f"--async-scheduling: vLLM {self.version} ({features.engine}) does not have it (not before 0.10.0)"
+            raise IllegalPlanError(cause, hint="leave it out, or choose a newer --engine-version")
         if asked and pipelined:
-            raise IllegalPlanError(
-                f"--async-scheduling: vLLM {self.version} refuses it with --pipeline-parallel-size above 1",
-                hint="leave it out, or use --tensor-parallel-size instead",
-            )
+            cause = f"--async-scheduling: vLLM {self.version} refuses it with --pipeline-parallel-size above 1"
+            raise IllegalPlanError(cause, hint="leave it out, or use --tensor-parallel-size instead")
         drafted = not drafts or drafts.method in ("mtp", "eagle", "eagle3")
         return bool(self._or("async_scheduling", features.async_scheduling and not pipelined and drafted))
 
 
-# --- defaults by version ----------------------------------------------------------------------------------------------
-
-
 def prefix_caching(model: Model, features: Features) -> bool:
-    """On in V1 for attention models, later for hybrids, never for pure state-space models."""
     if not is_hybrid(model):
         return features.prefix_caching
     attention = any(not isinstance(mixer, StateMixer) for mixer in model.mixers())
@@ -454,9 +431,6 @@ def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
     return profile.memory_bytes >= 70 * GIB
 
 
-# --- the element type of the KV cache ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class KvDtype:
     dtype: str  #: bf16, fp16, fp32, fp8, fp8_e4m3, ...
@@ -487,10 +461,8 @@ def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile,
     if not status:
         raise IllegalPlanError(f"--kv-cache-dtype {asked}: vLLM {version} does not have it ({status})", hint=possible)
     if name in LONG_NAMES:  # vLLM 0.33 refuses it and older versions compute nonsense
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in",
-            hint=f"leave it at auto, or use --dtype {asked}",
-        )
+        cause = f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in"
+        raise IllegalPlanError(cause, hint=f"leave it at auto, or use --dtype {asked}")
     if name not in KV_ELEMENT_BYTES:
         raise IllegalPlanError(f"--kv-cache-dtype {asked}: its layout in memory is not modelled", hint=possible)
     return KvDtype(name, flag)
@@ -522,10 +494,8 @@ def _unquantised_flag(dtype: str, model: Model, profile: GpuProfile, version: En
         return "auto"
     flag = LONG_NAMES[dtype]
     if not value_status(version, "kv_cache_dtype", flag):
-        raise IllegalPlanError(
-            f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type",
-            hint="use --kv-cache-dtype fp8, or a newer --engine-version",
-        )
+        cause = f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type"
+        raise IllegalPlanError(cause, hint="use --kv-cache-dtype fp8, or a newer --engine-version")
     return flag
 
 

@@ -59,8 +59,6 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The declaration of one setting. ``kind`` is the type of the value, ``int | None`` for example."""
-
     name: str = ""  #: field of EngineArgs and keyword of the library
     kind: Any = None
     default: Any = None
@@ -90,12 +88,10 @@ class Setting:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Every spelling; the one that switches off joined by ``/`` where the default moves between versions."""
         off = f"/{flag_of('no_' + self.name)}" if self.kind == bool | None else ""
         return tuple(filter(None, (self.flag + off, self.short)))
 
     def check(self, value: Any) -> None:
-        """Raise InputError for a number outside the bounds; None is inside."""
         if not isinstance(value, int | float) or isinstance(value, bool):
             return
         least = -inf if self.least is None else self.least
@@ -106,14 +102,11 @@ class Setting:
         wanted = [f"at least {least:g}"] if self.least is not None else []
         wanted += [f"above {above:g}"] if self.above is not None else []
         wanted += [f"at most {most:,g}"] if self.most is not None or value > most else []
-        raise InputError(
-            f"{self.flag} must be {' and '.join(wanted) or 'a number'}, got {value}",
-            hint=f"give such a number, or leave {self.flag} out for the default",
-        )
+        cause = f"{self.flag} must be {' and '.join(wanted) or 'a number'}, got {value}"
+        raise InputError(cause, hint=f"give such a number, or leave {self.flag} out for the default")
 
 
 def flag_of(name: str) -> str:
-    """The flag of a keyword: ``--max-num-seqs`` for ``max_num_seqs``."""
     return "--" + name.replace("_", "-")
 
 
@@ -206,11 +199,9 @@ class EngineArgs:
     )
 
     def settings(self, tag: Tag) -> dict[str, Any]:
-        """The settings of one use by name, in the order of the declaration."""
         return {name: getattr(self, name) for name in tagged(tag)}
 
     def changed(self, **settings: Any) -> Self:
-        """A copy with other settings; ``env`` adds variables to those there are."""
         if "env" in settings:
             settings["env"] = Environment({**self.env, **Environment.read(settings["env"])})
         return replace(self, **settings)
@@ -267,9 +258,8 @@ def media_limits(text: str) -> Mapping[str, int]:
         pairs = json.loads(text) if text.startswith("{") else dict(pair.split("=") for pair in text.split(","))
         return {name: int(value["count"] if isinstance(value, dict) else value) for name, value in pairs.items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise InputError(
-            f"--limit-mm-per-prompt {text[:80]!r} is not read", hint="""give JSON, such as '{"image": 0, "video": 0}'"""
-        ) from error
+        cause = f"--limit-mm-per-prompt {text[:80]!r} is not read"
+        raise InputError(cause, hint="""give JSON, such as '{"image": 0, "video": 0}'""") from error
 
 
 @cache
@@ -339,7 +329,6 @@ class EngineConfig(EngineArgs):
 
     @property
     def layout(self) -> dict[str, Any]:
-        """Parallel axes and element types, in the names of every answer."""
         return {**self.settings("axes"), "weight_dtype": self.weight_dtype, "kv_cache_dtype": self.kv_cache_dtype}
 
     @property

@@ -52,13 +52,9 @@ class Layout:
 
     @cached_property
     def flags(self) -> str:
-        """The sizes that are not 1, as flags of ``vllm serve``."""
         sizes = {name: getattr(self, name) for name in tagged("axes")}
         words = [f"{flag_of(name)} {size}" for name, size in sizes.items() if size > 1]
         return " ".join(words + ["--enable-expert-parallel"] * self.enable_expert_parallel) or "one GPU"
-
-
-# --- pipeline stages --------------------------------------------------------------------------------------------------
 
 
 def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last: bool = False) -> tuple[int, ...]:
@@ -74,9 +70,6 @@ def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last:
     return tuple(sizes)
 
 
-# --- the piece of a weight on one rank --------------------------------------------------------------------------------
-
-
 def padded_vocab(vocab_size: int) -> int:
     """Rows of an embedding or lm_head after vLLM's padding."""
     return -(-vocab_size // VOCAB_PADDING) * VOCAB_PADDING
@@ -84,8 +77,6 @@ def padded_vocab(vocab_size: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Piece of a weight on the rank that holds most of it, for memory and time."""
-
     copies: int
     shape: tuple[int, ...]  #: of one copy, vocabulary padding included
     cut_axis: int | None  #: 0 for output features, -1 for input features, None: each copy is whole
@@ -142,9 +133,6 @@ def held_heads(num_heads: int, tensor_parallel_size: int) -> int:
 Fp8Blocks = Literal["whole", "merged", "refined"]
 #: Matrices that vLLM merges with their siblings, outside experts.
 MERGED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
-
-
-# --- what is legal ----------------------------------------------------------------------------------------------------
 
 
 def check_layout(

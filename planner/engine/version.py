@@ -81,8 +81,6 @@ _NAMED_BUILDS = {"minimax-m3": datetime.date(2026, 6, 13)}  # InferenceX's blog 
 
 @dataclass(frozen=True, slots=True, order=True)
 class EngineVersion:
-    """One vLLM version. Release and build decide order and equality; spelling does not."""
-
     release: Release
     build: Build = "vllm"
     text: str = field(default="", compare=False)  #: as given
@@ -114,10 +112,8 @@ def existing_version(text: str) -> EngineVersion:
     if is_release and version.release >= (0, 4) and version.release not in RELEASES:
         nearest = max(known for known in RELEASES if known < version.release)
         others = f"{release_text(nearest)} is the release before it, " if nearest != NEWEST else ""
-        raise InputError(
-            f"--engine-version {text[:40]}: there is no such release of vLLM",
-            hint=f"{others}{release_text(NEWEST)} is the newest known",
-        )
+        cause = f"--engine-version {text[:40]}: there is no such release of vLLM"
+        raise InputError(cause, hint=f"{others}{release_text(NEWEST)} is the newest known")
     return version
 
 

@@ -41,7 +41,6 @@ def load_constants() -> dict[str, Constant]:
 
 
 def constant(name: str) -> float:
-    """The value of a constant, in the unit used inside: seconds, bytes/s, or a plain number."""
     entry = load_constants()[name]
     return to_base(entry.value, entry.unit)
 

@@ -1,7 +1,6 @@
 """``--gpu local``: the GPUs of this node as ``amd-smi`` (else ``rocm-smi``) and ``nvidia-smi`` show them.
 
->>> read_nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes
-2**20
+>>> read_nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes // 2**20
 23034
 """
 
@@ -52,7 +51,6 @@ class SilentTool(Exception):
 
 
 def run_tool(command: Sequence[str]) -> str:
-    """Run a command and return its output. Raises SilentTool."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except FileNotFoundError as error:
@@ -93,10 +91,8 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
     amd = amd or ask("rocm-smi", lambda: read_rocm_smi(run(ROCM)))
     nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST)))
     if not amd and not nvidia:
-        raise InputError(
-            f"no GPU is found on this machine ({'; '.join(reasons)})",
-            hint="name one, such as --gpu mi300x: planner hardware list shows the names",
-        )
+        cause = f"no GPU is found on this machine ({'; '.join(reasons)})"
+        raise InputError(cause, hint="name one, such as --gpu mi300x: planner hardware list shows the names")
     return (*amd, *nvidia)
 
 
@@ -200,8 +196,6 @@ def _is_sibling(address: str, seen: set[str]) -> bool:
     return known
 
 
-# --- the profile of the GPUs -----------------------------------------------------------------------------------------
-
 #: Drivers differ by a few MiB for the same GPU; two kinds of GPU differ by far more.
 MEMORY_TOLERANCE = 0.03
 
@@ -221,15 +215,11 @@ def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
     counts = Counter(profile_id for gpu in gpus for profile_id in _logical(gpu))
     if len(counts) > 1:
         kinds = " and ".join(f"{count} x {name}" for name, count in counts.items())
-        raise InputError(
-            f"--gpu local: this machine has {kinds}, and a plan is for GPUs of one kind",
-            hint=f"name one of them: --gpu {counts.most_common(1)[0][0]}",
-        )
+        cause = f"--gpu local: this machine has {kinds}, and a plan is for GPUs of one kind"
+        raise InputError(cause, hint=f"name one of them: --gpu {counts.most_common(1)[0][0]}")
     if not counts:
-        raise InputError(
-            "--gpu local: MIG is on, and there are no instances",
-            hint="create instances with nvidia-smi mig -cgi, or turn MIG off",
-        )
+        cause = "--gpu local: MIG is on, and there are no instances"
+        raise InputError(cause, hint="create instances with nvidia-smi mig -cgi, or turn MIG off")
     ((profile_id, count),) = counts.items()
     profile = load_profile(profile_id).model_copy(update={"gpus_per_node": count})
     return LocalProfile(profile, f"--gpu local: this machine has {count} x {profile.name} ({profile_id})")

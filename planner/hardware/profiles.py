@@ -46,7 +46,6 @@ class Quantity(_Facts):
 
     @property
     def base(self) -> float:
-        """The value in the unit used inside: bytes, seconds, FLOP/s, bytes/s."""
         return to_base(self.value, self.unit)
 
 
@@ -109,8 +108,6 @@ class Partition(_Facts):
 
 
 class Memory(_Facts):
-    """The memory, with a field for each of the three figures for its size."""
-
     engine_visible: Bytes  #: total of ``torch.cuda.mem_get_info``: what vLLM budgets on
     driver: Bytes | None = None  #: as nvidia-smi or amd-smi prints it
     marketing: Bytes | None = None  #: as it is sold
@@ -164,8 +161,6 @@ class AllReduceCurve(_Facts):
 
 
 class Interconnect(_Facts):
-    """Links between the GPUs of one node, or between the partitions of one GPU."""
-
     kind: Literal["nvswitch", "nvlink-bridge", "xgmi-mesh", "on-package", "pcie", "none"]
     link_bandwidth: BytesPerSecond | None = None  #: one link, one direction; on a mesh a pair of GPUs shares one link
     links: int | None = Field(default=None, ge=1)
@@ -210,8 +205,6 @@ class ListPrice(_Facts):
 
 
 class GpuProfile(_Facts):
-    """One GPU, or one mode of partitioning it."""
-
     id: str
     name: str
     vendor: Literal["amd", "nvidia", "cpu"]
@@ -258,7 +251,6 @@ class GpuProfile(_Facts):
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
-        """NVIDIA's compute capability, (9, 0) for sm_90; None elsewhere."""
         if not self.architecture.startswith("sm_"):
             return None
         digits = self.architecture.removeprefix("sm_").rstrip("a")
@@ -326,8 +318,6 @@ def _figures(facts: BaseModel, path: str) -> Iterator[tuple[str, Quantity | Part
                 yield from _figures(part, f"{path}{name}.")
 
 
-# --- the files ---------------------------------------------------------------------------------------------------
-
 _ALIASES = "aliases.toml"
 _BRANDS = re.compile(r"\b(?:nvidia|amd|geforce|instinct|tesla|quadro|radeon(?: ai pro)?)\b")
 _COUNTED = re.compile(r"(\d{1,3})-?[x*]-?(.+)|(.+\d.*?)-?[x*]-?(\d{1,3})")
@@ -336,13 +326,11 @@ _HINT = "start from the file of a similar GPU; every number is { value, unit, so
 
 @cache
 def profile_ids() -> tuple[str, ...]:
-    """The ids of the shipped profiles, sorted: the names of their files."""
     return tuple(sorted(file.stem for file in data_dir("hardware").glob("*.toml") if file.name != _ALIASES))
 
 
 @cache
 def aliases() -> dict[str, str]:
-    """Map each alias of a shipped profile to its id."""
     table: dict[str, list[str]] = tomllib.loads((data_dir("hardware") / _ALIASES).read_text("utf-8"))
     return {alias: profile_id for profile_id, names in table.items() for alias in names}
 

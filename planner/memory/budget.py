@@ -31,8 +31,6 @@ from planner.units import GIB
 
 @dataclass(frozen=True, slots=True)
 class Basis:
-    """Inputs of a budget besides model, GPU and settings."""
-
     constants: Constants | None = None  #: fitted overheads; None: those that we ship
     draft: Model | None = None  #: the second model of ``--speculative-config``
 
@@ -72,7 +70,6 @@ class StageBudget:
         return Interval(room - overhead.mid, room - overhead.high, room - overhead.low)
 
     def num_blocks(self, available_bytes: float) -> int:
-        """KV blocks in ``available_bytes``; 0 where the model keeps nothing."""
         return max(0, int(available_bytes // self.block_bytes)) if self.block_bytes else 0
 
 
@@ -96,7 +93,6 @@ class MemoryBudget:
 
     @cached_property
     def num_blocks(self) -> Interval:
-        """KV blocks of the engine: the least of all stages."""
         ends = ("mid", "low", "high")
         return Interval(*(min(s.num_blocks(getattr(s.available, end)) for s in self.stages) for end in ends))
 
@@ -282,9 +278,6 @@ def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
     without them (``cudagraph_specialize_lora``, on by default from 0.11.1)."""
     kinds = 2 if config.lora and config.version.release >= (0, 11, 1) else 1
     return kinds * len(graph_batches(config, found)) * model.num_layers
-
-
-# --- the KV cache of a CPU --------------------------------------------------------------------------------------------
 
 
 def with_kv_cache_space(

@@ -74,7 +74,6 @@ class CacheSpec:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one page: ``block_size`` tokens, or one state."""
         rows = max(1, self.block_size // self.tokens_per_row)
         content = self.state_bytes if self.kind == "state" else rows * self.token_bytes
         return max(-(-content // self.alignment) * self.alignment, self.padded_bytes)
@@ -261,9 +260,6 @@ def align_states(specs: set[CacheSpec]) -> dict[CacheSpec, CacheSpec]:
     return aligned | {spec: replace(spec, block_size=block_size, padded_bytes=page) for spec in states}
 
 
-# --- blocks -----------------------------------------------------------------------------------------------------------
-
-
 #: Layers and what each keeps, in order.
 LayerSpecs = Sequence[tuple[int, CacheSpec]]
 Member = tuple[int, CacheSpec]
@@ -274,11 +270,9 @@ class CacheGroup:
     members: tuple[Member, ...]
 
     def page_bytes(self, stage: range) -> int:
-        """Bytes of one block of this group on the stage that holds the layers of ``stage``."""
         return sum(spec.page_bytes for layer, spec in self.members if layer in stage)
 
     def blocks(self, num_tokens: int, in_flight_tokens: int, states: int) -> int:
-        """Blocks that one request of ``num_tokens`` takes from the pool."""
         return max(spec.pages_per_request(num_tokens, in_flight_tokens, states=states) for spec in self.specs)
 
     @cached_property
@@ -296,7 +290,6 @@ class BlockPool:
     context_shards: int = 1  #: decode context parallelism: ranks that share the tokens of full attention
 
     def block_bytes(self, stage: range) -> int:
-        """Bytes of one block on a rank of ``stage``: its largest group."""
         return max((group.page_bytes(stage) for group in self.groups), default=0)
 
     @cached_property
@@ -310,7 +303,6 @@ class BlockPool:
         return sum(group.blocks(held, self.in_flight_tokens, self.states_per_request) for group in self.groups)
 
     def max_concurrency(self, num_blocks: int, num_tokens: int) -> float:
-        """Requests of ``num_tokens`` that the pool holds at once ("Maximum concurrency")."""
         return num_blocks / self.blocks_per_request(num_tokens)
 
     def logged_tokens(self, num_blocks: int, max_model_len: int, *, by_concurrency: bool) -> int:

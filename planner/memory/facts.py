@@ -9,7 +9,6 @@ from planner.model import Attention, CompressedAttention, LatentAttention, Mixer
 
 
 def model_facts(found: ResolvedModel) -> dict[str, Any]:
-    """Facts of a model for ``models show``."""
     model = found.model
     quantization = model.quantization
     return {

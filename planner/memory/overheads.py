@@ -52,7 +52,6 @@ class Interval:
         return Interval(min(self.mid, other.mid), min(self.low, other.low), min(self.high, other.high))
 
     def plus(self, other: Interval) -> Interval:
-        """The sum of two parts that err together."""
         return Interval(self.mid + other.mid, self.low + other.low, self.high + other.high)
 
 
@@ -64,8 +63,6 @@ def total(parts: Iterable[Interval]) -> Interval:
     above = hypot(*(part.high - part.mid for part in parts))
     return Interval(mid, mid - below, mid + above)
 
-
-# --- constants --------------------------------------------------------------------------------------------------------
 
 _ALWAYS, _NEVER = (0,), (10**6,)
 
@@ -145,7 +142,6 @@ class Constants:
 
 @cache
 def shipped() -> Constants:
-    """The constants of our own ``memory.toml``."""
     entries = {name: entry for name, entry in _shipped_table().items() if name != "spread"}
     return Constants(parse_constants(entries, "memory.toml", origin=SHIPPED, hint="install planner again"))
 
@@ -169,9 +165,8 @@ def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: 
                 raise TypeError(f"it is no list of tables, [[{name}]]")
             found += [_read(name, entry, origin or where) for entry in entries]
         except KeyError as error:
-            raise InputError(
-                f"{where} holds no memory constants: {name}: {error} is missing, or not known", hint=hint
-            ) from error
+            cause = f"{where} holds no memory constants: {name}: {error} is missing, or not known"
+            raise InputError(cause, hint=hint) from error
         except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{where} holds no memory constants: {name}: {str(error)[:200]}", hint=hint) from error
     return tuple(found)
@@ -205,9 +200,6 @@ def _release(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
     if text and not isinstance(text, str):
         raise TypeError(f"{text!r} is no release, such as '0.11.0'")
     return tuple(int(part) for part in text.split(".")) if text else default
-
-
-# --- the peak of the profile run --------------------------------------------------------------------------------------
 
 
 LOGIT_BYTES = 4  #: logits are turned into 32-bit numbers before sampling
@@ -247,8 +239,6 @@ VIDEO_TOK = 12288
 
 @dataclass(frozen=True, slots=True)
 class PeakTerms:
-    """The terms of the peak of a profile run, by formula, before the fitted constants, bytes."""
-
     logits_bytes: int  #: one copy
     hidden_bytes: int  #: alive while the logits are sampled
     forward_bytes: int
@@ -327,7 +317,6 @@ def sparse_bytes(model: Model, config: EngineConfig, *, rocm: bool) -> tuple[int
 
 
 def hidden_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:
-    """One hidden vector for each of ``num_tokens``."""
     return num_tokens * model.hidden_size * element_bytes
 
 

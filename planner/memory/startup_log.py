@@ -33,8 +33,8 @@ from planner.memory.budget import MemoryBudget, graph_captures, peak_terms_of
 from planner.memory.overheads import FittedConstant, Interval, spread
 from planner.units import GIB
 
-_N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
 _WHOLE = r"\d{1,18}\b"
+_N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
 #: Figures per rank: (field, expression). GiB unless the field says otherwise; V0's "GB" are GiB as well.
 _PER_RANK: tuple[tuple[str, str], ...] = (
     ("weights", rf"(?:Loading model weights took|[Mm]odel loading took) {_N} Gi?B"),
@@ -116,10 +116,14 @@ _GIVEN = ("as specified by kv_cache_memory_bytes", "Explicitly set (")
 GIVEN = "the size of this cache was given (--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE), not measured"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|EngineCore_DP\d)[^)]*\)")
-_GIB_FIELDS = frozenset(
-    ("weights", "non_torch", "activation", "available", "total", "consumed", "graphs", "graphs_estimated")
-)
-
+#: Fields of ``StartupLog`` by figure: in bytes the least of all ranks, the most, and plain numbers.
+_LEAST_BYTES = {"total": "memory_bytes", "available": "kv_cache_bytes"}
+_MOST_BYTES = {
+    "weights": "weights_bytes", "activation": "activation_bytes", "non_torch": "non_torch_bytes",
+    "consumed": "consumed_bytes", "graphs": "graph_bytes", "graphs_estimated": "graph_estimate_bytes",
+}  # fmt: skip
+_COUNTS = {"tokens": "kv_cache_tokens", "blocks": "num_gpu_blocks", "block_size": "block_size"}
+_GIB_FIELDS = _LEAST_BYTES.keys() | _MOST_BYTES.keys()
 #: The smallest of all ranks counts.
 _BINDING = frozenset(("available", "tokens", "blocks", "concurrency"))
 
@@ -170,14 +174,35 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
         if refusal is None and any(words in line for words in _REFUSALS):
             refusal = line.strip()[-400:]
     values: dict[str, list[float]] = defaultdict(list)
-    for found in by_rank.values():
-        for field, value in found.items():
+    for of_rank in by_rank.values():
+        for field, value in of_rank.items():
             values[field].append(value)
-    _check_complete(values, refusal)
-    _check_model(settings.get("model"), (model,) if isinstance(model, str) else model)
-    log = _startup_log(values, settings, refusal, sum(1 for f in by_rank.values() if f.keys() & _GIB_FIELDS))
-    notes = (*log.notes, GIVEN) if given else log.notes
-    return replace(log, given_cache=given, notes=notes, digest=sha256(text.encode()).hexdigest()[:8])
+    if refusal is None and not values.keys() & {"available", "tokens", "blocks"}:
+        figures = ", ".join(sorted(values)) or "no line of a vLLM start-up"
+        raise InputError(
+            f"the log ends before the KV cache was made; it has: {figures}",
+            hint="give the server's output from its start until 'Application startup complete', at log level INFO",
+        )
+    expected, logged = (model,) if isinstance(model, str) else model, settings.pop("model", None)
+    if logged and expected and _last_part(logged) not in map(_last_part, expected):
+        raise InputError(f"the log is of {logged}, not of {expected[0]}", hint="give the log of the same model")
+    if "max_model_len" in values:
+        settings["max_model_len"] = f"{min(values['max_model_len']):.0f}"
+    least = {name: min(given) for name, given in values.items()}
+    read: dict[str, Any] = {name: least[field] * GIB for field, name in _LEAST_BYTES.items() if field in least}
+    read |= {name: max(values[field]) * GIB for field, name in _MOST_BYTES.items() if field in least}
+    read |= {name: int(least[field]) for field, name in _COUNTS.items() if field in least}
+    notes = [
+        f"ranks disagree on {name} ({least[field]:,g} to {max(values[field]):,g}): the smallest counts"
+        for field, name in (("available", "KV cache memory"), ("tokens", "KV cache tokens"), ("blocks", "GPU blocks"))
+        if len(set(values[field])) > 1
+    ]
+    return StartupLog(
+        settings.pop("version", None), logged, {name: _value(text) for name, text in settings.items()},
+        **read, max_concurrency=least.get("concurrency"), refusal=refusal, given_cache=given,
+        ranks=sum(1 for of_rank in by_rank.values() if of_rank.keys() & _GIB_FIELDS),
+        notes=(*notes, GIVEN) if given else tuple(notes), digest=sha256(text.encode()).hexdigest()[:8],
+    )  # fmt: skip
 
 
 def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[str, str]) -> None:
@@ -196,75 +221,8 @@ def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[s
             settings.setdefault(field, choice)
 
 
-def _check_complete(values: dict[str, list[float]], refusal: str | None) -> None:
-    if not values and refusal is None:
-        raise InputError(
-            "this log has no line of a vLLM start-up", hint="give the server's output from its start, at log level INFO"
-        )
-    has_cache = values.keys() & {"available", "tokens", "blocks"}
-    if not has_cache and refusal is None:
-        raise InputError(
-            f"the log ends before the KV cache was made; it has: {', '.join(sorted(values))}",
-            hint="copy the log after 'Application startup complete'",
-        )
-
-
-def _check_model(logged: str | None, expected: Sequence[str]) -> None:
-    if not logged or not expected:
-        return
-    if _last_part(logged) not in map(_last_part, expected):
-        raise InputError(f"the log is of {logged}, not of {expected[0]}", hint="give the log of the same model")
-
-
 def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].lower()
-
-
-def _startup_log(
-    values: dict[str, list[float]], settings: dict[str, str], refusal: str | None, ranks: int
-) -> StartupLog:
-    def least(field: str, scale: float = GIB) -> float | None:
-        return min(values[field]) * scale if field in values else None
-
-    def most(field: str) -> float | None:
-        return max(values[field]) * GIB if field in values else None
-
-    def count(field: str) -> int | None:
-        found = least(field, 1)
-        return None if found is None else int(found)
-
-    length = count("max_model_len")
-    if length is not None:
-        settings = {**settings, "max_model_len": str(length)}
-    return StartupLog(
-        version=settings.get("version"),
-        model=settings.get("model"),
-        settings={name: _value(text) for name, text in settings.items() if name not in ("version", "model")},
-        memory_bytes=least("total"),
-        weights_bytes=most("weights"),
-        activation_bytes=most("activation"),
-        non_torch_bytes=most("non_torch"),
-        consumed_bytes=most("consumed"),
-        graph_bytes=most("graphs"),
-        graph_estimate_bytes=most("graphs_estimated"),
-        kv_cache_bytes=least("available"),
-        kv_cache_tokens=count("tokens"),
-        num_gpu_blocks=count("blocks"),
-        max_concurrency=least("concurrency", 1),
-        block_size=count("block_size"),
-        refusal=refusal,
-        ranks=ranks,
-        notes=tuple(_disagreements(values)),
-    )
-
-
-def _disagreements(values: dict[str, list[float]]) -> list[str]:
-    notes = []
-    for field, name in (("available", "KV cache memory"), ("tokens", "KV cache tokens"), ("blocks", "GPU blocks")):
-        found = values.get(field, [])
-        if len(set(found)) > 1:
-            notes.append(f"ranks disagree on {name} ({min(found):,g} to {max(found):,g}): the smallest counts")
-    return notes
 
 
 def _value(text: str) -> int | float | bool | str:
@@ -310,13 +268,16 @@ def learn_constants(
     for name, narrow, wide in _peaks(parts, budget):
         own[name] = narrow
         others |= {name: _spread(name, wide)} if wide else {}
-    for name, narrow in _graph_constants(parts, budget):
-        own[name], others[name] = narrow, _spread(name, narrow)
+    if parts.graphs and (captures := graph_captures(budget.model, budget.config, budget.features)):
+        each = min(budget.overheads["graph_each"].mid, parts.graphs.mid / captures)
+        graphs = {"graph_each": Interval.exact(each), "graphs": _rounded(parts.graphs.mid - each * captures)}
+        own |= graphs
+        others |= {name: _spread(name, interval) for name, interval in graphs.items()}
     cache = cache_bytes(log, budget)
     if own and cache is not None:
         rest = _requested(log, budget) - cache
-        nothing = dict.fromkeys(("reported_memory", "loading"), Interval.exact(0))
-        own |= {"unexplained": _unexplained(rest, parts, budget), **nothing}
+        own |= dict.fromkeys(("reported_memory", "loading"), Interval.exact(0))
+        own["unexplained"] = _unexplained(rest, parts, budget)
     gpu = {"gpu": profile.id, "tensor_parallel_size": budget.config.tensor_parallel_size}
     major, minor = (*budget.config.version.release, 0)[:2]
 
@@ -330,7 +291,6 @@ def learn_constants(
 
 
 def parts_of(log: StartupLog, budget: MemoryBudget) -> MemoryParts:
-    """The overheads that a log prints. Where it prints only what is left, the fitted constants divide the sum."""
     stage, found = budget.binding, budget.features
     graphs = log.graph_estimate_bytes if found.graphs_in_budget else log.graph_bytes
     if graphs is not None and graphs <= 0:  # a difference of free memory: the allocator gave some back
@@ -340,10 +300,12 @@ def parts_of(log: StartupLog, budget: MemoryBudget) -> MemoryParts:
         activation -= graphs
     if non_torch is None and log.consumed_bytes is not None and log.weights_bytes is not None:
         non_torch = log.consumed_bytes - log.weights_bytes
-    taken = MemoryParts(_printed(activation), _printed(non_torch), _printed(graphs))
-    rest = _rest(log, budget)
-    if rest is None or (activation is not None and non_torch is not None):
+    printed = [None if one is None else _rounded(one) for one in (activation, non_torch, graphs)]
+    taken = MemoryParts(printed[0], printed[1], printed[2])
+    cache = cache_bytes(log, budget)
+    if cache is None or log.weights_bytes is None or (activation is not None and non_torch is not None):
         return taken
+    rest = _requested(log, budget) - log.weights_bytes - cache
     if found.graphs_in_budget:
         rest -= stage.graphs.mid if graphs is None else graphs
     if activation is not None:
@@ -361,13 +323,6 @@ def cache_bytes(log: StartupLog, budget: MemoryBudget) -> float | None:
     if log.kv_cache_bytes is None and log.num_gpu_blocks is not None:
         return float(log.num_gpu_blocks * budget.binding.block_bytes)
     return log.kv_cache_bytes
-
-
-def _rest(log: StartupLog, budget: MemoryBudget) -> float | None:
-    cache = cache_bytes(log, budget)
-    if cache is None or log.weights_bytes is None:
-        return None
-    return _requested(log, budget) - log.weights_bytes - cache
 
 
 def _requested(log: StartupLog, budget: MemoryBudget) -> int:
@@ -399,19 +354,6 @@ def _unexplained(rest: float, parts: MemoryParts, budget: MemoryBudget) -> Inter
         taken.append(parts.graphs or stage.graphs)
     mid = rest - stage.weights.loaded_bytes - sum(part.mid for part in taken)
     return Interval(mid, mid - ROUNDING_BYTES, mid + ROUNDING_BYTES)
-
-
-def _graph_constants(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Interval]]:
-    captures = graph_captures(budget.model, budget.config, budget.features)
-    if parts.graphs is None or not captures:
-        return
-    each = min(budget.overheads["graph_each"].mid, parts.graphs.mid / captures)
-    yield "graph_each", Interval.exact(each)
-    yield "graphs", _rounded(parts.graphs.mid - each * captures)
-
-
-def _printed(value: float | None) -> Interval | None:
-    return None if value is None else _rounded(value)
 
 
 def _rounded(value: float) -> Interval:

@@ -83,7 +83,6 @@ class RankWeights:
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Parameters and scales of the rank, the draft's included."""
         return sum(self.by_component.values()) + self.draft_bytes
 
     @cached_property
@@ -102,7 +101,6 @@ def stage_weights(
 
 
 def with_absorbed(stages: tuple[RankWeights, ...], model: Model, layout: Layout, dtype: str) -> tuple[RankWeights, ...]:
-    """``stages`` with the products of latent projections on each rank."""
     return tuple(replace(s, absorbed_bytes=absorbed_bytes(model, layout, dtype, s.layers)) for s in stages)
 
 
@@ -219,9 +217,6 @@ class _Parts:
         return self.bytes_of((weight, model.precision_of(weight)) for weight in held)
 
 
-# --- adapters, offloading and drafts ----------------------------------------------------------------------------------
-
-
 #: Parts outside the decoder layers: they always stay on the GPU.
 _OUTSIDE = frozenset((Component.EMBEDDING, Component.LM_HEAD, Component.VISION))
 
@@ -291,13 +286,9 @@ def host_kv_tokens(config: EngineConfig, kv_bytes_per_token: float) -> int:
     return int(config.kv_offloading_size * GIB / ranks / kv_bytes_per_token)
 
 
-# --- drafts -----------------------------------------------------------------------------------------------------------
-
-
 def with_drafts(
     stages: tuple[RankWeights, ...], model: Model, config: EngineConfig, draft: Model | None
 ) -> tuple[RankWeights, ...]:
-    """``stages`` with the draft on the last one, whose layers then count those of the draft."""
     speculative = config.speculative_config
     if speculative is None:
         return stages
@@ -372,8 +363,6 @@ def _module_weights(model: Model, layout: Layout) -> Iterator[Weight]:
 def known_draft(speculative: SpeculativeConfig, draft: Model | None) -> Model:
     """``draft``. Raises InputError where the model that ``speculative`` names was not looked up."""
     if draft is None:
-        raise InputError(
-            f"--speculative-config: the architecture of {speculative.model} is needed",
-            hint="give a hub id, or a folder with a config.json",
-        )
+        cause = f"--speculative-config: the architecture of {speculative.model} is needed"
+        raise InputError(cause, hint="give a hub id, or a folder with a config.json")
     return draft

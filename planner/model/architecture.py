@@ -74,7 +74,6 @@ class Attention:
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Cached elements per token, all KV heads, keys and values."""
         return self.num_kv_heads * (self.head_dim + self.v_head_dim)
 
     @property
@@ -199,7 +198,6 @@ class Model:
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers; MTP modules are further ones."""
         return len(self.layers)
 
     @property

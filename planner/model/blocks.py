@@ -55,7 +55,6 @@ def linear(
 
 
 def vector(name: str, size: int, component: Component = Component.NORM, copies: int = 1) -> tuple[Weight, ...]:
-    """A norm weight, a bias, a table of scalars: held whole by every rank."""
     return (Weight(name, component, (size,), copies),)
 
 
@@ -162,7 +161,6 @@ def embeddings(
     norm_bias: bool = False,
     head_bias: bool = False,
 ) -> tuple[Weight, ...]:
-    """Token embedding, final norm and, where it is a matrix of its own, the lm_head."""
     weights = (
         Weight(names.embed, Component.EMBEDDING, (vocab_size, hidden_size), shard=Shard.VOCAB),
         *norms(hidden_size, names.norm, bias=norm_bias),
@@ -173,8 +171,6 @@ def embeddings(
     bias = Weight(f"{names.head}.bias", Component.LM_HEAD, (vocab_size,), shard=Shard.VOCAB)
     return (*weights, head, bias) if head_bias else (*weights, head)
 
-
-# --- values of config.json ---------------------------------------------------------------------------------------
 
 #: Rotary forms that stretch the context beyond ``max_position_embeddings``, by their ``factor``.
 STRETCHING = ("linear", "dynamic", "ntk")
@@ -309,8 +305,6 @@ def uniform_decoder(
     layers = layers_by_kind(spans, lambda window: Layer(weights, replace(shape, window=window), moe))
     return decoder(config, layers, names, norm_bias=norm_bias, **outer or {})
 
-
-# --- multi-token prediction ---------------------------------------------------------------------------------------
 
 #: Names of the projection of a module: each has one.
 PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")

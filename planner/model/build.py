@@ -27,18 +27,22 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
     if builder is None:
         raise _unknown(outer)
     parts = builder(outer)
+    for layer in dict.fromkeys(parts.layers):
+        mixer, moe = layer.mixer, layer.moe
+        if isinstance(mixer, Attention) and mixer.num_heads % mixer.num_kv_heads:
+            wrong = f"{mixer.num_heads} query heads over {mixer.num_kv_heads} KV heads, which do not divide"
+        elif moe and moe.top_k > moe.num_experts:
+            wrong = f"{moe.top_k} experts per token of {moe.num_experts}"
+        else:
+            continue
+        raise UnsupportedModelError(f"{model_id}: config.json asks for {wrong}", hint=COMPLETE)
     dtype, notes = _dtype(outer)
     remote_code = parts.requires_remote_code or outer.has("auto_map")
-    model = Model(
-        id=model_id,
-        architecture=outer.architecture,
-        model_type=outer.text("model_type", default=""),
-        dtype=dtype,
+    return Model(
+        model_id, outer.architecture, outer.text("model_type", default=""), dtype=dtype,
         quantization=read_quantization(outer, base=UNQUANTIZED[dtype], sidecar=sidecar),
         **{**vars(parts), "notes": parts.notes + notes, "requires_remote_code": remote_code},
-    )
-    _check(model)
-    return model
+    )  # fmt: skip
 
 
 def _unknown(config: Config) -> UnsupportedModelError:
@@ -64,15 +68,3 @@ def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:
         if name not in ("", "auto"):
             raise level.refuse("torch_dtype" if level.has("torch_dtype") else "dtype", f"one of {', '.join(DTYPES)}")
     return "bf16", ("config.json gives no dtype: bf16 is assumed",)
-
-
-def _check(model: Model) -> None:
-    for layer in dict.fromkeys(model.layers):
-        mixer, moe = layer.mixer, layer.moe
-        if isinstance(mixer, Attention) and mixer.num_heads % mixer.num_kv_heads:
-            wrong = f"{mixer.num_heads} query heads over {mixer.num_kv_heads} KV heads, which do not divide"
-        elif moe and moe.top_k > moe.num_experts:
-            wrong = f"{moe.top_k} experts per token of {moe.num_experts}"
-        else:
-            continue
-        raise UnsupportedModelError(f"{model.id}: config.json asks for {wrong}", hint=COMPLETE)

@@ -201,9 +201,6 @@ def _entry(record: Record, renamed: tuple[str, ...]) -> CatalogEntry:
     )
 
 
-# --- what an entry takes from another ---------------------------------------------------------------------------------
-
-
 def _config(record: Record) -> Record:
     keys = record.get("config", {})
     if "base" in record:
@@ -250,9 +247,6 @@ def _names(text: str) -> list[str]:
     ends = (part.partition("-") for part in match[1].split(","))
     numbers = (n for low, _, high in ends for n in range(int(low), int(high or low) + 1))
     return [f"{text[: match.start()]}{number}{text[match.end() :]}" for number in numbers]
-
-
-# --- the files -----------------------------------------------------------------------------------------------------
 
 
 @cache

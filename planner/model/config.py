@@ -46,7 +46,6 @@ class Config:
         return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
 
     def has(self, key: str) -> bool:
-        """True if ``key``, or an older name of it, is given and not null."""
         return self.values.get(self._given((key,))) is not None
 
     def get(self, *keys: str, default: Any = None) -> Any:
@@ -58,13 +57,11 @@ class Config:
         """The value as it stands, unchecked. Raises UnsupportedModelError naming the first key when there is none."""
         value = self.get(*keys)
         if value is None:
-            raise UnsupportedModelError(
-                f"{self.model_id}: config.json of {self.architecture} lacks {keys[0]!r}", hint=COMPLETE
-            )
+            cause = f"{self.model_id}: config.json of {self.architecture} lacks {keys[0]!r}"
+            raise UnsupportedModelError(cause, hint=COMPLETE)
         return value
 
     def refuse(self, key: str, wanted: str) -> UnsupportedModelError:
-        """The error to raise when the value of ``key`` is not ``wanted``."""
         return UnsupportedModelError(
             f"{self.model_id}: {key} in config.json is {brief(self.values.get(key))}, not {wanted}", hint=COMPLETE
         )

@@ -61,9 +61,8 @@ def check_repo_id(name: str) -> str:
 def check_revision(revision: str | None) -> str | None:
     """Return ``revision``. Raises InputError unless it has the form of a branch, a tag or a commit."""
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise InputError(
-            f"--revision {revision[:200]!r} is not a revision", hint="give a branch, a tag or a commit, such as main"
-        )
+        cause = f"--revision {revision[:200]!r} is not a revision"
+        raise InputError(cause, hint="give a branch, a tag or a commit, such as main")
     return revision
 
 
@@ -220,10 +219,8 @@ class _Fetch(Thread):
         if monotonic() > self.until_s:
             raise self.late()
         if coming_bytes > self.left_bytes:
-            raise HubError(
-                f"{self.host} answers with more than {MOST_BYTES / 1e6:.0f} MB, which describes no model",
-                hint="check HF_ENDPOINT, and the model's repository",
-            )
+            cause = f"{self.host} answers with more than {MOST_BYTES / 1e6:.0f} MB, which describes no model"
+            raise HubError(cause, hint="check HF_ENDPOINT, and the model's repository")
 
     def _explained(self, error: BaseException) -> HubError:
         errors = _library().errors

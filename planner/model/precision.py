@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, prod
@@ -29,7 +29,6 @@ class Precision:
     index_bytes: int = 0  #: per input feature and matrix (``g_idx`` of GPTQ)
 
     def scales(self, shape: tuple[int, ...]) -> int:
-        """Number of scales of one matrix of ``shape`` (out, in)."""
         if self.group is None or len(shape) < 2:
             return 0
         out_features, in_features = prod(shape[:-1]), shape[-1]
@@ -132,7 +131,6 @@ class PrecisionRule:
 
     @property
     def depends_on_layer(self) -> bool:
-        """True if the rule can give layers of the same weights different precisions."""
         if self.raw:  # one that starts anywhere and names neither layers nor digits treats all layers alike
             text = self.pattern.pattern
             return not text.startswith(".*") or re.search(r"layers|[0-9]|\\d", text) is not None
@@ -150,7 +148,9 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionR
     layer only become one rule."""
     everywhere: list[PrecisionRule] = []
     layers: dict[str, set[int]] = defaultdict(set)
-    for name in _unfused(names):
+    listed = (n if n.startswith("re:") else _EXPERT_INDEX.sub("experts", n) for n in names)
+    split = (one for name in dict.fromkeys(listed) for one in (name, *_parts_of_fused(name)))
+    for name in split:
         if name.startswith("re:"):
             everywhere.append(PrecisionRule(re.compile(name.removeprefix("re:")), precision, raw=True))
             continue
@@ -164,12 +164,9 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionR
     return *everywhere, *(PrecisionRule(_template_pattern(t), precision, frozenset(i)) for t, i in layers.items())
 
 
-def _unfused(names: Iterable[str]) -> Iterator[str]:
-    for name in dict.fromkeys(n if n.startswith("re:") else _EXPERT_INDEX.sub("experts", n) for n in names):
-        yield name
-        stem, _, last = name.rpartition(".")
-        for part in FUSED.get(last, ()):
-            yield f"{stem}.{part}" if stem else part
+def _parts_of_fused(name: str) -> list[str]:
+    stem, dot, last = name.rpartition(".")
+    return [f"{stem}{dot}{part}" for part in FUSED.get(last, ())]
 
 
 def _template_pattern(template: str) -> re.Pattern[str]:
@@ -194,7 +191,7 @@ class Quantization:
         """Precision of the weight at ``path`` (``model.layers.3.self_attn.q_proj``)."""
         key = (path, linear, routed_expert)
         if key not in self._known:
-            self._known[key] = self._decide(path, linear, routed_expert)
+            self._known[key] = self._decide(*key)
         return self._known[key]
 
     def variant(self, index: int) -> Hashable:

@@ -32,8 +32,6 @@ from planner.model.precision import (
     weight_only,
 )
 
-# --- the checkpoint's own ----------------------------------------------------------------------------------------
-
 
 def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any] | None) -> Quantization:
     """Precision of every weight of a checkpoint. ``base``: of unquantised weights. ``sidecar``:
@@ -46,10 +44,8 @@ def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any
     method = block.text("quant_method", default="modelopt" if block.has("quant_algo") else "(none named)")
     reader = READERS.get(method.lower().replace("_", "-"))
     if reader is None:
-        raise UnsupportedModelError(
-            f"{config.model_id}: quantization method {method!r} is not understood",
-            hint=f"understood: {', '.join(sorted(READERS))}",
-        )
+        cause = f"{config.model_id}: quantization method {method!r} is not understood"
+        raise UnsupportedModelError(cause, hint=f"understood: {', '.join(sorted(READERS))}")
     levels = (level for level in (config, config.outer.nested("text_config")) if level.has("num_hidden_layers"))
     return reader(QuantizationForm(block, next(levels, config), base))
 
@@ -67,8 +63,6 @@ def _stated(config: Config, sidecar: dict[str, Any] | None) -> Mapping[str, Any]
     return {"quant_method": "modelopt", **inner} if isinstance(inner, Mapping) and inner.get("quant_algo") else None
 
 
-# --- what vLLM makes at load time --------------------------------------------------------------------------------
-
 #: Values of ``--quantization`` that quantise a 16-bit checkpoint: precision of linear weights.
 AT_LOAD_TIME = {
     "fp8": FP8_TENSOR,
@@ -85,12 +79,12 @@ def load_quantized(model: Model, method: str) -> Model:
     quantised checkpoint stays as it is. Raises IllegalPlanError where vLLM would refuse."""
     stored = model.quantization.method
     if stored is not None:
-        if _same_method(method, stored):
+        asked, own = method.replace("_", "-"), stored.replace("_", "-")  # gptq_marlin, auto_gptq and gptq are one form
+        stems = ("gptq", "awq", "modelopt", "mxfp4", "fp8")
+        if asked == own or any(stem in asked and own == stem and "fbgemm" not in asked for stem in stems):
             return model
-        raise IllegalPlanError(
-            f"--quantization {method}: {model.id} is already quantised with {stored}",
-            hint="leave out --quantization: vLLM reads it from the checkpoint",
-        )
+        cause = f"--quantization {method}: {model.id} is already quantised with {stored}"
+        raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")
     base = model.quantization.base
     known = {
         **AT_LOAD_TIME,
@@ -98,21 +92,10 @@ def load_quantized(model: Model, method: str) -> Model:
         "bitsandbytes": Precision("int4", 4, base.name, 4, (1, 64)),
     }
     if method not in known:
-        raise IllegalPlanError(
-            f"--quantization {method}: vLLM cannot quantise {model.id} with it at load time",
-            hint=f"serve a quantised checkpoint, or use one of: {', '.join(known)}",
-        )
+        cause = f"--quantization {method}: vLLM cannot quantise {model.id} with it at load time"
+        raise IllegalPlanError(cause, hint=f"serve a quantised checkpoint, or use one of: {', '.join(known)}")
     linear = known[method]
     return replace(model, quantization=Quantization(linear.name, base, method, linear))
-
-
-def _same_method(asked: str, stored: str) -> bool:
-    asked, stored = asked.replace("_", "-"), stored.replace("_", "-")
-    stems = ("gptq", "awq", "modelopt", "mxfp4", "fp8")
-    return asked == stored or any(stem in asked and stored == stem and "fbgemm" not in asked for stem in stems)
-
-
-# --- a publisher's usual form ------------------------------------------------------------------------------------
 
 
 def as_quantized(model: Model, weight_dtype: str) -> Model:
@@ -147,13 +130,8 @@ def as_quantized(model: Model, weight_dtype: str) -> Model:
     return replace(model, quantization=Quantization(weight_dtype, base, method, linear, expert, excluded))
 
 
-# --- the forms of quantization_config: a new one is one function and one line in READERS ---------------------------
-
-
 @dataclass(frozen=True)
 class QuantizationForm:
-    """A ``quantization_config``, the model it belongs to, and the precision of unquantised weights."""
-
     block: Config
     config: Config  #: of the model
     base: Precision
@@ -167,9 +145,8 @@ class QuantizationForm:
         try:
             return rules(names, precision)
         except re.error as error:
-            raise UnsupportedModelError(
-                f"{self.config.model_id}: quantization_config lists a broken expression ({error})", hint=COMPLETE
-            ) from error
+            cause = f"{self.config.model_id}: quantization_config lists a broken expression ({error})"
+            raise UnsupportedModelError(cause, hint=COMPLETE) from error
 
     def unknown(self, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -178,16 +155,10 @@ class QuantizationForm:
         )
 
     def quantization(
-        self,
-        method: str,
-        linear: Precision | None,
-        *,
-        expert: Precision | None = None,
-        named: tuple[PrecisionRule, ...] = (),
-        kv_cache: bool = False,
-        weight_dtype: str = "",
+        self, method: str, linear: Precision | None, *, expert: Precision | None = None,
+        named: tuple[PrecisionRule, ...] = (), kv_cache: bool = False, weight_dtype: str = "",
         notes: tuple[str, ...] = (),
-    ) -> Quantization:
+    ) -> Quantization:  # fmt: skip
         """The result. Precedence: exclusions, then named modules, then all other linear weights."""
         main = weight_dtype or _label(linear or expert, named)
         kv_cache_dtype = "fp8" if kv_cache else None
@@ -220,9 +191,6 @@ def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
     return narrowest.name if narrowest.name in WEIGHT_DTYPES else "int8-gptq"
 
 
-# --- fp8 ---------------------------------------------------------------------------------------------------------
-
-
 def _fp8(form: QuantizationForm) -> Quantization:
     """A scale per block (DeepSeek-V3) or per tensor (AMD). DeepSeek-V4 has 8-bit scales and MXFP4 experts
     (``expert_dtype``, which vLLM takes for fp4 where that model leaves it out). NVIDIA's re-quantises some experts to
@@ -253,8 +221,6 @@ def _fbgemm(form: QuantizationForm) -> Quantization:
     note = "quantization_config names no exclusions: attention and the first and last layer are taken as 16-bit"
     return form.quantization("fbgemm_fp8", FP8_CHANNEL, named=recipe, notes=(note,))
 
-
-# --- compressed-tensors ------------------------------------------------------------------------------------------
 
 CLASSES = {"Linear", "LinearBase", "FusedMoE", "RoutedExperts"}
 
@@ -302,10 +268,7 @@ def _scheme(form: QuantizationForm, weights: Config, activations: Config | None,
     raise form.unknown(f"{bits} bits of type {kind!r}")
 
 
-# --- mxfp4 and quark ---------------------------------------------------------------------------------------------
-
-
-def _mxfp4(form: QuantizationForm) -> Quantization:
+def _mxfp4(form: QuantizationForm) -> Quantization:  # of gpt-oss: the routed experts and nothing else
     note = "MXFP4 experts are multiplied with 16-bit activations unless the kernels of the GPU quantise them"
     return form.quantization("mxfp4", None, expert=weight_only(MXFP4, form.base), notes=(note,))
 
@@ -339,9 +302,6 @@ def _quark_precision(form: QuantizationForm, scheme: Config) -> Precision | None
     if dtype == "int8":
         return Precision("int8-gptq", 8, "int8" if inputs else form.base.name, 4, group)
     raise form.unknown(f"quark's {dtype!r}")
-
-
-# --- modelopt ----------------------------------------------------------------------------------------------------
 
 
 def _modelopt(form: QuantizationForm) -> Quantization:
@@ -382,9 +342,6 @@ def _modelopt_precision(form: QuantizationForm, spec: Config) -> Precision:
     if algorithm not in known:
         raise form.unknown(f"modelopt's {algorithm}")
     return known[algorithm]
-
-
-# --- integers ----------------------------------------------------------------------------------------------------
 
 
 def _awq(form: QuantizationForm) -> Quantization:
@@ -433,8 +390,8 @@ def _bitsandbytes(form: QuantizationForm) -> Quantization:
     return form.quantization("bitsandbytes", Precision("int4", 4, form.base.name, 4, (1, 64)))
 
 
-Reader = Callable[[QuantizationForm], Quantization]
-READERS: dict[str, Reader] = {
+#: A new form is one function and one line here.
+READERS: dict[str, Callable[[QuantizationForm], Quantization]] = {
     "fp8": _fp8,
     "deepseek-v4-fp8": _fp8,
     "fbgemm-fp8": _fbgemm,

@@ -66,9 +66,6 @@ def resolve_model(
     return _from_hub(name, repo_id, revision, refresh, allowed_s, notes)
 
 
-# --- paths -------------------------------------------------------------------------------------------------------
-
-
 def _existing(name: str) -> Path | None:
     if not name.strip():
         raise InputError("the model's name is empty", hint="give a hub id, or a folder with a config.json")
@@ -77,9 +74,8 @@ def _existing(name: str) -> Path | None:
         return path if may_be_path() and path.exists() else None
     except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, no permission, no such user
         reason = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"{name[:200]!r} is not a path: {reason}", hint="give a hub id or a readable folder"
-        ) from error
+        cause = f"{name[:200]!r} is not a path: {reason}"
+        raise InputError(cause, hint="give a hub id or a readable folder") from error
 
 
 def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
@@ -95,10 +91,8 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
             hint="give a model with published weights, such as openai/gpt-oss-120b; see planner models list",
         )
     if "/" not in name and (ids := meant_ids(name)):
-        raise InputError(
-            f"{name[:80]!r} may be any of {len(ids)} models",
-            hint=f"give one of: {', '.join(ids[:MOST_IDS])}; see planner models list",
-        )
+        cause = f"{name[:80]!r} may be any of {len(ids)} models"
+        raise InputError(cause, hint=f"give one of: {', '.join(ids[:MOST_IDS])}; see planner models list")
     if "/" not in name and hub.is_repo_id(f"organisation/{'-'.join(name.split())}"):
         raise UnknownNameError("model", name, near=nearest_ids(name), see="planner models list")
     hub.check_repo_id(name)
@@ -141,9 +135,6 @@ def read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-# --- cache and hub -------------------------------------------------------------------------------------------------
-
-
 def _from_hub(
     name: str, repo_id: str, revision: str | None, refresh: bool, timeout_s: float | None, notes: tuple[str, ...]
 ) -> ResolvedModel:
@@ -157,10 +148,8 @@ def _from_hub(
         return read(cached, "cache")
     try:
         if timeout_s is None:
-            raise HubError(
-                f"{repo_id} is neither in the bundled catalog nor in the local hub cache",
-                hint="allow the network, or give a folder with the model's config.json",
-            )
+            cause = f"{repo_id} is neither in the bundled catalog nor in the local hub cache"
+            raise HubError(cause, hint="allow the network, or give a folder with the model's config.json")
         return read(hub.fetch_snapshot(repo_id, revision, timeout_s=timeout_s), "hub")
     except HubError as error:
         if cached is None:

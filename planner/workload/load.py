@@ -78,9 +78,9 @@ class Load:
     flag.
 
     ``max_concurrency`` closes the loop: at most that many in flight. ``request_rate`` (per second; infinite: all at
-    once)
-    alone opens it; with both, each request waits for its arrival and a free place. ``burstiness`` is the shape of the
-    gamma-distributed gaps: 1 is Poisson, less is burstier. ``length_distribution``, for ``range_ratio`` r and length L:
+    once) alone opens it; with both, each request waits for its arrival and a free place. ``burstiness`` is the shape of
+    the gamma-distributed gaps: 1 is Poisson, less is burstier. ``range_ratio`` r of a length L, by
+    ``length_distribution``:
 
     - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4,
       its ``bench serve`` since 0.9.1 (pull request 16126)
@@ -88,10 +88,8 @@ class Load:
     - ``conversation``: scattered as in ShareGPT, whose means alone are known; r is not used
 
     ``prefix_len`` tokens, shared by all, stand before each prompt. ``prefix_cache_hit_rate`` is the share of each
-    prompt
-    that the server has seen before. ``recorded`` requests (a trace, sessions, the mixture of ``classes``) are sent
-    instead
-    of drawn ones; lengths are then means, and ``prefix_len`` what an unlimited prefix cache finds.
+    prompt that the server has seen before. ``recorded`` requests (a trace, sessions, the mixture of ``classes``) are
+    sent instead of drawn ones; lengths are then means, and ``prefix_len`` what an unlimited prefix cache finds.
     """
 
     input_len: int
@@ -129,7 +127,6 @@ class Load:
 
     @classmethod
     def trace(cls, path: str | Path, rate: float | None = None) -> Load:
-        """The busiest stretch of a file of recorded requests, at its own rate or at ``rate`` requests per second."""
         from planner.workload.trace import read_trace
 
         return cls.of_trace(read_trace(Path(path)), rate)
@@ -176,7 +173,6 @@ class Load:
         burstiness: float = 1.0,
         name: str = "",
     ) -> Load:
-        """All classes on the same servers, each with its own rate. Raises InputError as ``benchmarks``."""
         sent = mixed(classes, num_prompts, seed=seed, burstiness=burstiness)
         load = cls.of_requests(sent, sum(one.request_rate for one in classes), name=name, classes=tuple(classes))
         return replace(load, num_prompts=num_prompts, seed=seed, burstiness=burstiness)
@@ -290,7 +286,6 @@ class Load:
 
     @property
     def total_len(self) -> int:
-        """Tokens of one request of the nominal lengths, input and output."""
         return self.prefix_len + self.input_len + self.output_len
 
     @property
@@ -349,7 +344,6 @@ class Load:
 
     @property
     def reused(self) -> bool:
-        """True if it is known which pieces prompts have in common."""
         return self.recorded is not None and self.recorded.prefixes is not None
 
     @property
@@ -378,7 +372,6 @@ class Load:
 
     @property
     def word(self) -> str:
-        """A class as it is typed: see ``parse``."""
         limits = "".join(f",{metric}={limit_ms:g}" for metric, limit_ms in self.limits_ms.items())
         first = f",{PRIORITY}={self.priority}" if self.priority else ""
         return f"{self.name}={self.request_rate:g}:{self.input_len}:{self.output_len}{limits}{first}"
@@ -386,11 +379,9 @@ class Load:
     # --- the same requests under another load
 
     def at_rate(self, rate: float, num_prompts: int | None = None) -> Load:
-        """The requests in an open loop at ``rate``; recorded ones, the last of them, in their rhythm."""
         return self._at(num_prompts, max_concurrency=None, request_rate=rate)
 
     def at_concurrency(self, places: int, num_prompts: int | None = None) -> Load:
-        """The requests in a closed loop with ``places`` in flight; recorded ones, the last of them, all at once."""
         return self._at(num_prompts, max_concurrency=places, request_rate=inf)
 
     def _at(self, num_prompts: int | None, **arrivals: Any) -> Load:
@@ -540,10 +531,8 @@ def check_classes(classes: Sequence[Load], policy: str | None) -> None:
         raise InputError(f"--class is given {len(classes)} times", hint=f"plan {MOST_CLASSES} classes at most")
     first = next((one for one in classes if one.priority), None)
     if first and policy != PRIORITY:
-        raise InputError(
-            f"--class {first.name} has a priority, which vLLM refuses where requests are served as they come",
-            hint=f"add --scheduling-policy {PRIORITY}",
-        )
+        cause = f"--class {first.name} has a priority, which vLLM refuses where requests are served as they come"
+        raise InputError(cause, hint=f"add --scheduling-policy {PRIORITY}")
 
 
 def check_rate(request_rate: float) -> None:
@@ -565,9 +554,6 @@ def _conversation() -> dict[str, float]:
     text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
     known: dict[str, float] = tomllib.loads(text)["conversation"]
     return known
-
-
-# --- loads by name ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,6 @@ class Requests:
 
     @property
     def of_classes(self) -> dict[str, int]:
-        """Number of requests of each class; empty without classes."""
         return {} if self.group is None else {name: int((self.group == k).sum()) for k, name in enumerate(self.groups)}
 
     def first(self, count: int) -> Requests:
@@ -72,7 +71,6 @@ class Requests:
         return Requests(*lengths, self.arrival_s[which], prefixes, priority, group, self.groups)
 
     def at_pace(self, factor: float) -> Requests:
-        """A copy with all arrivals ``factor`` times as late; 0: all at once."""
         return self if factor == 1 else replace(self, arrival_s=self.arrival_s * factor)
 
     @property

@@ -50,7 +50,6 @@ class Sessions:
     most_tok: int  #: of a prompt and its answer; then the next turn begins anew
 
     def requests(self, rate: float, seed: int = 0) -> Requests:
-        """Requests at ``rate`` per second, after other turns of the same sessions."""
         import numpy as np
 
         from planner.workload.requests import answer_s

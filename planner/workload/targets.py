@@ -34,8 +34,6 @@ STATISTICS = ("mean", "median", "p90", "p95", "p99")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure of a result file."""
-
     key: str
     unit: str  #: ms, s, tokens/s, requests/s
     of: str  #: what it is a figure of: ``throughput``, ``batch``, or one of ``LATENCIES``
@@ -70,24 +68,18 @@ class Slo:
         if self.metric not in LATENCIES:
             raise InputError(f"unknown target {self.metric!r}", hint=f"use one of {', '.join(LATENCIES)}, in ms")
         if not LEAST_FIGURE <= self.limit_ms <= MOST_FIGURE:
-            raise InputError(
-                f"--{self.metric} {self.limit_ms:g} is not a target in ms",
-                hint=f"give a positive number of milliseconds, such as --{self.metric} 500",
-            )
+            cause = f"--{self.metric} {self.limit_ms:g} is not a target in ms"
+            raise InputError(cause, hint=f"give a positive number of milliseconds, such as --{self.metric} 500")
         if self.percentile is not None and not 0 < self.percentile <= 100:
-            raise InputError(
-                f"--percentile must lie in (0, 100], got {self.percentile:g}",
-                hint="for example 99, 95 or mean",
-            )
+            cause = f"--percentile must lie in (0, 100], got {self.percentile:g}"
+            raise InputError(cause, hint="for example 99, 95 or mean")
 
     @property
     def statistic(self) -> str:
-        """``mean``, or a percentile such as ``p99``."""
         return "mean" if self.percentile is None else f"p{self.percentile:g}"
 
     @property
     def key(self) -> str:
-        """Its name in the result file of ``vllm bench serve``."""
         return f"{self.statistic}_{self.metric}_ms"
 
     def __str__(self) -> str:
@@ -97,8 +89,6 @@ class Slo:
 
 @dataclass(frozen=True)
 class Targets:
-    """Latency targets, the confidence with which they are met, and the load of all servers together."""
-
     slos: tuple[Slo, ...] = ()
     by: By = "rate"
     value: float | None = None  #: requests per second, or in flight; None: as many as one server carries
@@ -150,10 +140,8 @@ def refuse_gaps_of_one_token(slos: Sequence[Slo], output_len: int) -> None:
     """Raise InputError for a target on the time between tokens where answers have one token."""
     between = next((slo for slo in slos if slo.metric in ("tpot", "itl")), None)
     if between and output_len == 1:
-        raise InputError(
-            f"--{between.metric} needs answers of at least two tokens: these have one",
-            hint="leave it out, or ask for more output tokens",
-        )
+        cause = f"--{between.metric} needs answers of at least two tokens: these have one"
+        raise InputError(cause, hint="leave it out, or ask for more output tokens")
 
 
 def targets_in_words(slos: Sequence[Slo]) -> str:

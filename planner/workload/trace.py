@@ -39,8 +39,6 @@ _HINT = "columns: arrival_s,input_len,output_len, as CSV with a heading or as JS
 
 @dataclass(frozen=True, slots=True)
 class TraceFormat:
-    """Names of the columns, and seconds per unit of the arrival; None: date and time."""
-
     arrival: str
     input_len: str
     output_len: str
@@ -61,8 +59,6 @@ HASHES, SESSION = "hash_ids", "session"
 
 @dataclass(frozen=True)
 class Trace:
-    """The load in a file of requests."""
-
     path: str
     sha256: str
     rows: int
@@ -201,9 +197,8 @@ class _Sessions:
     def text(self, session: str, arrival_s: float, prompt_tok: int, answer_tok: int, where: str) -> Text:
         latest_s, names, sizes = self._last.get(session, (0.0, [], []))
         if arrival_s < latest_s:
-            raise InputError(
-                f"{where}: {SESSION} {session[:40]!r} goes back in time", hint="sort the rows of a session by arrival"
-            )
+            cause = f"{where}: {SESSION} {session[:40]!r} goes back in time"
+            raise InputError(cause, hint="sort the rows of a session by arrival")
         new_tok = prompt_tok - sum(sizes)
         if new_tok < 0:  # shortened, or something else altogether
             names, sizes, new_tok = [], [], prompt_tok
@@ -336,9 +331,8 @@ class _Summary:
         rows, span_s = _between_pauses(stretch), self.last_s - self.first_s
         if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
             count = {0: "no request", 1: "a single request"}.get(self.rows, f"{self.rows:,} requests at one moment")
-            raise InputError(
-                f"--trace {path}: {count}, which makes no rate", hint="give requests that arrive one after the other"
-            )
+            cause = f"--trace {path}: {count}, which makes no rate"
+            raise InputError(cause, hint="give requests that arrive one after the other")
         if span_s > LONGEST_S:
             cause = f"--trace {path}: its requests arrive over {span_s:,.4g} s, more than ten years"
             raise InputError(cause, hint="check the unit of the arrivals")

@@ -61,8 +61,6 @@ def llama_like(
     return uniform_decoder(config, ffn, bias=bias, outer={"tied": tied}, **other)
 
 
-# --- Llama and its relatives -------------------------------------------------------------------------------------
-
 #: Llama, Mistral, Yi, SmolLM, Vicuna, Granite, ...: GQA and SwiGLU.
 llama = family(
     "LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
@@ -238,9 +236,6 @@ def starcoder2(config: Config) -> ModelParts:
     return uniform_decoder(config, ffn, bias=bias, norm_bias=True, outer={"tied": True})
 
 
-# --- decoders of 2019 to 2023: learned positions, plain MLPs, biases ----------------------------------------------
-
-
 def positions(name: str, rows: int, hidden_size: int) -> tuple[Weight, ...]:
     return (Weight(name, Component.EMBEDDING, (rows, hidden_size)),)
 
@@ -352,8 +347,6 @@ def phi(config: Config) -> ModelParts:
     )  # fmt: skip
 
 
-# --- Gemma: tied, wide heads, norms before and after; from the second generation on with sliding windows --------------
-
 #: Defaults of the class for keys that published configs leave out (google/gemma-3-4b-it does).
 GEMMA3_DEFAULTS = {
     "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
@@ -425,9 +418,6 @@ def _gemma4_layer(config: Config, window: int | None, shared: bool) -> Layer:
         *norms(hidden, "post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2"),
     )
     return Layer(weights, attention, moe)
-
-
-# --- Nemotron NAS ------------------------------------------------------------------------------------------------
 
 
 @family("DeciLMForCausalLM")

@@ -126,9 +126,6 @@ def mamba_lm(config: Config) -> ModelParts:
     return decoder(config, layers, BACKBONE_NAMES, tied=config.architecture == "MambaForCausalLM")
 
 
-# --- Jamba -------------------------------------------------------------------------------------------------------
-
-
 @family("JambaForCausalLM")
 def jamba(config: Config) -> ModelParts:
     """Jamba: one layer in ``attn_layer_period`` is attention, one in ``expert_layer_period`` routes to experts."""
@@ -158,8 +155,6 @@ def jamba(config: Config) -> ModelParts:
         norm_names=("input_layernorm", "pre_ff_layernorm"), names=OuterNames(norm="model.final_layernorm"),
     )  # fmt: skip
 
-
-# --- Nemotron-H --------------------------------------------------------------------------------------------------
 
 BLOCKS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
@@ -234,9 +229,6 @@ def _nemotron_moe(config: Config, norm: tuple[Weight, ...]) -> Layer:
     return Layer(weights, moe=moe)
 
 
-# --- Granite 4 ---------------------------------------------------------------------------------------------------
-
-
 @family("GraniteMoeHybridForCausalLM")
 def granite_hybrid(config: Config) -> ModelParts:
     """Granite 4: Mamba-2 or attention, then a shared MLP beside routed experts, if any. Gate and up are one matrix."""
@@ -271,9 +263,6 @@ def granite_hybrid(config: Config) -> ModelParts:
     )  # fmt: skip
 
 
-# --- MiniMax-M1 --------------------------------------------------------------------------------------------------
-
-
 @family("MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM")
 def minimax_m1(config: Config) -> ModelParts:
     """MiniMax-Text-01 and M1: lightning (linear) attention in seven of eight layers, softmax in the eighth."""
@@ -297,9 +286,6 @@ def minimax_m1(config: Config) -> ModelParts:
     )  # fmt: skip
 
 
-# --- Qwen3-Next and Qwen3.5 --------------------------------------------------------------------------------------
-
-
 @family("Qwen3NextForCausalLM")
 def qwen3_next(config: Config) -> ModelParts:
     """Qwen3-Next: three gated delta layers, then one of gated attention; MoE with one gated shared expert."""
@@ -308,7 +294,6 @@ def qwen3_next(config: Config) -> ModelParts:
 
 
 def qwen3_5_text(config: Config) -> ModelParts:
-    """Qwen3.5 and 3.6: the decoder of Qwen3-Next, dense or MoE."""
     return _qwen_decoder(config, fused=False, has_mtp=config.size("mtp_num_hidden_layers", default=0) > 0)
 
 
@@ -368,9 +353,6 @@ def _qwen_ffn(config: Config) -> tuple[tuple[Weight, ...], Moe | None]:
         *shared_expert(hidden, config.size("shared_expert_intermediate_size"), prefix="mlp.shared_expert."),
         *linear("mlp.shared_expert_gate", 1, hidden, Component.ROUTER),
     ), moe
-
-
-# --- Kimi Linear and Kimi K3 -------------------------------------------------------------------------------------
 
 
 def kimi_linear_text(config: Config) -> ModelParts:

@@ -132,9 +132,6 @@ def granite_moe(config: Config) -> ModelParts:
     return uniform_decoder(config, ffn, moe=moe, bias=config.flag("attention_bias", default=False))
 
 
-# --- some layers dense, some sparse -----------------------------------------------------------------------------------
-
-
 def mixed(
     config: Config, moe: Moe, sparse: tuple[Weight, ...], *, mtp_tables: bool | None = None, **projections: Any
 ) -> ModelParts:
@@ -215,9 +212,6 @@ def laguna(config: Config) -> ModelParts:
         return attention_weights(attention, hidden, bias=bias, qk_norm="head") + gate
 
     return mixed_decoder(config, list(zip(spans, sparse_layers(config), strict=True)), mixing, moe, sparse)
-
-
-# --- multi-head latent attention: DeepSeek V2 to V3.2, Kimi K2, GLM-5, MiniCPM3 -----------------------------------
 
 
 def read_latent(config: Config, indexer: SparseIndexer | None = None) -> LatentAttention:
@@ -301,9 +295,6 @@ def minicpm3(config: Config) -> ModelParts:
         *norms(hidden, *PRE_NORMS),
     )
     return decoder(config, (Layer(weights, mla),) * config.num_layers, tied=True)
-
-
-# --- DeepSeek-V4 -------------------------------------------------------------------------------------------------
 
 
 @family("DeepseekV4ForCausalLM")
@@ -399,9 +390,6 @@ def _head_mixing(hidden: int, streams: int) -> tuple[Weight, ...]:
     )
 
 
-# --- MiMo-V2-Flash -----------------------------------------------------------------------------------------------
-
-
 @family("MiMoV2FlashForCausalLM")
 def mimo_v2(config: Config) -> ModelParts:
     """MiMo-V2-Flash: keys wider than values, and sliding layers with heads of their own and a sink per head."""
@@ -423,9 +411,6 @@ def mimo_v2(config: Config) -> ModelParts:
 
     routed = map(bool, config.sizes("moe_layer_freq", count=count))
     return mixed_decoder(config, list(zip(kinds, routed, strict=True)), mixing, moe, moe_mlp(hidden, moe))
-
-
-# --- Step-3.7-Flash ----------------------------------------------------------------------------------------------
 
 
 def step3p7_text(config: Config) -> ModelParts:
@@ -454,9 +439,6 @@ def step3p7_text(config: Config) -> ModelParts:
         notes=("the vision tower is that of the published checkpoint; config.json does not describe it",),
     )  # fmt: skip
     return replace(parts, mtp=mtp_layers(config, layer, tables=False))
-
-
-# --- MiniMax-M3 --------------------------------------------------------------------------------------------------
 
 
 def minimax_m3_text(config: Config) -> ModelParts:

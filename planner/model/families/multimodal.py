@@ -350,7 +350,6 @@ def glm4_vision(config: Config) -> tuple[Weight, ...]:
 
 
 def merger_mlp(prefix: str, wide: int, out: int, names: tuple[str, str], *, copies: int = 1) -> tuple[Weight, ...]:
-    """Two matrices with biases from merged patches to the text model's hidden size."""
     return (
         *matrix(prefix + names[0], wide, wide, Shard.COLUMN, copies=copies),
         *matrix(prefix + names[1], out, wide, Shard.ROW, copies=copies),
@@ -424,8 +423,6 @@ def minimax_m3_vision(config: Config, parts: ModelParts) -> tuple[Weight, ...]:
     )
 
 
-# --- the models ---------------------------------------------------------------------------------------------------
-
 #: The tower that the class builds where a config leaves keys, or all of it, out.
 MISTRAL3_VISION = {
     "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16, "patch_size": 14
@@ -434,7 +431,6 @@ MISTRAL3_VISION = {
 
 @family("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 def qwen2_vl(config: Config) -> ModelParts:
-    """Qwen2-VL and Qwen2.5-VL: Qwen2 and the tower of its generation."""
     return with_tower(config, qwen2, qwen2_vision, prefix="")
 
 
@@ -468,13 +464,11 @@ def mistral3(config: Config) -> ModelParts:
 
 @family("KimiK25ForConditionalGeneration")
 def kimi_k25(config: Config) -> ModelParts:
-    """Kimi-K2.5: the text model of Kimi K2 and a MoonViT tower."""
     return replace(with_tower(config, deepseek, moonvit_vision, prefix="language_model."), requires_remote_code=True)
 
 
 @family("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration")
 def glm4v(config: Config) -> ModelParts:
-    """GLM-4.1V on GLM-4, GLM-4.5V on GLM-4.5-Air: one tower."""
     text = config.nested("text_config").with_defaults({"attention_bias": True})
     parts = glm4_moe(text) if "Moe" in config.architecture else glm(text)
     return with_vision(parts, glm4_vision(config.section("vision_config")), text="model.language_model.")
@@ -527,9 +521,6 @@ def gemma4_multimodal(config: Config) -> ModelParts:
     return with_vision(parts, towers, text="model.language_model.")
 
 
-# --- Llama 4 -----------------------------------------------------------------------------------------------------
-
-
 @family("Llama4ForCausalLM")
 def llama4_text(config: Config) -> ModelParts:
     """Llama 4: three of four layers see only their chunk of 8192 tokens; a shared expert in each MoE layer."""
@@ -553,9 +544,6 @@ def llama4_text(config: Config) -> ModelParts:
 @family("Llama4ForConditionalGeneration")
 def llama4(config: Config) -> ModelParts:
     return with_tower(config, llama4_text, llama4_vision, prefix="language_model.")
-
-
-# --- Llama 3.2 vision ----------------------------------------------------------------------------------------------
 
 
 @family("MllamaForConditionalGeneration")
