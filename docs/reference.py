@@ -1,12 +1,16 @@
-"""The reference of the commands, made from their declarations: what docs/commands.md holds below its mark.
+"""Write the lower part of docs/reference/commands.md from the declarations of the commands.
 
-An option that at least ``SHARED`` commands declare alike stands once, under "Shared options"; each command names it.
+An option that at least ``SHARED`` commands declare alike is listed once, under "Shared options". Each command names the
+shared options that it takes, or those that it lacks.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -14,11 +18,18 @@ import typer
 
 from planner.commands.main import app_for
 
+ROOT = Path(__file__).resolve().parent.parent
 MARK = "<!-- `make docs` writes what follows from the declarations of the commands. -->\n"
-SHARED = 3
+SHARED = 2
 WIDTH = 120
-MOST_NAMED = 12  #: shared options of one panel that a command names one by one
 PLAIN = "General"  #: the panel of an option that names none
+RANGE = re.compile(r" \[[^][;]*<?=?x[<>]=[^][;]*\]|; [^][;]*x[<>]=[^][;]*(?=\])")  #: of a number; --help has it
+
+OF_VLLM = "(flags of vllm serve)"  #: end of a panel whose options vLLM documents
+#: The engine's options in any version of vLLM.
+FLAGS = frozenset(
+    " ".join(json.loads((ROOT / "planner/engine/flags.json").read_text(encoding="utf-8"))["engine"].values()).split()
+)
 
 Command = Any  #: of click; typer keeps the class in different places, version by version
 
@@ -38,13 +49,19 @@ def with_reference(page: str) -> str:
 
 
 def reference() -> str:
-    """Every command: what it is for, how it is called, its options by panel."""
+    """Each command with its usage and its own options, then the shared options by panel."""
     commands = list(_commands(typer.main.get_command(app_for(())), "planner"))
     shared = _shared(row for _, command in commands for row in _rows(command))
     text = "".join(_section(name, command, shared) for name, command in commands)
-    text += "\n## Shared options\n\nThey mean the same in every command that names them.\n"
+    text += "\n## Shared options\n\nWhere no default is given, it is that of the command.\n"
     for panel in dict.fromkeys(row.panel for row in shared):
-        text += f"\n### {panel}\n\n{_table(row for row in shared if row.panel == panel)}"
+        rows = [row for row in shared if row.panel == panel]
+        text += f"\n**{_short(panel)}**\n\n"
+        if panel.endswith(OF_VLLM):
+            known = _words(row.name for row in rows if row.name in FLAGS)
+            text += f"{_wrapped(f'As in `vllm serve`: {known}.')}\n\n"
+            rows = [row for row in rows if row.name not in FLAGS]
+        text += _table(rows)
     return text
 
 
@@ -62,7 +79,8 @@ def _rows(command: Command) -> Iterator[Row]:
         if option.param_type_name == "option" and not option.hidden:
             written, meaning = option.get_help_record(context)
             panel = option.rich_help_panel or PLAIN
-            yield Row(panel, option.opts[0], written.replace(" range>", ">"), " ".join(meaning.split()))
+            written = re.sub(r" <(int|float|str)( range)?>", "", written)
+            yield Row(panel, option.opts[0], written, RANGE.sub("", " ".join(meaning.split())))
 
 
 def _shared(rows: Iterable[Row]) -> list[Row]:
@@ -78,17 +96,27 @@ def _shared(rows: Iterable[Row]) -> list[Row]:
 def _section(name: str, command: Command, shared: list[Row]) -> str:
     rows = list(_rows(command))
     text = f"\n## {name}\n\n{_wrapped(command.help)}\n\n```\n{_synopsis(name, command, rows)}\n```\n"
-    for panel in dict.fromkeys(row.panel for row in rows):
-        own = [row for row in rows if row.panel == panel and row not in shared]
-        named = [row.name for row in rows if row.panel == panel and row in shared]
-        missing = [row.name for row in shared if row.panel == panel and row.name not in {each.name for each in rows}]
-        if own:
-            text += f"\n**{panel}**\n\n{_table(own)}"
-        most = f"all but {_words(missing)}" if missing else "all"
-        said = most if len(named) > MOST_NAMED else _words(named)
-        if named:
-            text += f"\n{_wrapped(f'{panel}, [shared](#shared-options): {said}')}\n"
+    own = [row for row in rows if row not in shared]
+    if own:
+        text += f"\n{_table(own)}"
+    named = [_named(panel, rows, shared) for panel in dict.fromkeys(row.panel for row in rows if row in shared)]
+    if named:
+        text += f"\n{_wrapped('[Shared](#shared-options): ' + '; '.join(named) + '.')}\n"
     return text
+
+
+def _named(panel: str, rows: list[Row], shared: list[Row]) -> str:
+    """The shared options of a panel that a command takes, in the fewest words."""
+    of_panel = [row for row in shared if row.panel == panel]
+    named = [row.name for row in of_panel if row in rows]
+    missing = list(dict.fromkeys(row.name for row in of_panel if row.name not in {each.name for each in rows}))
+    if len(named) <= len(missing):
+        return _words(named)
+    return f"all of {_short(panel)}" + (f" but {_words(missing)}" if missing else "")
+
+
+def _short(panel: str) -> str:
+    return panel.partition(" (")[0]
 
 
 def _synopsis(name: str, command: Command, rows: list[Row]) -> str:
@@ -118,4 +146,4 @@ def _words(names: Iterable[str]) -> str:
 
 def _table(rows: Iterable[Row]) -> str:
     cells = (tuple(cell.replace("|", r"\|") for cell in (row.written, row.meaning)) for row in rows)
-    return "| option | meaning |\n|---|---|\n" + "".join(f"| `{written}` | {meaning} |\n" for written, meaning in cells)
+    return "option | meaning\n---|---\n" + "".join(f"`{written}` | {meaning}\n" for written, meaning in cells)

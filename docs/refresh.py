@@ -1,9 +1,9 @@
 """Write the real output of every command into the documentation: ``make docs``.
 
-In README.md and docs/*.md, each ``$ planner ...`` in a block fenced as ``console`` is run, in this process, offline and
-in an empty folder; what a terminal 120 columns wide would show is written below it. Also understood, so that pages
-can show what a reader would type: a line continued with a backslash, ``| head -n N`` behind a command, ``echo $?``
-after one, and ``pip install . && `` before one (not run). Other commands keep the output that they have.
+In README.md and all pages below docs/, each ``$ planner ...`` in a block fenced as ``console`` is run in this process,
+offline and in an empty folder. Its output, as on a terminal 120 columns wide, is written below it. Also understood: a
+line continued with a backslash, ``| head -n N`` behind a command, ``| tail -n +M | head -n N``, ``echo $?`` after one,
+and ``pip install . && `` before one (not run). Other commands keep the output that they have.
 
 A line ``...`` in an output stands for lines that the page leaves out: the page keeps as many lines before and after it
 as it has.
@@ -17,7 +17,7 @@ Numbers of more than 6 decimals are rounded to 4 significant digits. An output i
 the same words, and numbers that agree to 3 significant digits (``same``). So a refit changes only the pages on which a
 reader sees another number. ``tests/test_docs.py`` fails when a page is not as this script would write it.
 
-``reference`` writes the lower part of docs/commands.md.
+``reference`` writes the lower part of docs/reference/commands.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WIDTH = 120
 BLOCK = re.compile(r"^```(?P<kind>\w+)(?: (?P<file>\S+))?\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMPT = "$ "
 NOT_RUN = "pip install . && "
-HEAD = re.compile(r" \| head -n (\d+)$")
+HEAD = re.compile(r"(?: \| tail -n \+(?P<first>\d+))? \| head -n (?P<lines>\d+)$")
 CUT = "...\n"
 
 #: Half a unit of the third digit of 1.00, the largest that it can be.
@@ -57,7 +57,7 @@ DRAWN = re.compile(r"[^\w\s\x00-\x7f]+|([^\w\s])\1+|\b(?=\d*[a-f])[0-9a-f]{12,64
 
 def pages() -> list[Path]:
     """The pages whose commands are run."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def refreshed(page: str) -> str:
@@ -172,7 +172,8 @@ def run(line: str) -> tuple[int, str]:
         status = main(words)
     data = out.getvalue()
     if cut:
-        data = "".join(data.splitlines(keepends=True)[: int(cut[1])])
+        first = int(cut["first"] or 1) - 1
+        data = "".join(data.splitlines(keepends=True)[first : first + int(cut["lines"])])
     return status, LONG.sub(lambda found: f"{float(found[0]):.4g}", data + err.getvalue())
 
 

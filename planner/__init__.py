@@ -8,8 +8,8 @@
 >>> serving.predict(load).figures["completed"]
 40
 
-``__init__.pyi`` lists what is public, see ``docs/library.md``. Importing this package imports nothing else: a name is
-imported when it is first used.
+``__init__.pyi`` lists what is public, see ``docs/reference/library.md``. Importing this package imports nothing else: a
+name is imported when it is first used.
 """
 
 import lazy_loader as lazy

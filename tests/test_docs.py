@@ -18,9 +18,15 @@ import reference  # noqa: E402
 import refresh  # noqa: E402
 
 PAGES = [*refresh.pages(), ROOT / "CONTRIBUTING.md"]
+#: Of README and docs together, without the reference of the commands and the table of decisions.
+MOST_WORDS = 10_000
 
 
-@pytest.mark.parametrize("page", refresh.pages(), ids=lambda page: page.name)
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", refresh.pages(), ids=name_of)
 def test_outputs_are_those_of_today(page: Path) -> None:
     """Run ``make docs`` when this fails, and look at what changed."""
     text = page.read_text(encoding="utf-8")
@@ -106,7 +112,7 @@ def test_a_page_is_written_when_it_says_something_else(shown: str, fresh: str) -
 
 def test_the_reference_is_that_of_the_declarations() -> None:
     """Run ``make docs`` when this fails."""
-    page = (ROOT / "docs/commands.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")
     assert reference.MARK in page
     assert reference.with_reference(page) == page
     assert {name.split()[0] for name in re.findall(r"^## planner (.+)$", page, re.MULTILINE)} == set(COMMANDS)
@@ -152,13 +158,25 @@ def test_the_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.Mon
         assert outcome.status == 0, f"{command}: {outcome.err}"
 
 
+def test_the_documentation_stays_short() -> None:
+    """What a page adds has to be worth what it pushes out."""
+    written = [page for page in refresh.pages() if page.name not in ("commands.md", "decisions.md")]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in written) <= MOST_WORDS
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
+    listed = {(ROOT / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index)}
+    assert set(PAGES) - {ROOT / "README.md", ROOT / "docs/index.md"} <= listed
+
+
 def test_every_picture_is_shown() -> None:
     """No picture lies about that no page shows."""
     shown = set(re.findall(r"images/([\w-]+\.(?:svg|png))", "".join(p.read_text(encoding="utf-8") for p in PAGES)))
     assert {path.name for path in (ROOT / "docs/images").iterdir()} == shown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([\w-]+))?\)", page.read_text(encoding="utf-8")):
         path = page.parent / target if target else page
@@ -173,7 +191,7 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_file_that_is_named_exists(page: Path) -> None:
     named = re.findall(
         r"`((?:planner|tests|docs|benchmarks|hardware|templates)/[\w./-]*)`", page.read_text(encoding="utf-8")
@@ -182,9 +200,9 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     assert not missing, missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_name_of_the_code_exists(page: Path) -> None:
-    """``planner.timing.step.StepModel.time`` and the like, in prose and in the tables of the nomenclature."""
+    """``planner.timing.step.StepModel.time`` and similar names."""
     for name in sorted(set(re.findall(r"`planner((?:\.\w+)+)(?:\(\))?`", page.read_text(encoding="utf-8")))):
         if name != ".toml":
             find("planner" + name)

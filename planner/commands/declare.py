@@ -140,7 +140,7 @@ class Command:
         known = {**inspect.signature(self.function).parameters, **self.parameters, **SETTINGS}
         for name in given:
             if name not in known:
-                raise UnknownNameError("keyword", name, known, see="docs/library.md")
+                raise UnknownNameError("keyword", name, known, see="docs/reference/library.md")
         checked_here = self.parameters.keys() - SETTINGS.keys()  # engine settings check themselves
         see = f"planner {self.words} --help"
         return {

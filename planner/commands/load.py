@@ -148,7 +148,7 @@ def load_of(
 def checked_workload(name: Any, *, turns: bool = True) -> str:
     """``--workload``. Raises UnknownNameError, and InputError for one of several turns without ``turns``."""
     if name not in NAMED and name not in named_sessions():
-        raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/library.md")
+        raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/guide/speed.md")
     if name not in NAMED and not turns:
         raise InputError(
             f"--workload {name} has turns, and a GPU here is sent lengths alone",

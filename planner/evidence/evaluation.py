@@ -37,22 +37,15 @@ from planner.workload import NAMED_DISTRIBUTIONS, Load
 
 #: Assumed values of settings that a run does not state.
 ASSUMED = {
-    "num_prompts of a closed loop": "10 x the concurrency; with fixed lengths, these scatter by 10 %",
-    "num_scheduler_steps": "10 for offline throughput on the V0 engine, as AMD's tables were run",
+    "num_prompts of a closed loop": "10 x the concurrency; fixed lengths then scatter by 10 %",
     "num_prompts otherwise": "1000",
-    "lengths, where the means alone are stated": "the mean, if it is a whole number; else uniform from a tenth of some "
-    "length to nineteen tenths: drawn with seed 0 or 42 if that gives the counted mean, else stretched to it",
+    "num_scheduler_steps": "10 for offline throughput on the V0 engine",
+    "lengths, where only means are stated": "the mean if whole, else uniform lengths with that mean",
     "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
-    "size of the KV cache": "as estimated, but at least one request of max_model_len, as vLLM requires; where the run "
-    "does not state that either, at least 32768 tokens if the model allows as many",
-    "prompts": "random and new to the server; but runs with lengths of conversations that differ only in request_rate "
-    "were sent to one server one after the other, the fastest first: the others find their prompts in the prefix "
-    "cache, if the engine has one that holds them all; so do those of bench latency on V1 before 0.9.1 (AMD's images: "
-    "before 0.10.1), which warmed up with the same prompts and left the cache on",
-    "input_len of lm-arena-chat, gpqa and sourcegraph-fim": "150, 250 and 400; such runs are of a window in which "
-    "the batch is full, and are replayed as one batch of requests that are alike",
-    "kv_cache_dtype": f"fp8 where the weights have 8 bits or fewer (V1), unless {' and '.join(tagged('batch'))} are "
-    "stated; else the default",
+    "size of the KV cache": "as estimated, at least one request of max_model_len, or 32768 tokens",
+    "prompts": "new to the server; repeated where only request_rate differs, and in bench latency on V1 before 0.9.1",
+    "input_len of lm-arena-chat, gpqa, sourcegraph-fim": "150, 250, 400; one batch of equal requests",
+    "kv_cache_dtype": f"fp8 for weights of 8 bits or fewer (V1), unless {' and '.join(tagged('batch'))} are stated",
 }
 #: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
 PUBLISHED_PROMPTS_PER_SLOT = 10

@@ -395,7 +395,7 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
     settings = dict(given)
     for name in settings:
         if name not in SETTINGS:
-            raise UnknownNameError("keyword", name, (*SETTINGS, *own), see="docs/library.md")
+            raise UnknownNameError("keyword", name, (*SETTINGS, *own), see="docs/reference/library.md")
     drafts, rates = settings.pop("speculative_config", None), settings.pop("speculative_acceptance_rate", None)
     variables = Environment.read(settings.pop("env", None))
     for name, value in settings.items():

@@ -311,7 +311,7 @@ def test_what_is_wrong_is_named(ask: Callable[[], Answer], cause: str, hint: str
 
 
 def test_a_workload_by_name_is_its_lengths() -> None:
-    lengths: Any = {"input_len": 4096, "output_len": 256, "random_range_ratio": 0.25}  # "rag" in docs/workload.md
+    lengths: Any = {"input_len": 4096, "output_len": 256, "random_range_ratio": 0.25}  # "rag" in docs/guide/speed.md
     load: Any = {"num_prompts": 20, "max_concurrency": 4}
     assert (
         predict_serve(LONG, "h100", workload="rag", **load).to_json()

@@ -209,7 +209,7 @@ def test_old_latency_benchmarks_time_cached_prompts(gpu: str, version: str, cach
 
 
 def test_what_is_assumed_is_documented_and_said(tmp_path: Path) -> None:
-    documented = (Path(__file__).parents[2] / "docs" / "measurements.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "reference" / "results.md").read_text()
     for unstated, taken in ASSUMED.items():
         assert f"| {unstated} | {taken} |" in documented
     path = tmp_path / "runs.csv"
