@@ -68,7 +68,7 @@ Seconds = Annotated[
 OneGpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
 AsModel = Annotated[
     str | None,
-    Option(metavar="MODEL", autocompletion=complete_model, help="Model that a path in the line stands for."),
+    Option(metavar="MODEL", autocompletion=complete_model, help="Model to assume for a local path in the line."),
 ]
 Concurrency = Annotated[
     int | None, Interval(ge=1), Option(panel=LOAD, help="Concurrent requests. Default: as many as run at once.")
@@ -76,7 +76,7 @@ Concurrency = Annotated[
 NumPrompts = Annotated[int | None, Interval(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
 Given = Annotated[
     "Mapping[str, str] | Sequence[str]",
-    Option("--set", kind=list[str], metavar="NAME=VALUE", help="A variable of the script, as a run would have it."),
+    Option("--set", kind=list[str], metavar="NAME=VALUE", help="Variable of the script. Repeatable."),
 ]
 Goal = Annotated[defaults.Goal, Option(help="Goal to optimise when suggesting changes.")]
 Gpus = Annotated[

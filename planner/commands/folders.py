@@ -27,7 +27,7 @@ def _folder(text: str) -> Any:
 ChartName = Literal["memory", "pareto", "latency", "operators"]
 
 
-@command("report", help="One page on the plans of a folder: charts, reasons, scripts.")
+@command("report", help="HTML report on the plans of a folder: charts, reasons, scripts.")
 def report(
     directory: Annotated[Path, _folder("Folder that planner recommend -o wrote.")],
     *,
@@ -102,9 +102,9 @@ _TIMEOUT = "Seconds until the server answers. Default: by the size of the weight
 class SiteOptions:
     """Options of the place where servers run: fields of ``Site``."""
 
-    replicas: Annotated[int | None, _site("Servers like the planned one. Default: as many as the plan needs.")] = None
+    replicas: Annotated[int | None, _site("Number of servers. Default: the plan's.")] = None
     nodes: Annotated[int | None, _site("Nodes that one server spans.")] = None
-    name: Annotated[str, _site("Name of what is made. Default: planner-DIGEST.")] = ""
+    name: Annotated[str, _site("Name of the deployment. Default: planner-DIGEST.")] = ""
     namespace: Annotated[str, _site("Namespace of Kubernetes.")] = ""
     host: Annotated[str, _site("Address at which the server is reached.")] = "127.0.0.1"
     port: Annotated[int, _site("Port at which the server is reached.")] = 8000
@@ -220,8 +220,8 @@ def validate_plan(
 
 @command(
     "tune",
-    help="Measure the plan and what may be better on this machine, until the best settings are known. Exit status 1 "
-    "where the budget ends first.",
+    help="Measure the plan and promising alternatives on this machine until the best settings are known. Exit status 1 "
+    "if the budget ends first.",
 )
 def tune_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")],
@@ -229,18 +229,18 @@ def tune_plan(
     runs: Annotated[
         int | None,
         Interval(ge=1),
-        Option(help="Runs after which no other begins, earlier ones counted. Default: no limit."),
+        Option(help="Maximum number of runs, with earlier ones. Default: no limit."),
     ] = None,
     minutes: Annotated[
         float | None,
         Interval(gt=0),
-        Option(help="Minutes of all runs after which no other begins. Default: no limit."),
+        Option(help="Maximum minutes of all runs. Default: no limit."),
     ] = None,
     retry: Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")] = False,
     calibration: Calibration = None,
     command_line: str = "",
 ) -> "TuningAnswer":
-    """Measure the plan of ``directory`` and what may be better, until the best settings are known.
+    """Measure the plan of ``directory`` and promising alternatives until the best settings are known.
 
     Each run launches a server with the emitted scripts, measures and stops it. Next comes what gains most by what the
     runs so far say; the end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or

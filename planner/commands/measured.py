@@ -103,7 +103,7 @@ def calibrate_from(
     ],
     output: Annotated[
         PathName | None,
-        Option("-o", "--output", kind=Path, metavar="FILE", help="Default: this user's own calibration."),
+        Option("-o", "--output", kind=Path, metavar="FILE", help="Calibration file. Default: this user's own."),
     ] = None,
     fresh: Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")] = False,
     **facts: Any,

@@ -73,7 +73,7 @@ Gpus = Annotated["GpuName | Iterable[GpuName]", gpu_option(_GPUS, kind=list[str]
 GpusOrDefault = Annotated["GpuName | Iterable[GpuName]", _DEFAULT_GPUS]
 Partitions = Annotated[bool, Option("--partitions", help="With --gpu all, also partitions and MIG profiles.")]
 _NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's."
-_CALIBRATION = "File of planner calibrate, or none for the fits as shipped. Default: your own fits, if there are any."
+_CALIBRATION = "File of planner calibrate, or none for the shipped fits. Default: your own calibration, if any."
 _VERSION = "vLLM version, or date of a build. Default: the newest of 30 days or more with an image for the GPU."
 NetworkGbPerS = Annotated[
     float | None,
@@ -202,8 +202,8 @@ _HEADROOM, _SPARES = (
     _size("Extra load, as a share of it."),
     _size("Spare servers of each kind.", "--spares", "--n-plus"),
 )
-_BUDGET = _size("Instead of a load: find the largest one for so many USD per hour.", metavar="USD/H")
-_HAVE = "Instead of a load: find the largest one on these whole GPUs. Repeatable."
+_BUDGET = _size("Find the largest load for this price in USD per hour.", metavar="USD/H")
+_HAVE = "Find the largest load on these whole GPUs. Repeatable."
 
 
 class SizeOptions:

@@ -1,4 +1,4 @@
-"""A page to play with, and the commands as an HTTP API: ``planner ui``.
+"""Interactive web page, and the commands as an HTTP API: ``planner ui``.
 
 ``api`` has the commands, ``play`` the page, ``places`` the processes that compute, ``guard`` who may ask, ``app`` the
 server. Only GET is answered, and it changes nothing.
@@ -32,7 +32,7 @@ Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
 Seconds = Annotated[float, Interval(gt=0, le=3600), Option("--timeout", metavar="S", help="Seconds for one answer.")]
 
 
-@command("ui", help="A page to play with, and the same answers over HTTP; needs llm-serving-planner[ui].")
+@command("ui", help="Interactive web page and HTTP API; needs llm-serving-planner[ui].")
 def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds: Seconds = 10.0) -> None:
     """Serve the page until Ctrl-C. Raises InputError where its packages are missing, and for an address in use.
 
