@@ -47,7 +47,7 @@ LIMIT_S = 60
 SLOW_S = 20
 #: Imported before the first command, besides all modules of the checkout.
 HEAVY = (
-    "numpy", "scipy.optimize", "scipy.stats", "pydantic", "jinja2", "huggingface_hub", "typer", "yaml", "plotext",
+    "numpy", "scipy.optimize", "scipy.stats", "pydantic", "jinja2", "huggingface_hub", "typer", "yaml",
 )  # fmt: skip
 
 # --- the list ------------------------------------------------------------------------------------------------------
@@ -602,12 +602,12 @@ def _folders() -> Iterator[Entry]:
     small = "--random-input-len 512 --random-output-len 64 --max-concurrency 4"
     whole = f"recommend {L8} --gpu mi300x -o plan"
     yield ask(
-        whole, "report plan", "report plan --format svg --chart pareto", "report plan --format term",
+        whole, "report plan", "report plan --format svg --chart pareto",
         "report plan --format svg --chart memory -o m.svg --width 400",
         "check plan", "check plan/launch.sh --gpu h100 --format json", "validate plan", whole, f"{whole} --force",
     )  # fmt: skip
     yield ask(
-        f"recommend {L8} --gpu h100 --gpu b200 {small} -o plans", "report plans", "report plans --format term",
+        f"recommend {L8} --gpu h100 --gpu b200 {small} -o plans", "report plans",
         "report plans/h100-sxm --format svg --chart operators", "check plans/b200-sxm --format json",
     )  # fmt: skip
     for gpu in ("h100 --gpus 1", "mi300x-cpx --gpus 1", "mi355x"):
@@ -618,19 +618,18 @@ def _folders() -> Iterator[Entry]:
     yield ask(
         f"recommend {L70} --gpu h100 --tpot 30 --request-rate 6 -o p", _measure("p", 1.2), "validate p", "check p"
     )
-    targets = [f"deploy p --target {target}" for target in ("compose", "kubernetes", "kserve", "llm-d", "slurm")]
-    folders = [f"deploy p --target {target} -o {target}" for target in ("lws", "ray")]
+    targets = [f"deploy p --target {target}" for target in ("compose", "kubernetes", "slurm")]
+    folders = ["deploy p --target lws -o lws"]
     options = (
         "deploy p --target compose --replicas 2 --port 9000 --host 0.0.0.0 --name mine -o c2",
         "deploy p --target kubernetes --replicas 3 --namespace ml --hf-secret s --cache pvc --gpu-resource a.com/gpu"
         " --toleration a=b:NoSchedule --node-selector x=y --start-timeout 900",
         "deploy p --target slurm --container apptainer",
-        "deploy p --target kserve --cache claim/models --namespace ml",
+        "deploy p --target kubernetes --cache claim/models --namespace ml",
         "deploy p --target compose --target kubernetes -o both",
         "deploy p --target compose --target kubernetes",
         "deploy p --target compose -o both",
         "deploy p --target lws --nodes 2 -o lws2",
-        "deploy p --target ray --nodes 2 -o ray2",
         "deploy p --target compose --replicas 0",
         "deploy p --target compose --replicas 9 --name 'no name'",
         "deploy p --target nomad",

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 from script_plans import GOLDEN, b200, emission, plan, serve
 
+from planner.output.deploy.hosts import render_deployable
 from planner.output.deploy.pods import Site
-from planner.output.deploy.targets import render_deployable
 from planner.output.scripts.emission import Emission
 from planner.planning.plan import Plan
 
@@ -43,8 +43,8 @@ SPREAD_X16 = emission(
         }
     )
 )  # fmt: skip
-SINGLE = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
-SEVERAL = ("lws", "slurm", "ray")
+SINGLE = ("compose", "kubernetes", "slurm")
+SEVERAL = ("lws", "slurm")
 
 #: Kept word by word (``kept``): the plan, the target and the place.
 CASES: dict[str, tuple[Emission, str, Site]] = {
@@ -80,8 +80,6 @@ MORE: dict[str, tuple[Emission, str, Site]] = {
     ),
     "mi355x/apptainer": (GOLDEN["mi355x"], "slurm", Site(container="apptainer", host="0.0.0.0")),
     "b200-x16/apptainer": (NVIDIA_X16, "slurm", Site(container="apptainer")),
-    "b200-ray-built/ray": (over_two_nodes(b200(), engine_version="0.27.1"), "ray", Site()),
-    "mig/llm-d": (GOLDEN["h100-mig"], "llm-d", Site(tolerations=("gpu:NoExecute",), node_selector=("a/b=c",))),
     "b200-x16/lws-pvc": (NVIDIA_X16, "lws", Site(cache="pvc", replicas=3)),
 }  # fmt: skip
 
@@ -109,13 +107,9 @@ def expanded(text: str, env: Mapping[str, str]) -> str:
 
 
 def container_of(document: Json) -> Json:
-    """The one container of a Deployment, an InferenceService or values of llm-d; the leader's of a LeaderWorkerSet."""
-    if "decode" in document:
-        spec = document["decode"]
-    elif document["kind"] == "LeaderWorkerSet":
+    """The one container of a Deployment; the leader's of a LeaderWorkerSet."""
+    if document["kind"] == "LeaderWorkerSet":
         spec = document["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]
-    elif document["kind"] == "InferenceService":
-        spec = document["spec"]["predictor"]
     else:
         spec = document["spec"]["template"]["spec"]
     (found,) = spec["containers"]
@@ -124,7 +118,7 @@ def container_of(document: Json) -> Json:
 
 def workload_of(text: str) -> Json:
     """The document that has pods."""
-    (found,) = [d for d in documents(text) if "decode" in d or d["kind"] not in {"Service", "PersistentVolumeClaim"}]
+    (found,) = [d for d in documents(text) if d["kind"] not in {"Service", "PersistentVolumeClaim"}]
     return found
 
 

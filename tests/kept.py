@@ -20,7 +20,7 @@ from planner.output.scripts.emission import render_scripts
 
 PLANS = {**GOLDEN, "mi355x-classes": CLASSES}
 FOLDER = Path(__file__).parent / "golden"
-_SINGLE = ("compose", "compose-x2", "kubernetes", "slurm")  # KServe and llm-d run the pod of kubernetes
+_SINGLE = ("compose", "compose-x2", "kubernetes", "slurm")
 _SEVERAL = ("lws", "slurm")
 _HEADER = re.compile(r"(?m)^#\n# .* on \d+ x .*\n(?:#.*\n)*?# +output .*\n")
 #: A case, and the case that it is kept as a difference from; empty: kept whole.

@@ -46,7 +46,6 @@ OWNERS = {
     "starlette": {"commands"},
     "uvicorn": {"commands"},
     "anyio": {"commands"},
-    "plotext": {"output"},
     "scipy": {"planning", "evidence"},
     "huggingface_hub": {"model"},
     "pydantic": {"hardware", "timing", "planning", "evidence", "commands"},

@@ -6,7 +6,7 @@ import pytest
 from script_plans import emission, plan
 
 from planner.errors import InputError
-from planner.output.deploy.targets import render_deployable
+from planner.output.deploy.hosts import render_deployable
 from planner.output.scripts.emission import render_scripts
 from planner.secrets import is_secret, masked
 

@@ -57,9 +57,7 @@ Per = Annotated[
     Option(help="Unit of equal hardware: packages (a GPU with all its partitions), nodes, or logical GPUs."),
 ]
 Packages = Annotated[
-    int | None,
-    Interval(ge=1),
-    Option(help="Packages of each type. Default: the fewest on which all hold the model."),
+    int | None, Interval(ge=1), Option(help="Packages of each type. Default: the fewest on which all hold the model.")
 ]
 InputLens = Annotated[
     "int | Sequence[int]", _several("--random-input-len", "--input-len", text="Prompt tokens, or several lengths.")

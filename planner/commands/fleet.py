@@ -40,8 +40,7 @@ def _fleet(text: str, *names: str, **settings: Any) -> Any:
 
 
 OutputDir = Annotated[
-    str | None,
-    _fleet("Write launch scripts for disaggregated prefill/decode.", "-o", "--output", metavar="DIR"),
+    str | None, _fleet("Write launch scripts for disaggregated prefill/decode.", "-o", "--output", metavar="DIR")
 ]
 _KV = "GB/s at which one GPU sends KV cache. Default: line rate of the profile's link or network."
 

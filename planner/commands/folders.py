@@ -35,41 +35,30 @@ def report(
         Path | None,
         Option("-o", "--output", metavar="FILE", help="Default: report.html in DIR; of a chart, its name there."),
     ] = None,
-    format: Annotated[
-        Literal["html", "svg", "term"], Option(help="HTML page, one chart as SVG, or charts of characters on stdout.")
-    ] = "html",
-    chart: Annotated[ChartName | None, Option(help="One chart. Without it, term prints all.")] = None,
+    format: Annotated[Literal["html", "svg"], Option(help="HTML page, or one chart as SVG.")] = "html",
+    chart: Annotated[ChartName | None, Option(help="The chart of --format svg.")] = None,
     width: Annotated[
         int | None, Interval(ge=240, le=2000), Option(help="Width of an SVG chart in pixels. Default: 720.")
     ] = None,
     calibration: Calibration = None,
 ) -> None:
-    """Write the page or the chart, or print charts. Only the loads around each plan's own are computed again."""
+    """Write the page or the chart. Only the loads around each plan's own are computed again."""
     from planner.evidence import read_plan_folders
-    from planner.output import charts_of, note, page, print_notes, svg, term, terminal_width, write_file
-    from planner.planning import sweep_loads
+    from planner.output import charts_of, note, page, print_notes, svg, write_file
 
     for wrong, cause, hint in (
         (format == "svg" and chart is None, "--format svg makes one chart", "name it: --chart pareto"),
-        (format == "html" and chart, "--chart: the page has all charts", "add --format svg or term for one of them"),
-        (format != "svg" and width, "--width is of svg charts", "leave it out: pages and terminals have their own"),
-        (format == "term" and output, "-o: charts of characters go to stdout", "redirect what is printed instead"),
+        (format == "html" and chart, "--chart: the page has all charts", "add --format svg for one of them"),
+        (format == "html" and width, "--width is of svg charts", "leave it out: the page has its own"),
     ):
         if wrong:
             raise InputError(cause, hint=hint)
     folders, local = read_plan_folders(directory), planning.local_for(calibration)
     print_notes(local.notes)
-    drawn = [] if format == "html" else charts_of(folders, local, chart)
-    nothing = ""
-    if format != "html" and not drawn:
-        nothing = sweep_loads(folders.entries[0].plan, local).missing or "there is nothing to show"
-    if format == "term":
-        print(*(f"{term(one, terminal_width())}\n" for one in drawn), sep="", end="")
-        if nothing:
-            note(nothing)
-        return
-    if nothing:
-        raise InputError(f"--chart {chart}: {nothing}", hint="planner report DIR shows the rest")
+    drawn = charts_of(folders, local, chart) if chart else []
+    if chart and not drawn:
+        missing = planning.sweep_loads(folders.entries[0].plan, local).missing or "there is nothing to show"
+        raise InputError(f"--chart {chart}: {missing}", hint="planner report DIR shows the rest")
     if len(drawn) > 1:
         below = ", ".join(entry.directory.name for entry in folders.entries)
         raise InputError(
@@ -87,8 +76,7 @@ def report(
 class Target(StrEnum):
     """The platforms. The parser takes a list of an enumeration, and none of a ``Literal``."""
 
-    compose, kubernetes, lws, kserve = "compose", "kubernetes", "lws", "kserve"
-    llm_d, slurm, ray = "llm-d", "slurm", "ray"
+    compose, kubernetes, lws, slurm = "compose", "kubernetes", "lws", "slurm"
 
 
 def _site(text: str, *names: str, **settings: Any) -> Any:
@@ -122,7 +110,7 @@ class SiteOptions:
 
 @command(
     "deploy",
-    help="Deployment files of a plan for docker compose, Kubernetes, Slurm and other platforms.",
+    help="Deployment files of a plan for docker compose, Kubernetes and Slurm.",
     groups=(SiteOptions,),
 )
 def deploy(

@@ -10,6 +10,7 @@ from planner import planning
 from planner.commands.declare import Argument, Option, command, taken
 from planner.commands.options import LOAD, Calibration, PathName, complete_model, gpu_option
 from planner.engine import tagged
+from planner.errors import InputError
 from planner.resources import alone_in
 
 if TYPE_CHECKING:
@@ -27,8 +28,7 @@ class ResultOptions:
 
     gpu: Annotated[str | None, gpu_option("Profile id or alias.", panel=RESULTS)] = None
     model: Annotated[
-        str | None,
-        Option(metavar="MODEL", autocompletion=complete_model, panel=RESULTS, help="Default: the result's."),
+        str | None, Option(metavar="MODEL", autocompletion=complete_model, panel=RESULTS, help="Default: the result's.")
     ] = None
     engine_version: Annotated[
         str | None, Option(metavar="VERSION", panel=RESULTS, help="Version of vLLM that ran.")
@@ -75,14 +75,16 @@ def evaluate_runs(
     no table of runs.
     """
     from planner.evidence import evaluate, notes_on_runs, read_measurements
-    from planner.output import Evaluation, chart_writer
+    from planner.output import Evaluation, note, write_file
 
-    draw = chart_writer(chart) if chart else None
+    if chart and chart.suffix != ".svg":
+        raise InputError(f"--chart {chart} does not end in .svg", hint="for example --chart evaluation.svg")
     local = planning.local_for(calibration)
     table = read_measurements(Path(runs), _stated(facts))
     answer = Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
-    if draw:
-        draw(answer.evaluated)
+    if chart:
+        write_file(chart, answer.to_svg().encode(), flag="--chart")
+        note(f"wrote {chart}")
     return answer
 
 

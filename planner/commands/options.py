@@ -76,9 +76,7 @@ _NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50)
 _CALIBRATION = "File of planner calibrate, or none for the shipped fits. Default: your own calibration, if any."
 _VERSION = "vLLM version, or date of a build. Default: the newest of 30 days or more with an image for the GPU."
 NetworkGbPerS = Annotated[
-    float | None,
-    Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),
-    Option(metavar="GB/S", help=_NETWORK),
+    float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), Option(metavar="GB/S", help=_NETWORK)
 ]
 EngineVersion = Annotated[str | None, Option(metavar="VERSION", help=_VERSION)]
 Calibration = Annotated[PathName | None, Option(kind=str, metavar="FILE|none", help=_CALIBRATION)]

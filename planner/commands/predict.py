@@ -142,12 +142,7 @@ def predict_serve(
     return _predict("serve", load, planning.Serving(model, gpu, **options), explain, **asked)
 
 
-@command(
-    "predict throughput",
-    help="Offline, all prompts at once: vllm bench throughput.",
-    groups=SERVING,
-    engine=TIME,
-)
+@command("predict throughput", help="Offline, all prompts at once: vllm bench throughput.", groups=SERVING, engine=TIME)
 def predict_throughput(
     model: Model,
     gpu: Gpu,
@@ -169,12 +164,7 @@ def predict_throughput(
     return _predict("throughput", load, planning.Serving(model, gpu, **options), explain)
 
 
-@command(
-    "predict latency",
-    help="One batch from start to end: vllm bench latency.",
-    groups=SERVING,
-    engine=TIME,
-)
+@command("predict latency", help="One batch from start to end: vllm bench latency.", groups=SERVING, engine=TIME)
 def predict_latency(
     model: Model,
     gpu: Gpu,

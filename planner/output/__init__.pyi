@@ -13,7 +13,6 @@ from .tables.comparison import ComparisonAnswer as ComparisonAnswer
 from .tables.fleet import FleetAnswer as FleetAnswer
 from .tables.check import CheckAnswer as CheckAnswer
 from .tables.measured import Evaluation as Evaluation
-from .tables.measured import chart_writer as chart_writer
 from .tables.measured import CalibrationAnswer as CalibrationAnswer
 from .tables.measured import OfflineValidation as OfflineValidation
 from .tables.measured import ValidationAnswer as ValidationAnswer
@@ -30,12 +29,10 @@ from .tables.facts import print_workflows as print_workflows
 # notes, and files of one piece
 from .render import note as note
 from .render import print_notes as print_notes
-from .render import terminal_width as terminal_width
 from .render import write_file as write_file
 
 # charts, and the report on a folder of plans
 from .charts import svg as svg
-from .charts import term as term
 from .report import charts_of as charts_of
 from .report import page as page
 
@@ -59,10 +56,10 @@ from .tuning import Tuner as Tuner
 from .scripts.emission import Emission as Emission
 from .scripts.folder import write_folder as write_folder
 
-# files for compose, Kubernetes, Slurm and the like
+# files for compose, Kubernetes and Slurm
 from .deploy.pods import Site as Site
-from .deploy.targets import FILES as FILES
-from .deploy.targets import render_deployable as render_deployable
+from .deploy.hosts import FILES as FILES
+from .deploy.hosts import render_deployable as render_deployable
 
 # workflows: scripts for one purpose
 from .workflows.documents import find_workflow as find_workflow

@@ -1,23 +1,19 @@
-"""One answer: a record, the columns of its rows, and its sentences. It renders, and computes nothing.
-
-A function of ``planner.commands`` returns it; the command line prints it with ``print_answer``.
-"""
+"""One answer: a record, the columns of its rows, and its sentences. It renders, and computes nothing."""
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from html import escape
 from typing import Any, ClassVar
 
 from planner.engine import EngineVersion
-from planner.output.render import Column, Row, at, html_table, json_text, print_notes, records_text, rows_of, table_text
+from planner.output.render import Column, Row, at, json_text, print_notes, records_text, rows_of, table_text
 from planner.units import MS
 
 
 class Answer:
-    """An answer. ``print(answer)`` shows what the command prints; a notebook shows a table.
+    """An answer. ``print(answer)`` shows what the command prints.
 
     Subclasses have the typed records behind the answer as attributes.
     """
@@ -74,13 +70,6 @@ class Answer:
 
     __repr__ = __str__
 
-    def _repr_html_(self) -> str:
-        """The table for a notebook, with title and notes, everything escaped."""
-        title = f"<p><b>{escape(self._title())}</b></p>\n" if self._title() else ""
-        items = "".join(f"<li>{escape(note)}</li>\n" for note in self.notes)
-        notes = f"\n<details><summary>notes</summary>\n<ul>\n{items}</ul></details>" if items else ""
-        return f"{title}{html_table(*self._html())}{notes}\n"
-
     def sentences(self) -> Iterable[str]:
         """The text for a terminal, the verdict first."""
         yield table_text(self._records(), self._columns())
@@ -94,12 +83,6 @@ class Answer:
 
     def _columns(self) -> Sequence[Column]:
         return self.columns
-
-    def _title(self) -> str:
-        return ""
-
-    def _html(self) -> tuple[Iterable[Any], Sequence[Column]]:
-        return self._records(), self._columns()
 
     def _notes(self) -> Iterable[str]:
         return ()

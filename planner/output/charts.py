@@ -1,14 +1,10 @@
-"""Charts: series or bars as data, drawn as SVG or with characters, and a table of the same figures.
+"""Charts: series or bars as data, drawn as SVG, and a table of the same figures.
 
-In an SVG, colours and fonts are those of the reader's system, and no other file is needed. One unit is one CSS pixel at
-full size. Panels are side by side while each has ``PANEL_WIDTH``. Words stay words, and colours have names
-(``var(--ink)``), so that a drawing follows the reader's light or dark theme. No chart relies on colour alone: series
-also differ in marker and dash, and bars have text.
+One unit is one CSS pixel at full size. No chart relies on colour alone: series differ in marker and dash.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
@@ -518,77 +514,3 @@ def _named(panel: LinePanel | BarPanel) -> Iterator[Series | Segment | Mark]:
     else:
         yield from sorted(panel.series, key=lambda one: one.strong)
         yield from (mark for mark in panel.marks if mark.diagonal or mark.y is not None)
-
-
-# --- characters, for a terminal: there are no colours, series differ in their letter -------------------------------
-
-TERMINAL_WIDTH, NARROWEST = 100, 40
-HEIGHT = 18  #: lines of a panel
-LETTERS = "ox+*#@%&"  #: of the series, in their order
-PIECES = "█▓▒░▚╱"  #: of a bar, by colour
-
-
-def term(chart: Chart, width: int = 0) -> str:
-    """All panels of a chart, one below the other, at most ``width`` columns wide; 0: ``TERMINAL_WIDTH``."""
-    chart, width = _printable(chart), max(width or TERMINAL_WIDTH, NARROWEST)
-    lines = [chart.title, ""]
-    for panel in chart.panels:
-        lines += _line_text(panel, width) if isinstance(panel, LinePanel) else _bar_text(panel, width)
-        lines.append("")
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _line_text(panel: LinePanel, width: int) -> list[str]:
-    import plotext
-
-    figure = plotext.figure
-    figure.clear()
-    plotext.terminal.limit(False, False)  # the given size, not that of the window
-    figure.plot_size(width, HEIGHT)
-    names = list(dict.fromkeys(one.name for one in panel.series))
-    letters = {name: LETTERS[at % len(LETTERS)] for at, name in enumerate(names)}
-    logs, shown = (panel.x_log, panel.y_log), []
-    for one in panel.series:
-        points = [
-            point for point in zip(one.x, one.y, strict=True)
-            if all(isfinite(value) and (value > 0 or not log) for value, log in zip(point, logs, strict=True))
-        ]  # fmt: skip
-        shown += points
-        xs, ys = ([_placed(point[at], log) for point in points] for at, log in enumerate(logs))
-        figure.draw(figure.signal(xs, ys, marker=letters[one.name]).lines(one.style != "points"))
-    if not shown:
-        return [f"{panel.title}: nothing to show"]
-    for axis, log, values in zip("xy", logs, zip(*shown, strict=True), strict=True):
-        low, high = min(values), max(values)
-        ticks = Scale(low, high, log=log).ticks() if high > low else [low]
-        figure.ruler(axis).ticks([_placed(tick, log) for tick in ticks], [f"{tick:,g}" for tick in ticks])
-    figure.title(" - ".join(filter(None, (panel.title.replace("\n", ", "), panel.y_label))))
-    figure.label(panel.x_label)
-    drawn = figure.build().string(colorless=True)
-    figure.clear()
-    legend = "   ".join(f"{letter} {name}" for name, letter in letters.items())
-    return [*textwrap.wrap(legend, width), *str(drawn).rstrip("\n").split("\n")]
-
-
-def _placed(value: float, log: bool) -> float:
-    return log10(value) if log else value  # plotext does not place ticks of ours on a logarithmic scale
-
-
-def _bar_text(panel: BarPanel, width: int) -> list[str]:
-    lines = [panel.title] if panel.title else []
-    label = 0 if panel.labels_above else max((len(bar.label) for bar in panel.bars), default=0) + 1
-    note = 0 if panel.labels_above else max((len(bar.note) for bar in panel.bars), default=0) + 1
-    largest = max((bar.total for bar in panel.bars), default=0.0) or 1.0
-    for bar in panel.bars:
-        sizes = [round(segment.value / largest * (width - label - note)) for segment in bar.segments]
-        cells = "".join(_piece(part) * size for part, size in zip(bar.segments, sizes, strict=True))
-        lines += (
-            [f"{bar.label}  {bar.note}", cells] if panel.labels_above else [f"{bar.label:<{label}}{cells} {bar.note}"]
-        )
-    names = {segment.name: segment for bar in panel.bars for segment in bar.segments if segment.name}
-    lines += ["  ".join(f"{_piece(segment)} {name}" for name, segment in names.items())] if names else []
-    return [*lines, f"in {panel.x_label}"]
-
-
-def _piece(segment: Segment) -> str:
-    return "." if segment.color is None else PIECES[segment.color % len(PIECES)]

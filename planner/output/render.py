@@ -15,7 +15,6 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from io import StringIO
 from itertools import zip_longest
 from pathlib import Path
@@ -105,15 +104,6 @@ def records_text(records: Sequence[Any], output: str, columns: Sequence[Column])
         return f"{table_text(records, columns)}\n"
     rows = rows_of(records, columns)
     return {"csv": _csv, "markdown": _markdown}[output](rows, columns) if output != "json" else json_text(rows)
-
-
-def html_table(records: Iterable[Any], columns: Sequence[Column]) -> str:
-    """A table in HTML, every cell escaped."""
-    shown = [column for column in columns if not column.aside]
-    heads = "".join(f"<th>{escape(column.title)}</th>" for column in shown)
-    lines = ("".join(f"<td>{escape(one.cell(one.value(record)))}</td>" for one in shown) for record in records)
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    return f"<table>\n<thead>\n<tr>{heads}</tr>\n</thead>\n<tbody>\n{body}</tbody>\n</table>"
 
 
 def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
@@ -290,6 +280,5 @@ def write_file(path: Path, content: bytes, *, flag: str = "-o") -> None:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         cause = getattr(error, "strerror", None) or str(error)
         raise InputError(
-            f"{flag} {str(path)[:200]} cannot be written: {cause}",
-            hint=f"name a file that you may write with {flag}",
+            f"{flag} {str(path)[:200]} cannot be written: {cause}", hint=f"name a file that you may write with {flag}"
         ) from error

@@ -18,21 +18,7 @@ import jinja2
 from planner import __version__, progress
 from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
-from planner.output.charts import (
-    CHART_WIDTH,
-    MARKERS,
-    NARROW,
-    Bar,
-    BarPanel,
-    Chart,
-    LinePanel,
-    Mark,
-    Segment,
-    Series,
-    Style,
-    style_sheet,
-    svg,
-)
+from planner.output import charts
 from planner.output.render import Column, command_parts
 from planner.output.tables.prediction import BASIS
 from planner.output.tables.recommendation import Recommendation
@@ -97,17 +83,17 @@ def size_of(plan: Plan) -> str:
 # --- charts ------------------------------------------------------------------------------------------------------
 
 
-def charts_of(folder: PlanFolders, local: Local, name: ChartName | None = None) -> list[Chart]:
-    """The charts of that name, or all; latency and operators have one for each plan."""
+def charts_of(folder: PlanFolders, local: Local, name: ChartName) -> list[charts.Chart]:
+    """The charts of that name; latency and operators have one for each plan."""
     entries = folder.entries
     sweeps = _sweeps(entries, local, () if name == "memory" else entries)
-    made: dict[ChartName, Callable[[], Sequence[Chart | None]]] = {
+    made: dict[ChartName, Callable[[], Sequence[charts.Chart | None]]] = {
         "memory": lambda: [memory_chart([entry.plan for entry in entries])],
         "pareto": lambda: [pareto_chart(folder, sweeps)],
         "latency": lambda: list(map(latency_chart, entries, sweeps)),
         "operators": lambda: list(map(operators_chart, entries, sweeps)),
     }
-    return [chart for one in ([name] if name else made) for chart in made[one]() if chart is not None]
+    return [chart for chart in made[name]() if chart is not None]
 
 
 def _sweeps(entries: Sequence[PlanFolder], local: Local, swept: Sequence[PlanFolder]) -> list[Sweep]:
@@ -115,24 +101,24 @@ def _sweeps(entries: Sequence[PlanFolder], local: Local, swept: Sequence[PlanFol
     return [sweep_loads(entry.plan, local) if entry in swept else Sweep() for entry in listed]
 
 
-def memory_chart(plans: Sequence[Plan]) -> Chart:
+def memory_chart(plans: Sequence[Plan]) -> charts.Chart:
     """The memory of each GPU, a bar for each plan."""
     parts = {name: Column(name, form=",.2f", of=f"memory.{key}", unit=GIB) for key, name, _ in PIECES}
     whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
     parts[FREE] = Column(FREE, form=",.2f", of=_unused_bytes, unit=GIB)
     hues = (*(hue for _, _, hue in PIECES), None)
 
-    def bar(plan: Plan) -> Bar:
+    def bar(plan: Plan) -> charts.Bar:
         held = [(name, hue, column.value(plan) or 0.0) for (name, column), hue in zip(parts.items(), hues, strict=True)]
-        segments = tuple(Segment(size, hue, name, f"{size:,.1f}") for name, hue, size in held if size > 0)
-        return Bar(layout_of(plan), segments, f"{whole.value(plan) or 0:,.1f} GiB each")
+        segments = tuple(charts.Segment(size, hue, name, f"{size:,.1f}") for name, hue, size in held if size > 0)
+        return charts.Bar(layout_of(plan), segments, f"{whole.value(plan) or 0:,.1f} GiB each")
 
-    return Chart(
+    return charts.Chart(
         "memory",
         "Memory of each GPU",
         "Memory of one GPU while the server runs. The KV cache gets the rest of vLLM's budget; the tokens that fit "
         "there are the most that a server holds at once.",
-        (BarPanel("GiB", tuple(map(bar, plans)), labels_above=True),),
+        (charts.BarPanel("GiB", tuple(map(bar, plans)), labels_above=True),),
         (
             Column("GiB per GPU", of=layout_of), *parts.values(), whole,
             Column("KV cache, tokens", form=",", of="memory.kv_cache_tokens"),
@@ -146,10 +132,10 @@ def _unused_bytes(plan: Plan) -> float:
     return max(float(plan.memory.get("memory_bytes", 0) - held), 0.0)
 
 
-def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
+def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> charts.Chart | None:
     """Tokens/s per GPU against tokens/s per user. None without a search and a replay."""
     what = "Each point is a setting that no other setting of its GPU beats in both rates."
-    series: list[Series] = []
+    series: list[charts.Series] = []
     records: list[tuple[str, str, Mapping[str, Any]]] = []
     for place, (entry, swept) in enumerate(zip(folder.entries, sweeps, strict=True)):
         gpu, points = entry.plan.gpu, _front(folder, entry)
@@ -157,7 +143,9 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
             points = [(f"load {p.load:,.3g}", p.figures) for p in swept.points]
             what = "Each point is the planned server at another load."
         if points:
-            series.append(_rates(gpu, place, MARKERS[place % len(MARKERS)], [figures for _, figures in points]))
+            series.append(
+                _rates(gpu, place, charts.MARKERS[place % len(charts.MARKERS)], [figures for _, figures in points])
+            )
             records += [(gpu, words, figures) for words, figures in points]
         for name, marker, figures in _own_points(entry):
             series.append(_rates(name, place, marker, [figures], style="points"))
@@ -168,11 +156,15 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> Chart | None:
     for key, heading in ((USER_RATE, "tokens/s per user"), (GPU_RATE, "tokens/s per GPU")):
         between = Column("90 % interval", form=partial(interval_of, key=key), of="2")
         columns += [Column(heading, form=number, of=f"2.{key}"), between]
-    return Chart(
+    return charts.Chart(
         "pareto",
         "Throughput of a GPU against speed for a user",
         f"{what} Up and to the right is better. Shades and crosses: the interval that holds 90\u00a0% of measurements.",
-        (LinePanel("output tokens/s per user", "output tokens/s per GPU", tuple(series), x_log=True, y_log=True),),
+        (
+            charts.LinePanel(
+                "output tokens/s per user", "output tokens/s per GPU", tuple(series), x_log=True, y_log=True
+            ),
+        ),
         columns,
         records,
     )
@@ -205,7 +197,9 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
     return float(value) if isinstance(value, int | float) and 0 < value <= MOST_FIGURE else 0.0
 
 
-def _rates(name: str, place: int, marker: str, figures: Sequence[Mapping[str, Any]], style: Style = "solid") -> Series:
+def _rates(
+    name: str, place: int, marker: str, figures: Sequence[Mapping[str, Any]], style: charts.Style = "solid"
+) -> charts.Series:
     """Points of both rates, with the intervals that all of them have; those of a single point as a cross."""
 
     def all_of(key: str) -> tuple[float, ...]:
@@ -217,12 +211,12 @@ def _rates(name: str, place: int, marker: str, figures: Sequence[Mapping[str, An
 
     strong = style == "points"
     x_ends = ends_of(USER_RATE) if strong else ((), ())
-    return Series(
+    return charts.Series(
         name, all_of(USER_RATE), all_of(GPU_RATE), place, style, marker, *ends_of(GPU_RATE), *x_ends, strong=strong
     )
 
 
-def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float] | None = None) -> Chart | None:
+def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float] | None = None) -> charts.Chart | None:
     """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None without a replay.
 
     ``limits_ms`` are targets by latency, instead of the plan's own.
@@ -238,7 +232,7 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
         for statistic in ("median", "p99"):
             of = partial(_latency_at, f"{statistic}_{metric}_ms")
             columns.append(Column(f"{statistic} {metric.upper()}, ms", of=of))
-    return Chart(
+    return charts.Chart(
         "latency",
         f"Latency against load: {layout_of(entry.plan)}",
         "Each load is a replay of this server. Shades: the interval that holds 90\u00a0% of measurements. The vertical "
@@ -258,7 +252,7 @@ def _latency_at(key: str, point: LoadPoint) -> str:
     return f"{number(point.figures[key])} ({interval_of(point.figures, key)})"
 
 
-def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limit_ms: float | None) -> LinePanel:
+def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limit_ms: float | None) -> charts.LinePanel:
     planned = next((point.load for point in swept.points if point.planned), None)
     lines = [_latency_line(f"median_{metric}_ms", swept, 0, "solid", "o")]
     lines.append(_latency_line(f"p99_{metric}_ms", swept, 1, "dashed", "s"))
@@ -266,26 +260,30 @@ def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limi
     for line in tuple(lines):
         value = _positive(result, f"{line.name}_{metric}_ms")
         if planned is not None and value:
-            lines.append(Series(f"measured {line.name}", (planned,), (value,), line.color, "points", "D", strong=True))
-    marks = [Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
-    marks += [Mark("target", y=limit_ms)] if limit_ms is not None else []
+            lines.append(
+                charts.Series(f"measured {line.name}", (planned,), (value,), line.color, "points", "D", strong=True)
+            )
+    marks = [charts.Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
+    marks += [charts.Mark("target", y=limit_ms)] if limit_ms is not None else []
     positive = all(value > 0 for line in lines for value in line.y)
     logs = {"x_log": swept.by != "rate", "y_log": positive}
-    return LinePanel(axis, "ms", tuple(lines), metric.upper(), marks=tuple(marks), **logs)
+    return charts.LinePanel(axis, "ms", tuple(lines), metric.upper(), marks=tuple(marks), **logs)
 
 
-def _latency_line(key: str, swept: Sweep, color: int, style: Style, marker: str) -> Series:
+def _latency_line(key: str, swept: Sweep, color: int, style: charts.Style, marker: str) -> charts.Series:
     figures = [point.figures for point in swept.points]
     y, lo, hi = (tuple(float(one[name]) for one in figures if name in one) for name in (key, f"{key}_lo", f"{key}_hi"))
     lo, hi = (lo, hi) if len(lo) == len(y) else ((), ())
-    return Series(key.split("_")[0], tuple(point.load for point in swept.points), y, color, style, marker, lo, hi)
+    return charts.Series(
+        key.split("_")[0], tuple(point.load for point in swept.points), y, color, style, marker, lo, hi
+    )
 
 
-def operators_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
+def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
     """The time of an average step by operator; None without a replay."""
     if not swept.steps:
         return None
-    return Chart(
+    return charts.Chart(
         "operators",
         f"Where a step spends its time: {layout_of(entry.plan)}",
         "The average decode step and the average step with prompt tokens, at the load of the plan. Each bar gives "
@@ -305,14 +303,16 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> Chart | None:
     )
 
 
-def _step_panel(name: str, step: StepBreakdown) -> BarPanel:
+def _step_panel(name: str, step: StepBreakdown) -> charts.BarPanel:
     parts = sorted(((part.name, part.time_s, part.bound) for part in step.parts), key=lambda part: -part[1])
     others = sum(time_s for _, time_s, _ in parts[SHOWN_OPERATORS:])
     bars = tuple(
-        Bar(operator, (Segment(time_s / US, BOUNDS.get(bound, 5)),), f"{time_s / US:,.0f} {bound}".strip())
+        charts.Bar(
+            operator, (charts.Segment(time_s / US, BOUNDS.get(bound, 5)),), f"{time_s / US:,.0f} {bound}".strip()
+        )
         for operator, time_s, bound in (*parts[:SHOWN_OPERATORS], *([("others", others, "")] if others else []))
     )
-    return BarPanel("microseconds", bars, f"{name}: {step.total_s / MS:,.2f} ms")
+    return charts.BarPanel("microseconds", bars, f"{name}: {step.total_s / MS:,.2f} ms")
 
 
 # --- the page ----------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
         "too_many": len(entries) > SHOWN_WHOLE,
         "rejected": table_of(REJECTED, folder.rejected),
         "notes": folder.notes,
-        "palette": style_sheet(),
+        "palette": charts.style_sheet(),
     }
     return environment("report").get_template("report.html.j2").render(context)
 
@@ -473,7 +473,7 @@ def _plain(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
+def picture(chart: charts.Chart | None, within: str = "") -> dict[str, Any] | None:
     """A chart for the template: both drawings and its words. ``within`` is the id of its section."""
     if chart is None:
         return None
@@ -482,8 +482,8 @@ def picture(chart: Chart | None, within: str = "") -> dict[str, Any] | None:
         "name": name,
         "title": chart.title,
         "description": chart.description,
-        "wide": svg(chart, CHART_WIDTH, part_of=name),
-        "narrow": svg(chart, NARROW, part_of=name),
+        "wide": charts.svg(chart, charts.CHART_WIDTH, part_of=name),
+        "narrow": charts.svg(chart, charts.NARROW, part_of=name),
         "table": table_of(chart.columns, chart.records),
     }
 
@@ -570,7 +570,7 @@ def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequen
 
 def style() -> str:
     """The style sheet: the report's, with the page's own rules."""
-    return style_sheet() + environment("report").get_template("report.css").render() + _render("ui.css", {})
+    return charts.style_sheet() + environment("report").get_template("report.css").render() + _render("ui.css", {})
 
 
 def script() -> str:

@@ -15,7 +15,7 @@ from operator import attrgetter, ge
 from pathlib import Path
 from typing import Any
 
-from planner import __version__
+from planner import __version__, planning
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.evidence import CalibrationOutcome, Stated, calibrate, read_measured, read_sources
@@ -24,20 +24,6 @@ from planner.memory import read_startup_log
 from planner.output.scripts.folder import run_script, wait_for, write_folder
 from planner.output.tables.shared import batch_in_words, layout_in_words
 from planner.output.workflows.render import plan_files
-from planner.planning import (
-    Local,
-    Plan,
-    PlanFile,
-    TunedRun,
-    TuningState,
-    broken_words,
-    measured_merit,
-    merit_words,
-    percent,
-    read_plan,
-    read_state,
-    tuned_settings,
-)  # fmt: skip
 from planner.resources import MOST_LOG_BYTES, read_given
 
 STATE, LOG, CALIBRATION = "state.json", "tune.log", "calibration.toml"
@@ -54,16 +40,16 @@ class Tuner:
     def __init__(self, directory: Path, tell: Callable[[str], None]) -> None:
         """Raises InputError unless ``directory`` has a plan. ``tell`` gets a line for each step."""
         self.directory, self.tell = directory.resolve(), tell
-        self.file: PlanFile = read_plan(self.directory)
+        self.file: planning.PlanFile = planning.read_plan(self.directory)
         self.path = self.directory / FOLDER / STATE
-        self._state: TuningState | None = None
+        self._state: planning.TuningState | None = None
 
     @property
-    def state(self) -> TuningState:
+    def state(self) -> planning.TuningState:
         assert self._state is not None
         return self._state
 
-    def run(self, local: Local, *, runs: int | None, minutes: float | None, retry: bool = False) -> None:
+    def run(self, local: planning.Local, *, runs: int | None, minutes: float | None, retry: bool = False) -> None:
         """Measure until the best is known, or all runs together took ``runs`` or ``minutes``.
 
         ``retry``: try settings that failed once more. Raises InputError where the machine does not pass preflight.sh,
@@ -71,7 +57,7 @@ class Tuner:
         """
         self.path.parent.mkdir(exist_ok=True)
         with _alone(self.directory):  # not tune/, which is locked while a folder is written into it
-            self._state = read_state(self.path, self.file.plan.digest) or self._begin(local)
+            self._state = planning.read_state(self.path, self.file.plan.digest) or self._begin(local)
             if retry:
                 self._save(runs=tuple(run for run in self.state.runs if run.merit is not None))
             while (number := self.state.next) is not None and not self.state.has_spent(runs, minutes):
@@ -80,8 +66,8 @@ class Tuner:
     def folder(self, number: int) -> Path:
         return self.directory / self.state.folders[number]
 
-    def plan(self, number: int) -> Plan:
-        return read_plan(self.folder(number)).plan
+    def plan(self, number: int) -> planning.Plan:
+        return planning.read_plan(self.folder(number)).plan
 
     def words(self, number: int) -> str:
         plan = self.plan(number)
@@ -98,16 +84,16 @@ class Tuner:
             learnt.save()
         return learnt
 
-    def _begin(self, local: Local) -> TuningState:
+    def _begin(self, local: planning.Local) -> planning.TuningState:
         self.tell("selecting candidate configurations")
-        merit, settings = tuned_settings(self.file, local)
+        merit, settings = planning.tuned_settings(self.file, local)
         folders = [".", *(f"{FOLDER}/{_name(number, one.plan)}" for number, one in enumerate(settings) if number)]
         for folder, setting in zip(folders[1:], settings[1:], strict=True):
             file = self.file.model_copy(update={"plan": setting.plan, "planner_version": __version__})
             write_folder(self.directory / folder, plan_files(file, load_profile(setting.plan.gpu)), force=True)
         prospects = [setting.prospects for setting in settings]
         plan = self.file.plan
-        state = TuningState.begun(__version__, plan.digest, merit, prospects, folders, plan.targets)
+        state = planning.TuningState.begun(__version__, plan.digest, merit, prospects, folders, plan.targets)
         state.save(self.path)
         self.tell(f"{len(folders)} candidate configurations")
         return state
@@ -140,9 +126,9 @@ class Tuner:
         seconds = time.monotonic() - began_s
         if self._path_of_result(number).exists():
             targets = self.state.targets
-            merit, *margins = measured_merit(self.state.merit, self.plan(number), self.result(number), targets)
-            self._add(TunedRun(setting=number, merit=merit, margins=tuple(margins), seconds=seconds))
-            reached = broken_words(targets, margins) or merit_words(self.state.merit, merit)
+            merit, *margins = planning.measured_merit(self.state.merit, self.plan(number), self.result(number), targets)
+            self._add(planning.TunedRun(setting=number, merit=merit, margins=tuple(margins), seconds=seconds))
+            reached = planning.broken_words(targets, margins) or planning.merit_words(self.state.merit, merit)
             self.tell(f"  {reached}; {self._known()}")
             return
         printed = _printed(log, begin)
@@ -165,11 +151,11 @@ class Tuner:
         Raises InputError where several failed for another reason and none was measured.
         """
         reason, out_of_memory = _reason(self.folder(number))
-        self._add(TunedRun(setting=number, reason=reason, seconds=seconds))
+        self._add(planning.TunedRun(setting=number, reason=reason, seconds=seconds))
         self.tell(f"  out: {reason}")
         if out_of_memory:
             for other in self._larger(number):
-                self._add(TunedRun(setting=other, reason=f"{UNTRIED} {self.words(number)}", tried=False))
+                self._add(planning.TunedRun(setting=other, reason=f"{UNTRIED} {self.words(number)}", tried=False))
             return
         failed = [run for run in self.state.tried if not run.reason.startswith(MEMORY)]
         if not self.state.measured and len(failed) >= MOST_FAILURES:
@@ -188,13 +174,13 @@ class Tuner:
             if layout(plan) == layout(one) and all(map(ge, sizes(plan), sizes(one))):
                 yield other
 
-    def _add(self, run: TunedRun) -> None:
+    def _add(self, run: planning.TunedRun) -> None:
         self._save(runs=(*self.state.runs, run))
 
     def _known(self) -> str:
         standing = self.state.standing
         words = "no setting meets the targets" if standing.best is None else "the best measured is the best"
-        return f"{words} with {percent(standing.known)} probability"
+        return f"{words} with {planning.percent(standing.known)} probability"
 
 
 def _size(log: Path) -> int:
@@ -214,7 +200,7 @@ def _not_ready(folder: Path, printed: list[str]) -> InputError:
     )
 
 
-def _name(number: int, plan: Plan) -> str:
+def _name(number: int, plan: planning.Plan) -> str:
     """A folder's name: ``03-fp8-tp4-b256-t8192``."""
     layout = layout_in_words(plan).lower().replace(" + ", "-").replace(" ", "")
     batch, tokens = (getattr(plan, name) for name in tagged("batch"))

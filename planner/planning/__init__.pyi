@@ -32,7 +32,6 @@ from .serving import version_for as version_for
 
 # Does it fit?
 from .deployment import Verdict as Verdict
-from .fit import ArithmeticLine as ArithmeticLine
 from .fit import Fit as Fit
 from .fit import LogLine as LogLine
 from .fit import explain as explain

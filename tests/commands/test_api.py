@@ -5,7 +5,6 @@ import json
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 from xml.etree import ElementTree
@@ -205,41 +204,6 @@ def test_a_recommendation_names_the_command_that_asks_the_same() -> None:
 
 
 # --- how it is shown -----------------------------------------------------------------------------------------------
-
-
-class Tags(HTMLParser):
-    """The tags of a page and its text."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.text = ""
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-
-
-def test_a_notebook_shows_a_table_in_which_nothing_is_markup(tmp_path: Path) -> None:
-    """A folder may be called anything, and so the model in it."""
-    name = "<img src=x onerror=alert(1)>&amp;"
-    folder = tmp_path / name
-    folder.mkdir()
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
-        "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 256, "max_position_embeddings": 512,
-        "torch_dtype": "bfloat16",
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    allowed = {"p", "b", "table", "thead", "tbody", "tr", "th", "td", "details", "summary", "ul", "li"}
-    for answer in (check_fit(folder, "h100"), list_fits(str(folder), ["h100", "mi300x"])):
-        page = Tags(answer._repr_html_())
-        assert set(page.tags) <= allowed
-        assert "table" in page.tags
-        assert name in page.text
 
 
 def test_an_answer_shows_itself() -> None:

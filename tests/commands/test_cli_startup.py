@@ -25,7 +25,6 @@ HEAVY = {
     "rich",
     "starlette",
     "uvicorn",
-    "plotext",
 }
 
 

@@ -104,7 +104,7 @@ enforce-eager = true
 [predict.serve]
 max-concurrency = 32
 """
-DEPLOYED = ("compose", "kubernetes", "kserve", "llm-d", "slurm")
+DEPLOYED = ("compose", "kubernetes", "slurm")
 
 
 @dataclass
@@ -263,8 +263,8 @@ def plan(random: Random, shop: Shop, work: Path) -> Case:
         (
             ["check", "p", "--format", "json"],
             ["validate", "p", "--format", "json"],
-            ["report", "p", "--format", "term"],
-            ["report", "p", "--format", "term", "--chart", "memory"],
+            ["report", "p"],
+            ["report", "p", "--format", "svg", "--chart", "memory"],
             ["report", "p", "--format", "svg", "--chart", "memory"],
             ["deploy", "p", "--target", target, "-o", "out"],
             ["calibrate", "p", "-o", "c.toml"],
@@ -282,7 +282,7 @@ def beside(random: Random, shop: Shop, work: Path) -> Case:
     accuracy = {"gsm8k": {"exact_match,strict-match": 0.8, "exact_match_stderr,strict-match": 0.01, "alias": "gsm8k"}}
     figures = {"predicted": 1.5, "lo": 1.0, "hi": 2.0, "published": None}
     points = [{"name": name, "key": "avg_latency", **figures} for name in ("one", "two")]
-    folder = random.choice((["validate", "p"], ["report", "p", "--format", "term"], ["calibrate", "p", "-o", "c.toml"]))
+    folder = random.choice((["validate", "p"], ["report", "p"], ["calibrate", "p", "-o", "c.toml"]))
     tool = random.choice(sorted(shop.tools))
     stated = ["--gpu", "h100", "--engine-version", "0.11.0", "--max-num-seqs", "64"]
     log = ["fit", MODEL, "--gpu", "h100", "--startup-log", f"p/results/serve-{digest}.log"]

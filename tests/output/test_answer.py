@@ -102,7 +102,7 @@ def test_rendering_replays_nothing(kind: str, explain: bool, offline: None, monk
     for form in ("table", "csv", "markdown", *(() if kind in ("recommend", "targets") else ("json",))):
         assert answer.to_text(form)
     assert answer.to_rows() or not answer.ok
-    assert answer._repr_html_() and isinstance(answer.shown_notes, tuple)
+    assert isinstance(answer.shown_notes, tuple)
 
 
 def test_every_replay_of_planning_goes_through_the_deployment() -> None:

@@ -2,7 +2,6 @@
 
 import re
 from itertools import combinations
-from math import inf
 from xml.etree import ElementTree
 
 import pytest
@@ -22,7 +21,6 @@ from planner.output.charts import (
     Series,
     _limits,
     svg,
-    term,
 )
 
 THEMES = ("light", "dark")
@@ -203,28 +201,3 @@ def test_ticks_are_few_round_and_on_the_axis(log: bool, values: list[float]) -> 
 
 def test_the_same_chart_has_the_same_bytes() -> None:
     assert svg(lines(*TWO)) == svg(lines(*TWO))
-
-
-# --- terminal ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [40, 80, 140])
-def test_characters_stay_within_the_terminal(width: int) -> None:
-    text = term(lines(*TWO, x_log=True, y_log=True, marks=(Mark("plan", x=10),)), width)
-    assert max(map(len, text.splitlines())) <= width
-    assert "\x1b" not in text
-    assert all(f"{letter} {one.name}" in text for letter, one in zip("ox+", TWO, strict=True))
-    canvas = "\n".join(line for line in text.splitlines() if "│" in line or "┤" in line)
-    assert all(letter in canvas for letter in "ox+")
-
-
-def test_what_has_no_place_on_an_axis_is_left_out() -> None:
-    whole = term(lines(Series("a", (1, 2), (3, 4)), x_log=True, y_log=True), 80)
-    assert term(lines(Series("a", (1, 0, 2, inf), (3, 3, 4, 4)), x_log=True, y_log=True), 80) == whole
-    svg(lines(Series("a", (1, 2), (5e-324, 3)), y_log=True))  # a twelfth of that is 0, which has no logarithm
-    assert "nothing to show" in term(lines(Series("a", (inf,), (1,))), 80)
-
-
-def test_bars_of_characters_are_as_long_as_their_values() -> None:
-    drawn = [line.count("█") for line in term(bars(1, 3), 100).splitlines() if line.startswith("bar")]
-    assert drawn[1] == pytest.approx(3 * drawn[0], abs=2)

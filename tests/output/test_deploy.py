@@ -36,8 +36,8 @@ from shell_checks import check_scripts
 from planner.engine.flags import flag_status
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError, PlannerError
+from planner.output.deploy.hosts import FILES, render_deployable
 from planner.output.deploy.pods import Site
-from planner.output.deploy.targets import FILES, TARGETS, render_deployable
 from planner.output.deploy.yaml_text import dump
 from planner.output.scripts.emission import PLACEMENT_VARIABLES, render_scripts
 from planner.output.scripts.folder import write_folder
@@ -76,35 +76,21 @@ def test_compose_files_follow_the_specification(tmp_path: Path) -> None:
 
 
 def pods_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pods inside a custom resource, as pods of Kubernetes."""
-    if "decode" in document:
-        spec = dict(document["decode"])
-        for key in ("create", "replicas", "parallelism"):
-            spec.pop(key)
-        (container,) = spec["containers"]
-        extra = container["extraConfig"]
-        kept = {k: v for k, v in container.items() if k not in {"modelCommand", "mountModelVolume", "extraConfig"}}
-        specs = [{**spec, "containers": [{**kept, **extra}]}]
-    elif document["kind"] == "LeaderWorkerSet":
-        template = document["spec"]["leaderWorkerTemplate"]
-        specs = [template["leaderTemplate"]["spec"], template["workerTemplate"]["spec"]]
-    else:
-        predictor = document["spec"]["predictor"]
-        specs = [{k: v for k, v in predictor.items() if k not in {"minReplicas", "maxReplicas"}}]
+    """The pods inside a LeaderWorkerSet, as pods of Kubernetes."""
+    template = document["spec"]["leaderWorkerTemplate"]
+    specs = [template["leaderTemplate"]["spec"], template["workerTemplate"]["spec"]]
     return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec} for spec in specs]
 
 
-@pytest.mark.parametrize("case", cases("kubernetes", "lws", "kserve", "llm-d"))
+@pytest.mark.parametrize("case", cases("kubernetes", "lws"))
 def test_objects_follow_the_definitions_of_their_platform(case: str) -> None:
-    """Those of Kubernetes by its own schemas, strictly; the others by ours and their pods by Kubernetes' again."""
+    """Those of Kubernetes by its own schemas, strictly; LeaderWorkerSet by ours and its pods by Kubernetes' again."""
     (text,) = files_of(case).values()
-    schemas = {"LeaderWorkerSet": "leaderworkerset", "InferenceService": "inferenceservice", None: "llm-d-values"}
     for document in documents(text):
-        schema = schemas.get(document.get("kind"))
-        if schema is None:
+        if document["kind"] != "LeaderWorkerSet":
             kubernetes_validate.validate(document, KUBERNETES, strict=True)
             continue
-        found = json.loads((HERE / "schemas" / f"{schema}.schema.json").read_text())
+        found = json.loads((HERE / "schemas" / "leaderworkerset.schema.json").read_text())
         Draft202012Validator.check_schema(found)
         Draft202012Validator(found).validate(document)
         for pod in pods_of(document):
@@ -114,7 +100,7 @@ def test_objects_follow_the_definitions_of_their_platform(case: str) -> None:
 
 
 def test_scripts_are_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
-    scripts = [text for case in cases("slurm", "ray") for text in files_of(case).values()]
+    scripts = [text for case in cases("slurm") for text in files_of(case).values()]
     for case in cases("lws"):
         container = container_of(workload_of(files_of(case)["lws.yaml"]))
         scripts.append("#!/usr/bin/env bash\n" + expanded(container["command"][2], {}))
@@ -149,14 +135,13 @@ ADDED = {
 
 def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
     """From ``plan.json`` on the disk, through the command, to the words that ``vllm`` gets on each platform."""
-    host = Host(tmp_path / "host", programs=("vllm", "ray", "python3", "srun", "apptainer", "docker", "curl", "chmod"))
-    host.program("docker", '[[ "$1" != run ]] || : >started; [[ "$1" != ps || ! -e started ]] || echo 0123abcd')
+    host = Host(tmp_path / "host", programs=("vllm", "ray", "python3", "srun"))
     for made, executor in ((GOLDEN["mi355x"], ""), (GOLDEN["b200-x2"], ""), (AMD_X16, "ray"), (NVIDIA_X16, "mp")):
         folder = tmp_path / made.file.plan.digest
         write_folder(folder, {"plan.json": written(made)}, force=False)
         planned = json.loads((folder / "plan.json").read_text())["serve_argv"]
         own_network = [*without_host(planned), "--host", "127.0.0.1"]
-        for target in ("compose", "kubernetes", "kserve", "llm-d") if not executor else ("lws",):
+        for target in ("compose", "kubernetes") if not executor else ("lws",):
             text = run("deploy", str(folder), "--target", target).out
             if target == "compose":
                 (service,) = documents(text)[0]["services"].values()
@@ -174,23 +159,6 @@ def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         (step,) = host.calls("srun")
         assert step[step.index("vllm") :] == own_network
-        if executor:
-            launch = tmp_path / f"ray-{executor}/launch.sh"
-            launch.parent.mkdir()
-            launch.write_text(run("deploy", str(folder), "--target", "ray").out)
-            (host.folder / "started").unlink(missing_ok=True)
-            host.clean()
-            done = host.run("bash", str(launch))
-            assert done.returncode == 0 and "ready: http://127.0.0.1:8000/v1" in done.stdout, done.stderr
-            (call,) = [call for call in host.calls("docker") if call[0] == "run"]
-            variables = dict(
-                call[n + 1].split("=", 1) for n, word in enumerate(call) if word == "--env" and "=" in call[n + 1]
-            )
-            assert {"NODES": "2", "NODE_GPUS": "8", "NODE_RANK": "0", "HEAD": "10.0.0.1"}.items() <= variables.items()
-            host.clean()
-            done = host.run("bash", *call[call.index("-c") :], **variables)
-            assert done.returncode == 0, done.stderr
-            assert host.calls("vllm") == [[*own_network[1:], *ADDED["ray"]]]
 
 
 def without_host(argv: list[str]) -> list[str]:
@@ -206,23 +174,6 @@ def written(made: Any) -> str:
         update={"predicted": predicted, "memory": {"checkpoint_bytes": made.checkpoint_bytes}}
     )
     return made.file.model_copy(update={"plan": changed}).to_json()
-
-
-@pytest.mark.parametrize("name", ["mi355x", "b200-x2"])
-def test_kserve_and_llm_d_run_the_pod_of_the_deployment(name: str) -> None:
-    pod, predictor, values = (
-        workload_of(next(iter(files_of(f"{name}/{target}").values()))) for target in ("kubernetes", "kserve", "llm-d")
-    )
-    pod = pod["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    renamed = {**pod, "containers": [{**container, "name": "kserve-container"}]}
-    assert predictor["spec"]["predictor"] == {"minReplicas": 1, "maxReplicas": 1, **renamed}
-    (own,) = values["decode"]["containers"]
-    same = ("image", "command", "args", "ports", "startupProbe", "readinessProbe", "livenessProbe")
-    assert {key: own[key] for key in same} == {key: container[key] for key in same}
-    assert own["extraConfig"] == {"securityContext": container["securityContext"]}
-    assert own["modelCommand"] == "custom" and values["prefill"] == {"create": False}
-    assert values["modelArtifacts"]["uri"] == f"hf://{container['args'][1]}"
 
 
 def test_each_node_starts_its_data_parallel_ranks(tmp_path: Path) -> None:
@@ -270,7 +221,7 @@ def test_the_other_nodes_join_the_head(tmp_path: Path) -> None:
     assert host.calls("vllm") == []
 
 
-@pytest.mark.parametrize("case", cases("compose", "kubernetes", "lws", "kserve", "llm-d"))
+@pytest.mark.parametrize("case", cases("compose", "kubernetes", "lws"))
 def test_image_and_variables_are_the_plans(case: str) -> None:
     """Which GPUs are used is the platform's to say; all else of ``env`` is there and unchanged."""
     made = ALL[case][0].file.plan
@@ -302,18 +253,12 @@ def test_image_and_variables_are_the_plans(case: str) -> None:
         ("b200-x16/lws", "nvidia.com/gpu", 8),
         ("cpx/kubernetes", "amd.com/cpx_nps4", 1),  # as AMD's device plugin prints it, strategy mixed
         ("mig/kubernetes", "nvidia.com/mig-3g.40gb", 1),  # as NVIDIA's does
-        ("mi355x/kserve", "amd.com/gpu", 1),
-        ("b200-x2/llm-d", None, None),
     ],
 )
 def test_gpus_are_asked_for_by_the_names_of_the_device_plugins(case: str, resource: str, count: int) -> None:
     (text,) = files_of(case).values()
-    document = workload_of(text)
-    limits = container_of(document)["resources"]["limits"]
-    if resource is None:
-        assert limits["nvidia.com/gpu"] == 2 and document["accelerator"]["resources"] == {"nvidia": "nvidia.com/gpu"}
-    else:
-        assert limits[resource] == count and set(limits) == {resource, "memory", "ephemeral-storage"}
+    limits = container_of(workload_of(text))["resources"]["limits"]
+    assert limits[resource] == count and set(limits) == {resource, "memory", "ephemeral-storage"}
 
 
 def test_a_cluster_may_call_them_otherwise() -> None:
@@ -355,14 +300,14 @@ def test_nothing_is_privileged_public_or_secret(case: str) -> None:
         services = [service for document in composed_files for service in document["services"].values()]
         published = [port for service in services for port in service.get("ports", ())]
         assert all(port["host_ip"] == "127.0.0.1" for port in published)
-        if target in {"slurm", "ray"}:
+        if target == "slurm":
             assert "--host 0.0.0.0" not in text and "--host 127.0.0.1" in text
     for line in text.splitlines():
         if "HF_TOKEN" in line and not line.startswith("#"):
             assert not re.search(r"HF_TOKEN=(?!FILE)", line), line
 
 
-@pytest.mark.parametrize("case", cases("kubernetes", "kserve", "lws"))
+@pytest.mark.parametrize("case", cases("kubernetes", "lws"))
 def test_the_token_is_a_reference(case: str) -> None:
     container = container_of(workload_of(*files_of(case).values()))
     (token,) = [v for v in container["env"] if v["name"] == "HF_TOKEN"] or [None]
@@ -427,7 +372,7 @@ def test_nodes_get_their_network_adapters() -> None:
     assert "--rdma-resource" in "".join(files_of("b200-x16/lws").values())
 
 
-@pytest.mark.parametrize(("target", "servers"), [("kubernetes", 5), ("kserve", 5), ("compose", 4), ("slurm", 1)])
+@pytest.mark.parametrize(("target", "servers"), [("kubernetes", 5), ("compose", 4), ("slurm", 1)])
 def test_as_many_servers_are_deployed_as_the_plan_needs(target: str, servers: int) -> None:
     needed = Service(targets=(), replicas=5, total_gpus=10, packages=10, goodput=1)
     files = render_deployable(emission(b200().model_copy(update={"service": needed})), target)
@@ -435,8 +380,6 @@ def test_as_many_servers_are_deployed_as_the_plan_needs(target: str, servers: in
     assert f"takes 5 such server(s), this starts {servers}" in text
     if target == "kubernetes":
         assert workload_of(text)["spec"]["replicas"] == 5
-    if target == "kserve":
-        assert workload_of(text)["spec"]["predictor"]["minReplicas"] == 5
     if target == "compose":
         assert len(documents(text)[0]["services"]) == 5, "one of them the balancer"
 
@@ -460,18 +403,14 @@ def test_start_up_time_follows_the_weights() -> None:
     [
         (GOLDEN["mi355x"], "nomad", Site(), "unknown target"),
         (GOLDEN["mi355x"], "lws", Site(), "on one node"),
-        (GOLDEN["mi355x"], "ray", Site(), "on one node"),
         (GOLDEN["mi355x"], "compose", Site(replicas=9), "holds 8"),
         (GOLDEN["mi355x"], "compose", Site(namespace="llm"), "--namespace has no effect"),
-        (GOLDEN["mi355x"], "kserve", Site(host="0.0.0.0"), "--host has no effect"),
+        (GOLDEN["mi355x"], "kubernetes", Site(host="0.0.0.0"), "--host has no effect"),
         (GOLDEN["mi355x"], "slurm", Site(nodes=3), "--nodes 3"),
         (GOLDEN["mi355x"], "slurm", Site(tolerations=("a",)), "--toleration has no effect"),
         (AMD_X16, "compose", Site(), "spread over 2"),
         (AMD_X16, "kubernetes", Site(), "spread over 2"),
-        (AMD_X16, "kserve", Site(), "spread over 2"),
         (AMD_X16, "slurm", Site(nodes=1), "a node has 8 GPUs"),
-        (AMD_X16, "ray", Site(nodes=16, name="a"), None),
-        (over_two_nodes(plan(), data_parallel_size=2, pipeline_parallel_size=1), "ray", Site(), "do not join"),
         (over_two_nodes(plan(), data_parallel_size=2), "lws", Site(), "a rank of 8 x 2 GPUs"),
         (emission(plan(docker_args=("--mount", "a"))), "compose", Site(), "--mount"),
         (emission(plan(docker_args=("--network", "host"))), "kubernetes", Site(), "--network host"),
@@ -480,14 +419,10 @@ def test_start_up_time_follows_the_weights() -> None:
         (emission(plan(gpu="cpu", platform="cpu", image="", docker_args=())), "compose", Site(), "no container image"),
         (emission(plan(model="/a:b", serve_argv=("vllm", "serve", "/a:b"))), "slurm", Site(), "colon"),
         (emission(plan(model="/a:b", serve_argv=("vllm", "serve", "/a:b"))), "kubernetes", Site(), "colon"),
-        (emission(plan(model="/a", serve_argv=("vllm", "serve", "/a"))), "llm-d", Site(), "model of the hub"),
         (emission(partition(num_gpus=2)), "slurm", Site(nodes=2), "partitions"),
     ],
 )
-def test_what_cannot_be_deployed_is_refused(made: Any, target: str, site: Site, said: str | None) -> None:
-    if said is None:
-        assert render_deployable(made, target, site)
-        return
+def test_what_cannot_be_deployed_is_refused(made: Any, target: str, site: Site, said: str) -> None:
     with pytest.raises(PlannerError, match=re.escape(said)) as refused:
         render_deployable(made, target, site)
     assert refused.value.hint
@@ -595,11 +530,6 @@ def test_words_that_readers_take_for_something_else_are_quoted(word: str) -> Non
 def test_yaml_is_dumped_for_every_kind_of_value() -> None:
     value = {"a": [1, True, None, "x", {"b": []}], "c": {"d": {}}}
     assert yaml.safe_load(dump(value)) == value
-
-
-def test_summaries_name_every_target() -> None:
-    assert list(TARGETS) == ["compose", "kubernetes", "lws", "kserve", "llm-d", "slurm", "ray"]
-    assert all(target.summary for target in TARGETS.values())
 
 
 def test_an_illegal_port_of_the_plan_is_refused() -> None:

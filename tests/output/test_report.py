@@ -316,14 +316,6 @@ def test_single_charts_are_files(one: Path) -> None:
     assert 'viewBox="0 0 400 ' in Path("m.svg").read_text()
 
 
-def test_a_terminal_shows_all_charts(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    out = run("report", str(made / "one"), "--format", "term").out
-    for title in ("Memory of each GPU", "Throughput of a GPU", "Latency against load", "Where a step spends its time"):
-        assert title in out
-    assert max(map(len, out.splitlines())) <= 80
-
-
 # --- what a user can get wrong -----------------------------------------------------------------------------------
 
 
@@ -334,7 +326,6 @@ def test_a_terminal_shows_all_charts(made: Path, monkeypatch: pytest.MonkeyPatch
         (("two", "--format", "svg"), "--format svg makes one chart"),
         (("two", "--chart", "memory"), "--chart: the page has all charts"),
         (("two", "--width", "500"), "--width is of svg charts"),
-        (("two", "--format", "term", "-o", "x"), "-o: charts of characters go to stdout"),
         (("two", "--format", "svg", "--chart", "latency"), "--chart latency is of one plan, and two holds 2"),
         (("two", *MEMORY, "-o", "two"), "-o two is a folder"),
         (("two", *MEMORY, "-o", ""), "-o . is a folder"),

@@ -9,22 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from command_line import error_of, run
 from deployed import Host
-from jsonschema import Draft202012Validator
 from shell_checks import check_scripts
 
 from planner.engine.flags import flag_status
 from planner.engine.version import parse_version
-from planner.output.deploy.kubernetes import ROUTED_PORT
+from planner.output.deploy.hosts import ROUTED_PORT
 from planner.output.scripts.text import option
 
 LOAD = (
     "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "20", "--random-input-len", "4096", "--random-output-len",
     "256", "--ttft", "1000", "--tpot", "40", "--disaggregated",
 )  # fmt: skip
-SCHEMAS = Path(__file__).parents[1] / "schemas"
 GPUS = ("h100", "mi300x")
 
 
@@ -62,7 +59,7 @@ def test_both_sides_are_counted_and_launched_alike(gpu: str) -> None:
 def test_the_scripts_start_servers_side_by_side(gpu: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("fleet", *LOAD, "--gpu", gpu, "-o", str(out)).status == 0
-    assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "llm-d-values.yaml", "prefill.sh"]
+    assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "prefill.sh"]
     check_scripts([(out / f"{role}.sh").read_text() for role in ("prefill", "decode")], tmp_path)
     host = Host(tmp_path / "host", programs=("docker",))
     for side in answered(gpu)["launch"]:
@@ -80,26 +77,6 @@ def test_the_scripts_start_servers_side_by_side(gpu: str, tmp_path: Path) -> Non
         planned = [word for word in side["serve_argv"][1:] if word not in ("--host", "0.0.0.0", "--port", str(first))]
         at = words.index("serve")
         assert words[at : at + len(planned)] == planned
-
-
-@pytest.mark.parametrize("gpu", GPUS)
-def test_values_of_llm_d_route_by_nixl(gpu: str, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    run("fleet", *LOAD, "--gpu", gpu, "-o", str(out))
-    values = yaml.safe_load((out / "llm-d-values.yaml").read_text())
-    schema = json.loads((SCHEMAS / "llm-d-values.schema.json").read_text())
-    assert not list(Draft202012Validator(schema).iter_errors(values))
-    # values.yaml of the chart: the sidecar listens on servicePort and sends on to targetPort, where vLLM listens
-    proxy = values["routing"]["proxy"]
-    assert proxy["enabled"] and proxy["connector"] == "nixlv2"
-    for side in answered(gpu)["launch"]:
-        pod = values[side["role"]]
-        (container,) = pod["containers"]
-        assert pod["create"] and pod["replicas"] == side["servers"]
-        assert container["command"] + container["args"] == side["serve_argv"]
-        port = proxy["targetPort"] if side["role"] == "decode" else values["routing"]["servicePort"]
-        assert option(container["args"], "--port") == str(port)
-        assert set(container["resources"]["limits"].values()) == {str(side["num_gpus"])}
 
 
 def test_the_answer_says_what_either_takes() -> None:
@@ -152,9 +129,7 @@ def test_the_division_is_the_plan_where_it_takes_fewer_gpus(gpu: str, tmp_path: 
     assert told.out.count("  $ vllm serve") == 2
     unscaled = any("without measured scales" in warning for warning in plan["warnings"])
     assert ("without measured scales" in told.out) is unscaled
-    assert sorted(path.name for path in out.iterdir()) == [
-        "decode.sh", "llm-d-values.yaml", "prefill.sh", "recommendation.json",
-    ]  # fmt: skip
+    assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "prefill.sh", "recommendation.json"]
     check_scripts([(out / f"{role}.sh").read_text() for role in ("prefill", "decode")], tmp_path)
     for role, side in zip(("prefill", "decode"), division["launch"], strict=True):
         assert f"One of {side['servers']} {role} servers" in (out / f"{role}.sh").read_text()

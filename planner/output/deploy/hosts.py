@@ -1,21 +1,30 @@
-"""Pods on hosts without Kubernetes: docker compose, Slurm, Ray over nodes that have docker, and disaggregated servers.
+"""The platforms that a plan can be deployed on; docker compose, Slurm and disaggregated servers.
 
-Slurm's and Ray's containers share the network of their node, so the server listens on 127.0.0.1 unless ``--host`` says
-otherwise. That is the one option of the plan that is replaced.
+Slurm's containers share the network of their node: the plan's ``--host`` is replaced, by 127.0.0.1 as a default.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import fields
 from math import ceil
-from typing import Any
+from typing import NamedTuple
 
-from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for, parse_version
-from planner.errors import IllegalPlanError
-from planner.output.deploy.kubernetes import ROUTED_PORT, disaggregated_values, side_environment
-from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, Pods
+from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for
+from planner.errors import IllegalPlanError, InputError, UnknownNameError
+from planner.output.deploy.kubernetes import kubernetes, lws
+from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, MOST_REPLICAS, Pods, Site, describe
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
-from planner.output.scripts.emission import MODEL_CACHE, PORT, dealt_by, gpus_of_server, join_names, template_names
+from planner.output.scripts.emission import (
+    MODEL_CACHE,
+    PLACEMENT_VARIABLES,
+    PORT,
+    Emission,
+    dealt_by,
+    gpus_of_server,
+    join_names,
+    servers_per_node,
+)
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
 from planner.units import GIB, whole_number
@@ -27,10 +36,9 @@ _HEALTH = (
     "import urllib.request as r;r.build_opener(r.ProxyHandler({{}})).open('http://127.0.0.1:{port}/health', timeout=5)"
 )
 _MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}/hub"  # not the folder above it, in which hf keeps the token
-#: vLLM's images are without Ray from here on (kubernetes-sigs/lws issue 835).
-IMAGES_WITHOUT_RAY = (0, 19, 0)
-#: The requirement of vLLM before its images came without it (vllm-project/vllm pull request 33351).
-RAY_REQUIREMENT = {"cuda": "ray[cgraph]>=2.48.0", "rocm": "ray>=2.48.0"}
+ROUTED_PORT = 8200  #: first port of decode servers; prefill servers have vLLM's own
+#: Variables of a side that its script sets itself.
+_SIDE_PLACED = {*PLACEMENT_VARIABLES, "VLLM_NIXL_SIDE_CHANNEL_PORT"}
 
 
 # --- docker compose
@@ -77,7 +85,18 @@ def _service(pods: Pods, index: int) -> Json:
     models = {"type": "bind", "source": _MODELS, "target": f"{MODEL_CACHE}/hub", "bind": {"create_host_path": True}}
     model = [{"type": "bind", "source": folder, "target": folder, "read_only": True}] if folder else []
     devices = [device if ":" in device else f"{device}:{device}" for device in docker["--device"]]
-    gpus = {"resources": {"reservations": {"devices": [_nvidia(pods, index)]}}}
+    seccomp = {"seccomp=unconfined", "seccomp:unconfined"}
+    security = [one for one in docker["--security-opt"] if one not in seccomp or pods.unconfined]
+    # the GPUs of a server: MIG instances by UUID, those of several servers by number, else a count
+    count = whole_number("".join(docker["--gpus"][-1:]))
+    gpus: Json = {"driver": "nvidia", "capabilities": ["gpu"]}
+    if pods.emission.profile.partition:
+        unset = ":?UUID of a MIG instance, see nvidia-smi -L"
+        gpus["device_ids"] = [f"${{{_mig(index, gpu)}{unset}}}" for gpu in range(plan.num_gpus)]
+    elif copies > 1:
+        gpus["device_ids"] = gpus_of_server(plan, index).split(",")
+    else:
+        gpus["count"] = plan.num_gpus if count is None else count
     names = {
         "image": plan.image,
         "entrypoint": escape_words(plan.serve_argv[:1]),
@@ -86,24 +105,18 @@ def _service(pods: Pods, index: int) -> Json:
         "volumes": [models, *model],
         "devices": escape_words(devices) or None,
         "groups": escape_words(docker["--group-add"]) or None,
-        "security": _security(pods),
+        "security": escape_words([*security, *(() if pods.privileged else ("no-new-privileges:true",))]) or None,
         "capabilities": escape_words(docker["--cap-add"]) or None,
         "privileged": pods.privileged or None,
         "shm_size": escape_dollars("".join(docker["--shm-size"][-1:])) or f"{pods.shm_gib}g",
         "health": _HEALTH.format(port=pods.port),
         "start_period": f"{pods.start_timeout_s}s",
-        "gpus": gpus if plan.platform == "cuda" else None,
+        "gpus": {"resources": {"reservations": {"devices": [gpus]}}} if plan.platform == "cuda" else None,
         "ports": [_published(pods, pods.port)] if copies == 1 else None,
         # the first server downloads the model for all
         "after": {"vllm-0": {"condition": "service_healthy"}} if copies > 1 and index else None,
     }
     return fill("compose.yaml", "server", names)
-
-
-def _security(pods: Pods) -> list[str] | None:
-    seccomp = {"seccomp=unconfined", "seccomp:unconfined"}
-    asked = [one for one in pods.docker["--security-opt"] if one not in seccomp or pods.unconfined]
-    return escape_words([*asked, *(() if pods.privileged else ("no-new-privileges:true",))]) or None
 
 
 def _environment(pods: Pods, index: int) -> dict[str, str | None]:
@@ -117,18 +130,6 @@ def _environment(pods: Pods, index: int) -> dict[str, str | None]:
     return variables | {name: None for name in PASSED_BY_NAME if name not in given}
 
 
-def _nvidia(pods: Pods, index: int) -> Json:
-    """The GPUs of a server: MIG instances by UUID, those of several servers by number, else a count."""
-    plan, asked = pods.plan, whole_number("".join(pods.docker["--gpus"][-1:]))
-    wanted: Json = {"driver": "nvidia", "capabilities": ["gpu"]}
-    if pods.emission.profile.partition:
-        unset = ":?UUID of a MIG instance, see nvidia-smi -L"
-        return {**wanted, "device_ids": [f"${{{_mig(index, gpu)}{unset}}}" for gpu in range(plan.num_gpus)]}
-    if pods.replicas > 1:
-        return {**wanted, "device_ids": gpus_of_server(plan, index).split(",")}
-    return {**wanted, "count": plan.num_gpus if asked is None else asked}
-
-
 def _mig(server: int, gpu: int) -> str:
     return f"MIG_{server}_{gpu}"
 
@@ -137,17 +138,33 @@ def _published(pods: Pods, port: int) -> Json:
     return {"target": port, "published": str(pods.site.port), "host_ip": pods.site.host, "protocol": "tcp"}
 
 
-# --- Slurm and Ray
+# --- Slurm
 
 
 def slurm(pods: Pods) -> dict[str, str]:
     """One batch script, for a server on one node or over several."""
-    plan, pyxis = pods.plan, pods.site.container == "pyxis"
+    plan, pyxis, folder = pods.plan, pods.site.container == "pyxis", pods.model_folder
+    if any(sign in folder for sign in ",:"):
+        raise IllegalPlanError(
+            f"{folder!r}: no folder with a comma or a colon can be mounted", hint="rename the folder"
+        )
     first, slash, rest = plan.image.partition("/")  # enroot separates a registry other than Docker Hub by #
     enroot = f"{first}#{rest}" if slash and ("." in first or ":" in first) else plan.image
     title = "Slurm: the planned server in a container, as a batch job."
+    reached_at = LOOPBACK if pods.site.host == EVERYWHERE else pods.site.host
     names = {
-        **_names(pods, title),
+        "title": title,
+        "header_lines": pods.header(title)[1:],
+        "name": pods.name,
+        "nodes": pods.nodes,
+        "gpus_each": pods.gpus,
+        "serve_argv": (*without_option(plan.serve_argv, "--host"), "--host", pods.site.host),
+        "container_port": pods.port,
+        "reached_at": reached_at,
+        "loopback": reached_at == LOOPBACK,
+        "model_cache": MODEL_CACHE,
+        "model_mount": f"{folder}:{folder}:ro" if folder else "",
+        "start_timeout_s": pods.start_timeout_s,
         "pyxis": pyxis,
         "several": pods.nodes > 1,
         **(join_names(plan, pods.join, pods.nodes) if pods.join else {}),
@@ -161,75 +178,21 @@ def slurm(pods: Pods) -> dict[str, str]:
     return {"server.sbatch": render_template("slurm.sbatch.j2", names, ("deploy", "vllm"))}
 
 
-def ray(pods: Pods) -> dict[str, str]:
-    """``launch.sh`` for every node, joined by Ray, and ``build.sh`` for an image that comes without Ray."""
-    if pods.require_several_nodes() == "dp":
-        raise IllegalPlanError(
-            "these scripts do not join data-parallel ranks", hint="use --target lws or slurm, or launch.sh of the plan"
-        )
-    plan, title = pods.plan, "On every node first: add Ray to the planned image, which comes without it."
-    names = _names(pods, title)
-    bare = parse_version(plan.engine_version).release >= IMAGES_WITHOUT_RAY
-    built = {"image": f"planner-ray:{plan.digest}"} if bare else {}
-    spread = plan.model_copy(update={"gpus_per_node": pods.gpus, **built})  # over the nodes of this deployment
-    emission = replace(pods.emission, file=pods.emission.file.model_copy(update={"plan": spread}))
-    lines = (*emission.predicted_lines, *pods.slower)
-    launch = {
-        **template_names(emission),
-        **join_names(plan, "ray", pods.nodes),
-        **{"digest": plan.digest, "command": pods.command, "predicted_lines": lines},
-        **{"container": f"{pods.name}-ray", "start_timeout_s": pods.start_timeout_s},
-        **{"host_argv": names["serve_argv"], "reached_at": names["reached_at"]},
-    }
-    files = {"launch.sh": render_template("launch.sh.j2", launch, ("vllm/nodes", "vllm", "deploy"))}
-    if not bare:
-        return files
-    names |= {"image": spread.image, "base_image": plan.image, "ray_requirement": RAY_REQUIREMENT[plan.platform]}
-    return {"build.sh": render_template("ray_build.sh.j2", names, ("deploy", "vllm")), **files}
-
-
-def _names(pods: Pods, title: str) -> dict[str, Any]:
-    folder = pods.model_folder
-    if any(sign in folder for sign in ",:"):
-        raise IllegalPlanError(
-            f"{folder!r}: no folder with a comma or a colon can be mounted", hint="rename the folder"
-        )
-    reached_at = LOOPBACK if pods.site.host == EVERYWHERE else pods.site.host
-    return {
-        "title": title,
-        "header_lines": pods.header(title)[1:],
-        "name": pods.name,
-        "nodes": pods.nodes,
-        "gpus_each": pods.gpus,
-        "serve_argv": (*without_option(pods.plan.serve_argv, "--host"), "--host", pods.site.host),
-        "container_port": pods.port,
-        "reached_at": reached_at,
-        "loopback": reached_at == LOOPBACK,
-        "url": f"http://{reached_at}:{pods.port}",
-        "model_cache": MODEL_CACHE,
-        "model_mount": f"{folder}:{folder}:ro" if folder else "",
-        "start_timeout_s": pods.start_timeout_s,
-    }
-
-
 # --- disaggregated servers
 
 
 def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
-    """``prefill.sh``, ``decode.sh`` and ``llm-d-values.yaml``.
+    """``prefill.sh`` and ``decode.sh``, whose servers find each other by NIXL's side channel.
 
-    The sides find each other by NIXL's side channel. A router sends each prompt to a prefill server first and passes
-    the place of its cache to the decode server. With the scripts it is vLLM's ``toy_proxy_server.py``, in the chart
-    llm-d's sidecar. Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
+    A router (vLLM's ``toy_proxy_server.py``) sends each prompt to a prefill server first and passes the place of its
+    cache to the decode server. Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
     """
     if plan.model.startswith("/"):
         raise IllegalPlanError(
             f"{plan.model} is a folder, which servers on several machines do not share",
             hint="name a model of the hub, or start the commands of --format json yourself",
         )
-    launches = plan.launches(ROUTED_PORT)
-    files = {f"{side.role}.sh": _side_script(plan, side, command) for side in launches}
-    files["llm-d-values.yaml"] = disaggregated_values(plan, launches)
+    files = {f"{side.role}.sh": _side_script(plan, side, command) for side in plan.launches(ROUTED_PORT)}
     refuse_tokens(files)
     return files
 
@@ -254,9 +217,71 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
         "gpus_each": side.num_gpus,
         "first_port": option(side.serve_argv, "--port"),
         "side_port": side.env["VLLM_NIXL_SIDE_CHANNEL_PORT"],
-        "env_words": [f"{name}={value}" for name, value in side_environment(side).items()],
+        "env_words": [f"{name}={value}" for name, value in side.env.items() if name not in _SIDE_PLACED],
         "model_cache": MODEL_CACHE,
         "entrypoint": side.serve_argv[0],
         "serve_args": without_option(without_option(side.serve_argv[1:], "--port"), "--host"),
     }
     return render_template("split.sh.j2", names, ("deploy", "vllm"))
+
+
+# --- every platform
+
+_SERVER = ("name", "start_timeout_s")
+_CLUSTER = (
+    *_SERVER,
+    "replicas",
+    "hf_secret",
+    "gpu_resource",
+    "tolerations",
+    "node_selector",
+    "namespace",
+    "cache",
+    "port",
+)
+#: Fields of ``Site`` whose option is not just their name with dashes.
+FLAGS = {"tolerations": "--toleration", "start_timeout_s": "--start-timeout"}
+
+
+class Target(NamedTuple):
+    """A platform: what it makes of pods, and the fields of ``Site`` that it reads."""
+
+    make: Callable[[Pods], dict[str, str]]
+    takes: tuple[str, ...]
+    most: int | None = MOST_REPLICAS  #: servers of one deployment; None: those that fit on a node
+
+
+TARGETS = {
+    "compose": Target(compose, (*_SERVER, "replicas", "host", "port"), None),
+    "kubernetes": Target(kubernetes, _CLUSTER),
+    "lws": Target(lws, (*_CLUSTER, "nodes", "rdma_resource")),
+    "slurm": Target(slurm, (*_SERVER, "host", "nodes", "container"), 1),
+}
+#: Every file of any target.
+FILES = ("compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "server.sbatch")
+
+
+def render_deployable(
+    emission: Emission, target: str, site: Site | None = None, *, command: str = "planner deploy"
+) -> dict[str, str]:
+    """File name to content for one target; ``command`` is the command line that the headers show.
+
+    Raises UnknownNameError for an unknown target, InputError for an option without effect on the target, and
+    IllegalPlanError for a plan that does not fit the target.
+    """
+    if target not in TARGETS:
+        raise UnknownNameError("target", target, TARGETS, see=f"--target: {', '.join(TARGETS)}")
+    platform, asked = TARGETS[target], site or Site()
+    for field in fields(Site):
+        if field.name not in platform.takes and getattr(asked, field.name) != field.default:
+            flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+            raise InputError(
+                f"{flag} has no effect with --target {target}", hint="leave it out, or name another target"
+            )
+    files = platform.make(
+        describe(
+            emission, asked, command, servers_per_node(emission.file.plan) if platform.most is None else platform.most
+        )
+    )
+    refuse_tokens(files)
+    return files

@@ -1,35 +1,23 @@
-"""Pods on Kubernetes, and on top of it: a Deployment, a LeaderWorkerSet, KServe, and llm-d's chart.
-
-The objects stand in ``templates/deploy/kubernetes.yaml``. Custom resources and the values of the chart are checked
-against schemas of ours, made from their public definitions (``tests/schemas``).
-"""
+"""Pods on Kubernetes: a Deployment or a LeaderWorkerSet, from the objects in ``templates/deploy/kubernetes.yaml``."""
 
 from __future__ import annotations
 
 from math import ceil
 from typing import Any
 
-from planner.engine import image_for
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
-from planner.memory import stored_weight_bytes
-from planner.output.deploy.pods import HF_SECRET, RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
+from planner.output.deploy.pods import RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts.emission import (
     JOIN_WORDS,
     MODEL_CACHE,
-    PLACEMENT_VARIABLES,
     host_kv_gib,
     join_numbers,
     node_script,
 )
-from planner.output.scripts.text import option
-from planner.planning import Disaggregated, SideLaunch
-from planner.units import GIB
 
 TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
-#: The decode servers' port behind llm-d's sidecar, which has the port of the service (``values.yaml`` of the chart).
-ROUTED_PORT = 8200
 _LWS_LABEL = "leaderworkerset.sigs.k8s.io"
 _OWN_ADDRESS = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
@@ -56,101 +44,6 @@ def lws(pods: Pods) -> dict[str, str]:
     leaders = {f"{_LWS_LABEL}/name": pods.name, f"{_LWS_LABEL}/worker-index": "0"}
     title = f"LeaderWorkerSet: the planned server over {pods.nodes} nodes, joined by {JOIN_WORDS[join]}."
     return {"lws.yaml": _file(pods, title, group, _service(pods, leaders))}
-
-
-def kserve(pods: Pods) -> dict[str, str]:
-    """An InferenceService with a container of its own: exactly the planned command, without a ServingRuntime."""
-    pods.require_one_node("an InferenceService")
-    _refuse_templates(pods, "KServe")
-    container = _container(pods) | {"name": "kserve-container"}
-    spec = {"predictor": _fill("kserve", replicas=pods.replicas) | _pod(pods, container)}
-    annotations = {"serving.kserve.io/deploymentMode": "RawDeployment"}
-    service = _object(pods, "serving.kserve.io/v1beta1", "InferenceService", spec, annotations=annotations)
-    title = "KServe: the planned server as an InferenceService with its own container."
-    return {"kserve.yaml": _file(pods, title, service)}
-
-
-def llm_d(pods: Pods) -> dict[str, str]:
-    """Values of the chart llm-d-modelservice, with the planned command as a custom one."""
-    pods.require_one_node("this chart with a plan's own command")
-    _refuse_templates(pods, "llm-d's chart")
-    if pods.model_folder:
-        raise IllegalPlanError(
-            f"llm-d takes a model of the hub or of a volume claim, not the folder {pods.model_folder}",
-            hint="use --target kubernetes, which mounts the folder of the node",
-        )
-    server, pod = _container(pods), _pod(pods, {})
-    same = {name: server[name] for name in ("image", "command", "args", "ports")}
-    resources = _resources(pods, on_disk=True)
-    decode = _fill(
-        "chart_servers", replicas=pods.replicas, gpus_each=pods.gpus, **same, resources=resources,
-        node_selector=pod.get("nodeSelector"), tolerations=pod.get("tolerations"),
-        # the models and their variables are the chart's
-        mounts=[mount for mount in server["volumeMounts"] if mount["mountPath"] != MODEL_CACHE],
-        volumes=[volume for volume in pod["volumes"] if volume["name"] != "models"],
-        env=[one for one in server["env"] if one["name"] not in {"HF_TOKEN", "HF_HOME"}],
-        **{name: server[f"{name}Probe"] for name in ("startup", "readiness", "liveness")},
-        security=server["securityContext"],
-    )  # fmt: skip
-    values = _chart(
-        pods.plan.model, pods.emission.profile, pods.cache_gib, decode, {"create": False}, release=pods.name,
-        secret=pods.site.hf_secret if pods.plan.gated is not False else "", gpu=gpu_resource(pods),
-        routing={"servicePort": pods.port, "proxy": {"enabled": False}},
-    )  # fmt: skip
-    remarks = (
-        f"helm install {pods.name} llm-d-modelservice --values llm-d-values.yaml"
-        " (repository: https://llm-d-incubation.github.io/llm-d-modelservice/)",
-        *_remarks(pods),
-    )
-    header = pods.header("llm-d: values for the chart llm-d-modelservice.", *remarks)
-    return {"llm-d-values.yaml": commented(header) + dump(values)}
-
-
-def disaggregated_values(plan: Disaggregated, launches: tuple[SideLaunch, SideLaunch]) -> str:
-    """Values of the chart llm-d-modelservice for both sides; its sidecar routes with the connector ``nixlv2``."""
-    prefill, decode = launches
-    size_gib = ceil(1.2 * stored_weight_bytes(plan.decode.deployment.model) / GIB) + 1
-    proxy = {"enabled": True, "connector": "nixlv2", "targetPort": ROUTED_PORT, "secure": False}
-    values = _chart(
-        plan.model, plan.profile, size_gib, _side(plan, decode), _side(plan, prefill), secret=HF_SECRET,
-        gpu=_whole_gpu(plan.profile),
-        routing={"servicePort": int(option(prefill.serve_argv, "--port") or 0), "proxy": proxy},
-    )  # fmt: skip
-    return dump(values)
-
-
-def _side(plan: Disaggregated, side: SideLaunch) -> Json:
-    port = "VLLM_NIXL_SIDE_CHANNEL_PORT"
-    variables = {**side_environment(side), port: side.env[port]}
-    address = {"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", **_OWN_ADDRESS}
-    return _fill(
-        "chart_side",
-        replicas=side.servers,
-        gpus_each=side.num_gpus,
-        image=image_for(plan.profile, plan.decode.deployment.config.version).name,
-        command=escape_words(side.serve_argv[:1]),
-        args=escape_words(side.serve_argv[1:]),
-        env=[address, *({"name": name, "value": value} for name, value in variables.items())],
-        gpus={_whole_gpu(plan.profile): str(side.num_gpus)},
-    )
-
-
-def side_environment(side: SideLaunch) -> dict[str, str]:
-    """Variables of a side, without the port of its channel and without those that choose GPUs."""
-    placed = {*PLACEMENT_VARIABLES, "VLLM_NIXL_SIDE_CHANNEL_PORT"}
-    return {name: value for name, value in side.env.items() if name not in placed}
-
-
-def _chart(
-    model: str, profile: GpuProfile, size_gib: int, decode: Json, prefill: Json, *, secret: str, gpu: str,
-    routing: Json, release: str | None = None,
-) -> Json:  # fmt: skip
-    own = {"llm-d.ai/model": release} if release else {}
-    return _fill(
-        "chart", release=release, model=model, uri=f"hf://{model}", size=f"{size_gib}Gi", secret=secret,
-        cache=MODEL_CACHE, model_labels={"llm-d.ai/inferenceServing": "true", **own}, vendor=profile.vendor,
-        gpu_names={profile.vendor: gpu}, routing=routing, decode=decode, prefill=prefill,
-    )  # fmt: skip
 
 
 # --- objects
@@ -216,15 +109,6 @@ def _remarks(pods: Pods) -> list[str]:
         f"{asked}: {plugin} with the strategy 'mixed' offers them under this name.",
         "The strategy 'single' gives them the name of whole GPUs: use planner deploy --gpu-resource.",
     ]
-
-
-def _refuse_templates(pods: Pods, reader: str) -> None:
-    plan = pods.plan
-    for text in (plan.model, plan.image, *plan.serve_argv, *plan.env, *plan.env.values()):
-        if "{{" in text:
-            raise IllegalPlanError(
-                f"{text!r}: {reader} would read '{{{{' as a template", hint="use --target kubernetes, which does not"
-            )
 
 
 # --- the pod

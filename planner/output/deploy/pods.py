@@ -1,4 +1,4 @@
-"""A planned server at a site as pods, one on each of its nodes. Every target is an overlay on this description."""
+"""A planned server at a site as pods, one on each of its nodes, which every platform writes in its own form."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class Pods:
         if self.nodes > 1:
             raise IllegalPlanError(
                 f"{target} runs one server on one node, and this one is spread over {self.nodes}",
-                hint="deploy it with --target lws, slurm or ray",
+                hint="deploy it with --target lws or slurm",
             )
 
     def require_several_nodes(self) -> Join:

@@ -22,17 +22,7 @@ from math import ceil
 from pathlib import PurePosixPath
 from typing import Any, Literal
 
-from planner.engine import (
-    CPU_KVCACHE_SPACE,
-    EVERYWHERE,
-    LOOPBACK,
-    PLANNED,
-    SETTINGS,
-    env_status,
-    flag_status,
-    parse_version,
-    tagged,
-)
+from planner import engine
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, refuse_tokens, render_template, with_option, without_option
@@ -81,8 +71,8 @@ _BUILT_BY = re.compile(r"^built .*\bby (build_(?:image|engine)\.sh)$")
 #: Arguments of lm_eval that the script adds: the server's name and address.
 _ADDED_BY_SCRIPT = frozenset(("model", "base_url"))
 #: Settings that the scripts list: numbers and types of a result.
-_LISTED = {"weight_dtype"} | {name for name in tagged("result") if not SETTINGS[name].is_switch}
-_SETTINGS = (*(name for name in PLANNED if name in _LISTED), "engine_version", "image")
+_LISTED = {"weight_dtype"} | {name for name in engine.tagged("result") if not engine.SETTINGS[name].is_switch}
+_SETTINGS = (*(name for name in engine.PLANNED if name in _LISTED), "engine_version", "image")
 
 Join = Literal["mp", "ray", "dp"]
 #: The head's port, at which the others join: of vLLM's processes, Ray's own default, of vLLM's page on DP.
@@ -197,7 +187,7 @@ def check_exposure(plan: Plan) -> None:
     """
     host = option(plan.serve_argv, "--host")
     if not plan.image:
-        if host not in {LOOPBACK, "localhost", "::1"}:
+        if host not in {engine.LOOPBACK, "localhost", "::1"}:
             raise IllegalPlanError(
                 f"a server with --host {host or 'left out'} would listen on every address of this machine",
                 hint="use --host 127.0.0.1: there is no container around it",
@@ -208,7 +198,7 @@ def check_exposure(plan: Plan) -> None:
             "--network host would let every machine that reaches this one use the server",
             hint="leave it out of the docker options: the port is published on 127.0.0.1",
         )
-    if host not in {None, EVERYWHERE, "::"}:
+    if host not in {None, engine.EVERYWHERE, "::"}:
         raise IllegalPlanError(
             f"a server with --host {host} is not reachable from outside its container",
             hint="use --host 0.0.0.0: the port is published on 127.0.0.1 only",
@@ -217,16 +207,16 @@ def check_exposure(plan: Plan) -> None:
 
 def join_of(plan: Plan, gpus_each: int) -> Join:
     """Return the way in which nodes of ``gpus_each`` GPUs are joined. Raises IllegalPlanError if the version cannot."""
-    version = parse_version(plan.engine_version)
+    version = engine.parse_version(plan.engine_version)
     if plan.data_parallel_size == 1:
-        return "mp" if flag_status(version, "--nnodes") else "ray"
+        return "mp" if engine.flag_status(version, "--nnodes") else "ray"
     if gpus_each % (plan.tensor_parallel_size * plan.pipeline_parallel_size):
         raise IllegalPlanError(
             f"--data-parallel-size {plan.data_parallel_size}: a rank of {plan.tensor_parallel_size} x "
             f"{plan.pipeline_parallel_size} GPUs would lie on several nodes of {gpus_each}",
             hint="spread the plan over fewer nodes, or plan with smaller ranks",
         )
-    if not flag_status(version, "--data-parallel-start-rank"):
+    if not engine.flag_status(version, "--data-parallel-start-rank"):
         raise IllegalPlanError(
             f"vLLM {version} does not spread data-parallel ranks over nodes", hint="plan for 0.9.0 or newer"
         )
@@ -329,8 +319,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "serve_command": shlex.join(plan.serve_argv),
         "settings": tuple(
             # on a CPU the cache has a size instead of a share
-            (CPU_KVCACHE_SPACE, plan.env[CPU_KVCACHE_SPACE])
-            if name == "gpu_memory_utilization" and CPU_KVCACHE_SPACE in plan.env
+            (engine.CPU_KVCACHE_SPACE, plan.env[engine.CPU_KVCACHE_SPACE])
+            if name == "gpu_memory_utilization" and engine.CPU_KVCACHE_SPACE in plan.env
             else (name, getattr(plan, name))
             for name in _SETTINGS
         ),
@@ -411,8 +401,8 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     """
     driver_bytes = (profile.memory.driver or profile.memory.engine_visible).base
     capability, partition = profile.compute_capability, profile.partition
-    on_cpu = CPU_KVCACHE_SPACE in plan.env
-    smaller = CPU_KVCACHE_SPACE if on_cpu else "--gpu-memory-utilization"
+    on_cpu = engine.CPU_KVCACHE_SPACE in plan.env
+    smaller = engine.CPU_KVCACHE_SPACE if on_cpu else "--gpu-memory-utilization"
     if on_cpu:  # weights, overheads and the cache of the given size
         taken = float(sum(plan.memory[f"{part}_bytes"] for part in ("weights", "activation", "non_torch", "kv_cache")))
     else:
@@ -434,20 +424,20 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     }
     if plan.nodes > 1:
         names |= join_names(plan, join_of(plan, gpus_each), plan.nodes)
-        names |= {"host_argv": with_option(plan.serve_argv, "--host", LOOPBACK), "reached_at": LOOPBACK}
+        names |= {"host_argv": with_option(plan.serve_argv, "--host", engine.LOOPBACK), "reached_at": engine.LOOPBACK}
     return names
 
 
 def _drivers(plan: Plan) -> dict[str, Any]:
     """The NVIDIA driver of the image's CUDA, and the oldest that can run it."""
-    version = parse_version(plan.engine_version)
+    version = engine.parse_version(plan.engine_version)
     cuda_12 = "cu12" in plan.image.rpartition(":")[2]
     since = (0, 0) if cuda_12 else next(since for since in CUDA_DRIVERS if version.release >= since)
     planned, oldest = CUDA_DRIVERS[since]
     fix = f"install the NVIDIA driver {planned} or newer"
     if plan.env.get(CUDA_COMPATIBILITY) == "1":
         oldest = OLDEST_COMPATIBLE_DRIVER
-    elif oldest == planned and env_status(version, CUDA_COMPATIBILITY):
+    elif oldest == planned and engine.env_status(version, CUDA_COMPATIBILITY):
         fix += (
             f"; on a data-centre GPU with {OLDEST_COMPATIBLE_DRIVER} or newer, plan with --env {CUDA_COMPATIBILITY}=1"
         )

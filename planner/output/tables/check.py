@@ -147,9 +147,6 @@ class CheckAnswer(Answer):
         unknown = [f"not simulated: {', '.join(skipped)}"] if skipped else []
         yield "; ".join([*unknown, *([f"calibration: {used}"] if used else []), MORE])
 
-    def _title(self) -> str:
-        return _headline(self.record)
-
     def _notes(self) -> Iterator[str]:
         for launch in self.launches:
             yield from _notes(launch.record)

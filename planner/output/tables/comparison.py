@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from planner import planning
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, command_lines, known_table, table_text, wrapped
@@ -24,16 +25,6 @@ from planner.output.tables.shared import (
     price_notes,
     price_rows,
     with_interval,
-)
-from planner.planning import (
-    ComparedPoint,
-    Comparison,
-    Doubt,
-    Order,
-    Span,
-    doubts_about_comparison,
-    limit_in_words,
-    percent,
 )
 from planner.units import MS
 from planner.workload import Load
@@ -72,9 +63,9 @@ class ComparisonAnswer(Answer):
     """GPUs side by side: ``planner compare``. A table for each load, then the leaders."""
 
     verdict_first = True
-    record: Comparison
-    orders: tuple[Order, ...]  #: the leaders by each metric along each axis
-    doubts: tuple[Doubt, ...]  #: GPUs with answers of a suspicious size
+    record: planning.Comparison
+    orders: tuple[planning.Order, ...]  #: the leaders by each metric along each axis
+    doubts: tuple[planning.Doubt, ...]  #: GPUs with answers of a suspicious size
     profiles: tuple[GpuProfile, ...]
     prices: Mapping[str, float]  #: given prices: profile id to USD per GPU and hour
     remarks: tuple[str, ...] = ()
@@ -82,11 +73,11 @@ class ComparisonAnswer(Answer):
     explain: bool = False
 
     @classmethod
-    def of(cls, record: Comparison, *more: Any) -> ComparisonAnswer:
+    def of(cls, record: planning.Comparison, *more: Any) -> ComparisonAnswer:
         """The answer, with everything computed that it shows; ``more`` are the other fields."""
         for point in record.points:
             _ = point.figures  # cached: their intervals may take replays
-        return cls(record, tuple(record.orders()), tuple(doubts_about_comparison(record)), *more)
+        return cls(record, tuple(record.orders()), tuple(planning.doubts_about_comparison(record)), *more)
 
     @property
     def ok(self) -> bool:
@@ -145,11 +136,11 @@ class ComparisonAnswer(Answer):
         return "; ".join(words or [f"{metric}: {order}" for metric, order in first.items()])
 
     @property
-    def _keeping(self) -> list[ComparedPoint]:
+    def _keeping(self) -> list[planning.ComparedPoint]:
         return [point for point in self.record.points if point.keeps_up]
 
     @property
-    def _fastest(self) -> ComparedPoint:
+    def _fastest(self) -> planning.ComparedPoint:
         return max(self.record.points, key=lambda point: point.tok_per_s_per_gpu.mid)
 
     def _one_screen(self) -> Iterator[str]:
@@ -192,12 +183,6 @@ class ComparisonAnswer(Answer):
     def _unit(self) -> str:
         return "GPU" if self.record.question.per == "gpu" else "whole GPU"
 
-    def _title(self) -> str:
-        return f"{self.record.question.serving.model.id}, on {self._hardware}"
-
-    def _html(self) -> tuple[Sequence[ComparedPoint], Sequence[Column]]:
-        return self.record.points, (Column("load", of=lambda point: _load_words(point.workload)), *TABLE)
-
     def _brief_notes(self) -> Iterator[str]:
         points, refused = self.record.points, [one.gpu for one in self.record.refused]
         if refused and points:
@@ -235,11 +220,13 @@ class ComparisonAnswer(Answer):
         yield from dict.fromkeys(words for engine in engines for words in engine_remarks(engine))
 
 
-def _span_words(span: Span, unit: str) -> str:
+def _span_words(span: planning.Span, unit: str) -> str:
     return figure_between(span.mid, span.low, span.high, unit)
 
 
-def _first_of_each_load(points: Sequence[ComparedPoint], loads: Sequence[Load]) -> list[ComparedPoint]:
+def _first_of_each_load(
+    points: Sequence[planning.ComparedPoint], loads: Sequence[Load]
+) -> list[planning.ComparedPoint]:
     """The fastest points of each load, as many as fit one screen, in their own order."""
     chosen: set[int] = set()
     for load in loads[:BRIEF_ROWS]:
@@ -248,9 +235,9 @@ def _first_of_each_load(points: Sequence[ComparedPoint], loads: Sequence[Load]) 
     return [point for load in loads for point in points if point.workload == load and id(point) in chosen]
 
 
-def _bottlenecks(points: Sequence[ComparedPoint]) -> str:
+def _bottlenecks(points: Sequence[planning.ComparedPoint]) -> str:
     # without the share of the cause, which differs from load to load
-    by_cause = grouped((limit_in_words(point.bound_by).partition(", ")[0], point.gpu) for point in points)
+    by_cause = grouped((planning.limit_in_words(point.bound_by).partition(", ")[0], point.gpu) for point in points)
     gpus = {point.gpu for point in points}
     words = [
         cause if len(of) == len(gpus) else f"{cause} on {listed(of, BRIEF_REASONS)}"
@@ -259,26 +246,26 @@ def _bottlenecks(points: Sequence[ComparedPoint]) -> str:
     return "; ".join(words[: BRIEF_REASONS + 1])
 
 
-def _overloaded(points: Sequence[ComparedPoint]) -> str:
+def _overloaded(points: Sequence[planning.ComparedPoint]) -> str:
     by_load = grouped((_load_in_row(point), point.gpu) for point in points)
     where = "; ".join(f"at {load} on {listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
     return f"overloaded, so without latencies and not ranked: {where}"
 
 
-def _order_lines(orders: Sequence[Order]) -> Iterator[str]:
+def _order_lines(orders: Sequence[planning.Order]) -> Iterator[str]:
     """A line for each order of leaders with its metrics, then for each other pair that changes places."""
     lines = [(order.words, order.metric) for order in orders]
     for order in orders:
         leaders = {standing.order[0] for standing in order.standings}
         for flip in order.flips:
             if not {flip.before, flip.after} <= leaders:
-                before, since = map(percent, flip.probabilities)
+                before, since = map(planning.percent, flip.probabilities)
                 line = f"{flip.before} is ahead of {flip.after} up to {order.axis.name} {flip.until:,g} ({before}), "
                 lines.append((f"{line}behind from {flip.since:,g} on ({since})", order.metric))
     return (f"{', '.join(metrics)}: {words}" for words, metrics in grouped(lines).items())
 
 
-def _order_object(order: Order) -> dict[str, Any]:
+def _order_object(order: planning.Order) -> dict[str, Any]:
     names = ("ahead_until=before", "ahead_since=after", "until", "since", "probability_until=probabilities.0",
             "probability_since=probabilities.1", "certain")  # fmt: skip
     return {
@@ -297,7 +284,7 @@ def _lengths(workload: Load) -> str:
     return f"{workload.input_len:,} in / {workload.output_len:,} out"
 
 
-def _load_in_row(point: ComparedPoint) -> str:
+def _load_in_row(point: planning.ComparedPoint) -> str:
     return f"{point.load:,g} in flight" if point.workload.max_concurrency is not None else f"{point.load:,g}/s"
 
 
@@ -307,12 +294,12 @@ def _load_words(workload: Load) -> str:
     return f"{_lengths(workload)}, {load}"
 
 
-def _mean_and_p99(point: ComparedPoint, metric: str, unit: float, form: str) -> str | None:
+def _mean_and_p99(point: planning.ComparedPoint, metric: str, unit: float, form: str) -> str | None:
     mean, p99 = (point.figures[f"{statistic}_{metric}_ms"] for statistic in ("mean", "p99"))
     return f"{mean * unit:{form}}, {p99 * unit:{form}}" if mean is not None and p99 is not None else None
 
 
-def _servers_words(point: ComparedPoint) -> str:
+def _servers_words(point: planning.ComparedPoint) -> str:
     """``8 x mi300x-cpx``, ``1 x mi300x TP 2``."""
     size = point.setup.deployment.config.tensor_parallel_size
     return f"{point.setup.servers} x {point.gpu}" + (f" TP {size}" if size > 1 else "")

@@ -13,7 +13,7 @@ from planner.model import ResolvedModel
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, at, pair_lines, table_text, wrapped
 from planner.output.tables.shared import MORE, engine_note, listed
-from planner.planning import ArithmeticLine, Fit, LogLine, Verdict, explain
+from planner.planning import Fit, LogLine, Verdict, explain
 from planner.units import GIB, format_bytes, format_gb
 
 COLUMNS = (
@@ -39,8 +39,13 @@ SPARE = {
 BRIEF_ROWS = 24
 BRIEF_NAMES = 4
 LOG_COLUMNS = (
-    Column("line"), Column("unit"), Column("predicted"), Column("interval"), Column("logged"), Column("inside"),
-)  # fmt: skip
+    Column("line"),
+    Column("unit", of=lambda line: "GiB" if line.unit == "bytes" else line.unit),
+    Column("predicted", of=lambda line: _logged(line, line.predicted)),
+    Column("interval", of=lambda line: f"{_logged(line, line.lo)} to {_logged(line, line.hi)}"),
+    Column("logged", of=lambda line: _logged(line, line.logged)),
+    Column("inside"),
+)
 #: Requests at once from which on the smallest settings are named.
 MUCH_TO_SPARE = 32
 #: Options in the text; JSON has all of them.
@@ -91,26 +96,27 @@ class FitAnswer(Answer):
     def sentences(self) -> Iterator[str]:
         """The headline, the figures, ways out, and with ``explain`` the calculation."""
         result = self.record
-        yield wrapped(self._title())
+        config, gpu = result.config, result.gpu_id
+        where = f"{config.num_gpus} x {gpu}" if config.num_gpus > 1 else gpu
+        yield wrapped(f"{self.resolved.resolved} on {where}, vLLM {config.version}: {result.verdict_words}")
         if result.reason:
             yield wrapped(_reason(result), first="  ", rest="  ")
         yield ""
         yield from pair_lines(_figures(result))
         if result.startup_log:
             yield "\nPredicted beside logged:"
-            yield table_text(map(_log_row, result.startup_log), LOG_COLUMNS)
-        yield from _option_lines(result)
+            yield table_text(result.startup_log, LOG_COLUMNS)
+        if result.options:
+            yield "\nWhat would make it fit (each one checked):"
+        for option in result.options[:OPTIONS_SHOWN]:
+            yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      ")
+            at_once = f"{option.max_concurrency:.2f} requests of {option.max_model_len:,} tokens at once"
+            yield f"    {option.verdict}, {option.kv_cache_tokens:,} tokens of KV cache, {at_once}"
         if self.explain:
             yield ""
-            yield from map(_explained, explain(result))
-
-    def _title(self) -> str:
-        config, gpu = self.record.config, self.record.gpu_id
-        where = f"{config.num_gpus} x {gpu}" if config.num_gpus > 1 else gpu
-        return f"{self.resolved.resolved} on {where}, vLLM {config.version}: {self.record.verdict_words}"
-
-    def _html(self) -> tuple[Iterable[Any], Sequence[Column]]:
-        return _figures(self.record), (Column("what", of="0"), Column("figure", of="1"))
+            for line in explain(result):
+                start = f"{line.label:<32} {line.value:>26}  "
+                yield wrapped(line.how, first=start, rest=" " * len(start)) if line.how else start.rstrip()
 
     def _notes(self) -> Iterable[str]:
         return *self.resolved.notes, *self.record.notes
@@ -139,9 +145,6 @@ class FitTable(Answer):
     def _records(self) -> list[Any]:
         return list(map(_record, self.answers))
 
-    def _title(self) -> str:
-        return self.resolved.resolved
-
     def _verdict(self) -> str:
         fitting = [answer for answer in self.answers if isinstance(answer, Fit) and answer.fits]
         model, among = self.resolved.resolved, len(self.answers)
@@ -154,10 +157,12 @@ class FitTable(Answer):
         names = [answer.gpu_id for answer in fitting]
         most = max(fitting, key=lambda answer: answer.max_concurrency)
         where = "" if self.sweep else f": {listed(names, BRIEF_NAMES)}"
-        held = f"{most.max_concurrency:,.2f} of {most.config.max_model_len:,} tokens"
-        then = (
-            f"most requests at once ({held}) on {_setting(most)}" if len(fitting) > 1 else f"requests at once: {held}"
+        held, size = (
+            f"{most.max_concurrency:,.2f} of {most.config.max_model_len:,} tokens",
+            most.config.tensor_parallel_size,
         )
+        setting = f"{most.gpu_id}{f' TP {size}' if size > 1 else ''}, {most.config.weight_dtype}"
+        then = f"most requests at once ({held}) on {setting}" if len(fitting) > 1 else f"requests at once: {held}"
         return f"{model} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among} {what}{where}; {then}"
 
     def sentences(self) -> Iterator[str]:
@@ -213,12 +218,6 @@ def _record(answer: GpuFit) -> Fit | dict[str, Any]:
     if isinstance(answer, Fit):
         return answer
     return {"gpu_id": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
-
-
-def _setting(fit: Fit) -> str:
-    config = fit.config
-    size = f" TP {config.tensor_parallel_size}" if config.tensor_parallel_size > 1 else ""
-    return f"{fit.gpu_id}{size}, {config.weight_dtype}"
 
 
 def _reason(result: Fit) -> str:
@@ -281,6 +280,11 @@ def _per_token(result: Fit) -> str:
     return f"{mean:,.0f} bytes on average over {length:,} tokens, {more:,.0f} for each further one, {dtype}"
 
 
+def _logged(line: LogLine, value: float) -> str:
+    """Bytes in GiB, everything else as logged."""
+    return f"{value / GIB:,.2f}" if line.unit == "bytes" else f"{value:{',.2f' if line.unit == 'requests' else ',.0f'}}"
+
+
 def _left(left: Interval) -> str:
     """Memory left for the KV cache, or missing, with the interval of the estimate."""
     low, high = f"{left.low / GIB:,.2f}", f"{left.high / GIB:,.2f}"
@@ -289,30 +293,3 @@ def _left(left: Interval) -> str:
     most = f"{-left.high / GIB:,.2f}" if left.high < 0 else f"{high} GiB to spare"
     between = f"{most} to {-left.low / GIB:,.2f}" if left.high < 0 else f"{-left.low / GIB:,.2f} too little to {most}"
     return f"nothing: {format_bytes(-left.mid)} too little ({between})"
-
-
-def _log_row(line: LogLine) -> dict[str, Any]:
-    """Bytes in GiB, everything else as logged."""
-    scale, form = (GIB, ",.2f") if line.unit == "bytes" else (1, ",.2f" if line.unit == "requests" else ",.0f")
-    return {
-        "line": line.line,
-        "unit": "GiB" if line.unit == "bytes" else line.unit,
-        "predicted": format(line.predicted / scale, form),
-        "interval": f"{line.lo / scale:{form}} to {line.hi / scale:{form}}",
-        "logged": format(line.logged / scale, form),
-        "inside": line.inside,
-    }
-
-
-def _option_lines(result: Fit) -> Iterator[str]:
-    if result.options:
-        yield "\nWhat would make it fit (each one checked):"
-    for option in result.options[:OPTIONS_SHOWN]:
-        yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      ")
-        at_once = f"{option.max_concurrency:.2f} requests of {option.max_model_len:,} tokens at once"
-        yield f"    {option.verdict}, {option.kv_cache_tokens:,} tokens of KV cache, {at_once}"
-
-
-def _explained(line: ArithmeticLine) -> str:
-    start = f"{line.label:<32} {line.value:>26}  "
-    return wrapped(line.how, first=start, rest=" " * len(start)) if line.how else start.rstrip()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
+from planner import planning
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import SPACE, Column, command_lines, known_table, table_text, wrapped
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
@@ -30,21 +31,6 @@ from planner.output.tables.shared import (
     price_notes,
     price_rows,
     with_interval,
-)
-from planner.planning import (
-    Disaggregated,
-    Doubt,
-    Fleet,
-    Fleets,
-    NotDivided,
-    Objective,
-    Offloading,
-    Pool,
-    Rung,
-    defaults,
-    doubts_about_fleets,
-    span_figures,
-    times,
 )
 from planner.units import GB, MB, MS, figure
 from planner.workload import DEFAULT_PERCENTILE, targets_in_words
@@ -94,17 +80,19 @@ class FleetAnswer(Answer):
     """Servers, GPUs, dollars and watts for a load, best fleet first: ``planner fleet``."""
 
     verdict_first = True
-    record: Fleets
-    doubts: tuple[Doubt, ...]  #: figures of a suspicious size in the best fleet
-    divided: tuple[Disaggregated | NotDivided, ...] = ()  #: fleets with prefill and decode on servers of their own
+    record: planning.Fleets
+    doubts: tuple[planning.Doubt, ...]  #: figures of a suspicious size in the best fleet
+    divided: tuple[
+        planning.Disaggregated | planning.NotDivided, ...
+    ] = ()  #: fleets with prefill and decode on servers of their own
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
     explain: bool = False
 
     @classmethod
-    def of(cls, record: Fleets, *more: Any) -> FleetAnswer:
+    def of(cls, record: planning.Fleets, *more: Any) -> FleetAnswer:
         """The answer, with everything computed that it shows; ``more`` are the other fields."""
-        doubts = tuple(doubts_about_fleets(record))
+        doubts = tuple(planning.doubts_about_fleets(record))
         if best := record.best:
             _ = best.carries, best.reuse, best.offloading, best.measure_next, best.with_margin  # cached: they replay
             _ = best.by_confidence if record.search.objective.slos else ()
@@ -116,7 +104,7 @@ class FleetAnswer(Answer):
         return self.record.best is not None and not any(doubt.refutes for doubt in self.doubts)
 
     @property
-    def fleets(self) -> tuple[Fleet, ...]:
+    def fleets(self) -> tuple[planning.Fleet, ...]:
         """The fleets of every GPU and of their mix, the best first."""
         return self.record.fleets
 
@@ -139,7 +127,7 @@ class FleetAnswer(Answer):
             "measure_next": _measure_next(best) if best else None,
             "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
             "minimised": fleets.minimised,
-            "carries": span_figures("request_rate", best.carries if best else None),
+            "carries": planning.span_figures("request_rate", best.carries if best else None),
             "prefix_cache_share": best.reuse if best else {},
             "kv_offloading": to_plain(best.offloading) if best else None,
             "fleets": list(map(_row, fleets.fleets)),
@@ -183,8 +171,8 @@ class FleetAnswer(Answer):
             yield table_text(self._split, DISAGGREGATED)
 
     @property
-    def _split(self) -> list[Disaggregated]:
-        return [plan for plan in self.divided if isinstance(plan, Disaggregated)]
+    def _split(self) -> list[planning.Disaggregated]:
+        return [plan for plan in self.divided if isinstance(plan, planning.Disaggregated)]
 
     def split_files(self, command: str) -> dict[str, str]:
         """Scripts and values that launch both sides, of several GPUs in a folder for each; none where none is divided.
@@ -198,12 +186,6 @@ class FleetAnswer(Answer):
             for plan in self._split
             for name, text in split_files(plan, command).items()
         }
-
-    def _title(self) -> str:
-        return _question(self.record)
-
-    def _html(self) -> tuple[Sequence[Fleet], Sequence[Column]]:
-        return self.fleets, COLUMNS
 
     def _fits(self) -> Iterator[str]:
         pools = [pool for fleet in self.fleets for pool in fleet.pools]
@@ -225,7 +207,7 @@ class FleetAnswer(Answer):
         fleets, space, best = self.record, self.record.search.space, self.record.best
         yield from self._fits()
         yield from (f"{refused.profile.id} is left out: {refused.reason}" for refused in fleets.refused)
-        missing = [plan for plan in self.divided if isinstance(plan, NotDivided)]
+        missing = [plan for plan in self.divided if isinstance(plan, planning.NotDivided)]
         yield from (f"{plan.profile.id} is not split: {plan.reason}" for plan in missing)
         taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
         yield from price_notes([profile for profile in space.gpus if profile.id in taking_part], space.prices)
@@ -241,16 +223,16 @@ class FleetAnswer(Answer):
         yield from self.said
 
 
-def _stocked(fleet: Fleet) -> bool:
+def _stocked(fleet: planning.Fleet) -> bool:
     """Whether the load is the largest that the GPUs carry, not an asked one."""
     return fleet.solver.search.space.stock is not None
 
 
-def _rung(rung: Rung) -> dict[str, Any]:
+def _rung(rung: planning.Rung) -> dict[str, Any]:
     return fields_of(rung, "confidence", "gpus", "usd_per_hour=usd_per_h.mid")
 
 
-def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
+def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
     if fleet.measure_next is None:
         return None
     run, then = fleet.measure_next
@@ -264,12 +246,12 @@ def _measure_next(fleet: Fleet) -> dict[str, Any] | None:
     }
 
 
-def _asked_margin(objective: Objective) -> str:
+def _asked_margin(objective: planning.Objective) -> str:
     asked = objective.headroom or objective.spares
     return f", {margin_words(objective.headroom, objective.spares)}" if asked else ""
 
 
-def _question(fleets: Fleets) -> str:
+def _question(fleets: planning.Fleets) -> str:
     objective = fleets.search.objective
     loads = ", ".join(
         f"{d.request_rate:,.4g} requests/s of {d.input_len:,} in / {d.output_len:,} out" for d in fleets.demands
@@ -278,7 +260,7 @@ def _question(fleets: Fleets) -> str:
     return f"{loads}, {targets}{_asked_margin(objective)}"
 
 
-def _verdict_of(fleets: Fleets) -> str:
+def _verdict_of(fleets: planning.Fleets) -> str:
     """The best fleet in a sentence."""
     search, best = fleets.search, fleets.best
     loads = asked_load(sum(demand.request_rate for demand in fleets.demands))
@@ -300,7 +282,7 @@ def _verdict_of(fleets: Fleets) -> str:
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
 
 
-def _reuse_words(fleet: Fleet) -> str:
+def _reuse_words(fleet: planning.Fleet) -> str:
     """The share of the prefix caches, with the router of the plan and with others."""
     asked = fleet.solver.search.objective.router
     others = [f"{share:.1%} {router}" for router, share in fleet.reuse.items() if router != asked]
@@ -308,18 +290,18 @@ def _reuse_words(fleet: Fleet) -> str:
     return f"{words}; {', '.join(others)}" if others else words
 
 
-def _without_host(fleet: Fleet, offloading: Offloading) -> str:
+def _without_host(fleet: planning.Fleet, offloading: planning.Offloading) -> str:
     if offloading.without_gpus is None:
         return "any number of such servers misses the targets"
     gpus = f"{offloading.without_gpus:,} GPUs" if offloading.without_gpus != fleet.gpus else "as many GPUs"
     return f"one such server carries {figure(offloading.without_rate)} requests/s, and the load takes {gpus}"
 
 
-def _limit(pool: Pool) -> str:
+def _limit(pool: planning.Pool) -> str:
     return pool.load.bound_by or pool.load.binding
 
 
-def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
+def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
     """The number of servers, alternatives, and the bottleneck."""
     objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
@@ -330,7 +312,7 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         f"{_asked_margin(objective)}"
     )
     if best.with_margin:
-        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(best.with_margin)}"
+        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(best.with_margin)}"
     if _stocked(best):
         yield load_in_words(best.requests_in_flight, best.output_tok_per_day)
     if fleets.shapes:
@@ -348,7 +330,7 @@ def _reasons(fleets: Fleets, best: Fleet) -> Iterator[str]:
         yield _reuse_words(best)
 
 
-def _shapes_words(apart: Fleet | None, together: Fleet | None) -> str:
+def _shapes_words(apart: planning.Fleet | None, together: planning.Fleet | None) -> str:
     """The GPUs of a pool for each class, and of one pool for all of them, at the same confidence."""
     one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
     each = f"takes {apart.gpus:,}" if apart else "misses them"
@@ -356,7 +338,7 @@ def _shapes_words(apart: Fleet | None, together: Fleet | None) -> str:
     return f"{words}, spares included" if apart and together and together.spares else words
 
 
-def _certainty(best: Fleet) -> Iterator[str]:
+def _certainty(best: planning.Fleet) -> Iterator[str]:
     """The cost of other confidences, and the measurement that is worth most."""
     objective = best.solver.search.objective
     if not objective.slos:
@@ -371,11 +353,11 @@ def _certainty(best: Fleet) -> Iterator[str]:
         yield measure_next("vllm bench serve on one of these servers", run, change)
 
 
-def _next_command(best: Fleet) -> list[str]:
+def _next_command(best: planning.Fleet) -> list[str]:
     """The command that plans one server of the busiest pool and writes its scripts."""
     search, pool = best.solver.search, best.busiest
     kind, args = pool.kind, search.space.args
-    demand = times(pool.demand, 1 / (1 + best.solver.headroom))
+    demand = planning.times(pool.demand, 1 / (1 + best.solver.headroom))
     words = ["planner", "recommend", search.space.model.requested, "--gpu", kind.profile.id]
     lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
     if demand.classes:
@@ -400,7 +382,7 @@ def _next_command(best: Fleet) -> list[str]:
     return [*words, "-o", "plans"]
 
 
-def _servers_words(fleet: Fleet) -> str:
+def _servers_words(fleet: planning.Fleet) -> str:
     """``2 + 1 x TP 8`` for one class and one kind of server, else each pool by name."""
     spare = {id(kind): count for kind, count in fleet.spares}
     layouts = [layout_in_words(pool.kind.deployment.config) for pool in fleet.pools]
@@ -417,20 +399,20 @@ def _servers_words(fleet: Fleet) -> str:
     return ", ".join([*words, f"{spares} spare"] if spares else words)
 
 
-def _row(fleet: Fleet) -> dict[str, Any]:
+def _row(fleet: planning.Fleet) -> dict[str, Any]:
     return {
         "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
         "servers": fleet.servers,
         "spare_servers": sum(count for _, count in fleet.spares),
         **fields_of(fleet, "gpus", "nodes", "request_rate", "requests_in_flight"),
-        **span_figures("usd_per_hour", fleet.usd_per_h),
-        **span_figures(USD_PER_1M, fleet.usd_per_million_tok),
+        **planning.span_figures("usd_per_hour", fleet.usd_per_h),
+        **planning.span_figures(USD_PER_1M, fleet.usd_per_million_tok),
         **fields_of(fleet, "power_w", "output_tokens_per_joule=tok_per_joule", "proven"),
         "pools": [_pool_object(fleet, pool) for pool in fleet.pools],
     }
 
 
-def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
+def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:
     config = pool.kind.deployment.config
     return {
         **fields_of(pool, "class=demand.name", "gpu=kind.profile.id", "model=kind.candidate.resolved.resolved"),
@@ -444,13 +426,13 @@ def _pool_object(fleet: Fleet, pool: Pool) -> dict[str, Any]:
     }
 
 
-def _side_words(plan: Disaggregated, side: int) -> str:
+def _side_words(plan: planning.Disaggregated, side: int) -> str:
     _, engine, servers = sides_of(plan)[side]
     extra = f" + {plan.spares}" if plan.spares else ""
     return f"{servers}{extra} x TP {engine.deployment.config.tensor_parallel_size}"
 
 
-def _transfer_words(plan: Disaggregated) -> str:
+def _transfer_words(plan: planning.Disaggregated) -> str:
     transfer = plan.transfer
     size = f"{transfer.kv_bytes / MB:,.0f} MB in {transfer.time_s / MS:,.1f} ms"
     return f"{size}, {transfer.over} at {transfer.bytes_per_s / GB:,.0f} GB/s"

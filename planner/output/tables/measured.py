@@ -1,46 +1,31 @@
-"""Predictions beside measurements and published figures: ``calibrate``, ``validate``, ``tune``, ``workflow --show``."""
+"""Predictions beside measurements: ``evaluate``, ``calibrate``, ``validate``, ``tune``, ``workflow --show``."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from math import exp
 from pathlib import Path
 from typing import Any
 
+from planner import evidence
 from planner.errors import InputError
-from planner.evidence import (
-    MEANINGS,
-    CalibrationOutcome,
-    ComparedLine,
-    Evaluated,
-    PlannedPoint,
-    PredictedFigure,
-    Validation,
-    evaluation_json,
-    figures_of,
-    mean_error,
-    mean_width,
-    read_offline,
-    statistics,
-    summary,
-)
+from planner.evidence import summary
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
-from planner.output.render import Column, known_table, note, rows_of, table_text, wrapped, write_file
+from planner.output.render import Column, known_table, rows_of, table_text, wrapped
 from planner.output.tables.shared import counted, items
 from planner.output.tuning import Tuner
-from planner.output.workflows.differences import PrintedFigure, caveats_of, figure_text, table_of
+from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, figure_text
 from planner.output.workflows.subject import Subject
 from planner.planning import SURE, WITHIN, broken_words, percent
 from planner.workload import METRICS, targets_in_words
 
-# --- calibrate -----------------------------------------------------------------------------------------------------
-
+FITS = ("before", "after", "left_out")
 FACTORS = (
-    Column("target", "factor on", MEANINGS.__getitem__),
+    Column("target", "factor on", evidence.MEANINGS.__getitem__),
     Column("when", of=lambda factor: " ".join(filter(None, dict(factor.when).values()))),
     Column("before", form=".3f"),
     Column("after", form=".3f", of="factor"),
@@ -66,7 +51,7 @@ class CalibrationAnswer(Answer):
     """Factors learnt from a user's own runs, and the errors with them: ``planner calibrate``. Rows are factors."""
 
     columns, records = FACTORS, "record.factors"
-    record: CalibrationOutcome
+    record: evidence.CalibrationOutcome
     remarks: tuple[str, ...] = ()
 
     @property
@@ -75,36 +60,36 @@ class CalibrationAnswer(Answer):
         return self.record.kept
 
     def _object(self) -> dict[str, Any]:
-        outcome, fits = self.record, _fits(self.record)
+        outcome = self.record
+        fits = {name: getattr(outcome, name) for name in FITS}
         return {
             **fields_of(outcome, "kept", "reason", "calibration=path", "base"),
             "runs": len(outcome.runs),
             "new_runs": outcome.new_runs,
             "factors": [row | {"when": dict(one.when)} for row, one in zip(self.rows(), outcome.factors, strict=True)],
             "metrics": list(_metrics(outcome)),
-            "error": {name: mean_error(runs) if runs else None for name, runs in fits.items()},
-            "width": {name: mean_width(runs) if runs else None for name, runs in fits.items()},
+            "error": {name: evidence.mean_error(runs) if runs else None for name, runs in fits.items()},
+            "width": {name: evidence.mean_width(runs) if runs else None for name, runs in fits.items()},
             "memory": list(dict.fromkeys(fit.name for fit in outcome.memory)),
             "refused": [{"run_id": run.run_id, "reason": why} for run, why in outcome.refused],
             "notes": list(outcome.notes),
         }
 
     def sentences(self) -> Iterator[str]:
-        """The factors, the errors before and after, and the verdict."""
         yield f"{table_text(self.record.factors, FACTORS)}\n"
         yield f"{table_text(_metrics(self.record), ERRORS)}\n"
-        yield wrapped(self._title())
-
-    def _title(self) -> str:
         outcome = self.record
         if outcome.reason:
-            return f"not kept: {outcome.reason}"
-        learned = f"error {mean_error(outcome.before):.1%} before, {mean_error(outcome.after):.1%} after"
+            yield wrapped(f"not kept: {outcome.reason}")
+            return
+        learned = (
+            f"error {evidence.mean_error(outcome.before):.1%} before, {evidence.mean_error(outcome.after):.1%} after"
+        )
         if outcome.left_out:
-            learned += f", {mean_error(outcome.left_out):.1%} for each run when it is left out"
-        before, after = mean_width(outcome.before), mean_width(outcome.after)
+            learned += f", {evidence.mean_error(outcome.left_out):.1%} for each run when it is left out"
+        before, after = evidence.mean_width(outcome.before), evidence.mean_width(outcome.after)
         learned += f"; 90 % intervals a factor of {before:.2f} wide before, {after:.2f} after"
-        return f"kept in {outcome.path}: {counted(len(outcome.runs), 'run')}, {learned}"
+        yield wrapped(f"kept in {outcome.path}: {counted(len(outcome.runs), 'run')}, {learned}")
 
     def _notes(self) -> Iterator[str]:
         outcome = self.record
@@ -117,22 +102,16 @@ class CalibrationAnswer(Answer):
         yield from outcome.notes
 
 
-def _fits(outcome: CalibrationOutcome) -> dict[str, Sequence[Evaluated]]:
-    return {"before": outcome.before, "after": outcome.after, "left_out": outcome.left_out}
-
-
-def _metrics(outcome: CalibrationOutcome) -> Iterator[dict[str, Any]]:
+def _metrics(outcome: evidence.CalibrationOutcome) -> Iterator[dict[str, Any]]:
     """The errors of each metric, before, after, and of each run when it is left out."""
     for metric in outcome.metrics:
-        figures = {name: figures_of(runs, metric) for name, runs in _fits(outcome).items()}
+        figures = {name: evidence.figures_of(getattr(outcome, name), metric) for name in FITS}
         errors = {
-            name: fields_of(statistics(values), "median_ape", "within_20", "bias") if values else None
+            name: fields_of(evidence.statistics(values), "median_ape", "within_20", "bias") if values else None
             for name, values in figures.items()
         }
         yield {"metric": metric, "n": len(figures["after"]), **errors}
 
-
-# --- validate ------------------------------------------------------------------------------------------------------
 
 #: A metric, its published figure, and the line.
 LINES = (
@@ -145,7 +124,7 @@ LINES = (
     Column("measured", form=",.2f", of="2.measured"),
     Column("error", form="+.1%", of="2.error"),
     Column("basis", "bounds", of="2.basis"),
-    Column("verdict", "", of=lambda one: _word(one[2])),
+    Column("verdict", "", of=lambda one: _verdict_of(one[2])),
 )
 OFFLINE = tuple(replace(column, of=column.key) for column in LINES if column.key != "basis")
 
@@ -155,7 +134,7 @@ class ValidationAnswer(Answer):
     """A plan's prediction beside its measurements, likeliest causes, and what to try next: ``planner validate``."""
 
     columns = LINES
-    record: Validation
+    record: evidence.Validation
     remarks: tuple[str, ...] = ()
 
     @property
@@ -167,7 +146,7 @@ class ValidationAnswer(Answer):
         record, names = self.record, ("gpu", "num_gpus", "model", "engine_version", "calibration")
         plan = ("measured.plan.digest", "goal=measured.file.goal", *(f"measured.plan.{name}" for name in names))
         keys = [column.key for column in LINES if column.key != "published"]
-        published = [{"published": self._published.get(line.metric)} for line in record.lines]
+        published = [{"published": record.measured.plan.published.get(line.metric)} for line in record.lines]
         further = [
             {
                 "load": one.load,
@@ -186,22 +165,22 @@ class ValidationAnswer(Answer):
             "notes": record.notes,
         }
 
-    @property
-    def _published(self) -> Mapping[str, float]:
-        """A document's result of the same run, by metric; empty where no document has one."""
-        return self.record.measured.plan.published
-
-    def _records(self) -> Iterator[tuple[str, float | None, ComparedLine]]:
+    def _records(self) -> Iterator[tuple[str, float | None, evidence.ComparedLine]]:
         for line in self.record.lines:
-            yield line.metric, self._published.get(line.metric), line
+            yield line.metric, self.record.measured.plan.published.get(line.metric), line
         for one in self.record.further:
             yield from ((f"{one.load} {line.metric}", None, line) for line in one.lines)
 
     def sentences(self) -> Iterator[str]:
-        """The table, the verdict, and likely causes."""
-        shown = LINES if self._published else [column for column in LINES if column.key != "published"]
+        validation, plan = self.record, self.record.measured.plan
+        shown = LINES if plan.published else [column for column in LINES if column.key != "published"]
         yield f"{table_text(self._records(), shown)}\n"
-        yield wrapped(self._title())
+        outside = sum(not line.is_inside for line in validation.every_line)
+        verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.every_line)} lines"
+        if not validation.as_planned:
+            verdict += ", but this is not the plan" if validation.inside else ", not the plan"
+        where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
+        yield wrapped(f"{plan.model} on {where}, calibration: {plan.calibration}: {verdict}")
         first, others = ("mind: ", "and: ") if self.record.inside else ("likeliest cause: ", "or: ")
         for place, finding in enumerate(self.record.findings):
             mark = "not the plan: " if finding.not_the_plan else others if place else first
@@ -212,26 +191,8 @@ class ValidationAnswer(Answer):
             spread = f" ± {accuracy.stderr:.4f}" if accuracy.stderr is not None else ""
             yield f"accuracy {accuracy.task}, {accuracy.metric}: {accuracy.value:.4f}{spread} (not predicted)"
 
-    def _title(self) -> str:
-        validation, plan = self.record, self.record.measured.plan
-        outside = sum(not line.is_inside for line in validation.every_line)
-        verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.every_line)} lines"
-        if not validation.as_planned:
-            verdict += ", but this is not the plan" if validation.inside else ", not the plan"
-        where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
-        return f"{plan.model} on {where}, calibration: {plan.calibration}: {verdict}"
-
     def _notes(self) -> Iterable[str]:
         return self.record.notes
-
-
-def _word(line: ComparedLine) -> str:
-    """Above or below its bounds, in words that say whether that is good."""
-    if line.is_inside:
-        return "inside"
-    if line.unit in ("GiB", "tokens"):
-        return "more" if line.verdict == "above" else "less"
-    return "slower" if (line.verdict == "above") is line.is_latency else "faster"
 
 
 @dataclass(frozen=True, repr=False)
@@ -257,11 +218,20 @@ def validate_offline(directory: Path) -> OfflineValidation | None:
     table, results = directory / "points.json", directory / "results"
     if not table.is_file() or any(results.glob("serve-*.json")):
         return None
-    lines = tuple(starmap(_measured, read_offline(directory)))
+    lines = tuple(starmap(_measured, evidence.read_offline(directory)))
     return OfflineValidation(lines) if lines else None
 
 
-def _measured(point: PlannedPoint, measured: float) -> dict[str, Any]:
+def _verdict_of(line: evidence.ComparedLine) -> str:
+    """Above or below its bounds, in words that say whether that is good."""
+    if line.is_inside:
+        return "inside"
+    if line.unit in ("GiB", "tokens"):
+        return "more" if line.verdict == "above" else "less"
+    return "slower" if (line.verdict == "above") is line.is_latency else "faster"
+
+
+def _measured(point: evidence.PlannedPoint, measured: float) -> dict[str, Any]:
     low, high, predicted = point.lo, point.hi, point.predicted
     outside = low is not None and high is not None and not low <= measured <= high
     slower = (measured > (high or 0)) is (point.key == "avg_latency")
@@ -274,8 +244,6 @@ def _measured(point: PlannedPoint, measured: float) -> dict[str, Any]:
         "verdict": ("slower" if slower else "faster") if outside else "inside" if predicted else "not predicted",
     }
 
-
-# --- tune ----------------------------------------------------------------------------------------------------------
 
 SETTINGS = (
     Column("setting"),
@@ -296,7 +264,7 @@ class TuningAnswer(Answer):
 
     columns = SETTINGS
     tuner: Tuner
-    learnt: CalibrationOutcome | None = None  #: None: the runs teach nothing, ``remarks`` say why
+    learnt: evidence.CalibrationOutcome | None = None  #: None: the runs teach nothing, ``remarks`` say why
     remarks: tuple[str, ...] = ()
 
     @property
@@ -330,14 +298,14 @@ class TuningAnswer(Answer):
     def _records(self) -> list[dict[str, Any]]:
         state, standing = self.tuner.state, self.tuner.state.standing
         best = state.measured[standing.best] if standing.best is not None else 0.0
-        order = sorted(state.measured, key=lambda number: (bool(self._missed(number)), -state.measured[number]))
+        missed = {number: broken_words(state.targets, margins) for number, margins in state.margins.items()}
+        order = sorted(state.measured, key=lambda number: (bool(missed.get(number)), -state.measured[number]))
         order += sorted(standing.gains, key=lambda number: -standing.gains[number])
-        return [self._row(number, best) for number in (*order, *state.out)]
+        return [self._row(number, best, missed.get(number, "")) for number in (*order, *state.out)]
 
-    def _row(self, number: int, best: float) -> dict[str, Any]:
+    def _row(self, number: int, best: float, missed: str) -> dict[str, Any]:
         tuner, state = self.tuner, self.tuner.state
         plan, result = tuner.plan(number), tuner.result(number) if number in state.measured else {}
-        missed = self._missed(number)
         return {
             "setting": tuner.words(number),
             "predicted_tok_per_s_per_gpu": plan.predicted["output_throughput"] / plan.num_gpus,
@@ -349,33 +317,27 @@ class TuningAnswer(Answer):
             "folder": str(tuner.folder(number)),
         }
 
-    def _missed(self, number: int) -> str:
-        state = self.tuner.state
-        return broken_words(state.targets, state.margins[number]) if number in state.margins else ""
-
     def sentences(self) -> Iterator[str]:
-        """The settings that may gain something, and the best."""
         rows = self._records()
         shown = [row for row in rows if row["gain"] is None or row["gain"] >= LEAST_GAIN]
         yield known_table(shown, SETTINGS)
         if left := len(rows) - len(shown):
             yield f"and {counted(left, 'setting')} that may gain less than 0.1%"
-        yield wrapped(f"\n{self._title()}")
+        state = self.tuner.state
+        runs, sure = counted(len(state.tried), "run"), f"with {percent(state.standing.known)} probability"
+        if state.standing.best is not None:
+            best = self.tuner.words(state.standing.best)
+            verdict = f"best after {runs}: {best}; no other setting is better by more than {WITHIN:.0%}, {sure}"
+        elif state.measured:
+            targets = targets_in_words([one.slo for one in state.targets])
+            verdict = f"no measured setting meets {targets} after {runs}; no other does, {sure}"
+        else:
+            verdict = f"nothing was measured in {runs}"
+        yield wrapped(f"\n{verdict}")
         if self.best:
             yield f"the plan: {self.best}"
         if self._calibration:
             yield f"learnt:   {self._calibration} (planner ... --calibration FILE)"
-
-    def _title(self) -> str:
-        state = self.tuner.state
-        runs, sure = counted(len(state.tried), "run"), f"with {percent(state.standing.known)} probability"
-        if self.best is None and state.measured:
-            targets = targets_in_words([one.slo for one in state.targets])
-            return f"no measured setting meets {targets} after {runs}; no other does, {sure}"
-        if self.best is None:
-            return f"nothing was measured in {runs}"
-        best = self.tuner.words(state.standing.best or 0)
-        return f"best after {runs}: {best}; no other setting is better by more than {WITHIN:.0%}, {sure}"
 
     def _notes(self) -> Iterable[str]:
         if not self.ok:
@@ -383,8 +345,6 @@ class TuningAnswer(Answer):
         if self.learnt and not self.learnt.kept:
             yield f"the calibration is not kept: {self.learnt.reason}"
 
-
-# --- workflow --show -----------------------------------------------------------------------------------------------
 
 PRINTED = (
     Column("run"),
@@ -419,26 +379,20 @@ class WorkflowAnswer(Answer):
             "documents": [document.title for document in self.record.workflow.documents],
             **fields_of(self.record.plan, "model", "gpu", "engine_version", "image", "calibration", "warnings"),
             "figures": rows_of(self.figures, PRINTED),
-            "differences": to_plain(list(table_of(self.record))),
+            "differences": list(changed_options(self.record)),
             "caveats": list(self.caveats),
         }
 
     def sentences(self) -> Iterator[str]:
-        """The figures and the document's caveats."""
-        yield wrapped(self._title())
+        plan = self.record.plan
+        where = f"{plan.model} on {plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}"
+        yield wrapped(f"{where}: printed beside predicted")
         yield f"\n{table_text(self.figures, PRINTED)}" if self.figures else "the document prints no numbers for this"
         yield from items("!", self.caveats)
-
-    def _title(self) -> str:
-        plan = self.record.plan
-        return f"{plan.model} on {plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}: printed beside predicted"
 
     def _notes(self) -> Iterable[str]:
         yield f"calibration: {self.record.plan.calibration}"
         yield from self.record.plan.warnings
-
-
-# --- evaluate ---------------------------------------------------------------------------------------------------------
 
 
 SUMMARY = (
@@ -462,7 +416,7 @@ class Evaluation(Answer):
     """Predictions beside measurements: ``planner evaluate``. CSV has the rows, the table has the summary, JSON both."""
 
     columns = ROWS
-    evaluated: tuple[Evaluated, ...]  #: each run with its figures, or why it was refused
+    evaluated: tuple[evidence.Evaluated, ...]  #: each run with its figures, or why it was refused
     remarks: tuple[str, ...] = ()
 
     def summary(self) -> list[dict[str, Any]]:
@@ -471,10 +425,13 @@ class Evaluation(Answer):
 
     def to_svg(self) -> str:
         """Predicted against measured, as an SVG file. Raises InputError where no run was predicted."""
-        return _svg(self.evaluated)
+        chart = evaluation_chart(self.evaluated)
+        if chart is None:
+            raise InputError("nothing to draw: no run was predicted", hint="see the notes of planner evaluate")
+        return svg(chart)
 
     def _object(self) -> dict[str, Any]:
-        return evaluation_json(self.evaluated)
+        return evidence.evaluation_json(self.evaluated)
 
     def _records(self) -> Iterator[dict[str, Any]]:
         for one in self.evaluated:
@@ -487,9 +444,6 @@ class Evaluation(Answer):
     def sentences(self) -> Iterator[str]:
         yield table_text(self.summary(), SUMMARY)
 
-    def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
-        return self.summary(), SUMMARY
-
     def _notes(self) -> Iterator[str]:
         refused = Counter(one.refused for one in self.evaluated if one.refused)
         yield f"{counted(len(self.evaluated), 'run')}, {sum(refused.values())} refused"
@@ -499,8 +453,6 @@ class Evaluation(Answer):
         for reason, times in refused.most_common():
             yield f"{times} x {reason}"
 
-
-# --- the chart -----------------------------------------------------------------------------------------------------
 
 BAND = 0.2
 #: Panels of the chart. A run shows the first metric of a panel that it measured.
@@ -524,69 +476,44 @@ CHART_COLUMNS = (
 )
 
 
-def chart_writer(path: Path) -> Callable[[Sequence[Evaluated]], None]:
-    """A function that writes the chart as SVG. Raises InputError unless ``path`` ends in .svg."""
-    if path.suffix != ".svg":
-        raise InputError(f"--chart {path} does not end in .svg", hint="for example --chart evaluation.svg")
-
-    def write(evaluated: Sequence[Evaluated]) -> None:
-        write_file(path, _svg(evaluated).encode(), flag="--chart")
-        note(f"wrote {path}")
-
-    return write
+def _of_panel(one: evidence.Evaluated, keys: Sequence[str]) -> evidence.PredictedFigure | None:
+    figure = next((one.figures[key] for key in keys if key in one.figures), None)
+    return figure if figure and figure.measured > 0 and figure.predicted > 0 else None
 
 
-def _svg(evaluated: Sequence[Evaluated]) -> str:
-    chart = evaluation_chart(evaluated)
-    if chart is None:
-        raise InputError("nothing to draw: no run was predicted", hint="see the notes of planner evaluate")
-    return svg(chart)
-
-
-def evaluation_chart(evaluated: Sequence[Evaluated]) -> Chart | None:
+def evaluation_chart(evaluated: Sequence[evidence.Evaluated]) -> Chart | None:
     """A panel for each metric, a colour and marker for each GPU; None where nothing was predicted."""
     gpus = sorted({one.run.gpu for one in evaluated if one.figures})
     panels: list[LinePanel] = []
     records: list[tuple[str, str, dict[str, Any]]] = []
     for title, keys in PANELS.items():
-        by_gpu, unit = _by_gpu(evaluated, keys), METRICS[keys[0]].unit
+        by_gpu, unit = defaultdict[str, list[evidence.PredictedFigure]](list), METRICS[keys[0]].unit
+        for one in evaluated:
+            if found := _of_panel(one, keys):
+                by_gpu[one.run.gpu].append(found)
         if not by_gpu:
             continue
-        whole = statistics([figure for figures in by_gpu.values() for figure in figures])
+        whole = evidence.statistics([found for figures in by_gpu.values() for found in figures])
         words = f"{title}\n{whole['within_20']:.0%} within {BAND:.0%}"
         if whole["coverage_90"] is not None:
             words += f", {whole['coverage_90']:.0%} in the interval"
-        series = tuple(_series(gpu, place, by_gpu[gpu]) for place, gpu in enumerate(gpus) if gpu in by_gpu)
+        series = [
+            Series(
+                gpu, tuple(one.measured for one in by_gpu[gpu]), tuple(one.predicted for one in by_gpu[gpu]), place,
+                "points", MARKERS[(place + place // len(MARKERS)) % len(MARKERS)],
+            )
+            for place, gpu in enumerate(gpus) if gpu in by_gpu
+        ]  # fmt: skip
         marks = (Mark(f"equal, and {BAND:.0%} either way", diagonal=True, spread=BAND),)
         labels = f"measured, {unit}", f"predicted, {unit}"
-        panels.append(LinePanel(*labels, series, words, x_log=True, y_log=True, marks=marks, equal=True))
-        records += [(title, gpu, statistics(by_gpu[gpu])) for gpu in gpus if gpu in by_gpu]
+        panels.append(LinePanel(*labels, tuple(series), words, x_log=True, y_log=True, marks=marks, equal=True))
+        records += [(title, gpu, evidence.statistics(by_gpu[gpu])) for gpu in gpus if gpu in by_gpu]
         records.append((title, "all", whole))
     if not panels:
         return None
     refused = sum(one.refused is not None for one in evaluated)
-    covered = statistics([figure for one in evaluated for figure in one.figures.values()])["coverage_90"]
-    coverage = "" if covered is None else f" {covered:.0%} of all measurements lie in their 90 % interval."
-    return Chart(
-        "evaluation",
-        "Predicted against measured",
+    described = (
         f"{len(evaluated)} runs, {refused} refused. A prediction on the line is exact, one in the grey band is within "
-        f"{BAND:.0%}.{coverage}",
-        tuple(panels),
-        CHART_COLUMNS,
-        records,
+        f"{BAND:.0%}."
     )
-
-
-def _by_gpu(evaluated: Sequence[Evaluated], keys: Sequence[str]) -> dict[str, list[PredictedFigure]]:
-    by_gpu: dict[str, list[PredictedFigure]] = defaultdict(list)
-    for one in evaluated:
-        figure = next((one.figures[key] for key in keys if key in one.figures), None)
-        if figure is not None and figure.measured > 0 and figure.predicted > 0:
-            by_gpu[one.run.gpu].append(figure)
-    return by_gpu
-
-
-def _series(gpu: str, place: int, figures: Sequence[PredictedFigure]) -> Series:
-    x, y = (tuple(getattr(figure, name) for figure in figures) for name in ("measured", "predicted"))
-    return Series(gpu, x, y, place, "points", MARKERS[(place + place // len(MARKERS)) % len(MARKERS)])
+    return Chart("evaluation", "Predicted against measured", described, tuple(panels), CHART_COLUMNS, records)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,12 +24,8 @@ BASIS = {
     "architecture": "measured on GPUs of this architecture",
     "global": "measured on other GPUs: none of this architecture was measured",
 }
-INTERVAL_COLUMNS = (
-    Column("metric"),
-    Column("value", form=",.2f"),
-    Column("lo", "from", ",.2f"),
-    Column("hi", "to", ",.2f"),
-)
+
+
 OPERATOR_COLUMNS = (
     Column("operator", of="name"),
     Column("kernels", form=",", of="count"),
@@ -128,15 +124,6 @@ class PredictionAnswer(MetricAnswer):
             yield table_text(step.parts, OPERATOR_COLUMNS)
             yield wrapped(_sum(step), first="  ", rest="  ")
             yield wrapped(_share(name, self.record.replay), first="  ", rest="  ")
-
-    def _title(self) -> str:
-        config = self.deployment.config
-        where = f"{config.num_gpus} x {self.deployment.profile.id}"
-        return f"{self.resolved.resolved} on {where}, vLLM {config.version}: predicted bench {self.bench}"
-
-    def _html(self) -> tuple[list[dict[str, Any]], Sequence[Column]]:
-        result = self.result
-        return [{"metric": key, **_ends(result, key)} for key in result if f"{key}_lo" in result], INTERVAL_COLUMNS
 
     def _notes(self) -> Iterator[str]:
         yield from _notes(self.deployment, self.resolved)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from planner import planning
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
@@ -35,40 +36,7 @@ from planner.output.tables.shared import (
     seconds,
 )
 from planner.output.workflows.documents import published_accuracy
-from planner.planning import (
-    Apart,
-    BenchmarkLine,
-    Candidate,
-    Disaggregated,
-    Doubt,
-    Merit,
-    NotDivided,
-    Objective,
-    Plan,
-    PlannedClass,
-    PlannedRung,
-    PlannedTarget,
-    PlannedTrace,
-    Ranking,
-    Rejected,
-    Search,
-    Service,
-    apart_from,
-    beside,
-    bottleneck,
-    cheapest_apart,
-    closest_lines,
-    closest_point,
-    defaults,
-    doubt_about_refusal,
-    doubts_about_plan,
-    little_in_words,
-    met_limits,
-    order_words,
-    percent,
-    plans_best_first,
-    price_of,
-)
+from planner.planning import bottleneck
 from planner.timing import SHIPPED
 from planner.units import GIB, MS, figure
 from planner.workload import Load, targets_in_words
@@ -132,15 +100,19 @@ class Recommendation(Answer):
     """The plan of each GPU, with reasons: ``planner recommend``."""
 
     verdict_first = True
-    search: Search
-    rankings: tuple[Ranking, ...]  #: of each GPU: candidates, best first, and rejected settings
-    plans: tuple[Plan | None, ...]  #: the picked plan of each GPU; None where there is none
+    search: planning.Search
+    rankings: tuple[planning.Ranking, ...]  #: of each GPU: candidates, best first, and rejected settings
+    plans: tuple[planning.Plan | None, ...]  #: the picked plan of each GPU; None where there is none
     pick: int  #: place of the picked plan; 1 is the best
     defaults_taken: Mapping[str, Any]
     command: str  #: the equivalent command line
-    doubts: tuple[Doubt, ...] = ()  #: figures of a suspicious size, of the best plan or of each refusal
-    divisions: Mapping[str, Disaggregated | NotDivided] = field(default_factory=dict)  #: disaggregated, by GPU
-    apart: Mapping[str, Apart] = field(default_factory=dict)  #: by GPU, where asked for and cheaper than its plan
+    doubts: tuple[planning.Doubt, ...] = ()  #: figures of a suspicious size, of the best plan or of each refusal
+    divisions: Mapping[str, planning.Disaggregated | planning.NotDivided] = field(
+        default_factory=dict
+    )  #: disaggregated, by GPU
+    apart: Mapping[str, planning.Apart] = field(
+        default_factory=dict
+    )  #: by GPU, where asked for and cheaper than its plan
     bottleneck: str = ""  #: of the best plan
     wrote: bool = False  #: whether the scripts are written already
     remarks: tuple[str, ...] = ()
@@ -150,9 +122,9 @@ class Recommendation(Answer):
     @classmethod
     def of(
         cls,
-        search: Search,
-        rankings: tuple[Ranking, ...],
-        plans: tuple[Plan | None, ...],
+        search: planning.Search,
+        rankings: tuple[planning.Ranking, ...],
+        plans: tuple[planning.Plan | None, ...],
         pick: int,
         defaults_taken: Mapping[str, Any],
         command: str,
@@ -161,16 +133,18 @@ class Recommendation(Answer):
         """The answer, with everything computed that its text shows; ``more`` are the other fields."""
         answer = cls(search, rankings, plans, pick, defaults_taken, command, **more)
         answer = replace(answer, divisions=answer._divisions())
-        divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, Disaggregated)}
+        divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, planning.Disaggregated)}
         if answer.disaggregated:
-            found = (apart_from(search, plan, divided[plan.gpu]) for plan in answer._made if plan.gpu in divided)
+            found = (
+                planning.apart_from(search, plan, divided[plan.gpu]) for plan in answer._made if plan.gpu in divided
+            )
             answer = replace(answer, apart={one.plan.gpu: one for one in found if one})
         best = answer.best
         limit = bottleneck(search.space, search.objective, answer._candidates[id(best)]) if best else ""
         return replace(answer, doubts=tuple(answer._doubts()), bottleneck=limit)
 
     @property
-    def objective(self) -> Objective:
+    def objective(self) -> planning.Objective:
         """The goal, the load and the targets."""
         return self.search.objective
 
@@ -179,32 +153,32 @@ class Recommendation(Answer):
         """True if any GPU has a plan, and the expected value does not refute the best."""
         return bool(self._made) and not any(doubt.refutes for doubt in self.doubts)
 
-    def _doubts(self) -> Iterable[Doubt]:
+    def _doubts(self) -> Iterable[planning.Doubt]:
         best, targets = self.best, self.objective.targets
         if self.answer_apart:
             return ()
         if best:
-            return doubts_about_plan(self.search, self._candidates[id(best)], best)
-        refused = (doubt_about_refusal(one, targets.confidence) for one in self.rankings) if targets else ()
+            return planning.doubts_about_plan(self.search, self._candidates[id(best)], best)
+        refused = (planning.doubt_about_refusal(one, targets.confidence) for one in self.rankings) if targets else ()
         return filter(None, refused)
 
     @property
-    def best(self) -> Plan | None:
+    def best(self) -> planning.Plan | None:
         """The best of all plans; None where there is none."""
         return next(iter(self._best_first(self._made)), None)
 
-    def _divisions(self) -> dict[str, Disaggregated | NotDivided]:
+    def _divisions(self) -> dict[str, planning.Disaggregated | planning.NotDivided]:
         """Disaggregated serving beside the best plan, or beside each where that may be the answer."""
         plans = self._best_first(self._made)
         pairs = ((plan.gpu, self._beside(plan)) for plan in (plans if self.disaggregated else plans[:1]))
         return {gpu: division for gpu, division in pairs if division}
 
     @property
-    def divided(self) -> Disaggregated | NotDivided | None:
+    def divided(self) -> planning.Disaggregated | planning.NotDivided | None:
         """Disaggregated serving beside the best plan."""
         return self.divisions.get(self.best.gpu) if self.best else None
 
-    def _beside(self, plan: Plan) -> Disaggregated | NotDivided | None:
+    def _beside(self, plan: planning.Plan) -> planning.Disaggregated | planning.NotDivided | None:
         """Disaggregated serving on the GPUs of a plan of several servers, or of the nodes that were given.
 
         None if one server takes the load and it was not asked for, or if many GPU types are compared.
@@ -217,12 +191,12 @@ class Recommendation(Answer):
         gpus = max(plan.gpus_per_node * (space.nodes or 1) if named else 0, plan.service.total_gpus)
         if gpus < 2 * plan.num_gpus and not self.disaggregated:
             return None
-        return beside(self.search, self._candidates[id(plan)], plan.service.largest_load, gpus)
+        return planning.beside(self.search, self._candidates[id(plan)], plan.service.largest_load, gpus)
 
     @property
-    def answer_apart(self) -> Apart | None:
+    def answer_apart(self) -> planning.Apart | None:
         """Disaggregated serving where that is cheaper than all plans."""
-        return cheapest_apart(self._made, self.apart.values())
+        return planning.cheapest_apart(self._made, self.apart.values())
 
     def to_svg(self) -> str:
         """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError without a plan."""
@@ -234,16 +208,16 @@ class Recommendation(Answer):
         return svg(memory_chart(self._made))
 
     @property
-    def _made(self) -> list[Plan]:
+    def _made(self) -> list[planning.Plan]:
         return [plan for plan in self.plans if plan is not None]
 
     @cached_property
-    def _candidates(self) -> dict[int, Candidate]:
+    def _candidates(self) -> dict[int, planning.Candidate]:
         """The candidate of each picked plan, by the plan's ``id``."""
         picked = zip(self.plans, self.rankings, strict=True)
         return {id(plan): ranking.candidates[self.pick - 1] for plan, ranking in picked if plan}
 
-    def _others(self) -> Iterator[tuple[Plan, Candidate]]:
+    def _others(self) -> Iterator[tuple[planning.Plan, planning.Candidate]]:
         """The plans that could be picked instead; only JSON has them, and they take a fifth of the search."""
         for ranking in self.rankings:
             for place, candidate in enumerate(ranking.candidates[:LISTED], 1):
@@ -251,13 +225,15 @@ class Recommendation(Answer):
                     yield self.search.plan(ranking, candidate), candidate
 
     @cached_property
-    def _merit(self) -> Merit:
-        return Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.objective.goal)
+    def _merit(self) -> planning.Merit:
+        return planning.Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.objective.goal)
 
-    def _best_first(self, plans: Iterable[Plan]) -> list[Plan]:
-        return plans_best_first(plans, self._merit)
+    def _best_first(self, plans: Iterable[planning.Plan]) -> list[planning.Plan]:
+        return planning.plans_best_first(plans, self._merit)
 
-    def _behind(self, plans: Sequence[Plan], more: Iterable[tuple[Plan, Candidate]] = ()) -> list[float | None]:
+    def _behind(
+        self, plans: Sequence[planning.Plan], more: Iterable[tuple[planning.Plan, planning.Candidate]] = ()
+    ) -> list[float | None]:
         """Probability that the first of ``plans``, picked ones or of ``more``, serves the goal better than each.
 
         None for the first plan, and for all plans when targets are given.
@@ -278,12 +254,12 @@ class Recommendation(Answer):
             "workload": _workload(self.search),
             "targets": _targets(objective),
             "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
-            "order": order_words(self._made, objective.goal) if self._made else None,
+            "order": planning.order_words(self._made, objective.goal) if self._made else None,
             "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
             "plans": [plan.model_dump(mode="json") for plan in plans],
             "probability_behind": self._behind(plans, others),
             "pareto": [_point(objective.load, candidate) for ranking in rankings for candidate in ranking.pareto],
-            "closest": [closest_point(ranking.closest) for ranking in rankings if ranking.closest],
+            "closest": [planning.closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": list(map(divided_object, self.divisions.values())),
             "answer": self._answer(),
             "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
@@ -301,7 +277,7 @@ class Recommendation(Answer):
         size, usd = (best.service.total_gpus, best.service.usd_per_hour) if best.service else (best.num_gpus, None)
         return {"shape": "aggregated", "gpu": best.gpu, "num_gpus": size, "usd_per_hour": usd}
 
-    def _records(self) -> list[Plan]:
+    def _records(self) -> list[planning.Plan]:
         return self._best_first(self._made)
 
     def _columns(self) -> Sequence[Column]:
@@ -347,7 +323,7 @@ class Recommendation(Answer):
         if best:
             yield from command_lines(best.env, local_argv(best))
 
-    def _reasons(self, ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
+    def _reasons(self, ranking: planning.Ranking, plan: planning.Plan, ahead: str) -> Iterator[str]:
         """Three reasons, the bottleneck, the cost of more confidence, and warnings on accuracy."""
         candidate, service = self._candidates[id(plan)], plan.service
         yield from items("-", _brief_reasons(ranking, plan, ahead))
@@ -396,10 +372,10 @@ class Recommendation(Answer):
                 yield from _plan_lines(ranking, plan, self.search.space.prices)
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
-                yield from items("!", closest_lines(ranking.closest) if ranking.closest else ())
+                yield from items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())
                 yield from _rejected_lines(ranking)
 
-    def _in_order(self) -> list[tuple[Ranking, Plan | None]]:
+    def _in_order(self) -> list[tuple[planning.Ranking, planning.Plan | None]]:
         """In the order of the table; GPUs without a plan are last."""
         order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
         pairs = zip(self.rankings, self.plans, strict=True)
@@ -409,8 +385,8 @@ class Recommendation(Answer):
         """The better shape; ``why``: also the reason where targets or load do not allow the comparison."""
         targets, plans = self.objective.targets, {plan.gpu: plan for plan in self._made}
         for gpu, division in self.divisions.items():
-            if isinstance(division, Disaggregated):
-                cheaper = not self.disaggregated and apart_from(self.search, plans[gpu], division)
+            if isinstance(division, planning.Disaggregated):
+                cheaper = not self.disaggregated and planning.apart_from(self.search, plans[gpu], division)
                 yield needs_words(division) + ("; --disaggregated makes that the plan" if cheaper else "")
             elif targets and (why or self.disaggregated or {slo.metric for slo in targets.slos} == {"ttft", "tpot"}):
                 on = f" on {gpu}" if len(plans) > 1 else ""
@@ -420,23 +396,22 @@ class Recommendation(Answer):
         """The probability of the first place, where a goal decides."""
         plans = self._best_first(self._made)
         behind = self._behind(plans)[1]
-        return f"; {plans[0].gpu} is ahead of {plans[1].gpu} with {percent(behind)} probability" if behind else ""
-
-    def _title(self) -> str:
-        return f"{self.search.space.model.resolved}, {self.objective.goal}"
+        return (
+            f"; {plans[0].gpu} is ahead of {plans[1].gpu} with {planning.percent(behind)} probability" if behind else ""
+        )
 
     def _notes(self) -> Iterator[str]:
         if self._made:
             yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
         if len(self._made) > 1:
-            yield f"order: {order_words(self._made, self.objective.goal)}{self._odds_words()}"
+            yield f"order: {planning.order_words(self._made, self.objective.goal)}{self._odds_words()}"
         if taken := self._taken():
             yield f"defaults taken: {taken}"
         if not self.wrote and self._made:
             yield f"write the scripts with: {self.command} -o plans"
 
 
-def _brief_target_columns(plan: Plan) -> Sequence[Column]:
+def _brief_target_columns(plan: planning.Plan) -> Sequence[Column]:
     """With the prediction for each target of all requests; without such targets the mean latencies."""
     targets = [
         Column(target.metric, f"{_named(target)} ms", figure, of=f"service.targets.{place}.predicted_ms")
@@ -446,12 +421,12 @@ def _brief_target_columns(plan: Plan) -> Sequence[Column]:
     return (*BRIEF_TARGETS, *(targets or (TTFT, TPOT)))
 
 
-def _named(target: PlannedTarget) -> str:
+def _named(target: planning.PlannedTarget) -> str:
     """``p99 TTFT`` of ``p99_ttft_ms``."""
     return f"{target.slo.statistic} {target.slo.metric.upper()}"
 
 
-def _latency(target: PlannedTarget) -> str:
+def _latency(target: planning.PlannedTarget) -> str:
     return _latency_form(target.slo.metric)(target.predicted_ms)
 
 
@@ -459,7 +434,7 @@ def _latency_form(metric: str) -> Callable[[float], str]:
     return seconds if metric in ("ttft", "e2el") else milliseconds
 
 
-def plan_in_words(plan: Plan) -> str:
+def plan_in_words(plan: planning.Plan) -> str:
     """The plan in a sentence: the settings, the GPUs, and the figures that they deliver."""
     service, figures = plan.service, plan.predicted
     layout = layout_in_words(plan)
@@ -475,7 +450,9 @@ def plan_in_words(plan: Plan) -> str:
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
         most = figure_between(value, low, high, service.load_unit) if value else ""
         size = service.total_gpus
-        even = next((rung.total_gpus for rung in service.ladder if rung.confidence == defaults.LADDER[0]), None)
+        even = next(
+            (rung.total_gpus for rung in service.ladder if rung.confidence == planning.defaults.LADDER[0]), None
+        )
         even_words = even_odds(service.total_gpus, even)
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout} behind a {service.router} router"
@@ -490,7 +467,7 @@ def plan_in_words(plan: Plan) -> str:
     return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}{even_words}, {layout}: {delivers}"
 
 
-def _class_rows(plan: Plan, one: PlannedClass) -> Iterator[dict[str, Any]]:
+def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dict[str, Any]]:
     sooner = f", priority {one.priority}" if one.priority else ""
     name, good = f"{one.name}, {figure(one.workload.request_rate or 0.0)} requests/s{sooner}", one.predicted
     rows: list[dict[str, Any]] = [
@@ -505,7 +482,7 @@ def _class_rows(plan: Plan, one: PlannedClass) -> Iterator[dict[str, Any]]:
         yield {"class": "" if place else name, **row}
 
 
-def _why_none(ranking: Ranking) -> str:
+def _why_none(ranking: planning.Ranking) -> str:
     """Why a GPU has no plan, and the targets that its closest plan would meet."""
     closest = ranking.closest
     if closest is None or closest.load is None:
@@ -516,12 +493,12 @@ def _why_none(ranking: Ranking) -> str:
         if not reading.met
     ]
     return (
-        f"even with {little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)} misses "
-        f"{' and '.join(missed)}; achievable: {met_limits(closest.load.readings)}"
+        f"even with {planning.little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)} misses "
+        f"{' and '.join(missed)}; achievable: {planning.met_limits(closest.load.readings)}"
     )
 
 
-def _host_lines(service: Service) -> Iterator[str]:
+def _host_lines(service: planning.Service) -> Iterator[str]:
     """The gain by KV blocks in host memory: for the targets of as many servers, and in GPUs."""
     offloading = service.kv_offloading
     if offloading is None:
@@ -541,7 +518,7 @@ def _host_lines(service: Service) -> Iterator[str]:
     yield from_host(offloading, without.gpu_share, figures + then)
 
 
-def _replayed(objective: Objective, candidate: Candidate) -> str:
+def _replayed(objective: planning.Objective, candidate: planning.Candidate) -> str:
     """The part of a long load that was replayed; empty where that was all of it."""
     if candidate.load is None or objective.load.recorded is None:
         return ""
@@ -549,7 +526,7 @@ def _replayed(objective: Objective, candidate: Candidate) -> str:
     return f"; the last {sent:,} of {known:,} requests are replayed" if sent < known else ""
 
 
-def _bottleneck(limit: str, candidate: Candidate, service: Service | None) -> str:
+def _bottleneck(limit: str, candidate: planning.Candidate, service: planning.Service | None) -> str:
     """The limit of a server. For a target: its predicted value and upper bound."""
     if service is None:
         return limit
@@ -564,7 +541,7 @@ def _bottleneck(limit: str, candidate: Candidate, service: Service | None) -> st
     return f"{slo}: {form(near.predicted_ms)} predicted, {bound}{f'; {behind}' if behind else ''}"
 
 
-def _next_best(ranking: Ranking, plan: Plan) -> Iterator[str]:
+def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
     """The best other engine, and how far it is behind."""
     if plan.service is None:
         lost = next((one for one in ranking.rejected if one.probability_behind is not None), None)
@@ -578,18 +555,20 @@ def _next_best(ranking: Ranking, plan: Plan) -> Iterator[str]:
         yield f"{rank}: {_describe(lost).removeprefix(f'{plan.model} ')}"
 
 
-def _next_under_targets(ranking: Ranking, service: Service) -> Rejected | None:
+def _next_under_targets(ranking: planning.Ranking, service: planning.Service) -> planning.Rejected | None:
     """The first candidate that is another engine than the best; else the first that missed a target."""
     best, *others = ranking.candidates
     other = next((candidate for candidate in others if candidate.engine != best.engine), None)
     if other is None or other.load is None:
         return next((one for one in ranking.rejected if one.reason.startswith("misses ")), None)
     if not service.load_asked:
-        return Rejected.of(other, f"{figure(other.load.value / other.config.num_gpus)} {service.load_unit} per GPU")
-    return Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else counted(other.num_gpus))
+        return planning.Rejected.of(
+            other, f"{figure(other.load.value / other.config.num_gpus)} {service.load_unit} per GPU"
+        )
+    return planning.Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else counted(other.num_gpus))
 
 
-def _brief_reasons(ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
+def _brief_reasons(ranking: planning.Ranking, plan: planning.Plan, ahead: str) -> Iterator[str]:
     if plan.service is None:
         yield plan.why[0] + ahead
     else:
@@ -604,17 +583,19 @@ def _brief_reasons(ranking: Ranking, plan: Plan, ahead: str) -> Iterator[str]:
         yield f"serving line: {_benchmark_line(plan, plan.benchmark_line)}"
 
 
-def _benchmark_line(plan: Plan, line: BenchmarkLine) -> str:
+def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
     """The serving line and the benchmark line, in words."""
     ratio = line.output_throughput_per_gpu / plan.predicted["output_throughput_per_gpu"] - 1
-    speed = "as fast" if abs(ratio) < defaults.EQUAL else f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
+    speed = (
+        "as fast" if abs(ratio) < planning.defaults.EQUAL else f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
+    )
     return (
         f"{plan.max_model_len:,} tokens of context, {plan.max_num_seqs:,} requests at once; "
         f"./launch.sh --benchmark: {line.max_model_len:,} and {line.max_num_seqs:,}, {speed}"
     )
 
 
-def predicted_lines(plan: Plan) -> Iterator[str]:
+def predicted_lines(plan: planning.Plan) -> Iterator[str]:
     """The predicted figures in a script's header, with their 90 % intervals."""
 
     def ranged(key: str, form: str) -> str:
@@ -643,10 +624,10 @@ def predicted_lines(plan: Plan) -> Iterator[str]:
         yield f"calibration        {plan.calibration}"
 
 
-def _workload(search: Search) -> dict[str, Any]:
+def _workload(search: planning.Search) -> dict[str, Any]:
     """The load of all servers together."""
     objective, load, given = search.objective, search.objective.load, search.space.args.max_num_seqs
-    trace = PlannedTrace.of(load)
+    trace = planning.PlannedTrace.of(load)
     asked = objective.value and objective.value / (1 + objective.headroom)
     rate = asked if objective.targets and objective.by == "rate" else None
     flying = asked if objective.by == "concurrency" else None
@@ -665,7 +646,7 @@ def _workload(search: Search) -> dict[str, Any]:
     }
 
 
-def _targets(objective: Objective) -> dict[str, Any] | None:
+def _targets(objective: planning.Objective) -> dict[str, Any] | None:
     targets = objective.targets
     if targets is None:
         return None
@@ -676,7 +657,7 @@ def _targets(objective: Objective) -> dict[str, Any] | None:
     return {"confidence": targets.confidence, "limits": limits}
 
 
-def _point(load: Load, candidate: Candidate) -> dict[str, Any]:
+def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
     figures = {
         "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
         "output_throughput_per_user": candidate.tok_per_s_per_user,
@@ -690,7 +671,7 @@ def _point(load: Load, candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> Iterator[str]:
+def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float]) -> Iterator[str]:
     size = counted(plan.num_gpus)
     several = plan.service is not None and plan.service.replicas > 1
     servers = f"{plan.service.replicas} servers of {size}" if plan.service and several else size
@@ -702,26 +683,26 @@ def _plan_lines(ranking: Ranking, plan: Plan, prices: Mapping[str, float]) -> It
     yield from command_lines(plan.env, local_argv(plan))
 
 
-def _published(ranking: Ranking) -> tuple[str, ...]:
+def _published(ranking: planning.Ranking) -> tuple[str, ...]:
     """Published accuracies of the checkpoints that were compared."""
     compared = {candidate.resolved.resolved for candidate in ranking.candidates}
     return tuple(published_accuracy(compared, ranking.profile.id))
 
 
-def _load_lines(plan: Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
+def _load_lines(plan: planning.Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
     """The load of one server and of one node, and its price."""
     service = plan.service
     if service is None:
         return
     yield from (*_host_lines(service), *_largest_load(plan), *_ladder_lines(service), *_margin_lines(service))
-    price = price_of(profile, prices)
+    price = planning.price_of(profile, prices)
     if price and service.usd_per_hour is not None:
         each = price.usd_per_h.mid * profile.parts
         total = f"{service.usd_per_hour:,.2f} USD/h for {counted(service.total_gpus)}"
         yield f"{total}: {each:,.2f} per whole GPU ({price.origin})"
 
 
-def _largest_load(plan: Plan) -> Iterator[str]:
+def _largest_load(plan: planning.Plan) -> Iterator[str]:
     """The largest load of one server and of a node, where it was searched."""
     service = plan.service
     if service and service.largest_load is not None and service.node_load is not None:
@@ -735,10 +716,10 @@ def _largest_load(plan: Plan) -> Iterator[str]:
         yield load_in_words(service.requests_in_flight, service.output_tokens_per_day)
 
 
-def _ladder_lines(service: Service) -> Iterator[str]:
+def _ladder_lines(service: planning.Service) -> Iterator[str]:
     """The cost of other confidences, and the measurement that is worth most."""
 
-    def words(rung: PlannedRung, per_server: bool) -> str:
+    def words(rung: planning.PlannedRung, per_server: bool) -> str:
         if per_server:
             return f"{figure(rung.largest_load)} {service.load_unit}"
         return counted(rung.total_gpus) if rung.total_gpus else "no number"
@@ -760,15 +741,15 @@ def _ladder_lines(service: Service) -> Iterator[str]:
     yield measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")
 
 
-def _margin_lines(service: Service) -> Iterator[str]:
+def _margin_lines(service: planning.Service) -> Iterator[str]:
     """The headroom and the spares that are included, or else what the usual ones would take."""
     if service.headroom or service.spares:
         yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
     elif service.gpus_with_margin:
-        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
+        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
 
 
-def _rejected_lines(ranking: Ranking) -> Iterator[str]:
+def _rejected_lines(ranking: planning.Ranking) -> Iterator[str]:
     """A line for each other model: first those that fit and are slower, then those that do not fit or cannot run."""
     best = _rejected_of_each(ranking)
     shown = best[:SHOWN_REJECTED]
@@ -780,24 +761,24 @@ def _rejected_lines(ranking: Ranking) -> Iterator[str]:
         yield from items("x", [f"and {more} more; --format json lists them"])
 
 
-def _rejected_of_each(ranking: Ranking) -> list[Rejected]:
+def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:
     """The best setting of each other model."""
     fitting = {
         (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
     }
 
-    def order(r: Rejected) -> tuple[bool, bool]:
+    def order(r: planning.Rejected) -> tuple[bool, bool]:
         return (r.model, r.tensor_parallel_size, r.kv_cache_dtype) not in fitting, r.tensor_parallel_size is None
 
     winner = ranking.best.resolved.resolved if ranking.best else None  # the reasons compare its other sizes
-    best: dict[str, Rejected] = {}
+    best: dict[str, planning.Rejected] = {}
     for rejected in sorted(ranking.rejected, key=order):
         if rejected.model != winner:
             best.setdefault(rejected.model, rejected)
     return list(best.values())
 
 
-def _describe(rejected: Rejected) -> str:
+def _describe(rejected: planning.Rejected) -> str:
     layout = layout_in_words(rejected) if rejected.tensor_parallel_size else ""
     cache = f"{rejected.kv_cache_dtype} KV cache" if rejected.kv_cache_dtype not in (None, "auto") else ""
     return f"{rejected.model} {', '.join(filter(None, (layout, cache)))}".rstrip() + f": {rejected.reason}"

@@ -10,16 +10,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from planner.engine import (
-    EngineVersion,
-    ServeLine,
-    SpeculativeConfig,
-    parse_version,
-    program_argv,
-    read_drafts,
-    read_line,
-    split_command,
-)
+from planner import engine
 from planner.errors import UnknownNameError
 from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, without_option
@@ -32,7 +23,7 @@ class Document:
 
     id: str
     title: str
-    version: EngineVersion
+    version: engine.EngineVersion
     caveats: tuple[str, ...] = ()  #: on its printed results; or that it prints none
 
     @property
@@ -54,21 +45,21 @@ class Command:
     capability: str = ""  #: compute capability of the GPUs that it is printed for; empty: any
     fp16_without: tuple[str, ...] = ()  #: options that the document takes out for models in FP16
 
-    def read(self, version: EngineVersion | None = None, platform: str = "rocm") -> ServeLine:
+    def read(self, version: engine.EngineVersion | None = None, platform: str = "rocm") -> engine.ServeLine:
         """The command as the parser of a version reads it; by default of the document's own."""
-        command, rest = split_command(self.argv)
+        command, rest = engine.split_command(self.argv)
         if version is None or command is None or version.release == self.document.version.release:
-            return read_line(self.argv, self.document.version, env=self.env, platform=platform)
-        program, _ = program_argv(command, version, platform)
-        return read_line([*program, *rest], version, env=self.env, platform=platform)
+            return engine.read_line(self.argv, self.document.version, env=self.env, platform=platform)
+        program, _ = engine.program_argv(command, version, platform)
+        return engine.read_line([*program, *rest], version, env=self.env, platform=platform)
 
     @property
-    def drafts(self) -> SpeculativeConfig | None:
+    def drafts(self) -> engine.SpeculativeConfig | None:
         """The draft that it names in the words of older versions; None: it drafts nothing."""
         model, tokens = option(self.argv, "--speculative-model"), option(self.argv, "--num-speculative-tokens")
         if model is None or tokens is None:
             return None
-        return read_drafts({"model": model, "num_speculative_tokens": int(tokens)})
+        return engine.read_drafts({"model": model, "num_speculative_tokens": int(tokens)})
 
     def with_options(self, changes: Mapping[str, str | None]) -> Command:
         """A copy with other values, or without an option: None. An empty value is that of a switch."""
@@ -190,7 +181,7 @@ class Workflow:
         }
 
     def printed(
-        self, printed: Sequence[Command], version: EngineVersion, profile: GpuProfile, model: str
+        self, printed: Sequence[Command], version: engine.EngineVersion, profile: GpuProfile, model: str
     ) -> tuple[Command, ...]:
         """Commands for this version, GPU and model: of the newest document that is not newer than the version.
 
@@ -209,7 +200,7 @@ class Workflow:
         left_out: dict[str, str | None] = dict.fromkeys(command.fp16_without) if model in self.fp16 else {}
         return command.with_options(left_out).with_options(_values(self.changes))
 
-    def points(self, version: EngineVersion, profile: GpuProfile, model: str) -> Iterator[Point]:
+    def points(self, version: engine.EngineVersion, profile: GpuProfile, model: str) -> Iterator[Point]:
         """Every offline measurement of the document for this version and model, in its order."""
         for command in self.printed(self.offline, version, profile, model):
             name = command.id.rpartition("/")[2]
@@ -271,7 +262,7 @@ def find_workflow(name: str) -> Workflow:
 @lru_cache(maxsize=1)
 def documents() -> dict[str, Document]:
     return {
-        name: Document(name, entry["title"], parse_version(entry["version"]), tuple(entry["caveats"]))
+        name: Document(name, entry["title"], engine.parse_version(entry["version"]), tuple(entry["caveats"]))
         for name, entry in _table("documents")["document"].items()
     }
 

@@ -8,18 +8,7 @@ from dataclasses import dataclass, field, replace
 from math import nan
 from typing import Any
 
-from planner.engine import (
-    EngineArgs,
-    EngineVersion,
-    ServeLine,
-    bench_latency_argv,
-    bench_serve_argv,
-    bench_throughput_argv,
-    env_status,
-    flag_status,
-    program_argv,
-    read_drafts,
-)
+from planner import engine
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts.emission import SEED_STEP, served_name
 from planner.output.workflows.documents import Command, Point, Variant
@@ -33,13 +22,7 @@ from planner.output.workflows.subject import (
     workflow_points,
     written_out,
 )
-from planner.planning import (
-    Deployment,
-    Plan,
-    Prediction,
-    defaults,
-    recipe_of,
-)
+from planner.planning import Deployment, Plan, Prediction, defaults, recipe_of
 from planner.workload import Load
 
 #: Titles of the scripts that are made from the template ``offline.sh.j2``.
@@ -99,8 +82,8 @@ def offline_points(job: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
     if not points:
         raise InputError(f"{workflow.name} measures no {bench}", hint="planner workflow list shows those that do")
     varied = sorted({name for variant in workflow.variants for name in variant.env})
-    if varied and not any(env_status(version, name, platform=platform) for name in varied):
-        status = env_status(version, varied[0], platform=platform)
+    if varied and not any(engine.env_status(version, name, platform=platform) for name in varied):
+        status = engine.env_status(version, varied[0], platform=platform)
         raise IllegalPlanError(
             f"{workflow.name}: vLLM {version} does not read {varied[0]} ({status}): its points would be alike",
             hint=status.hint or "choose another --engine-version",
@@ -158,7 +141,7 @@ def _point(job: Subject, point: Point, variant: Variant, *, predicted: bool) -> 
     )
 
 
-def _engine(job: Subject, command: Command) -> tuple[Deployment, ServeLine]:
+def _engine(job: Subject, command: Command) -> tuple[Deployment, engine.ServeLine]:
     # both runs of a comparison with drafts get the same engine
     version = replace(job.version, engine="V0" if _same_engine(job) else "")
     args, version, line = engine_settings(command, job.choice, job.profile, job.resolved, version)
@@ -169,7 +152,9 @@ def _engine(job: Subject, command: Command) -> tuple[Deployment, ServeLine]:
         line = replace(line, num_scheduler_steps=1)
     if args.speculative_config and job.draft:
         tokens = args.speculative_config.num_speculative_tokens
-        args = replace(args, speculative_config=read_drafts({"model": job.draft, "num_speculative_tokens": tokens}))
+        args = replace(
+            args, speculative_config=engine.read_drafts({"model": job.draft, "num_speculative_tokens": tokens})
+        )
     serving = job.choice.serving(job.resolved, job.profile, args, version)
     deployment = with_steps(serving.offline, line)
     check_fits(serving, replace(deployment, config=replace(deployment.config, speculative_config=None)))
@@ -181,7 +166,7 @@ def _same_engine(job: Subject) -> dict[str, str]:
     return {"VLLM_USE_V1": "0"} if job.draft and (0, 8) <= job.version.release < (0, 10) else {}
 
 
-def _adapted(job: Subject, like: EngineArgs, load: Load) -> EngineArgs:
+def _adapted(job: Subject, like: engine.EngineArgs, load: Load) -> engine.EngineArgs:
     places, tokens = like.max_num_seqs or 0, job.args.max_num_batched_tokens
     return replace(
         job.args,
@@ -202,7 +187,9 @@ def _load(job: Subject, command: Command) -> Load:
     return replace(load, **asked)
 
 
-def _argv(job: Subject, deployment: Deployment, line: ServeLine, load: Load, *, latency: bool) -> tuple[str, ...]:
+def _argv(
+    job: Subject, deployment: Deployment, line: engine.ServeLine, load: Load, *, latency: bool
+) -> tuple[str, ...]:
     model, platform, config = job.plan.model, job.profile.platform, deployment.config
     extra = other_options(line, job.version, model)
     if not job.documented:
@@ -211,10 +198,10 @@ def _argv(job: Subject, deployment: Deployment, line: ServeLine, load: Load, *, 
         extra = {k: v for k, v in extra.items() if k not in ("num-scheduler-steps", "reasoning-parser")}
         extra = {k: v for k, v in extra.items() if _takes(job.version, k, line, value=v)}
     if not latency:
-        words = bench_throughput_argv(config, load, model, platform=platform, extra=extra)
+        words = engine.bench_throughput_argv(config, load, model, platform=platform, extra=extra)
         return written_out(words, line, job.version)
     warm_up, iterations = (line.others.get(flag) for flag in ("--num-iters-warmup", "--num-iters"))
-    words = bench_latency_argv(
+    words = engine.bench_latency_argv(
         config, model, input_len=load.input_len, output_len=load.output_len, batch_size=load.num_prompts,
         num_iters_warmup=int(warm_up or WARM_UP_ITERATIONS), num_iters=int(iterations or ITERATIONS),
         platform=platform, extra=extra,
@@ -222,9 +209,9 @@ def _argv(job: Subject, deployment: Deployment, line: ServeLine, load: Load, *, 
     return written_out(words, line, job.version)
 
 
-def _takes(version: EngineVersion, name: str, line: ServeLine, *, value: Any) -> bool:
+def _takes(version: engine.EngineVersion, name: str, line: engine.ServeLine, *, value: Any) -> bool:
     flag = f"--no-{name}" if value is False else f"--{name}"
-    return bool(flag_status(version, flag, program_argv(line.command, version, "rocm")[1]))
+    return bool(engine.flag_status(version, flag, engine.program_argv(line.command, version, "rocm")[1]))
 
 
 def _expected(result: Mapping[str, Any], metric: str, published: float | None, in_key: float | None) -> Iterator[str]:
@@ -298,7 +285,7 @@ def _closed(plan: Plan, concurrency: int) -> Load:
 
 def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> dict[str, Any]:
     throughput = Prediction.of(deployment, load).figures["output_throughput"]
-    argv = bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
+    argv = engine.bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
     return {
         "name": name,
         "prompts": load.num_prompts,

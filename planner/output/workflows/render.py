@@ -8,19 +8,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from planner import __version__
-from planner.engine import (
-    LOOPBACK,
-    ImageBuild,
-    bench_serve_argv,
-    builds,
-    default_version,
-    existing_version,
-    image_for,
-    options_version,
-    parse_version,
-    value_status,
-)
+from planner import __version__, engine, planning
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
@@ -39,29 +27,10 @@ from planner.output.scripts.emission import (
 )
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
-from planner.output.workflows.differences import PrintedFigure, caveats_of, printed_beside, table_of
 from planner.output.workflows.documents import Workflow, published_scores, purposes
-from planner.output.workflows.offline import (
-    OFFLINE_SCRIPTS,
-    guidellm_names,
-    offline_names,
-    offline_points,
-    sweep_names,
-)
+from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
+from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
 from planner.output.workflows.subject import Choice, Subject, chosen_load, profile_of, refuse_options, subject
-from planner.planning import (
-    Candidate,
-    ComparedPoint,
-    Objective,
-    Plan,
-    PlanFile,
-    Ranking,
-    Search,
-    Serving,
-    Space,
-    compare_partitions,
-    estimate,
-)
 from planner.units import GB
 from planner.workload import Load
 
@@ -92,7 +61,7 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
     return job, printed_beside(job)
 
 
-def plan_files(file: PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
+def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
     """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too.
 
     Raises as ``render_scripts``.
@@ -107,7 +76,7 @@ def needed_by(emission: Emission) -> dict[str, str]:
     """Further files of a plan: for several servers on a node, and for an image that no registry has."""
     plan = emission.file.plan
     files = _servers(emission) if plan.image and servers_per_node(plan) > 1 else {}
-    build = next((build for build in builds().values() if build.image == plan.image), None)
+    build = next((build for build in engine.builds().values() if build.image == plan.image), None)
     if build and build_script(plan) == "build_image.sh":
         files["build_image.sh"] = _render("build_image.sh", {**template_names(emission), **_build_names(build)})
     refuse_tokens(files)
@@ -121,7 +90,7 @@ def purpose_of(name: str) -> str:
 
 def calibration_of(files: Mapping[str, str]) -> str:
     """The fits that predicted the plans of a workflow: ``shipped``, or the files of the user's own."""
-    plans = (PlanFile.from_json(text).plan for name, text in files.items() if name.endswith("plan.json"))
+    plans = (planning.PlanFile.from_json(text).plan for name, text in files.items() if name.endswith("plan.json"))
     return ", ".join(dict.fromkeys(plan.calibration for plan in plans))
 
 
@@ -147,7 +116,7 @@ def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     files["WORKFLOW.md"] = _about(
         workflow, command, job.plan.calibration, scripts, corrections,
         documented=job.documented,
-        differences=table_of(job),
+        changed=changed_options(job),
         caveats=caveats_of(job, figures),
         printed=[figure.words for figure in figures],
     )  # fmt: skip
@@ -183,7 +152,7 @@ def _about(
         "command": command,
         "purposes": [(script, purposes()[script]) for script in scripts],
         "remarks": (*workflow.remarks, *corrections),
-        **({"documented": True, "differences": (), "caveats": (), "printed": ()} | beside),
+        **({"documented": True, "changed": (), "caveats": (), "printed": ()} | beside),
     }
     return _render("WORKFLOW.md", names)
 
@@ -192,8 +161,8 @@ def _render(name: str, names: Mapping[str, object]) -> str:
     return render_template(f"{name}.j2", names, ("workflows", "vllm"))
 
 
-def _plan_emission(plan: Plan, profile: GpuProfile, command: str) -> Emission:
-    file = PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
+def _plan_emission(plan: planning.Plan, profile: GpuProfile, command: str) -> Emission:
+    file = planning.PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
     return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
 
 
@@ -227,7 +196,7 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
         "pull_image.sh": lambda: {"built": bool(job.build)},
         "build_image.sh": lambda: _build_names(job.build),
         "build_engine.sh": lambda: {
-            "base_image": image_for(job.profile, version).name,
+            "base_image": engine.image_for(job.profile, version).name,
             "vllm_ref": f"v{version}",
             "fastsafetensors_ref": FASTSAFETENSORS_REF,
             "engine_jobs": ENGINE_JOBS,
@@ -239,7 +208,7 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
             "quark_requirement": QUARK_REQUIREMENT,
             "quantize_remarks": [
                 f"The checkpoint is in Quark's own form (quant_method quark); vLLM {version}: "
-                f"{value_status(version, 'quantization', 'quark')}.",
+                f"{engine.value_status(version, 'quantization', 'quark')}.",
                 "The document downloads a folder of examples; the command line of the package has the same options.",
                 "Quark needs Python 3.11 to 3.13 in the image. Calibration takes 128 samples of its default data set.",
             ],
@@ -251,7 +220,7 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
     return makers.get(script, dict)()
 
 
-def _build_names(build: ImageBuild | None) -> dict[str, Any]:
+def _build_names(build: engine.ImageBuild | None) -> dict[str, Any]:
     if build is None:
         raise IllegalPlanError("this image is pulled, not built", hint="leave out build_image.sh")
     options = [word for name, value in build.args.items() for word in ("--build-arg", f"{name}={value}")]
@@ -282,16 +251,16 @@ def _servers(emission: Emission) -> dict[str, str]:
         request_rate=load.request_rate * servers if load.request_rate else float("inf"),
         seed=load.seed,
     )
-    version = options_version(parse_version(plan.engine_version), plan.platform, plan.image)
-    argv = tuple(bench_serve_argv(node_load, plan.model, version, port=PORT, platform=plan.platform))
+    version = engine.options_version(engine.parse_version(plan.engine_version), plan.platform, plan.image)
+    argv = tuple(engine.bench_serve_argv(node_load, plan.model, version, port=PORT, platform=plan.platform))
     result = f"node-{plan.digest}.json"
     names = {
         **base,
         "copies": servers,
         "first_port": FIRST_PORT,
         "balancer_port": PORT,
-        "balanced_addresses": tuple(f"{LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
-        "balancer_address": f"{LOOPBACK}:{PORT}",
+        "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
+        "balancer_address": f"{engine.LOOPBACK}:{PORT}",
         "balancer_of": "instances.sh",
         **dealt_by(plan),
         "device_groups": "\n".join(gpus_of_server(plan, index) for index in range(servers)),
@@ -319,7 +288,9 @@ REMARKS = (
 _IGNORED = ("draft", "image", "weight_dtype", "kv_cache_dtype", "tensor_parallel_size", "gpus")
 
 
-def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[str, Plan, GpuProfile]], dict[str, Any]]:
+def partition_workflow(
+    workflow: Workflow, choice: Choice
+) -> tuple[list[tuple[str, planning.Plan, GpuProfile]], dict[str, Any]]:
     """Folder, plan and GPU of every layout, and the names of the templates.
 
     Raises IllegalPlanError for a GPU without partitions, and for a model that fits none of them.
@@ -330,9 +301,11 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[s
         raise IllegalPlanError(
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
         )
-    version = existing_version(choice.engine_version) if choice.engine_version else default_version(whole)
+    version = engine.existing_version(choice.engine_version) if choice.engine_version else engine.default_version(whole)
     resolved, load, fits = choice.resolve(choice.model or workflow.model), chosen_load(workflow, choice), choice.local
-    points, refused = compare_partitions(Serving.of(resolved, whole, version=version, local=fits), whole, load)
+    points, refused = planning.compare_partitions(
+        planning.Serving.of(resolved, whole, version=version, local=fits), whole, load
+    )
     rejected = [f"{gone.gpu}: {gone.reason}" for gone in refused]
     if not points:
         raise IllegalPlanError(
@@ -360,7 +333,7 @@ def partition_workflow(workflow: Workflow, choice: Choice) -> tuple[list[tuple[s
     return [(row["folder"], plan, gpu) for row, plan, gpu in zip(rows, plans, profiles, strict=True)], names
 
 
-def _row(point: ComparedPoint, plan: Plan, back: tuple[str, ...]) -> dict[str, Any]:
+def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ...]) -> dict[str, Any]:
     deployment, partition = point.setup.deployment, point.setup.profile.partition
     size = deployment.config.tensor_parallel_size
     tokens = deployment.budget.logged_tokens(deployment.budget.num_blocks.mid)
@@ -381,11 +354,13 @@ def _row(point: ComparedPoint, plan: Plan, back: tuple[str, ...]) -> dict[str, A
     }
 
 
-def _plan(point: ComparedPoint, resolved: ResolvedModel) -> Plan:
+def _plan(point: planning.ComparedPoint, resolved: ResolvedModel) -> planning.Plan:
     deployment, load = point.setup.deployment, point.shares[0].workload
     profile, version, concurrency = deployment.profile, deployment.config.version, load.max_concurrency or 1
-    candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, concurrency))
+    candidate = planning.Candidate(
+        resolved, deployment, planning.estimate(deployment, load.input_len, load.output_len, concurrency)
+    )
     sent = Load(load.input_len, load.output_len, max_concurrency=concurrency)
-    space = Space((Serving.of(resolved, profile, version=version),))
-    search = Search(space, Objective("balanced", sent, num_prompts=load.num_prompts))
-    return search.plan(Ranking(profile, version, (candidate,), ()), candidate)
+    space = planning.Space((planning.Serving.of(resolved, profile, version=version),))
+    search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts))
+    return search.plan(planning.Ranking(profile, version, (candidate,), ()), candidate)

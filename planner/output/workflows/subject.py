@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from planner import planning
 from planner.engine import (
     ADVISED_UTILIZATION,
     EVERYWHERE,
@@ -36,23 +37,6 @@ from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
 from planner.output.workflows.documents import Command, Workflow, printed_results
-from planner.planning import (
-    SHIPPED,
-    Candidate,
-    Deployment,
-    Local,
-    Objective,
-    Plan,
-    Ranking,
-    Search,
-    Serving,
-    Space,
-    asked_by,
-    defaults,
-    estimate,
-    percent,
-    recipe_of,
-)
 from planner.workload import Load
 
 #: Options that the scripts decide for themselves; ``documents.toml`` has the reasons.
@@ -85,14 +69,16 @@ class Choice:
     revision: str | None = None
     refresh: bool = False
     timeout_s: float | None = None  #: None: as the hub has it
-    local: Local = SHIPPED  #: the fits that predict
+    local: planning.Local = planning.SHIPPED  #: the fits that predict
 
     def resolve(self, model: str) -> ResolvedModel:
         return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
 
-    def serving(self, model: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: EngineVersion) -> Serving:
+    def serving(
+        self, model: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: EngineVersion
+    ) -> planning.Serving:
         """An engine with the caller's fits; the memory of a draft is left out."""
-        return Serving.of(model, profile, args, version, local=self.local, basis=Basis(self.local.constants))
+        return planning.Serving.of(model, profile, args, version, local=self.local, basis=Basis(self.local.constants))
 
     def settings(self, args: EngineArgs) -> EngineArgs:
         given = {"tensor_parallel_size": self.tensor_parallel_size, "kv_cache_dtype": self.kv_cache_dtype}
@@ -123,8 +109,8 @@ class Subject:
     profile: GpuProfile
     version: EngineVersion
     args: EngineArgs  #: settings that are stated; the rest is the version's default
-    deployment: Deployment
-    plan: Plan
+    deployment: planning.Deployment
+    plan: planning.Plan
     build: ImageBuild | None
     documented: bool
     printed: Command | None = None  #: the document's server, if it has one
@@ -156,15 +142,17 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     args = EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto")
     sent = Load(load.input_len, load.output_len, max_concurrency=choice.max_concurrency)
     prompts = load.num_prompts if choice.max_concurrency else None
-    space = Space((choice.serving(resolved, profile, args, version),), gpus_per_node=choice.gpus)
-    search = Search(space, Objective("balanced", sent, num_prompts=prompts))
+    space = planning.Space((choice.serving(resolved, profile, args, version),), gpus_per_node=choice.gpus)
+    search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=prompts))
     if documented:
         serving, deployment = _documented(workflow, choice, resolved, profile, version, load, printed)
         places = load.max_concurrency or deployment.config.max_num_seqs
-        candidate = Candidate(resolved, deployment, estimate(deployment, load.input_len, load.output_len, places))
-        ranking = Ranking(profile, serving.version, (candidate,), ())
+        candidate = planning.Candidate(
+            resolved, deployment, planning.estimate(deployment, load.input_len, load.output_len, places)
+        )
+        ranking = planning.Ranking(profile, serving.version, (candidate,), ())
         sent = replace(sent, max_concurrency=places)
-        search = Search(space, Objective("balanced", sent, num_prompts=load.num_prompts))
+        search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts))
         args = serving.args
     else:
         ranking = _recommended(workflow, search, choice)
@@ -191,7 +179,7 @@ def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = Non
     load = client.read().workload(client.document.version) if client else Load(**workflow.load)
     asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
     if choice.max_concurrency is not None:
-        prompts = defaults.PROMPTS_PER_SLOT * choice.max_concurrency
+        prompts = planning.defaults.PROMPTS_PER_SLOT * choice.max_concurrency
         asked |= {"max_concurrency": choice.max_concurrency, "num_prompts": prompts, "request_rate": float("inf")}
     if choice.num_prompts is not None:
         asked["num_prompts"] = choice.num_prompts
@@ -244,25 +232,25 @@ def engine_settings(
     if profile.partition and args.tensor_parallel_size > 1:
         args = replace(args, allow_unvalidated=True)
     undrafted = replace(line, args=replace(args, speculative_config=None))
-    engine = asked_by(undrafted, resolved.model, profile, version)
+    engine = planning.asked_by(undrafted, resolved.model, profile, version)
     share = args.gpu_memory_utilization
     if share and share > MOST_UTILIZATION and version.release >= (0, 9, 1) and engine != "V0":
         args = replace(args, gpu_memory_utilization=ADVISED_UTILIZATION)
     return args, replace(version, engine=engine), replace(line, args=args)
 
 
-def with_steps(deployment: Deployment, line: ServeLine) -> Deployment:
+def with_steps(deployment: planning.Deployment, line: ServeLine) -> planning.Deployment:
     """The deployment with the steps that V0 takes for one visit of its scheduler."""
     if deployment.config.engine != "V0":
         return deployment
     return replace(deployment, config=replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps))
 
 
-def check_fits(serving: Serving, deployment: Deployment) -> None:
+def check_fits(serving: planning.Serving, deployment: planning.Deployment) -> None:
     """Raise IllegalPlanError, with changes that make it fit, if the engine would not start."""
     if deployment.checked.fits:
         return
-    fit = Serving.of(serving.resolved, serving.profile, serving.args, deployment.config.version).fit()
+    fit = planning.Serving.of(serving.resolved, serving.profile, serving.args, deployment.config.version).fit()
     ways = [f"{' '.join(way.flags)} ({way.change})" for way in fit.options]
     name, gpus = serving.resolved.resolved, f"{serving.args.tensor_parallel_size} x {serving.profile.name}"
     raise IllegalPlanError(
@@ -395,7 +383,7 @@ def _documented(
     version: EngineVersion,
     load: Load,
     printed: Command | None,
-) -> tuple[Serving, Deployment]:
+) -> tuple[planning.Serving, planning.Deployment]:
     """The document's engine. Raises IllegalPlanError if it does not start or does not hold one request."""
     points = workflow.points(version, profile, resolved.resolved) if printed is None else ()
     command = printed or next((point.command for point in points), None)
@@ -428,7 +416,7 @@ def _documented(
     return serving, deployment
 
 
-def _recommended(workflow: Workflow, search: Search, choice: Choice) -> Ranking:
+def _recommended(workflow: Workflow, search: planning.Search, choice: Choice) -> planning.Ranking:
     """The best settings for a model or GPU outside the document, at the caller's concurrency or at any."""
     (ranking,) = search.run()
     size, dtype = choice.tensor_parallel_size, choice.weight_dtype
@@ -449,7 +437,7 @@ def _recommended(workflow: Workflow, search: Search, choice: Choice) -> Ranking:
     )
 
 
-def _stated(candidate: Candidate) -> EngineArgs:
+def _stated(candidate: planning.Candidate) -> EngineArgs:
     """The settings of a recommended plan that offline measurements share."""
     config = candidate.config
     return EngineArgs(
@@ -464,7 +452,7 @@ def _stated(candidate: Candidate) -> EngineArgs:
 # --- the plan
 
 
-def _in_documents_words(found: Subject) -> Plan:
+def _in_documents_words(found: Subject) -> planning.Plan:
     """The plan with the document's own line and variables, its printed results, and reasons."""
     workflow, plan = found.workflow, found.plan
     launched = _launched(found)
@@ -479,7 +467,12 @@ def _in_documents_words(found: Subject) -> Plan:
 
 
 def _launched(found: Subject) -> dict[str, Any]:
-    plan, version, config, recipe = found.plan, found.version, found.deployment.config, recipe_of(found.deployment)
+    plan, version, config, recipe = (
+        found.plan,
+        found.version,
+        found.deployment.config,
+        planning.recipe_of(found.deployment),
+    )
     points = workflow_points(found) if found.documented and not found.printed else ()
     command = found.printed or next((point.command for point in points), None)
     if command is None:
@@ -529,7 +522,7 @@ def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
         yield f"the load is more than one server carries: most of the predicted TTFT of {seconds:,.0f} s is waiting"
     checked = found.deployment.checked
     if checked.verdict == "too close to call":
-        yield f"memory is too close to call: it starts with {percent(checked.probability_fits)} probability"
+        yield f"memory is too close to call: it starts with {planning.percent(checked.probability_fits)} probability"
     compilation = found.printed.read().others.get("--compilation-config", "") if found.printed else ""
     yield from map(str, known_issues(config, env, found.resolved.model, found.profile, compilation=compilation))
     if found.profile.partition and config.tensor_parallel_size > 1:

@@ -1,0 +1,158 @@
+"""A workflow beside its document: printed figures with predictions, and the options that were changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.engine import ServeLine, read_line
+from planner.output.workflows.documents import Command, scores
+from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
+from planner.output.workflows.subject import OURS, Subject, subject
+
+_UNITS = {"avg_latency": "s", "duration": "s", "request_throughput": "req/s"}
+#: One option under several names.
+_SAME = {"--random-input-len": "--input-len", "--random-output-len": "--output-len"}
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedFigure:
+    """One printed figure beside its prediction; None: not printed, or not predicted."""
+
+    run: str
+    metric: str
+    unit: str
+    published: float | None
+    predicted: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        return self.predicted / self.published - 1 if self.published and self.predicted is not None else None
+
+    @property
+    def words(self) -> dict[str, str]:
+        printed, predicted, lo, hi = (
+            "–" if value is None else figure_text(value) for value in (self.published, self.predicted, self.lo, self.hi)
+        )
+        interval = f"{lo} to {hi}" if self.lo is not None and self.hi is not None else "–"
+        error = f"{self.error:+.1%}" if self.error is not None else "–"
+        own = {"run": self.run, "metric": self.metric, "unit": self.unit, "printed": printed}
+        return {**own, "predicted": predicted, "interval": interval, "error": error}
+
+
+def figure_text(value: float) -> str:
+    """A figure as the documents print theirs: counts whole, scores and short times to four places, the rest to two."""
+    if value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:,.2f}" if value >= 1 else f"{value:.4f}".rstrip("0")
+
+
+def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
+    """Every figure that the document prints for this model and GPU, beside the prediction of the same run.
+
+    A served result is compared with the prediction for the version that its document measured, unless the caller chose
+    a version.
+    """
+    run, served = "benchmark.sh", job
+    if job.plan.published and job.printed and not job.choice.engine_version:
+        version = job.printed.document.version
+        if version.release != job.version.release:
+            choice = replace(job.choice, engine_version=str(version), image=job.plan.image)
+            run, served = f"benchmark.sh, vLLM {version}", subject(job.workflow, choice)
+    rows: list[tuple[str, str, float | None, Mapping[str, Any]]]
+    rows = [(run, key, value, served.plan.predicted) for key, value in job.plan.published.items()]
+    rows += [
+        (f"{script} {point.name}", point.metric, point.published, point.predicted) for script, point in _points(job)
+    ]
+    figures = [
+        PrintedFigure(name, key, _unit(key), value, *(predicted.get(f"{key}{end}") for end in ("", "_lo", "_hi")))
+        for name, key, value, predicted in rows
+    ]
+    task = job.plan.accuracy_task
+    printed = {str(one): one for one in scores() if (one.model, one.task) == (job.plan.model, task)}
+    figures += [
+        PrintedFigure("accuracy.sh", f"{task}, {one.filter}", f"± {one.stderr}", one.value) for one in printed.values()
+    ]
+    return tuple(figures)
+
+
+def _unit(key: str) -> str:
+    return _UNITS.get(key, "ms" if key.endswith("_ms") else "tokens/s" if "throughput" in key or "per_s" in key else "")
+
+
+def _points(job: Subject) -> Iterator[tuple[str, OfflinePoint]]:
+    for script in job.workflow.scripts:
+        if script in OFFLINE_SCRIPTS or script == "mad.sh":
+            bench = "" if script == "mad.sh" else "throughput" if script == "throughput.sh" else "latency"
+            yield from ((script, point) for point in offline_points(job, bench))
+
+
+def caveats_of(job: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:
+    """Caveats of the rendered documents on the numbers in ``figures``, or that they print none."""
+    workflow, documents = job.workflow, job.workflow.documents
+    own = {c.document.id for c in (job.printed, job.client) if c}
+    if job.documented:
+        points = workflow.points(job.version, job.profile, job.resolved.resolved)
+        own |= {point.command.document.id for point in points}
+    if own and "mad" not in own:  # the script that MAD's document runs prints the figures of all
+        documents = tuple(d for d in documents if d.id in own)
+    measured = any(figure.published is not None and figure.predicted is not None for figure in figures)
+    texts = (caveat for document in documents if document.measures == measured for caveat in document.caveats)
+    return tuple(dict.fromkeys(texts))
+
+
+def changed_options(job: Subject) -> tuple[dict[str, str], ...]:
+    """Options of the document's commands that have another value here, or none, once for each script.
+
+    Keys: ``script``, ``word``, ``printed`` and ``here`` (empty: left out). Options that the scripts always decide
+    themselves are not listed.
+    """
+    if not job.documented:
+        return ()
+    plan, rows = job.plan, list[dict[str, str]]()
+    if job.printed:
+        rows += _changed(job, job.printed, "launch.sh", plan.serve_argv, plan.env)
+    if job.client:
+        rows += _changed(job, job.client, "benchmark.sh", plan.bench_argv, plan.env)
+    for script, point in _points(job):
+        if script != "mad.sh":  # AMD's own script runs as it is
+            rows += _changed(job, point.printed, script, point.argv, point.env)
+    return tuple({(row["script"], row["word"]): row for row in reversed(rows)}.values())[::-1]
+
+
+def _changed(
+    job: Subject, command: Command, script: str, argv: Sequence[str], env: Mapping[str, str]
+) -> Iterator[dict[str, str]]:
+    workflow, platform = job.workflow, job.profile.platform
+    if workflow.changes or workflow.rows:  # compare with the command as it is printed
+        printed = (*workflow.serve, *workflow.client, *workflow.offline)
+        command = next((one for one in printed if one.id == command.id), command)
+    was = _words(command.read(platform=platform))
+    here = _words(read_line(argv, job.version, env=env, platform=platform))
+    for word, value in was.items():
+        other = here.get(word)
+        if word not in OURS and "<" not in value and not (other is not None and _equal(value, other)):
+            yield {
+                "script": script,
+                "word": word,
+                "printed": value or word,
+                "here": "" if other is None else other or word,
+            }
+
+
+def _words(line: ServeLine) -> dict[str, str]:
+    words = dict(line.env)
+    if line.model and "--model" not in line.options:
+        words["model"] = line.model
+    return words | {_SAME.get(flag, flag): value for flag, value in line.options.items()}
+
+
+def _equal(one: str, other: str) -> bool:
+    try:
+        return one == other or bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return one.lower() == other.lower()
