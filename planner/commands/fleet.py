@@ -19,6 +19,7 @@ from planner.commands.options import (
     PlannedLoad,
     ServerOptions,
     SizeOptions,
+    Speculation,
     assignments,
 )
 from planner.engine import tagged
@@ -54,6 +55,7 @@ class FleetOptions:
         "Mapping[str, int] | Sequence[str]",
         _fleet("Largest number of whole GPUs of a type. Repeatable.", kind=list[str], metavar="GPU=N"),
     ] = ()
+    speculation: Speculation = True
     disaggregated: Annotated[bool, _fleet("Also plan separate servers for prefill and decode.")] = False
     kv_transfer_gb_per_s: Annotated[
         float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), _fleet(_KV)
@@ -117,7 +119,7 @@ def size_fleet(
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
     terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
     objective = Objective("balanced", load, targets, **size)
-    search = Search(Space(servings, prices=prices, stock=stock), objective)
+    search = Search(Space(servings, prices=prices, stock=stock, speculation=fleet.get("speculation", True)), objective)
     fleets = plan_fleets(search, Terms(stock=limits, **terms), demands)
     divided = _divided(fleets, transfer_gb_per_s and transfer_gb_per_s * GB) if divide else ()
     answer = FleetAnswer.of(fleets, divided, first.notes, (*load.notes, *first.resolved.notes), explain)

@@ -204,6 +204,11 @@ _BUDGET = _size("Find the largest load for this price in USD per hour.", metavar
 _HAVE = "Find the largest load on these whole GPUs. Repeatable."
 
 
+Speculation = Annotated[
+    bool, Option("--speculation/--no-speculation", help="Search drafts by the model's MTP modules too.")
+]
+
+
 class SizeOptions:
     """Headroom and spares, and GPUs to fill instead of a load to carry."""
 

@@ -22,6 +22,7 @@ from planner.commands.options import (
     PlannedLoad,
     ServerOptions,
     SizeOptions,
+    Speculation,
     assignments,
     model_argument,
 )
@@ -61,6 +62,7 @@ class SearchOptions:
     disaggregated: Annotated[
         bool, Option(help="Use separate prefill and decode servers where they take fewer GPUs.")
     ] = False
+    speculation: Speculation = True
     pick: Annotated[int, Interval(ge=1), Option(help="Plan to print and to write; 1 is the best.")] = 1
 
 
@@ -137,7 +139,14 @@ def recommend_plans(
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
     search = Search(
-        Space(servings, searched.get("gpus", defaults.GPUS_PER_NODE), searched.get("nodes"), prices, stock),
+        Space(
+            servings,
+            searched.get("gpus", defaults.GPUS_PER_NODE),
+            searched.get("nodes"),
+            prices,
+            stock,
+            searched.get("speculation", True),
+        ),
         Objective(
             searched.get("goal", defaults.GOAL),
             load if targets else replace(load, max_concurrency=given.get("max_concurrency")),
@@ -316,7 +325,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
         if not name:
             yield value
         elif isinstance(value, bool):
-            if value or name == "enable_prefix_caching":
+            if value or name in ("enable_prefix_caching", "speculation"):
                 yield flag_of(name) if value else flag_of(f"no_{name}")
         elif name == "speculative_config" and (drafts := planning.engine_args({name: value}).speculative_config):
             yield from (flag_of(name), drafts.text)

@@ -22,7 +22,9 @@ from .features import uses_latent_attention as uses_latent_attention
 # Drafted tokens
 from .beside import FLAG as FLAG
 from .beside import RATE_FLAG as RATE_FLAG
+from .beside import assumed_acceptance as assumed_acceptance
 from .beside import read_drafts as read_drafts
+from .beside import searched_drafts as searched_drafts
 
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
 from .version import NEWEST as NEWEST

@@ -12,6 +12,8 @@ Shares of each position are taken as vLLM logs them (``Per-position acceptance r
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -31,6 +33,7 @@ from planner.engine.settings import (
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError
 from planner.model import Model
+from planner.resources import package_dir
 
 FLAG, RATE_FLAG = SETTINGS["speculative_config"].flag, ACCEPTANCE_RATE.flag
 #: Options of vLLM before 0.8.2 by the keys of the JSON that took their place (both exist in 0.8.2).
@@ -109,6 +112,33 @@ def with_acceptance(wanted: SpeculativeConfig, text: str) -> SpeculativeConfig:
         raise InputError(f"{RATE_FLAG} {text[:80]!r} is not a number", hint="such as 0.7, or 0.8,0.6,0.4") from error
     rates = [given[0] ** (place + 1) for place in range(tokens)] if len(given) == 1 else given
     return replace(wanted, acceptance_rates=_checked_rates(rates, tokens, f"{RATE_FLAG} {text[:80]}"))
+
+
+def searched_drafts(model: Model, resolved: str) -> Iterator[SpeculativeConfig]:
+    """Yield drafts by the model's own MTP modules, with the acceptance published for such models."""
+    for tokens in _published_rates(resolved) if model.mtp else ():
+        drafts = parse_speculative_config(json.dumps({"method": "mtp", "num_speculative_tokens": tokens}))
+        if assumed := assumed_acceptance(drafts, resolved):
+            yield assumed
+
+
+def assumed_acceptance(drafts: SpeculativeConfig, resolved: str) -> SpeculativeConfig | None:
+    """Return ``drafts`` with the acceptance published for such models; None where they are not by MTP modules."""
+    if drafts.method != "mtp":
+        return None
+    published = _published_rates(resolved)
+    nearest = min(published, key=lambda tokens: abs(tokens - drafts.num_speculative_tokens))
+    expected, *ends = (with_acceptance(drafts, str(rate)) for rate in published[nearest])
+    low, high = (end.acceptance_length for end in ends)
+    return replace(expected, acceptance_range=(low, high))
+
+
+def _published_rates(resolved: str) -> dict[int, list[float]]:
+    """Share of drafted tokens accepted (expected, 5 %, 95 %) by their number, of the checkpoint's family."""
+    rows = tomllib.loads((package_dir("engine") / "acceptance.toml").read_text(encoding="utf-8"))["mtp"]
+    name = resolved.split("/")[-1].lower()
+    rates = next(row["rates"] for row in rows if re.match(row["models"], name))
+    return {int(tokens): shares for tokens, shares in rates.items()}
 
 
 def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:

@@ -305,7 +305,8 @@ def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
         limit = next((size for size in (1, 2, 4) if size >= seqs), 8 * ceil(seqs / 8))
     else:
         limit = min(features.max_graph_batch, config.max_num_batched_tokens)
-        limit = min(limit, 2 * seqs) if release >= (0, 10) else limit
+        each_tok = 1 + config.drafted_tok if release >= (0, 13) else 1  # of a decoding request; pull request 30330
+        limit = min(limit, 2 * seqs * each_tok) if release >= (0, 10) else limit
         if config.max_cudagraph_capture_size:
             limit = min(config.max_cudagraph_capture_size, config.max_num_batched_tokens)
     coarse = 256 if release >= (0, 11, 1) else limit + 8

@@ -17,7 +17,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from math import inf
+from math import inf, log
+from statistics import NormalDist
 from typing import Any, Literal, Self, get_args, get_type_hints
 
 from planner.engine.flags import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
@@ -46,6 +47,7 @@ class SpeculativeConfig:
     text: str = ""  #: the JSON as it is launched
     #: Share of steps in which the first drafted token is accepted, the first two, ...; empty: not known
     acceptance_rates: tuple[float, ...] = ()
+    acceptance_range: tuple[float, float] | None = None  #: 90 % of the acceptance length, where it is assumed
 
     @property
     def has_draft_model(self) -> bool:
@@ -55,6 +57,17 @@ class SpeculativeConfig:
     def acceptance_length(self) -> float:
         """Mean tokens of a step: the accepted ones and the one that the model itself adds, as vLLM logs it."""
         return 1 + sum(self.acceptance_rates)
+
+    @property
+    def acceptance_deviation(self) -> float:
+        """Standard deviation of the logarithm of the acceptance length; 0 where it is given."""
+        low, high = self.acceptance_range or (1.0, 1.0)
+        return log(high / low) / (2 * NormalDist().inv_cdf(0.95))
+
+    @property
+    def words(self) -> str:
+        """Method and drafted tokens, such as ``MTP 3``."""
+        return f"{self.method.upper().replace('_', ' ')} {self.num_speculative_tokens}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from planner.engine import (
     FlagProblem,
     ServeLine,
     asked_engine,
+    assumed_acceptance,
     default_engine,
     flag_of,
     head_node_words,
@@ -288,11 +289,15 @@ def _further_refusals(line: ServeLine, serving: Serving, error: PlannerError) ->
 
 
 def _engine(serving: Serving, line: ServeLine, bench: Bench = "serve") -> Deployment:
-    """The engine that is timed: a line does not say how many drafts are accepted, so it is timed without them."""
+    """The engine that is timed: a line does not say how many drafts are accepted.
+
+    Those of MTP modules are taken as published; with others it is timed without drafts.
+    """
     drafts = serving.args.speculative_config
     if drafts and not drafts.acceptance_rates:
         decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
-        serving = serving.changed(speculative_config=None, engine_version=decided)
+        drafts = assumed_acceptance(drafts, serving.resolved.resolved)
+        serving = serving.changed(speculative_config=drafts, engine_version=decided)
     deployment = serving.engine_of(bench)
     if deployment.config.engine != "V0" or serving.profile.platform == "cpu":  # there vLLM takes one step at a time
         return deployment
@@ -483,4 +488,6 @@ def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     line = read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
     version = replace(version, engine=asked_by(line, model.model, profile, version))
     basis, args = Basis(local.constants), launched_args(plan)
+    if plan.speculative_config:
+        args = replace(args, speculative_config=plan.speculative_config)
     return _engine(Serving.of(model, profile, args, version, local=local, basis=basis), line)

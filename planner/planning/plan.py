@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from planner.engine import SpeculativeConfig
 from planner.errors import InputError, fault_in, shown
 from planner.planning import defaults
 from planner.planning.defaults import Goal
@@ -265,6 +266,7 @@ class Plan(_Record):
     enforce_eager: bool
     enable_prefix_caching: bool
     async_scheduling: bool
+    speculative_config: SpeculativeConfig | None = None  #: with the acceptance that was predicted with
     engine_version: str
     gpus_per_node: Gpus = 1  #: logical GPUs of the node that was planned for
     network_gb_per_s: Annotated[float, Field(ge=LEAST_FIGURE)] | None = (
@@ -386,7 +388,8 @@ def _check_figures(plan: Plan) -> None:
         for name, value in figures.items():
             if name in _WORDS or (name in _AT_TIMES and value is None):
                 continue
-            if type(value) not in (int, float) or not 0 <= value <= MOST_FIGURE:  # nor NaN
+            numbers = value if isinstance(value, list) else [value]  # acceptance, by position
+            if not all(type(one) in (int, float) and 0 <= one <= MOST_FIGURE for one in numbers):  # nor NaN
                 raise ValueError(f"{where}.{name} is {shown(value)}, not a number of 0 or more")
             key = name.removesuffix("_lo").removesuffix("_hi")
             missing = {key, f"{key}_lo", f"{key}_hi"} - figures.keys() if key != name else ()

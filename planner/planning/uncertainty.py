@@ -176,7 +176,9 @@ class Uncertainty(ABC):
         return sqrt(self._variance(figure) + noise**2)
 
     def _variance(self, figure: Figure) -> float:
-        return float(self.deployment.known.variance(self._gradient(figure)[None])[0])
+        drafts = self.deployment.config.speculative_config
+        accepted = drafts.acceptance_deviation if drafts and figure.of != "ttft" else 0.0  # as if all steps decoded
+        return float(self.deployment.known.variance(self._gradient(figure)[None])[0]) + accepted**2
 
     @abstractmethod
     def _gradient(self, figure: Figure) -> Floats:

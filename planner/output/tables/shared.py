@@ -143,6 +143,8 @@ def layout_in_words(settings: Any) -> str:
     sizes["DP"] = settings.data_parallel_size
     words = [f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1]
     layout = " + ".join([*words, *["EP"] * bool(settings.enable_expert_parallel)]) or "TP 1"
+    if drafts := getattr(settings, "speculative_config", None):
+        layout += f", {drafts.words}"
     nodes = getattr(settings, "nodes", 1)
     return f"{layout} over {nodes} nodes" if nodes > 1 else layout
 

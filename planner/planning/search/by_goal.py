@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import ceil
 
 from planner.engine import EngineArgs
@@ -88,8 +89,10 @@ def _worth_trying(objective: Objective, largest: int) -> Sequence[int]:
 
 def _replayed(choices: Choices, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
     """Yield the best candidates of the best engines with their replay, the others as they are."""
-    engines, each = defaults.COARSE_FINALISTS if choices.space.coarse else defaults.FINALISTS
-    left = dict.fromkeys(list(dict.fromkeys(candidate.engine for candidate in candidates))[:engines], each)
+    most, each = defaults.COARSE_FINALISTS if choices.space.coarse else defaults.FINALISTS
+    engines = dict.fromkeys((bool(candidate.config.drafted_tok), candidate.engine) for candidate in candidates)
+    of_both = ([engine for drafts, engine in engines if drafts is wanted][:most] for wanted in (False, True))
+    left = dict.fromkeys(chain.from_iterable(of_both), each)
     for candidate in candidates:
         if left.get(candidate.engine):
             left[candidate.engine] -= 1

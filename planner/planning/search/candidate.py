@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, exp, log
 from typing import Any
 
-from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout
+from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, SpeculativeConfig
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning.capacity import Capacity
@@ -35,13 +35,18 @@ class Rejected:
     weight_dtype: str | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    speculative_config: SpeculativeConfig | None = None
     probability_behind: float | None = None  #: that the best serves the goal better; None for other reasons
 
     @classmethod
     def of(cls, candidate: Candidate, reason: str, probability_behind: float | None = None) -> Rejected:
         """A candidate that lost, with everything that it would have been launched with."""
         names = candidate.profile.id, candidate.resolved.resolved
-        return cls(*names, reason=reason, probability_behind=probability_behind, **candidate.config.choice)
+        drafts = candidate.config.speculative_config
+        return cls(
+            *names, reason=reason, probability_behind=probability_behind, speculative_config=drafts,
+            **candidate.config.choice,
+        )  # fmt: skip
 
     @classmethod
     def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
@@ -50,7 +55,7 @@ class Rejected:
             "kv_cache_dtype": args.kv_cache_dtype,
         }
         settings = args.settings("axes") | dtypes | args.settings("batch")
-        return cls(profile.id, resolved.resolved, reason=reason, **settings)
+        return cls(profile.id, resolved.resolved, reason=reason, speculative_config=args.speculative_config, **settings)
 
 
 @dataclass(frozen=True)
@@ -77,9 +82,10 @@ class Candidate:
         return self.deployment.profile
 
     @property
-    def engine(self) -> tuple[str, Layout, str]:
-        """Checkpoint, layout and KV dtype, which all batches of one engine share."""
-        return self.resolved.resolved, Layout.of(self.config), self.config.kv_cache_dtype
+    def engine(self) -> tuple[str, Layout, str, int]:
+        """Checkpoint, layout, KV dtype and drafted tokens, which all batches of one engine share."""
+        config = self.config
+        return self.resolved.resolved, Layout.of(config), config.kv_cache_dtype, config.drafted_tok
 
     @property
     def num_gpus(self) -> int:

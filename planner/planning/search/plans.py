@@ -96,6 +96,7 @@ def assemble(
         gpu=profile.id,
         num_gpus=config.num_gpus,
         **config.planned,
+        speculative_config=config.speculative_config,
         requested_model=space.model.requested,
         model=model,
         gated=candidate.resolved.model.gated,
@@ -606,9 +607,11 @@ def _warnings(
         yield deployment.unused_host_remark
     yield from candidate.resolved.notes
     if drafts := config.speculative_config:
+        low, high = drafts.acceptance_range or (0.0, 0.0)
+        basis = f"{low:.1f} to {high:.1f}, as published" if high else "as given"
         yield (
-            f"predicted with {drafts.acceptance_length:.2f} tokens in each step, by the acceptance that was given: "
-            "benchmark.sh sends random prompts, and fewer or more of their drafts are accepted than of real ones"
+            f"with {drafts.words}, accepting {drafts.acceptance_length:.1f} tokens per step ({basis}): it depends on "
+            "the text, and the random prompts of benchmark.sh are not typical"
         )
     chosen = candidate.resolved.resolved != space.model.resolved  # a checkpoint that the user named is not warned of
     if chosen and config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
 from math import inf
@@ -14,8 +14,10 @@ from planner.engine import (
     CPU_KVCACHE_SPACE,
     EngineArgs,
     Layout,
+    SpeculativeConfig,
     legal_tensor_parallel_sizes,
     recipe_for,
+    searched_drafts,
     uses_latent_attention,
 )
 from planner.errors import PlannerError
@@ -51,6 +53,7 @@ class Space:
     nodes: int | None = None  #: most nodes of one server; None: one, or the fewest that hold the model
     prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, before the profile's own
     stock: Mapping[str, int] | None = None  #: whole GPUs by profile id, of which the largest load is asked for
+    speculation: bool = False  #: whether drafts by the model's own MTP modules are searched too
 
     @property
     def model(self) -> ResolvedModel:
@@ -225,9 +228,24 @@ class Choices:
             for kv_cache_dtype in self._kv_cache_dtypes(resolved.model):
                 args = replace(self.space.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
                 try:
-                    yield self.launched(resolved.model, args)
+                    args = self.launched(resolved.model, args)
                 except PlannerError as error:
                     self.reject_args(resolved, args, error.cause)
+                    continue
+                yield args
+                for drafts in self._drafts(resolved, args):
+                    yield replace(args, speculative_config=drafts)
+
+    def _drafts(self, resolved: ResolvedModel, args: EngineArgs) -> Sequence[SpeculativeConfig]:
+        """Drafts to search for an engine: none with stages, which vLLM's proposers do not support, nor with adapters.
+
+        Among many GPUs one number of drafted tokens stands for all.
+        """
+        asked = args.speculative_config or args.enable_lora or args.pipeline_parallel_size > 1
+        if asked or not self.space.speculation:
+            return ()
+        drafts = tuple(searched_drafts(resolved.model, resolved.resolved))
+        return drafts[-1:] if self.space.coarse else drafts
 
     def launched(self, model: Model, args: EngineArgs) -> EngineArgs:
         """Return ``args`` with a context for the load, and with the recipes' settings where nothing was asked for."""
@@ -313,11 +331,8 @@ class Choices:
             "stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly a run with stages was "
             "measured; planner predict serve --pipeline-parallel-size shows them"
         )
-        if space.args.speculative_config is None and model.mtp:
-            yield (
-                "drafts of the checkpoint's own module, whose acceptance is not known: "
-                "--speculative-config with --speculative-acceptance-rate plans with them"
-            )
+        if space.args.speculative_config is None and model.mtp and not space.speculation:
+            yield "drafts of the checkpoint's own MTP modules: --speculative-config plans with them"
         if targets is not None:
             yield (
                 "of the ranking, prefill and decode on servers of their own, which stand beside the best plan where "

@@ -1,0 +1,108 @@
+"""Drafts by a model's own MTP modules in searches: acceptance as published, off where they do not help."""
+
+from dataclasses import replace
+
+import pytest
+
+from planner import Load, Serving, recommend_plans
+from planner.engine import EngineArgs, assumed_acceptance, features_of, graph_batches, read_drafts, searched_drafts
+from planner.planning import read_plan
+from planner.planning.check import redeploy
+from planner.planning.plan import PlanFile
+
+GLM = "zai-org/GLM-4.6-FP8"
+LOAD = {"input_len": 1024, "output_len": 1024}
+
+
+@pytest.mark.parametrize(
+    ("model", "drafted", "tokens"),
+    [
+        ("deepseek-ai/DeepSeek-R1", [1, 3], [1.8, 2.45]),  # acceptance lengths published for R1 and V3
+        (GLM, [1], [1.75]),  # the second draft is hardly ever accepted: vLLM issue 25993
+        ("zai-org/GLM-5-FP8", [1, 3, 5], [1.75, 2.65, 3.05]),
+        ("meta-llama/Llama-3.1-8B-Instruct", [], []),  # no MTP modules
+    ],
+)
+def test_published_acceptance_gives_the_published_lengths(model: str, drafted: list[int], tokens: list[float]) -> None:
+    resolved = Serving(model, "h200").resolved
+    drafts = list(searched_drafts(resolved.model, resolved.resolved))
+    assert [one.num_speculative_tokens for one in drafts] == drafted
+    assert [one.acceptance_length for one in drafts] == pytest.approx(tokens, abs=0.02)
+    for one in drafts:
+        assert one.acceptance_range is not None
+        assert one.acceptance_range[0] < one.acceptance_length < one.acceptance_range[1] < 1 + max(drafted)
+
+
+def test_search_takes_drafts_where_requests_wait_for_the_weights() -> None:
+    free, without = (
+        recommend_plans(GLM, gpu=["h200"], goal="min-latency", speculation=asked, **LOAD).best
+        for asked in (True, False)
+    )
+    assert free is not None and without is not None
+    assert "--speculative-config" in free.serve_argv and "--speculative-config" not in without.serve_argv
+    assert free.speculative_config is not None and free.speculative_config.words == "MTP 1"
+    assert without.speculative_config is None
+    # 1.75 tokens a step that costs less than 1.75 steps
+    assert 1.2 < without.predicted["mean_tpot_ms"] / free.predicted["mean_tpot_ms"] < 1.75
+    assert any("accepting 1.8 tokens per step (1.6 to 1.9, as published)" in note for note in free.warnings)
+
+
+@pytest.mark.parametrize("goal", ["max-throughput", "balanced"])
+def test_larger_space_is_never_worse(goal: str) -> None:
+    free, without = (
+        recommend_plans(GLM, gpu=["h200"], goal=goal, speculation=asked, **LOAD).best for asked in (True, False)
+    )
+    assert free is not None and without is not None
+    if goal == "max-throughput":
+        gain = free.predicted["output_throughput_per_gpu"] / without.predicted["output_throughput_per_gpu"]
+        assert gain > 0.98  # finalists are replayed; the serving line moves a figure by 2 %
+
+
+def test_given_drafts_are_not_searched() -> None:
+    asked = read_drafts('{"method": "mtp", "num_speculative_tokens": 1}', 0.5)
+    best = recommend_plans(GLM, gpu=["h200"], goal="min-latency", speculative_config=asked, **LOAD).best
+    assert best is not None and best.speculative_config == asked
+
+
+def test_acceptance_widens_the_interval_of_decoding_alone() -> None:
+    serving = Serving(GLM, "h200", tensor_parallel_size=8, max_num_seqs=16)
+    drafts = next(searched_drafts(serving.resolved.model, GLM))
+    load = Load.closed_loop(8, **LOAD)
+    widths = {}
+    for name, one in {"assumed": drafts, "given": replace(drafts, acceptance_range=None)}.items():
+        figures = serving.changed(speculative_config=one).predict(load).result
+        for key in ("mean_tpot_ms", "mean_ttft_ms"):
+            widths[name, key] = figures[f"{key}_hi"] / figures[f"{key}_lo"]
+    assert widths["assumed", "mean_tpot_ms"] > widths["given", "mean_tpot_ms"]
+    assert widths["assumed", "mean_ttft_ms"] == pytest.approx(widths["given", "mean_ttft_ms"])
+
+
+@pytest.mark.parametrize(("version", "most"), [("0.12.0", 16), ("0.32.0", 96)])
+def test_graphs_cover_the_drafted_tokens_since_0_13(version: str, most: int) -> None:
+    """2 x max_num_seqs tokens before vLLM pull request 30330, 2 x max_num_seqs x (1 + drafted) since."""
+    drafts = read_drafts('{"method": "mtp", "num_speculative_tokens": 5}', 0.7)
+    serving = Serving(
+        "deepseek-ai/DeepSeek-V3.1", "b200", tensor_parallel_size=8, max_num_seqs=8, speculative_config=drafts,
+        engine_version=version,
+    )  # fmt: skip
+    config = serving.memory.config
+    assert max(graph_batches(config, features_of(config, serving.profile))) == most
+
+
+def test_plan_keeps_the_acceptance_that_it_was_predicted_with(tmp_path) -> None:
+    answer = recommend_plans(GLM, gpu=["h200"], goal="min-latency", output=str(tmp_path / "plan"), **LOAD)
+    plan = read_plan(tmp_path / "plan").plan
+    assert plan == answer.best
+    assert plan.speculative_config is not None
+    assert redeploy(plan).tokens_per_step == plan.speculative_config.acceptance_length
+    assert PlanFile.from_json((tmp_path / "plan" / "plan.json").read_text()).plan.digest == plan.digest
+
+
+def test_line_with_mtp_is_timed_with_published_acceptance() -> None:
+    drafts = read_drafts('{"method": "mtp", "num_speculative_tokens": 2}')
+    assert drafts is not None
+    assumed = assumed_acceptance(drafts, GLM)
+    assert assumed is not None and assumed.num_speculative_tokens == 2 and len(assumed.acceptance_rates) == 2
+    eagle = read_drafts('{"method": "eagle3", "model": "x/y", "num_speculative_tokens": 2}')
+    assert eagle is not None and assumed_acceptance(eagle, GLM) is None
+    assert EngineArgs(speculative_config=assumed).speculative_config == assumed
