@@ -158,6 +158,19 @@ def test_the_commands_of_the_readme_work(tmp_path: Path, monkeypatch: pytest.Mon
         assert outcome.status == 0, f"{command}: {outcome.err}"
 
 
+def test_commands_that_are_not_run_have_their_options() -> None:
+    """Commands in plain blocks need a GPU, a server or minutes."""
+    text = "".join(page.read_text(encoding="utf-8") for page in refresh.pages() if page.name != "commands.md")
+    blocks = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    plain = "".join(body for kind, body in blocks if not kind).replace("\\\n", " ")
+    lines = re.findall(r"^planner (.+?)(?: +#.*| \|.*| -- .*)?$", plain, re.MULTILINE)
+    assert len(lines) >= 8
+    for line in lines:
+        words = line.split()
+        usage = run(*words[: 2 if words[0] in ("predict", "hardware", "models") else 1], "--help").out
+        assert all(re.search(rf"{word}\b", usage) for word in words if word.startswith("--")), line
+
+
 def test_the_documentation_stays_short() -> None:
     """What a page adds has to be worth what it pushes out."""
     written = [page for page in refresh.pages() if page.name not in ("commands.md", "decisions.md")]
@@ -168,6 +181,14 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs/index.md").read_text(encoding="utf-8")
     listed = {(ROOT / "docs" / target).resolve() for target in re.findall(r"\]\(([^)#:]+)\)", index)}
     assert set(PAGES) - {ROOT / "README.md", ROOT / "docs/index.md"} <= listed
+
+
+def test_the_script_of_the_pictures_can_be_read() -> None:
+    """It needs Chromium to run, so only what it imports is tried."""
+    pytest.importorskip("PIL")
+    pictures = import_module("pictures")
+    for line in pictures.TYPED.values():
+        assert run(*line.split()[1:2], "--help").status == 0
 
 
 def test_every_picture_is_shown() -> None:
