@@ -1,9 +1,7 @@
-"""Results as ``vllm bench`` gives them: the keys of its result files, and the tables it prints.
+"""Results and tables as ``vllm bench`` gives them, from a replay.
 
-``*_result`` turn a replay into the dictionary that the bench of that name saves; ``*_table`` print such a
-dictionary, measured or predicted, as the bench prints it. Definitions are those of ``vllm/benchmarks/serve.py``,
-``throughput.py`` and ``latency.py`` (0.32.0); percentiles interpolate linearly, standard deviations are those of
-the population.
+Definitions are those of ``vllm/benchmarks/serve.py``, ``throughput.py`` and ``latency.py`` (0.32.0); percentiles
+interpolate linearly, standard deviations are those of the population.
 """
 
 from __future__ import annotations
@@ -58,10 +56,9 @@ def _moments_s(values_s: NDArray[np.float64] | TokenRuns) -> tuple[float, float]
 
 
 def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
-    """The figure that a target limits, in milliseconds; 0 where nothing was measured, as in vLLM.
+    """The figure that a target limits, in ms; 0 where nothing was measured, as in vLLM.
 
-    The first ``after`` requests do not count, nor do those of other classes where the target is that of one. ITL pools
-    the gaps of all requests, so it counts them all.
+    The first ``after`` requests do not count, nor do those of other classes. ITL pools the gaps of all requests.
     """
     if slo.group and replay.group is not None:
         replay = replay.of(slo.group)
@@ -76,22 +73,19 @@ def hopeless_at(
 ) -> Callable[[Mapping[str, float], str], bool]:
     """Return a function that counts requests that end, and tells when a target is missed whatever the others do.
 
-    ``limits_s`` is the limit of the statistic of each target, in s. A percentile is missed for certain once more
-    requests exceed its limit than it leaves out, of ``num_requests`` or of the number of its class in ``of_class``.
-    Means may recover; gaps between tokens do not count.
+    ``limits_s``, in s: a percentile is missed for certain once more requests exceed it than it leaves out, of
+    ``num_requests`` or of the number of its class in ``of_class``. Means may recover; gaps between tokens do not count.
     """
     sent = {"": num_requests, **(of_class or {})}
-    limits_s = {slo: limit_s for slo, limit_s in limits_s.items() if slo.metric in OF_A_REQUEST and slo.group in sent}
-    limited = [(slo, limit_s * (1 + ROUNDING)) for slo, limit_s in limits_s.items()]
-    left = {
-        slo: sent[slo.group] - 1 - floor((sent[slo.group] - 1) * slo.percentile / 100)
-        for slo, _ in limited
-        if slo.percentile is not None
-    }
+    limited, left = list[tuple[Slo, float]](), dict[Slo, int]()
+    for slo, limit_s in limits_s.items():
+        if slo.metric in OF_A_REQUEST and slo.group in sent and slo.percentile is not None:
+            limited.append((slo, limit_s * (1 + ROUNDING)))
+            left[slo] = sent[slo.group] - 1 - floor((sent[slo.group] - 1) * slo.percentile / 100)
 
     def hopeless(metrics_s: Mapping[str, float], name: str = "") -> bool:
         for slo, limit_s in limited:
-            if slo in left and slo.group in ("", name) and metrics_s[slo.metric] > limit_s:
+            if slo.group in ("", name) and metrics_s[slo.metric] > limit_s:
                 left[slo] -= 1
                 if left[slo] < 0:
                     return True
@@ -111,14 +105,11 @@ def serve_result(
 ) -> BenchResult:
     """The result file of ``vllm bench serve --backend BACKEND --percentile-metrics ttft,tpot,itl,e2el``.
 
-    ``percentiles`` are those of ``--metric-percentiles``, in percent; ``goodput`` maps ``ttft``, ``tpot`` and
-    ``e2el`` to targets in ms, as ``--goodput`` does. Raises InputError for an impossible percentile or an unknown
-    target.
+    ``goodput`` maps ``ttft``, ``tpot`` and ``e2el`` to ms. Raises InputError for an impossible percentile or target.
     """
-    duration_s = replay.duration_s
-    input_tok, output_tok = int(replay.input_len.sum()), int(replay.output_len.sum())
-    completed = len(replay.sent_s)
     peak_tok_per_s, peak_requests = _peaks(replay)
+    # JSON has no infinity
+    rate, burstiness = ("inf" if isinf(value) else value for value in (workload.request_rate, workload.burstiness))
     result: BenchResult = {
         "date": "",
         "endpoint_type": backend,
@@ -127,10 +118,36 @@ def serve_result(
         "model_id": model_id,
         "tokenizer_id": model_id,
         "num_prompts": workload.count,
-        "request_rate": _said(workload.request_rate),
-        "burstiness": _said(workload.burstiness),
+        "request_rate": rate,
+        "burstiness": burstiness,
         "max_concurrency": workload.max_concurrency,
-        "duration": duration_s,
+        "duration": replay.duration_s,
+        **_counts(replay, replay.duration_s, goodput),
+        "max_output_tokens_per_s": peak_tok_per_s,
+        "max_concurrent_requests": peak_requests,
+        "rtfx": 0.0,
+    }
+    for name in LATENCIES:
+        values_s = replay.token_runs if name == "itl" else getattr(replay, f"{name}_s")
+        result |= _statistics(name, values_s, percentiles)
+    return result
+
+
+def class_result(
+    replay: Replay, group: str, percentiles: Sequence[float] = (99,), goodput: Mapping[str, float] | None = None
+) -> BenchResult:
+    """The figures of one class of requests among the others, as in ``serve_result``; gaps between tokens are of all."""
+    served = replay.of(group)
+    result = _counts(served, replay.duration_s, goodput)
+    for name in OF_A_REQUEST:
+        result |= _statistics(name, getattr(served, f"{name}_s"), percentiles)
+    return {key: value for key, value in result.items() if key not in ("failed", "total_token_throughput")}
+
+
+def _counts(replay: Replay, duration_s: float, goodput: Mapping[str, float] | None) -> BenchResult:
+    completed = len(replay.sent_s)
+    input_tok, output_tok = int(replay.input_len.sum()), int(replay.output_len.sum())
+    return {
         "completed": completed,
         "failed": 0,
         "total_input_tokens": input_tok,
@@ -139,39 +156,7 @@ def serve_result(
         "request_goodput": good_requests(replay, goodput) / duration_s if goodput else None,
         "output_throughput": output_tok / duration_s,
         "total_token_throughput": (input_tok + output_tok) / duration_s,
-        "max_output_tokens_per_s": peak_tok_per_s,
-        "max_concurrent_requests": peak_requests,
-        "rtfx": 0.0,
     }
-    measured: dict[str, NDArray[np.float64] | TokenRuns] = {
-        "ttft": replay.ttft_s, "tpot": replay.tpot_s, "itl": replay.token_runs, "e2el": replay.e2el_s,
-    }  # fmt: skip
-    for name, values_s in measured.items():
-        result |= _statistics(name, values_s, percentiles)
-    return result
-
-
-def _said(value: float) -> float | str:
-    return "inf" if isinf(value) else value  # JSON has no infinity
-
-
-def class_result(
-    replay: Replay, group: str, percentiles: Sequence[float] = (99,), goodput: Mapping[str, float] | None = None
-) -> BenchResult:
-    """The figures of one class of requests among the others, as in ``serve_result``; gaps between tokens are of all."""
-    served, duration_s = replay.of(group), replay.duration_s
-    completed = len(served.sent_s)
-    result = {
-        "completed": completed,
-        "total_input_tokens": int(served.input_len.sum()),
-        "total_output_tokens": int(served.output_len.sum()),
-        "request_throughput": completed / duration_s,
-        "request_goodput": good_requests(served, goodput) / duration_s if goodput else None,
-        "output_throughput": float(served.output_len.sum() / duration_s),
-    }
-    for name in OF_A_REQUEST:
-        result |= _statistics(name, getattr(served, f"{name}_s"), percentiles)
-    return result
 
 
 def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> BenchResult:
@@ -194,9 +179,8 @@ def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> Ben
 def _statistics(name: str, values_s: NDArray[np.float64] | TokenRuns, percents: Sequence[float]) -> BenchResult:
     """Mean, median, standard deviation and percentiles in ms; zeros, as vLLM gives, where nothing was measured."""
     if not all(0 <= percent <= 100 for percent in percents):
-        raise InputError(
-            f"--metric-percentiles must lie between 0 and 100, got {list(percents)}", hint="for example 50,90,99"
-        )
+        cause = f"--metric-percentiles must lie between 0 and 100, got {list(percents)}"
+        raise InputError(cause, hint="for example 50,90,99")
     mean_s, std_s = _moments_s(values_s)
     median_s, *at_s = percentiles_of(values_s, [50, *percents])
     labels = ("mean", "median", "std", *(f"p{percent:g}" for percent in percents))
@@ -246,15 +230,14 @@ def _by_second(
 
 def throughput_result(replay: Replay, *, model_id: str = "") -> BenchResult:
     """The result file of ``vllm bench throughput``, and ``output_throughput``, which it only prints."""
-    duration_s = replay.duration_s
-    output_tok = int(replay.output_len.sum())
+    duration_s, count, output_tok = replay.duration_s, len(replay.sent_s), int(replay.output_len.sum())
     total_tok = int(replay.input_len.sum()) + output_tok
     return {
         "model_id": model_id,
         "elapsed_time": duration_s,
-        "num_requests": len(replay.sent_s),
+        "num_requests": count,
         "total_num_tokens": total_tok,
-        "requests_per_second": len(replay.sent_s) / duration_s,
+        "requests_per_second": count / duration_s,
         "tokens_per_second": total_tok / duration_s,
         "output_throughput": output_tok / duration_s,
     }
@@ -268,10 +251,7 @@ def latency_result(replay: Replay, *, model_id: str = "") -> BenchResult:
 
 
 def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) -> str:
-    """The table that ``vllm bench serve`` of ``release`` prints for ``result``.
-
-    Where the result has ``KEY_lo`` and ``KEY_hi`` beside a key, two columns give the interval.
-    """
+    """The table that ``vllm bench serve`` of ``release`` prints, with two columns more for an interval."""
     wide = any(key.endswith("_lo") for key in result)
     width = 72 if wide else 50
     lines = [f"{' Serving Benchmark Result ':=^{width}}"]
@@ -280,8 +260,12 @@ def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) 
     lines += [_row(result, label, key, digits) for label, key, digits in _totals(result, release)]
     for name, heading in LATENCIES.items():
         if f"mean_{name}_ms" in result:
+            parts = [key.partition("_") for key in result]
+            percents = (one for one, _, metric in parts if metric == f"{name}_ms" and one.startswith("p"))
+            labels = {"Mean": "mean", "Median": "median", **{one.upper(): one for one in percents}}
             lines.append(f"{heading:-^{width}}")
-            lines += [_row(result, f"{label} {name.upper()} (ms):", key, 2) for label, key in _moments(result, name)]
+            rows = ((f"{label} {name.upper()} (ms):", f"{one}_{name}_ms") for label, one in labels.items())
+            lines += [_row(result, label, key, 2) for label, key in rows]
     if "spec_decode_num_drafts" in result:
         lines.append(f"{'Speculative Decoding':-^{width}}")
         lines += [_row(result, label, f"spec_decode_{key}", digits) for label, key, digits in DRAFTS]
@@ -317,15 +301,6 @@ def _totals(result: BenchResult, release: tuple[int, ...]) -> Iterable[tuple[str
     yield f"Total {unit} throughput (tok/s):", "total_token_throughput", 2
 
 
-def _moments(result: BenchResult, name: str) -> Iterable[tuple[str, str]]:
-    yield "Mean", f"mean_{name}_ms"
-    yield "Median", f"median_{name}_ms"
-    for key in result:
-        percent, _, metric = key.partition("_")
-        if metric == f"{name}_ms" and percent.startswith("p"):
-            yield percent.upper(), key
-
-
 def _row(result: BenchResult, label: str, key: str, digits: int) -> str:
     row = f"{label:<40} {result[key]:<10.{digits}f}"
     if f"{key}_lo" in result:
@@ -333,30 +308,27 @@ def _row(result: BenchResult, label: str, key: str, digits: int) -> str:
     return row
 
 
-def _interval(result: BenchResult, key: str, digits: int = 2) -> str:
-    if f"{key}_lo" not in result:
-        return ""
-    return f"{result[f'{key}_lo']:.{digits}f} to {result[f'{key}_hi']:.{digits}f}"
-
-
 def throughput_table(result: BenchResult) -> str:
     """The lines that ``vllm bench throughput`` prints for ``result``, and the interval, if any."""
     output_tok = round(result["output_throughput"] * result["elapsed_time"])
-    keys = ("requests_per_second", "requests/s"), ("tokens_per_second", "total tokens/s")
-    rates = *keys, ("output_throughput", "output tokens/s")
-    between = ", ".join(f"{interval} {unit}" for key, unit in rates if (interval := _interval(result, key)))
+    rates = {"requests_per_second": "requests/s", "tokens_per_second": "total tokens/s"}
+    rates["output_throughput"] = "output tokens/s"
+    between = _between(result, rates, 2)
     return (
-        f"Throughput: {result['requests_per_second']:.2f} requests/s, "
-        f"{result['tokens_per_second']:.2f} total tokens/s, {result['output_throughput']:.2f} output tokens/s\n"
+        f"Throughput: {', '.join(f'{result[key]:.2f} {unit}' for key, unit in rates.items())}\n"
         f"Total num prompt tokens:  {result['total_num_tokens'] - output_tok}\n"
-        f"Total num output tokens:  {output_tok}"
-    ) + (f"\n90% interval: {between}" if between else "")
+        f"Total num output tokens:  {output_tok}{between}"
+    )
+
+
+def _between(result: BenchResult, units: Mapping[str, str], digits: int) -> str:
+    known = {key: unit for key, unit in units.items() if f"{key}_lo" in result}
+    ends = (f"{result[f'{key}_lo']:.{digits}f} to {result[f'{key}_hi']:.{digits}f} {known[key]}" for key in known)
+    return f"\n90% interval: {', '.join(ends)}" if known else ""
 
 
 def latency_table(result: BenchResult) -> str:
     """The lines that ``vllm bench latency`` prints for ``result``, and the interval, if any."""
     lines = [f"Avg latency: {round(result['avg_latency'], 4)} seconds"]
     lines += [f"{percent}% percentile latency: {round(s, 4)} seconds" for percent, s in result["percentiles"].items()]
-    if between := _interval(result, "avg_latency", 4):
-        lines.append(f"90% interval: {between} seconds")
-    return "\n".join(lines)
+    return "\n".join(lines) + _between(result, {"avg_latency": "seconds"}, 4)

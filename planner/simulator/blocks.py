@@ -1,26 +1,25 @@
 """KV blocks of one engine, counted without walking over the running requests.
 
-A decoding request needs a new block whenever its context has filled the last one. Its context grows by one
-token with every tick of the decode clock, so the tick at which it next needs a block is known, modulo the
-block size, from the moment it starts to decode. Counting requests by that phase gives the need of any tick at
+A decoding request needs a new block whenever its context has filled the last one, which grows by one token with every
+tick of the decode clock. Counting requests by the phase of that, modulo the block size, gives the need of any tick at
 once, and any ``block_size`` ticks in a row need exactly one block for each request.
 
-Free blocks wait in a queue. Those that have been free for longest are taken first and keep their content until then:
-with prefix caching a preempted request finds its blocks again. It gives them back last block first, so others
-take the end of its context first.
+Blocks that have been free for longest are taken first and keep their content until then: with prefix caching a
+preempted request finds its blocks again. It gives them back last block first, so others take the end of its context
+first.
 
-``PrefixBlocks`` also knows what requests have in common: vLLM's prefix cache, piece by piece instead of block by block.
-As in ``vllm/v1/core`` (``kv_cache_manager.py``, ``block_pool.py``) of 0.32:
+``PrefixBlocks`` also knows what requests have in common: vLLM's prefix cache, piece by piece instead of block by block,
+as in ``vllm/v1/core`` (``kv_cache_manager.py``, ``block_pool.py``) of 0.32:
 
 - Only full blocks are found, from the first on, and the last token of a prompt is always computed.
 - A block can be found from the moment on that a step is scheduled to fill it, and until another request takes it.
-- A request that ends gives its blocks back, the last one first. Those that are full go to the end of the queue of free
-  blocks, the one that is not goes to its head. Blocks are taken from the head.
+- A request that ends gives its blocks back, the last one first: full ones to the end of the queue of free blocks, the
+  other to its head, from which blocks are taken.
 - A block that is found leaves the queue. A block that has to be computed again is a second copy of the same text.
 
-Blocks of one piece of text (a node of ``Prefixes``) are taken and given back together, so the queue holds them as one
-``_Run`` and loses its end first. A node never has to be cut: those at which a prompt ends with a full block, which that
-prompt has to compute again, come in two parts.
+Blocks of one piece of text (a node of ``Prefixes``) are taken and given back together: the queue holds them as one
+``_Run`` and loses its end first. Nodes at which a prompt ends with a full block, which it has to compute again, come in
+two parts, so none has to be cut.
 """
 
 from __future__ import annotations
@@ -185,21 +184,25 @@ class Tree:
         found.reverse()
         return found
 
-    def remembered(self, blocks: int) -> list[Piece]:
+    def remembered(self, blocks: int, *, spared: bool = False) -> list[Piece]:
         """Pieces that a cache of ``blocks`` holds of the requests answered before, in the order in which they will go.
 
-        It is as if they had passed through one by one: pieces used last are there, ends go before beginnings.
-        The private part of a request is a node of its own, below 0.
+        Pieces used last are there, ends go before beginnings. The private part of a request is a node of its own, below
+        0. ``spared``: less a block where the last request ends in one that is not full and so is never found.
         """
-        tree, fits = self._prefixes, self._fit(blocks)
-        ends_at, full = tree.before[fits], tree.before_tok[fits] // self._block_size
+        tree, size = self._prefixes, self._block_size
+        fits = np.flatnonzero(tree.before_tok <= blocks * size)  # the requests answered before that fit
+        if spared and np.any(tree.before_tok[fits[-1:]] % size):
+            blocks -= 1
+            fits = fits[tree.before_tok[fits] <= blocks * size]
+        ends_at, full = tree.before[fits], tree.before_tok[fits] // size
         used = self._last_used(ends_at)
         nodes = np.flatnonzero(used >= 0)
         tips = np.asarray(self._tip)[nodes]
         tipped = tips >= 0
         shared = np.concatenate([nodes, tips[tipped]])
         ends_tok = np.where(ends_at >= 0, tree.end_tok[ends_at], 0) if len(tree.end_tok) else 0 * ends_at
-        first = np.concatenate([np.asarray(self.start)[shared], ends_tok // self._block_size])
+        first = np.concatenate([np.asarray(self.start)[shared], ends_tok // size])
         last = np.concatenate([np.asarray(self.stop)[shared], full])
         user = np.concatenate([used[nodes], used[nodes[tipped]], np.arange(len(full))])
         piece = np.concatenate([shared, -1 - self._sent - fits])
@@ -209,16 +212,7 @@ class Tree:
         before = np.cumsum(last - first) - (last - first)
         kept = before < blocks
         last = np.minimum(last, first + blocks - before)[kept]
-        pieces = zip(piece[kept].tolist(), first[kept].tolist(), last.tolist(), strict=True)
-        return list(pieces)[::-1]
-
-    def ends_in_a_part(self, blocks: int) -> bool:
-        """True if the last of these requests ends in a block that is not full and so is never found."""
-        return bool(np.any(self._prefixes.before_tok[self._fit(blocks)[-1:]] % self._block_size))
-
-    def _fit(self, blocks: int) -> NDArray[np.int64]:
-        """The requests answered before that fit ``blocks``."""
-        return np.flatnonzero(self._prefixes.before_tok <= blocks * self._block_size)
+        return list(zip(piece[kept].tolist(), first[kept].tolist(), last.tolist(), strict=True))[::-1]
 
     def _last_used(self, ends_at: NDArray[np.int64]) -> NDArray[np.int64]:
         """The last request that uses each node, of those that end at ``ends_at``; -1: none does."""
@@ -252,7 +246,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Holding:
-    path: list[tuple[int, int, int]]  #: nodes with their first block and the one after; at last its own, not shared
+    path: list[Piece]  #: at last its own, not shared
     runs: list[_Run]  #: of the first nodes of the path
 
 
@@ -270,8 +264,7 @@ class PrefixBlocks(KvBlocks):
         self._holdings: dict[int, _Holding] = {}
         self._found_runs: list[_Run] = []  # of the last ``find``
         self._beyond = 0  # blocks of the last of them that are not to be used
-        unused = tree.ends_in_a_part(total)
-        for node, first, last in tree.remembered(total - unused):
+        for node, first, last in tree.remembered(total, spared=True):
             run = _Run(node, last - first)
             self._runs[node] = [run]
             self._idle[run] = None
@@ -326,8 +319,12 @@ class PrefixBlocks(KvBlocks):
 
     def reuse(self, sequence: Sequence, cached_tok: int) -> int:
         runs = self._holdings[sequence.index].runs = self._found_runs
-        if self._beyond:
-            runs[-1] = self._cut(runs[-1])
+        if self._beyond:  # the last one stays in the queue with the blocks that are not used
+            rest = runs[-1]
+            runs[-1] = _Run(rest.node, rest.blocks - self._beyond)
+            copies = self._runs[rest.node]
+            copies[copies.index(rest)] = runs[-1]
+            rest.node, rest.blocks = LOST, self._beyond
         for run in runs:
             if not run.users:  # it leaves the queue where it stood
                 self._idle.pop(run, None)
@@ -357,25 +354,7 @@ class PrefixBlocks(KvBlocks):
 
     def release(self, index: int, tok: int) -> None:
         self.fill(index, tok)  # full blocks can still be found
-        self._give_back(self._holdings.pop(index).runs, tok)
-
-    def preempt(self, index: int, tok: int) -> None:
-        self.release(index, tok)  # what it has computed so far is found as that of others is
-
-    def _run(self, node: int, blocks: int) -> _Run:
-        """Add a copy of the first blocks of a node, for one request."""
-        run = _Run(node, blocks, users=1)
-        if node != LOST:
-            copies = self._runs.get(node)
-            if copies is None:
-                self._runs[node] = [run]
-            else:
-                copies.append(run)
-        return run
-
-    def _give_back(self, runs: list[_Run], tok: int) -> None:
-        """Give back the end of a context first: to the end of the queue, but a block that is not full to its head."""
-        for run in reversed(runs):
+        for run in reversed(self._holdings.pop(index).runs):
             run.users -= 1
             if not run.users:
                 self._idle[run] = None
@@ -384,19 +363,17 @@ class PrefixBlocks(KvBlocks):
             self.free += 1
             self._clean += 1
 
-    def _cut(self, run: _Run) -> _Run:
-        """Cut off the first blocks of an idle run. The others keep their place in the queue and are not found again."""
-        part = _Run(run.node, run.blocks - self._beyond)
-        copies = self._runs[run.node]
-        copies[copies.index(run)] = part
-        run.node, run.blocks = LOST, self._beyond
-        return part
+    def preempt(self, index: int, tok: int) -> None:
+        self.release(index, tok)  # what it has computed so far is found as that of others is
+
+    def _run(self, node: int, blocks: int) -> _Run:
+        run = _Run(node, blocks, users=1)
+        if node != LOST:
+            self._runs.setdefault(node, []).append(run)
+        return run
 
     def _forget(self, run: _Run) -> None:
-        if run.node == LOST:
-            return
-        copies = self._runs[run.node]
-        if len(copies) == 1:
-            del self._runs[run.node]
-        else:
-            copies.remove(run)
+        if run.node != LOST:
+            self._runs[run.node].remove(run)
+            if not self._runs[run.node]:
+                del self._runs[run.node]

@@ -79,8 +79,6 @@ def replay(
 
 
 class _Sender:
-    """The client at work: a semaphore of ``max_concurrency`` places, and requests dealt to the DP ranks in turn."""
-
     def __init__(self, timer: StepTimer, load: Load, limits: SchedulerLimits, client: Client, keep_gaps: bool) -> None:
         requests = self.requests = load.requests()
         self.client = client
@@ -116,7 +114,6 @@ class _Sender:
         self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
 
     def run(self, hopeless: Hopeless | None = None) -> None:
-        """Replay from the opening burst to the last token, or to the request that makes it ``hopeless``."""
         count, end_s, next_event = len(self.input_len), self.log.end_s, attrgetter("event")
         one = self.clocked[0] if len(self.clocked) == 1 else None
         self._open(0.0 if self.opening == count else inf)  # in a closed loop what follows is sent after all of these
@@ -188,7 +185,6 @@ class _Sender:
         return sent.groups[sent.group[index]] if sent.group is not None else ""
 
     def result(self) -> Replay:
-        """The log as the client sees it, of the requests that have ended."""
         log = self.log
         first_token_s, end_s = np.asarray(log.first_token_s), np.asarray(log.end_s)
         for column_s in (first_token_s, end_s):
@@ -229,7 +225,6 @@ class _Sender:
 
 
 def _ranks(timer: StepTimer, limits: SchedulerLimits, log: Log, requests: Requests) -> list[DpRank]:
-    """The DP ranks, with blocks that know what requests have in common where the requests tell."""
     ranks = range(limits.data_parallel_size)
     kind = PriorityRank if limits.scheduling_policy == "priority" else DpRank
     if requests.prefixes is None or not limits.enable_prefix_caching:

@@ -21,100 +21,72 @@ class StepTimer(Protocol):
 class SchedulerLimits:
     """The settings of one engine that its scheduler reads, under vLLM's names.
 
-    ``kv_cache_tokens`` is the capacity of the KV cache of each DP rank, in tokens. ``prefill_first`` is the V0
-    engine without chunked prefill: whole prompts, in steps of their own, ahead of any decoding. Otherwise the
-    V1 order holds: running requests first, then waiting ones, in one step; V0 with chunked prefill did nearly
-    the same. ``scheduler_reserve_full_isl`` (on in V0, and since 0.19) admits a prompt only when all of it fits into
-    the free blocks, not just its first chunk, and ``watermark`` is the share of all blocks that stays free then.
-    ``prefix_cache_hit_rate`` is the fraction of each prompt, in whole blocks, that is found in the prefix cache.
-    ``shared_prefix_tok`` tokens begin all prompts, and all find them there; blocks are counted for each request, shared
-    or not; a preempted request finds its own blocks again with ``enable_prefix_caching``, as far as they are not taken.
-    ``load_s_per_tok`` is the time of a token that is found in host memory instead: blocks are loaded one request after
-    the other before its prompt can be scheduled. ``host_blocks`` fit into the host memory of each DP rank, of requests
-    whose common prefixes are known, and one takes ``host_block_s`` over the link, see ``planner.simulator.offload``.
-    ``async_scheduling`` decides on a step while the one before still runs: what arrives is seen one step later, and a
-    request that has ended keeps its place and blocks for one step more.
+    ``prefill_first`` is the V0 engine without chunked prefill: whole prompts, in steps of their own, ahead of any
+    decoding. Otherwise the V1 order holds: running requests first, then waiting ones, in one step; V0 with chunked
+    prefill did nearly the same. Ranks in ``lockstep`` share their experts and take every step together. Without stages
+    that pipeline it (``pipelined``) a step never takes less time for more of anything in its batch. All requests move
+    alike: n steps make floor(n x ``tokens_per_step``) tokens, so differences in acceptance between requests are not
+    seen.
 
-    With ``lockstep`` the ``data_parallel_size`` ranks share their experts and take every step together. Without
-    stages that pipeline it (``pipelined``) a step never takes less time for more of anything in its batch.
-
-    With speculative decoding a decode step computes ``decode_tok`` tokens of each request, the drafted ones and one
-    more, and moves it on by ``tokens_per_step`` on average. All requests move alike: n steps make
-    floor(n x ``tokens_per_step``) tokens, so differences in acceptance between requests are not seen.
-
-    ``scheduling_policy`` is ``fcfs`` or ``priority``, see ``planner.simulator.rank``.
-
-    Not modelled: ``long_prefill_token_threshold`` (off by default), that requests take turns where the
-    budget does not hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request
-    that has just ended, to have its blocks a step earlier.
-
-    Raises InputError for limits that vLLM refuses too.
+    Not modelled: ``long_prefill_token_threshold`` (off by default), that requests take turns where the budget does not
+    hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request that has just ended,
+    to have its blocks a step earlier. Raises InputError for limits that vLLM refuses too.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    kv_cache_tokens: int
+    kv_cache_tokens: int  #: of each DP rank
     block_size: int = 16
     enable_chunked_prefill: bool = True
     prefill_first: bool = False
-    scheduler_reserve_full_isl: bool = True
-    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True  #: a prompt is admitted when all of it fits (V0, and since 0.19)
+    watermark: float = 0.0  #: share of all blocks that stays free then
+    #: what arrives is seen one step later, and a request that has ended keeps its place and blocks for one step more
     async_scheduling: bool = False
     enable_prefix_caching: bool = False
-    prefix_cache_hit_rate: float = 0.0
-    shared_prefix_tok: int = 0
-    load_s_per_tok: float = 0.0
-    host_blocks: int = 0
-    host_block_s: float = 0.0
+    prefix_cache_hit_rate: float = 0.0  #: fraction of each prompt, in whole blocks, counted for each request
+    shared_prefix_tok: int = 0  #: that begin all prompts, and that all find
+    load_s_per_tok: float = 0.0  #: of a token that is found in host memory, one request after the other
+    host_blocks: int = 0  #: in the host memory of each DP rank, see ``planner.simulator.offload``
+    host_block_s: float = 0.0  #: of a block over the link
     data_parallel_size: int = 1
     lockstep: bool = False
     pipelined: bool = False
-    decode_tok: int = 1
-    tokens_per_step: float = 1.0
+    decode_tok: int = 1  #: computed for a request in a decode step: the drafted ones and one more
+    tokens_per_step: float = 1.0  #: by which it moves on, on average
     scheduling_policy: str = "fcfs"
 
     @classmethod
     def of(cls, config: EngineConfig, **others: Any) -> SchedulerLimits:
         """The limits of an engine: the settings of ``config`` that have the same names, and ``others``."""
         alike = {one.name: getattr(config, one.name) for one in fields(cls) if hasattr(config, one.name)}
-        return cls(
-            **{
-                **alike,
-                "scheduling_policy": config.scheduling_policy or "fcfs",
-                "prefill_first": config.engine == "V0" and not config.enable_chunked_prefill,
-                "pipelined": config.pipeline_parallel_size > 1,
-                "decode_tok": 1 + config.drafted_tok,
-                **others,
-            }
-        )
+        own = {
+            "scheduling_policy": config.scheduling_policy or "fcfs",
+            "prefill_first": config.engine == "V0" and not config.enable_chunked_prefill,
+            "pipelined": config.pipeline_parallel_size > 1,
+            "decode_tok": 1 + config.drafted_tok,
+        }
+        return cls(**{**alike, **own, **others})
 
     def __post_init__(self) -> None:
+        budget = f"--max-num-batched-tokens {self.max_num_batched_tokens}"
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):
             if getattr(self, name) < 1:
                 flag = "--" + name.replace("_", "-")
                 raise InputError(f"{flag} must be at least 1, got {getattr(self, name)}", hint=f"leave {flag} out")
         if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InputError(
-                f"--max-num-batched-tokens {self.max_num_batched_tokens} is less than "
-                f"--max-num-seqs {self.max_num_seqs}",
-                hint="every running request needs one token of each step's budget",
-            )
+            cause = f"{budget} is less than --max-num-seqs {self.max_num_seqs}"
+            raise InputError(cause, hint="every running request needs one token of each step's budget")
         if self.num_blocks < 1:
-            raise InputError(
-                f"a KV cache of {self.kv_cache_tokens} tokens holds no block of {self.block_size} tokens",
-                hint="the model leaves no memory for a KV cache: use more or larger GPUs",
-            )
+            cause = f"a KV cache of {self.kv_cache_tokens} tokens holds no block of {self.block_size} tokens"
+            raise InputError(cause, hint="the model leaves no memory for a KV cache: use more or larger GPUs")
         if not 1 <= self.tokens_per_step <= self.decode_tok <= self.max_num_batched_tokens:
-            raise InputError(
-                f"{self.tokens_per_step:g} tokens per step of {self.decode_tok}, of --max-num-batched-tokens "
-                f"{self.max_num_batched_tokens}",
-                hint="a step yields between one token and all that it computes: lower num_speculative_tokens",
-            )
+            cause = f"{self.tokens_per_step:g} tokens per step of {self.decode_tok}, of {budget}"
+            hint = "a step yields between one token and all that it computes: lower num_speculative_tokens"
+            raise InputError(cause, hint=hint)
         if not 0 <= self.prefix_cache_hit_rate <= 1:
-            raise InputError(
-                f"a prefix cache hit rate of {self.prefix_cache_hit_rate:g} is not a fraction",
-                hint="give a number between 0 and 1",
-            )
+            cause = f"a prefix cache hit rate of {self.prefix_cache_hit_rate:g} is not a fraction"
+            raise InputError(cause, hint="give a number between 0 and 1")
 
     @property
     def num_blocks(self) -> int:
@@ -143,16 +115,15 @@ class SchedulerLimits:
     def check(self, input_tok: int, output_tok: int) -> None:
         """Raise InputError when a request could never be scheduled to its end."""
         # the last token is sampled, never computed; drafts may go beyond it
-        total_tok = input_tok + output_tok - 1 + self.decode_tok - 1
+        total_tok, request = (
+            input_tok + output_tok - 1 + self.decode_tok - 1,
+            f"a request of {input_tok} + {output_tok} tokens",
+        )
         if -(-total_tok // self.block_size) > self.num_blocks - self.watermark_blocks:
-            raise InputError(
-                f"a request of {input_tok} + {output_tok} tokens does not fit a KV cache of "
-                f"{self.kv_cache_tokens} tokens",
-                hint="shorten the requests, or leave more memory for the KV cache",
-            )
+            cause = f"{request} does not fit a KV cache of {self.kv_cache_tokens} tokens"
+            raise InputError(cause, hint="shorten the requests, or leave more memory for the KV cache")
         if self.whole_prompts and total_tok > self.max_num_batched_tokens:
-            raise InputError(
-                f"without chunked prefill --max-num-batched-tokens {self.max_num_batched_tokens} cannot hold "
-                f"a request of {input_tok} + {output_tok} tokens",
-                hint="raise --max-num-batched-tokens or switch chunked prefill on",
+            cause = (
+                f"without chunked prefill --max-num-batched-tokens {self.max_num_batched_tokens} cannot hold {request}"
             )
+            raise InputError(cause, hint="raise --max-num-batched-tokens or switch chunked prefill on")

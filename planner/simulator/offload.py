@@ -1,23 +1,22 @@
 """A second tier of KV blocks in host memory (``--kv-offloading-size``): the blocks there, and a DP rank that uses them.
 
-``HostBlocks`` is vLLM's OffloadingConnector, piece by piece instead of block by block. As in
+``HostBlocks`` is vLLM's OffloadingConnector, piece by piece instead of block by block, as in
 ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and ``v1/kv_offload/cpu`` of 0.32, with its
 defaults (LRU, one block at a time, prompts only):
 
-- The full blocks of a prompt that a step computes are offered when it is scheduled. Those that the host does not hold
-  are copied there. Where it is full, those that were used longest ago go, but none that is being copied; without
-  enough of these nothing is copied, and the blocks are offered again.
-- What was found on the GPU alone is offered too. After blocks were loaded only those behind them are.
-- Blocks are found from the moment on that the scheduler knows that their copy has ended. A request that would find
-  some before waits, and so does one whose blocks are just being loaded for another.
-- A request that ends has used all its blocks, the last one first. Until then blocks count as used when they came.
-- Each direction of the link takes one copy after the other.
+- The full blocks of a prompt that a step computes, or that were found on the GPU alone, are offered when it is
+  scheduled; after a load only those behind the loaded ones. Those that the host does not hold are copied there. Where
+  it is full, those that were used longest ago go, but none that is being copied; without enough of these nothing is
+  copied, and the blocks are offered again. - Blocks are found once the scheduler knows that their copy has ended. A
+  request that would find some before waits, and so does one whose blocks are just being loaded for another. - A request
+  that ends has used all its blocks, the last one first. Until then blocks count as used when they came. - Each
+  direction of the link takes one copy after the other.
 
 ``OffloadRank`` schedules as ``v1/core/sched/scheduler.py`` and ``v1/worker/gpu/kv_connector.py`` of 0.32 do:
 
 - A waiting request whose blocks are found on the host gets blocks for them on the GPU and steps aside until they are
-  there. It takes no place and no budget meanwhile. Those behind it go on.
-- What is loaded must leave room for what prompts under way still need. Requests that were loaded come before others.
+  there, without a place or budget. What is loaded must leave room for what prompts under way still need. Loaded
+  requests come before others.
 - Loads begin when the step that orders them has computed, stores one step later. What has ended is looked up as a step
   is launched, and the scheduler hears of it with what that step computes. An idle engine looks all the time.
 
@@ -27,12 +26,13 @@ host is offered again in every step (here with every change of the batch).
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from math import inf, nextafter
+from operator import attrgetter
 
 from planner.simulator.blocks import OPEN, KvBlocks, Piece, Tree
 from planner.simulator.limits import SchedulerLimits, StepTimer
@@ -141,12 +141,15 @@ class HostBlocks:
         request.offered = last
         return Copy(index, pieces, stores=False)
 
-    def offer(self, index: int, tok: int) -> Copy | None:
-        """Order a copy of the blocks that the host lacks of a request with ``tok`` tokens computed after this step."""
+    def offer(self, index: int, tok: int) -> tuple[Copy | None, bool]:
+        """Order a copy of the blocks that the host lacks of a request with ``tok`` tokens computed after this step.
+
+        Return it, if there is one, and whether all of them fit.
+        """
         request = self._requests[index]
         last = min(tok, request.prompt_tok) // self.block_size
         if last <= request.offered:
-            return None
+            return None, True
         held: list[_Part] = []
         lacking: list[Piece] = []
         for node, begin, end in self._pieces(index, request.offered, last):
@@ -160,24 +163,17 @@ class HostBlocks:
                 lacking.append((node, at, end))
         request.used += [(part.node, part.first, part.last) for part in held if part.store is None]
         request.used += lacking
-        if not lacking:
-            request.offered = last
-            return None
         copy = Copy(index, lacking, stores=True)
         if not self._make_room(copy.blocks, held):
-            return None
+            return None, False
         for node, begin, end in lacking:
-            self._insert(_Part(node, begin, end, self._turn, backwards=False, store=copy))
+            part = _Part(node, begin, end, self._turn, backwards=False, store=copy)
+            insort(self._parts.setdefault(node, []), part, key=attrgetter("first"))
             self._turn += end - begin
         self._free -= copy.blocks
         request.offered = last
-        request.stores += 1
-        return copy
-
-    def lacks(self, index: int, tok: int) -> bool:
-        """True if the first ``tok`` tokens of a request did not fit."""
-        request = self._requests[index]
-        return min(tok, request.prompt_tok) // self.block_size > request.offered
+        request.stores += bool(lacking)
+        return copy if lacking else None, True
 
     def begin(self, copy: Copy, time_s: float) -> None:
         """Send a copy over the link from ``time_s`` on, after those before it in its direction."""
@@ -250,13 +246,6 @@ class HostBlocks:
                     break
         return [part for part in parts if begin <= part.first < end]
 
-    def _insert(self, part: _Part) -> None:
-        parts = self._parts.setdefault(part.node, [])
-        place = len(parts)
-        while place and parts[place - 1].first > part.first:
-            place -= 1
-        parts.insert(place, part)
-
     def _queued(self, part: _Part) -> None:
         if part.idle:
             heappush(self._queue, (part.turn, next(self._ticket), part))
@@ -315,10 +304,8 @@ class HostBlocks:
 def _joined(pieces: list[Piece]) -> list[Piece]:
     joined: list[Piece] = []
     for node, first, last in sorted(pieces, key=lambda piece: piece[1]):
-        if joined and joined[-1][0] == node and joined[-1][2] >= first:
-            joined[-1] = (node, joined[-1][1], max(joined[-1][2], last))
-        else:
-            joined.append((node, first, last))
+        before = joined.pop() if joined and joined[-1][0] == node and joined[-1][2] >= first else (node, first, last)
+        joined.append((node, before[1], max(before[2], last)))
     return joined
 
 
@@ -326,8 +313,6 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
 
 
 class OffloadRank(DpRank):
-    """A DP rank that loads and stores blocks."""
-
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks, host: HostBlocks) -> None:
         super().__init__(timer, limits, log, kv)
         self.host = host
@@ -354,7 +339,6 @@ class OffloadRank(DpRank):
             self.event = (ready_s, BEGINS)
 
     def plan(self, start_s: float) -> Step:
-        """Plan as a ``DpRank`` does; a step of nothing where all wait for copies."""
         if self._asleep or start_s > self._ended_s:
             self._looks_s = [start_s] * len(self._looks_s)
         self._woken, self._asleep, self._looked = self._asleep, False, False
@@ -372,16 +356,23 @@ class OffloadRank(DpRank):
 
     def start(self, step: Step, first_s: float, steps: int, growth_s: float) -> None:
         """Start as a ``DpRank`` does; copies begin when the first step has computed."""
-        idle = not step.chunks and not step.batch.decode_seqs
+        idle, host = not step.chunks and not step.batch.decode_seqs, self.host
         self._copy(step.start_s + (0.0 if idle else first_s))
-        if not idle:
-            super().start(step, first_s, steps, growth_s)
-            self._stop_for_copies()
+        if idle:
+            self._copy(step.start_s)
+            self._asleep = True
+            awaited_s = host.next_end_s if self._loading or self._deferred else inf
+            self.event = (min(awaited_s, self._inbox[0][0] if self._inbox else inf), BEGINS)
             return
-        self._copy(step.start_s)
-        self._asleep = True
-        awaited_s = self.host.next_end_s if self._loading or self._deferred else inf
-        self.event = (min(awaited_s, self._inbox[0][0] if self._inbox else inf), BEGINS)
+        super().start(step, first_s, steps, growth_s)
+        step = self._step
+        if self._stores:
+            self.stop_after(1)
+        elif step.steps > 1 and (self._loading or self._deferred):  # to where the scheduler hears of an awaited copy
+            end_s, late = host.next_end_s, len(self._looks_s)
+            earlier = sum(at_s >= end_s for at_s in self._looks_s[1:])
+            steps = bisect_left(range(step.steps), end_s, key=step.begins_s) + late - earlier
+            self.stop_after(min(max(steps, 1), step.steps))
 
     def end(self) -> list[int]:
         step, self._ended_s = self._step, self.event[0]
@@ -395,13 +386,11 @@ class OffloadRank(DpRank):
         return done
 
     def _pause(self, time_s: float) -> None:
-        """Pass a step of nothing at ``time_s``: nothing is left to compute."""
         self._copy(time_s)
         ended, self._old, self._ended = [*self._old, *self._ended], [], []
         self._forget(ended)
 
     def _forget(self, ended: list[int]) -> None:
-        """Drop requests that ended before this step was scheduled."""
         for index in ended:
             if index in self._unstored:
                 self._offer(index, self._unstored[index])
@@ -431,7 +420,6 @@ class OffloadRank(DpRank):
         return chunks
 
     def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
-        """Admit loaded requests, then others, as far as none of their blocks are on the host."""
         chunks: list[tuple[Sequence, int]] = []
         aside: list[Sequence] = []
         places = self._places - len(self._leaving)
@@ -475,10 +463,13 @@ class OffloadRank(DpRank):
 
     def _order(self, sequence: Sequence, cached_tok: int, held: int, loaded: int) -> bool:
         """Load ``loaded`` blocks of a waiting request behind those that the GPU has; return whether they fit."""
-        kv, index = self.kv, sequence.index
+        kv, index, partial = self.kv, sequence.index, self._partial
         blocks = cached_tok // kv.block_size + loaded
         whole = kv.blocks(sequence.prompt_tok) if self.limits.scheduler_reserve_full_isl else blocks
-        if whole - held > kv.free or blocks - held > kv.free - self._reserved_blocks():
+        # blocks that prompts under way still need: the one that is being computed, and those that are loaded
+        reserved = sum(kv.blocks(each.prompt_tok) - self._had[other] for other, each in self._loading.items())
+        reserved += kv.blocks(partial.prompt_tok) - kv.blocks(self._partial_tok) if partial is not None else 0
+        if whole - held > kv.free or blocks - held > kv.free - reserved:
             return False
         kv.take(blocks - kv.reuse(sequence, cached_tok))
         self._ordered.append(self.host.load(index, blocks - loaded, blocks))
@@ -509,31 +500,12 @@ class OffloadRank(DpRank):
             self._partial = sequence
         return new_tok
 
-    def _reserved_blocks(self) -> int:
-        """Blocks that prompts under way still need: the one that is being computed, and those that are loaded."""
-        kv = self.kv
-        blocks = sum(kv.blocks(each.prompt_tok) - self._had[index] for index, each in self._loading.items())
-        if self._partial is not None:
-            blocks += kv.blocks(self._partial.prompt_tok) - kv.blocks(self._partial_tok)
-        return blocks
-
     def _decode(self, start_s: float, once: bool) -> Step:
         if not self.kv.seqs:
             return Step(start_s, 0.0, Batch())
         step = super()._decode(start_s, once)
         step.may_be_cut = not self._blocked and len(self._running) < self._places
         return step
-
-    def _stop_for_copies(self) -> None:
-        """End the run where the scheduler hears of a copy that a request waits for."""
-        step = self._step
-        if self._stores:
-            self.stop_after(1)
-        elif step.steps > 1 and (self._loading or self._deferred):
-            end_s, late = self.host.next_end_s, len(self._looks_s)
-            earlier = sum(at_s >= end_s for at_s in self._looks_s[1:])
-            steps = bisect_left(range(step.steps), end_s, key=step.begins_s) + late - earlier
-            self.stop_after(min(max(steps, 1), step.steps))
 
     def _leave(self, sequence: Sequence, tok: int) -> None:
         super()._leave(sequence, tok)
@@ -545,13 +517,13 @@ class OffloadRank(DpRank):
         super()._vacate()
 
     def _offer(self, index: int, tok: int) -> None:
-        copy = self.host.offer(index, tok)
+        copy, fits = self.host.offer(index, tok)
         if copy is not None:
             self._offered.append(copy)
-        if self.host.lacks(index, tok):
-            self._unstored[index] = tok
-        else:
+        if fits:
             self._unstored.pop(index, None)
+        else:
+            self._unstored[index] = tok
 
     def _copy(self, time_s: float) -> None:
         for copy in (*self._stores, *self._ordered):

@@ -1,9 +1,8 @@
 """One DP rank: its queues, its KV blocks and its clock. And ranks that serve by priority, or step together.
 
-The decode clock counts the tokens that each running request has got by decoding: one for every step, or as many as
-``SchedulerLimits`` says with speculative decoding, the same for all. A request that starts to decode at tick c with n
-tokens to come ends in the step that reaches tick c + n, whatever else happens, so the work of a step does not depend
-on how many requests run.
+The decode clock counts the tokens that each running request has got by decoding, the same for all. A request that
+starts to decode at tick c with n tokens to come ends in the step that reaches tick c + n, so the work of a step does
+not depend on how many requests run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ class DpRank:
     """
 
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
-        """``kv``: blocks that know what requests have in common, where that is known."""
         self.timer = timer
         self.limits = limits
         self.log = log
@@ -87,9 +85,8 @@ class DpRank:
     def plan(self, start_s: float) -> Step:
         """Schedule what starts at ``start_s``: one step, or at most as many as are alike. Its times are left open.
 
-        A step is scheduled just before it starts, or with asynchronous scheduling one step earlier; what is
-        sent later, even in answer to the very tokens of the last step, has to wait. An idle engine starts with
-        what wakes it.
+        With asynchronous scheduling a step is scheduled one step earlier: what is sent later has to wait. An idle
+        engine starts with what wakes it.
         """
         self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
         chunks, calm = self._schedule()
@@ -107,7 +104,6 @@ class DpRank:
         return self._prefill(start_s, chunks) if chunks else self._decode(start_s, once=not calm or expecting)
 
     def batch_at(self, step: Step, at: int) -> Batch:
-        """The batch of step ``at`` of a row that decodes: the first one on contexts that have grown."""
         first = step.batch
         if not at:
             return first
@@ -127,7 +123,6 @@ class DpRank:
 
     @property
     def steps(self) -> int:
-        """Steps of the row that is under way; one without decoding requests."""
         return max(self._step.steps, 1)
 
     def stop_after(self, steps: int) -> None:
@@ -143,7 +138,6 @@ class DpRank:
         self.event = (max(end_s, self._inbox[0][0]) if self._inbox else inf, BEGINS)
 
     def _schedule(self) -> tuple[list[tuple[Sequence, int]], bool]:
-        """Chunks of prompts for the step to come, and whether it preempted no request."""
         if self.limits.prefill_first:
             chunks = self._admit(self.limits.max_num_batched_tokens)
             return chunks, bool(chunks) or self._make_room()
@@ -166,14 +160,11 @@ class DpRank:
         """Take the blocks of the next step, preempting the youngest where they lack; return whether none had to go."""
         calm, kv = True, self.kv
         while (need := kv.need_of(self._clock, self._pace.ticks(1))) > kv.free:
-            self._preempt_youngest()
+            self._preempt(self._running.popitem()[1])
             calm = False
         if need:
             kv.take(need)
         return calm
-
-    def _preempt_youngest(self) -> None:
-        self._preempt(self._running.popitem()[1])
 
     def _preempt(self, sequence: Sequence, given_tok: int = 0) -> None:
         """Put a request back to the head of the queue; its tokens are to be computed again, unless they are found.
@@ -206,7 +197,6 @@ class DpRank:
         return context_tok
 
     def _continue_prompt(self, sequence: Sequence, budget_tok: int) -> list[tuple[Sequence, int]]:
-        """Return the next chunk of the prompt that is under way; none when it had to be preempted itself."""
         new_tok = min(sequence.prompt_tok - sequence.done_tok, budget_tok)
         blocks = self.kv.blocks(sequence.done_tok + new_tok) - self.kv.blocks(sequence.done_tok)
         if not self._claim(sequence, blocks):
@@ -217,13 +207,12 @@ class DpRank:
     def _claim(self, sequence: Sequence, blocks: int) -> bool:  # noqa: ARG002
         """Take blocks for the prompt of the youngest; return False when it had to go itself, for lack of them."""
         if blocks > self.kv.free:
-            self._preempt_youngest()
+            self._preempt(self._running.popitem()[1])
             return False
         self.kv.take(blocks)
         return True
 
     def _admit(self, budget_tok: int) -> list[tuple[Sequence, int]]:
-        """First chunks of waiting requests in the order of the queue, until something runs out."""
         chunks: list[tuple[Sequence, int]] = []
         places = self._places - len(self._leaving)
         while budget_tok > 0 and self._waiting and len(self._running) < places:
@@ -262,7 +251,6 @@ class DpRank:
         return new_tok
 
     def _prefill(self, start_s: float, chunks: list[tuple[Sequence, int]]) -> Step:
-        """One step with prompts in it; without chunking in V0, with nothing else."""
         decode_seqs = 0 if self.limits.prefill_first else self.kv.seqs
         prefill_tok = finishing = 0
         pair_tok = 0.0
@@ -281,25 +269,19 @@ class DpRank:
 
         The context of a step includes the token it computes.
         """
-        seqs = self.kv.seqs
-        steps = 1 if once else self._pace.steps_for(self._ticks_to_next_ending())
-        if steps > 1 and self.kv.free < (steps // self.kv.block_size + 2) * seqs * self.limits.decode_tok:
-            steps = self._steps_that_fit(steps)
+        kv, pace, steps = self.kv, self._pace, 1
+        if not once:
+            clocks = self._ending_clocks
+            while not self._endings.get(clocks[0]):
+                self._endings.pop(heappop(clocks), None)
+            steps = pace.steps_for(clocks[0] - self._clock)
+        if steps > 1 and kv.free < (steps // kv.block_size + 2) * kv.seqs * self.limits.decode_tok:
+            first_ticks = pace.ticks(1)  # whose blocks are taken already
+            ticks = pace.ticks(steps) - first_ticks
+            fit = kv.ticks_that_fit(self._clock + first_ticks, ticks)
+            steps = steps if fit == ticks else pace.steps_for(first_ticks + fit + 1) - 1
         room = not self._waiting and len(self._running) < self._places
-        return Step(start_s, 0.0, Batch(seqs, self._context_tok + seqs), steps=steps, may_be_cut=room)
-
-    def _steps_that_fit(self, steps: int) -> int:
-        """Count the steps, of ``steps``, that have enough free blocks; those of the first are taken already."""
-        first_ticks = self._pace.ticks(1)
-        ticks = self._pace.ticks(steps) - first_ticks
-        fit = self.kv.ticks_that_fit(self._clock + first_ticks, ticks)
-        return steps if fit == ticks else self._pace.steps_for(first_ticks + fit + 1) - 1
-
-    def _ticks_to_next_ending(self) -> int:
-        clocks = self._ending_clocks
-        while not self._endings.get(clocks[0]):
-            self._endings.pop(heappop(clocks), None)
-        return clocks[0] - self._clock
+        return Step(start_s, 0.0, Batch(kv.seqs, self._context_tok + kv.seqs), steps=steps, may_be_cut=room)
 
     def _cut(self) -> None:
         """End the run with the step after which the next request in the inbox can be seen."""
@@ -357,34 +339,28 @@ class DpRank:
 
     def _tick(self, step: Step, end_s: float) -> None:
         """Give every decoding request the tokens of ``step.steps`` steps."""
-        seqs = self.kv.seqs
-        ticks, first_ticks = self._pace.ticks(step.steps), self._pace.ticks(1)
+        seqs, steps, gaps = self.kv.seqs, step.steps, self.log.gaps
+        ticks, first_ticks = self._pace.ticks(steps), self._pace.ticks(1)
         if not step.chunks:
             growth_tok = self.limits.tokens_per_step
-            self.log.decode.add_run(seqs, self._context_tok + seqs, step.steps, end_s - step.start_s, growth_tok)
-        if seqs:
-            self._log_gaps(step, seqs)
-            self._context_tok += ticks * seqs
-            if ticks > first_ticks:
-                self.kv.take(self.kv.need_of(self._clock + first_ticks, ticks - first_ticks))
+            self.log.decode.add_run(seqs, self._context_tok + seqs, steps, end_s - step.start_s, growth_tok)
+        if seqs and not self._stalled:
+            gaps.add(step.start_s, steps, step.first_s, step.growth_s, seqs)
+        elif seqs:
+            first_end_s = step.begins_s(1)
+            for since_s, waited in self._stalled.items():
+                gaps.add(since_s, 1, first_end_s - since_s, 0.0, waited)
+            self._stalled.clear()
+            if steps > 1:
+                gaps.add(first_end_s, steps - 1, step.first_s + step.growth_s, step.growth_s, seqs)
+        self._context_tok += ticks * seqs
+        if seqs and ticks > first_ticks:
+            self.kv.take(self.kv.need_of(self._clock + first_ticks, ticks - first_ticks))
         self._clock += ticks
-        self._pace.take(step.steps)
+        self._pace.take(steps)
         self._ticked_s = end_s
 
-    def _log_gaps(self, step: Step, seqs: int) -> None:
-        gaps = self.log.gaps
-        if not self._stalled:
-            gaps.add(step.start_s, step.steps, step.first_s, step.growth_s, seqs)
-            return
-        first_end_s = step.begins_s(1)
-        for since_s, waited in self._stalled.items():
-            gaps.add(since_s, 1, first_end_s - since_s, 0.0, waited)
-        self._stalled.clear()
-        if step.steps > 1:
-            gaps.add(first_end_s, step.steps - 1, step.first_s + step.growth_s, step.growth_s, seqs)
-
     def _computed(self, sequence: Sequence, new_tok: int, end_s: float) -> bool:
-        """Account for a chunk of a prompt; return whether that was the end of the request."""
         sequence.done_tok += new_tok
         if sequence.done_tok < sequence.prompt_tok:
             return False
@@ -409,12 +385,10 @@ class DpRank:
         if self.limits.prefill_first:
             self._stalled[now_s] = self._stalled.get(now_s, 0) + 1
         ends = sequence.ends
-        others = self._endings.get(ends)
-        if others is None:
-            self._endings[ends] = [sequence]
+        if ends not in self._endings:
+            self._endings[ends] = []
             heappush(self._ending_clocks, ends)
-        else:
-            others.append(sequence)
+        self._endings[ends].append(sequence)
 
 
 # --- priority ------------------------------------------------------------------------------------------------------
@@ -425,14 +399,10 @@ _rank = attrgetter("rank")
 class PriorityRank(DpRank):
     """A DP rank under ``--scheduling-policy priority``.
 
-    As in ``vllm/v1/core/sched`` (``request_queue.py``, ``scheduler.py``) of 0.32. A lower number comes first; of equal
-    ones that which was sent first.
-
-    - Waiting requests are admitted in that order, those that were preempted among them. They preempt no other.
-    - Running requests get their blocks in the order of their admission. Where one finds none, the last of all that run
-      goes, even if this step had served it already.
-    - Where that is the very request that found none, the step ends there: those admitted after it keep their blocks,
-      and wait for the next step.
+    As in ``vllm/v1/core/sched`` (``request_queue.py``, ``scheduler.py``) of 0.32: waiting requests are admitted by
+    priority, then as sent, and preempt no other. Running requests get their blocks in the order of their admission.
+    Where one finds none, the last of all that run goes, even if this step had served it already; where that is the very
+    request, the step ends there: those admitted after it keep their blocks and wait for the next step.
     """
 
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
@@ -465,8 +435,11 @@ class PriorityRank(DpRank):
         for sequence in [*self._running.values()]:
             if sequence is self._partial or sequence.index not in self._running:
                 continue
-            if self._halted:
-                self._miss(sequence)
+            if self._halted:  # it keeps its blocks; its last token was sampled, but is not computed
+                self._stop_decoding(sequence)
+                sequence.prompt_tok -= 1
+                sequence.remaining_tok += 1
+                self._missed.append(sequence)
                 continue
             context_tok = sequence.context_tok(self._clock)
             if self._claim(sequence, self.kv.blocks(context_tok + ticks) - self.kv.blocks(context_tok)):
@@ -501,13 +474,6 @@ class PriorityRank(DpRank):
         step.may_be_cut = len(self._running) < self.limits.places  # who comes may go ahead of those that wait
         return step
 
-    def _miss(self, sequence: Sequence) -> None:
-        """Leave a request out of the step to come; it keeps its blocks."""
-        self._stop_decoding(sequence)
-        sequence.prompt_tok -= 1  # its last token was sampled, but is not computed
-        sequence.remaining_tok += 1
-        self._missed.append(sequence)
-
     def _rejoin(self, now_s: float) -> None:
         """Decode on, beside those that have had a token at ``now_s``."""
         if self.kv.seqs:
@@ -530,24 +496,20 @@ _work = attrgetter(
 class Lockstep:
     """DP ranks that share their experts and take every step together, each with its own queue and cache.
 
-    vLLM's ranks meet at every layer of experts (``run_engine_core`` and ``v1/worker/dp_utils.py`` of 0.27):
-    a rank without work runs an empty batch beside the others, and all wait for the one with the most to do. So a prompt
-    on one of them holds up the tokens of all. Used as a ``DpRank`` is.
+    vLLM's ranks meet at every layer of experts (``run_engine_core`` and ``v1/worker/dp_utils.py`` of 0.27): a rank
+    without work runs an empty batch, and all wait for the one with the most to do. Used as a ``DpRank`` is.
     """
 
     def __init__(self, timer: StepTimer, ranks: Several[DpRank], limits: SchedulerLimits) -> None:
-        """``limits`` are those of each of them."""
         self.timer, self.ranks, self.limits = timer, ranks, limits
         self.event: tuple[float, int] = (inf, BEGINS)
         self._resting: list[DpRank] = []
 
     def submit(self, place: int, ready_s: float, sequence: Sequence) -> None:
-        """Queue a request for the rank at ``place``, as ``DpRank.submit`` does."""
         self.ranks[place].submit(ready_s, sequence)
         self._wait()
 
     def begin(self) -> None:
-        """Start what is to start now, on all ranks."""
         start_s = self.event[0]
         self._resting = [rank for rank in self.ranks if rank.event[0] > start_s]
         steps = {rank: rank.plan(start_s) for rank in self.ranks if rank not in self._resting}
@@ -562,7 +524,6 @@ class Lockstep:
         self._wait()
 
     def end(self) -> list[int]:
-        """Account for what ends now on all ranks, and return the requests that are done."""
         done: list[int] = []
         for rank in self.ranks:
             if rank in self._resting:

@@ -82,8 +82,6 @@ class GapLog:
 
 
 class NoGaps(GapLog):
-    """A log that keeps no gaps."""
-
     __slots__ = ()
 
     def add(self, start_s: float, steps: int, gap_s: float, growth_s: float, tokens: int) -> None:
@@ -126,7 +124,6 @@ class TokenRuns:
 
     @classmethod
     def of(cls, log: GapLog, *, delay_s: float = 0.0) -> TokenRuns:
-        """A view of a log, in the same memory, seen ``delay_s`` later."""
         runs = cls(*map(np.asarray, (log.start_s, log.steps, log.gap_s, log.growth_s, log.tokens)))
         if delay_s:
             np.add(runs.start_s, delay_s, out=runs.start_s)
@@ -202,7 +199,6 @@ class TokenRuns:
 
 
 def _spelt_out(steps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each single step its run, and its place there."""
     run = np.repeat(np.arange(len(steps)), steps)
     before = np.cumsum(steps) - steps
     return run, np.arange(len(run)) - before[run]
@@ -260,27 +256,22 @@ class Replay:
 
     @property
     def duration_s(self) -> float:
-        """Start of the benchmark to the last token."""
         return float(self.end_s.max())
 
     @property
     def mean_in_flight(self) -> float:
-        """Requests in flight at once, averaged over the duration."""
         return float(self.e2el_s.sum()) / self.duration_s
 
     @property
     def cached_share(self) -> float:
-        """Share of all prompt tokens that came from the prefix cache."""
         return float(self.cached_tok.sum() / self.input_len.sum())
 
     @property
     def host_share(self) -> float:
-        """Share of all prompt tokens that were loaded from host memory."""
         return float(self.host_tok.sum() / self.input_len.sum())
 
     @property
     def ttft_s(self) -> NDArray[np.float64]:
-        """Request sent to first token, queueing in the engine included."""
         return self.first_token_s - self.sent_s
 
     @property

@@ -32,7 +32,6 @@ class Sequence:
     priority: int = 0  #: lower comes first, with ``--scheduling-policy priority``
 
     def context_tok(self, clock: int) -> int:
-        """Tokens computed before tick ``clock``, while decoding."""
         return self.prompt_tok + clock - self.joined
 
     @property
@@ -41,7 +40,6 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Order among others: by priority, then as they were sent."""
         return self.priority, self.index
 
 
@@ -115,8 +113,7 @@ class Step:
 def straight(time_of: Callable[[int], float], steps: int, first_s: float) -> tuple[int, float]:
     """Count the steps, of ``steps``, that grow evenly, halving until the middle one does, and the growth of each.
 
-    ``time_of`` gives the seconds of a step by its place in the row. Interpolation between the first and the last one
-    is exact where time is linear in the context.
+    Interpolation between the first and the last one is exact where time is linear in the context.
     """
     if steps <= 1:
         return steps, 0.0
@@ -149,7 +146,6 @@ class Pace:
         self._steps = 0  # taken so far
 
     def ticks(self, steps: int) -> int:
-        """Tokens of the next ``steps`` steps."""
         each, taken = self._tokens_per_step, self._steps
         if each == 1:
             return steps

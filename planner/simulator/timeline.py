@@ -1,16 +1,14 @@
 """The figures of a benchmark as weighted sums of the times of engine steps.
 
-A figure is a mean over requests of the time between two moments of a request, and steps lie between the two. So its
-weight on a step is the share of requests whose interval holds the step, over what the figure divides by::
+A figure is a mean over requests of the time between two moments of a request. Its weight on a step is the share of
+requests whose interval holds the step, over what the figure divides by::
 
     TTFT    from sent to first token        / requests
     TPOT    from first to last token        / (output tokens - 1) / requests
     E2EL    from sent to last token         / requests
     duration (of a throughput, of a batch)  every step counts once
 
-Medians and percentiles are means over the requests near them. Steps with similar loads are merged, so that a run is
-some forty batches. Fits work on these sums, and so does the uncertainty of a prediction: to first order a figure
-moves as its steps do.
+Medians and percentiles are means over the requests near them. Steps with similar loads are merged, some forty in all.
 """
 
 from __future__ import annotations
@@ -71,7 +69,7 @@ class Timeline:
     def duration(self, client: Client) -> StepSum:
         """The time that a run takes: its steps, and what the engine waits for ``client``.
 
-        A server that keeps up with its load takes as long as the requests take to arrive, and then to finish.
+        A server that keeps up takes as long as the requests take to arrive, and then to finish.
         """
         served, last_s = self.served, float(self.served.arrival_s.max())
         if served.duration_s < KEEPS_UP * last_s:
@@ -151,6 +149,5 @@ def _likeness(loads: Floats) -> Ints:
 
 
 def _together(sent_s: Floats) -> Floats:
-    """For each request, how many were sent at the same moment."""
     _, number, counts = np.unique(sent_s, return_inverse=True, return_counts=True)
     return counts[number].astype(np.float64)
