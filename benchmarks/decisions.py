@@ -21,6 +21,7 @@ import datetime
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import copysign, exp, hypot
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ import numpy as np
 from fit.leave_out import LEFT_OUT, Miss, leave_out_of, replayed_misses
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.planning.defaults import CONFIDENCE
-from planner.planning.uncertainty import quantile_factor
+from planner.planning.uncertainty import _reach
 from planner.timing.fits import load_calibration
 
 TARGETS_MS = (8, 10, 12, 15, 20, 25, 30, 40, 50, 75, 100, 150)
@@ -53,7 +54,10 @@ class Option:
     def tpot_below_ms(self, confidence: float) -> float:
         """What a measurement stays below with that probability."""
         scatter = load_calibration().scatters[self.metric]
-        return self.predicted_tpot_ms * quantile_factor(scatter, self.tpot_deviation, confidence)
+        return self.predicted_tpot_ms * exp(
+            copysign(_reach(scatter, abs(2 * confidence - 1)), confidence - 0.5)
+            * hypot(self.tpot_deviation, scatter.noise)
+        )
 
 
 @dataclass(frozen=True)

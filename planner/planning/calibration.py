@@ -5,16 +5,14 @@
     [[sampler]] ...      overheads of memory, from start-up logs   (planner fit --startup-log, planner calibrate DIR)
     [efficiency] ...     factors on the efficiencies that we ship, and the runs they rest on   (planner calibrate)
 
-``calibration.toml`` in the user's data directory counts unless ``--calibration`` names another file, or ``none``. The
-memory part has the format of our own ``memory.toml``; its constants count before ours. The same machine is known by its
-GPU, the minor version of vLLM and the TP size; a later log of it replaces what an earlier one said.
+``calibration.toml`` in the user's data directory counts unless ``--calibration`` names another file, or ``none``.
 """
 
 from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 UNITS = {"memory": "GiB", "unexplained": "GiB", "non_torch": "GiB", "graphs": "GiB", "graph_each": "MiB"}
 HEADER = "# Calibration of this user's machines: planner fit --startup-log and planner calibrate write it.\n"
 EFFICIENCY = "efficiency"
+ENDS = {"value": "mid", "low": "low", "high": "high"}  #: keys of the file, ends of an interval
 NONE = "none"
 _HINT = "give a file that planner calibrate or planner fit --startup-log wrote, or --calibration none"
 
@@ -59,31 +58,22 @@ class Local:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """Efficiencies: ours, with the user's own factors on top.
-
-        Stale factors are left out of the user's own file, see ``notes``. Raises InputError for those of a named one.
-        """
+        """Efficiencies: ours under the user's factors. Raises InputError for stale ones of a named file."""
         from planner.timing import load_calibration, over_shipped
 
-        if self.efficiency is None:
+        if self.is_stale and self.path != local_path():
+            cause = f"{self.path} was fitted on top of older efficiencies than those shipped now"
+            raise InputError(cause, hint=f"fit its runs again: planner calibrate -o {self.path}")
+        if self.efficiency is None or self.is_stale:
             return load_calibration()
-        if not self.is_stale:
-            return over_shipped(self.efficiency, str(self.path))
-        if self.path == local_path():
-            return load_calibration()
-        raise InputError(
-            f"{self.path} was fitted on top of older efficiencies than those shipped now",
-            hint=f"fit its runs again: planner calibrate -o {self.path}",
-        )
+        return over_shipped(self.efficiency, str(self.path))
 
     @property
     def notes(self) -> tuple[str, ...]:
-        if not self.is_stale:
-            return ()
-        return (
+        stale = (
             f"{self.path} was fitted on top of older efficiencies than those shipped now, so its factors are left out: "
-            "planner calibrate without files fits its runs again",
         )
+        return (stale + "planner calibrate without files fits its runs again",) if self.is_stale else ()
 
 
 #: The shipped fits alone.
@@ -96,10 +86,7 @@ def local_path() -> Path:
 
 
 def local_for(calibration: str | PathLike[str] | None) -> Local:
-    """Read ``--calibration``: a file, ``none`` for the shipped fits, by default the user's own file where it exists.
-
-    Raises InputError for a file that cannot be read.
-    """
+    """Read ``--calibration``: a file, ``none``, by default the user's own file where it exists."""
     if calibration == NONE or (calibration is None and not _is_there(local_path())):
         return SHIPPED
     return read_local(Path(calibration) if calibration else local_path())
@@ -132,15 +119,14 @@ def read_local(path: Path) -> Local:
 
 
 def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = None, path: Path | None = None) -> Path:
-    """Add constants of memory to the file, replace its factors where ``efficiency`` is given, and say where.
+    """Add constants of memory to the file, replace its factors where ``efficiency`` is given, and return its path.
 
-    Constants of the same name under the same conditions are replaced. The file is written whole beside the old one
-    and then renamed, so that a run that reads it meanwhile sees the one or the other. Raises InputError when it cannot
-    be read or written.
+    Constants of the same name under the same conditions are replaced. Raises InputError where it cannot be written.
     """
     path = path or local_path()
     known = read_local(path) if _is_there(path) else SHIPPED
-    fits = {_key(fit): fit for fit in (*known.memory, *learned)}
+    every = (*known.memory, *learned)
+    fits = {(fit.name, fit.since, fit.until, tuple(sorted(fit.where.items()))): fit for fit in every}
     # what one model taught counts before what it says about others
     ordered = sorted(fits.values(), key=lambda fit: (fit.name, "model" not in fit.where))
     text = _text(replace(known, memory=tuple(ordered), efficiency=efficiency or known.efficiency))
@@ -148,44 +134,26 @@ def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = 
         path.parent.mkdir(parents=True, exist_ok=True)
         write_then_rename(path, text.encode())
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error.strerror}",
-            hint="name another file, or set XDG_DATA_HOME to a folder of your own",
-        ) from error
+        hint = "name another file, or set XDG_DATA_HOME to a folder of your own"
+        raise InputError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
     return path
 
 
-def _key(fit: FittedConstant) -> tuple[object, ...]:
-    return fit.name, fit.since, fit.until, tuple(sorted(fit.where.items()))
-
-
 def _text(local: Local) -> str:
-    entries = [list(_memory_lines(fit)) for fit in local.memory]
-    entries += [list(lines) for lines in _efficiency_lines(local.efficiency)] if local.efficiency else []
-    return HEADER + "".join("\n" + "".join(f"{line}\n" for line in lines) for lines in entries)
-
-
-def _memory_lines(fit: FittedConstant) -> Iterator[str]:
-    unit = UNITS.get(fit.name, "1")
-    yield f"[[{fit.name}]]"
-    yield f"since = {_value('.'.join(map(str, fit.since)))}"
-    yield f"until = {_value('.'.join(map(str, fit.until)))}"
-    yield f"where = {_value(fit.where)}"
-    for key, value in (("value", fit.interval.mid), ("low", fit.interval.low), ("high", fit.interval.high)):
-        yield f"{key} = {value / FACTORS[unit]!r}"
-    yield f"unit = {_value(unit)}"
-    yield f"logs = [{', '.join(map(_value, fit.logs))}]"
-    if fit.note:
-        yield f"note = {_value(fit.note)}"
-
-
-def _efficiency_lines(fits: LocalFits) -> Iterator[Iterable[str]]:
-    data = fits.model_dump(mode="json")
-    stated = {name: value for name, value in data.items() if not isinstance(value, list)}
-    yield [f"[{EFFICIENCY}]", *(f"{name} = {_value(value)}" for name, value in stated.items())]
-    for name, entries in data.items():
-        for entry in entries if isinstance(entries, list) else ():
-            yield [f"[[{EFFICIENCY}.{name}]]", *(f"{key} = {_value(value)}" for key, value in entry.items())]
+    tables: list[tuple[str, Mapping[str, Any]]] = []
+    for fit in local.memory:
+        unit = UNITS.get(fit.name, "1")
+        ends = {key: getattr(fit.interval, end) / FACTORS[unit] for key, end in ENDS.items()}
+        since, until = (".".join(map(str, release)) for release in (fit.since, fit.until))
+        table = {"since": since, "until": until, "where": fit.where, **ends, "unit": unit, "logs": fit.logs}
+        tables.append((f"[[{fit.name}]]", table | ({"note": fit.note} if fit.note else {})))
+    if local.efficiency:
+        data = local.efficiency.model_dump(mode="json")
+        tables.append((f"[{EFFICIENCY}]", {k: value for k, value in data.items() if not isinstance(value, list)}))
+        lists = ((name, entries) for name, entries in data.items() if isinstance(entries, list))
+        tables += [(f"[[{EFFICIENCY}.{name}]]", entry) for name, entries in lists for entry in entries]
+    texts = ["\n".join((head, *(f"{k} = {_value(value)}" for k, value in table.items()))) for head, table in tables]
+    return HEADER + "".join(f"\n{text}\n" for text in texts)
 
 
 def _value(value: Any) -> str:

@@ -1,29 +1,20 @@
-"""The largest load that one server carries under latency targets, with its interval.
+"""The largest load that one server carries under latency targets, with its interval::
 
-A load is carried when the predicted statistic meets every limit with the probability that is asked for::
+    p99 TTFT (replay)  x  factor that a measurement stays below with the asked probability   <=  limit
 
-    p99 TTFT (replay)  x  factor that a measurement stays below with that probability   <=  limit
-
-and when the queue does not grow without end: the request rate is at most what full batches serve in the steady state,
-moved by the factor of the throughput in the same way. The search begins where the closed form meets the targets.
+The queue must not grow either: the rate is at most that of full batches in the steady state, moved by the factor of the
+throughput in the same way. The search begins where the closed form meets the targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, exp, inf
 
 from planner.planning import defaults
-from planner.planning.defaults import (
-    IDLE,
-    NEAR_EDGE,
-    NEAR_LIMIT,
-    TOLERANCE,
-    USUAL_BATCH,
-    USUALLY_KEPT,
-)
+from planner.planning.defaults import IDLE, NEAR_EDGE, NEAR_LIMIT, TOLERANCE, USUAL_BATCH, USUALLY_KEPT
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket, crossing, largest, smallest
 from planner.planning.predict import THROUGHPUT, Estimate, Prediction, ServedLoad, estimate, estimated_uncertainty
@@ -44,11 +35,7 @@ class Capacity:
         exactly: bool = True,
         known: Iterable[ServedLoad] = (),
     ) -> None:
-        """``load`` says what is sent; how fast, and how many requests, follows from what is asked of the server.
-
-        ``exactly``: in an open loop the queue of a slower engine is replayed too, which takes two more replays for each
-        load that meets the targets. ``known``: loads that were served already.
-        """
+        """Replays send what ``load`` says; ``exactly`` replays the queue of a slower engine too, twice more."""
         self.deployment, self.load, self.slos, self.by = deployment, load, targets.slos, targets.by
         self.confidence = targets.confidence
         self.exactly = exactly and self.by == "rate" and bool(self.slos)
@@ -57,10 +44,9 @@ class Capacity:
         self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
 
     def largest(self, confidence: float | None = None, *, exactly: bool | None = None) -> ServedLoad | None:
-        """The largest request rate, or concurrency, that meets the targets; None where none does.
+        """The largest request rate, or concurrency (at most ``max_num_seqs``), that meets the targets; None: none does.
 
-        A concurrency never exceeds ``max_num_seqs``: beyond, requests only wait. Raises InputError where a request
-        never fits the KV cache.
+        Raises InputError where a request never fits the KV cache.
         """
         confidence = self.confidence if confidence is None else confidence
         exactly = self.exactly if exactly is None else exactly and self.exactly
@@ -72,21 +58,17 @@ class Capacity:
         return self._largest[key]
 
     def interval(self, most: float | None = None) -> tuple[float, float]:
-        """Loads that 95 % and 5 % of such servers carry at least, to two digits, around ``most``.
-
-        ``most`` is the load that is planned for: by default the largest.
-        """
-        most = self._value if most is None else most
+        """Loads that 95 % and 5 % of such servers carry at least, around ``most``, by default the largest."""
+        most = self._most(most)
         return min(self.carried(0.95, most), most), max(self.carried(0.05, most), most)
 
     def by_confidence(self, most: float | None = None) -> dict[float, float]:
         """The largest load at each confidence of ``LADDER`` and the one that is asked for; it falls with confidence."""
-        most = self._value if most is None else most
+        most = self._most(most)
         loads = {}
         for confidence in sorted({*defaults.LADDER, self.confidence}):
             bound = max if confidence < self.confidence else min
-            at = most if confidence == self.confidence else self.carried(confidence, most)
-            loads[confidence] = bound(at, most)
+            loads[confidence] = bound(self.carried(confidence, most), most) if confidence != self.confidence else most
         return loads
 
     def carried(self, confidence: float, most: float | None = None) -> float:
@@ -94,14 +76,12 @@ class Capacity:
 
         To first order, less the share that the queue of a slower engine takes of ``most``.
         """
-        most = self._value if most is None else most
-        first = self._edge(self.confidence)
+        first, most = self._edge(self.confidence), self._most(most)
         return self._edge(confidence) * (min(most / first, 1.0) if first else 1.0)
 
-    @property
-    def _value(self) -> float:
-        most = self.largest()
-        return most.value if most else 0.0
+    def _most(self, given: float | None) -> float:
+        largest = self.largest() if given is None else None
+        return largest.value if largest else given or 0.0
 
     def _edge(self, confidence: float) -> float:
         """About the largest load, to first order: between two replays, where the worst target reaches its limit."""
@@ -115,53 +95,39 @@ class Capacity:
         confidence = self.confidence if confidence is None else confidence
         exactly = self.exactly if exactly is None else exactly
         served = self._served.get(value)
-        if served is None or (not served.whole and (exactly or self._ended_too_early(served, confidence))):
+        if served and not served.whole and not exactly:  # it may meet with this confidence what it missed with another
+            least = {slo: least_upper(self.deployment, slo.key, confidence, open_loop=True) for slo in self.slos}
+            served = None if any(least[slo] < margin for slo, margin in served.margins.items()) else served
+        if served is None or (exactly and not served.whole):
             sent = at_load(self.deployment, self.load, self.slos, self.by, value)
             served = Prediction.until_missed(self.deployment, sent, self.slos, confidence, whole=exactly)
             self._served[value] = served
-        return self._read(value, served, confidence, exactly)
-
-    def idle(self, *, whole: bool = False) -> ServedLoad:
-        """The load of a server that idles: a smaller one is no easier.
-
-        It is not kept: from there the largest load is far to look for.
-        """
-        sent = at_load(self.deployment, self.load, self.slos, self.by, self._idle)
-        return measure(self.deployment, sent, self.slos, confidence=self.confidence, whole=whole)
-
-    def _read(self, value: float, served: Prediction, confidence: float, exactly: bool) -> ServedLoad:
         if exactly:
             self._reacting.add(value)
         return against(served, self.slos, confidence, exactly=exactly, steady=self._steady)
 
-    def _ended_too_early(self, served: Prediction, confidence: float) -> bool:
-        """True if a load that missed a target with another confidence may meet it with this one."""
-        least = {slo: least_upper(self.deployment, slo.key, confidence, open_loop=True) for slo in self.slos}
-        return any(least[slo] < margin for slo, margin in served.margins.items())
+    def idle(self, *, whole: bool = False) -> ServedLoad:
+        """The load of a server that idles, below which none is easier. Far from the largest, so it is not kept."""
+        sent = at_load(self.deployment, self.load, self.slos, self.by, idle_load(self.deployment, self.load, self.by))
+        return measure(self.deployment, sent, self.slos, confidence=self.confidence, whole=whole)
 
     def _known(self, confidence: float, *, exactly: bool) -> Iterable[ServedLoad]:
         """The whole replays, at this confidence."""
         for value, served in self._served.items():
-            if not served.whole:
-                continue
-            load = self._read(value, served, confidence, exactly=False)
-            if not exactly or not load.meets:
-                yield load
-            elif value in self._reacting:
-                yield self._read(value, served, confidence, exactly=True)
+            if served.whole:
+                load = against(served, self.slos, confidence, exactly=False, steady=self._steady)
+                if not exactly or not load.meets:
+                    yield load
+                elif value in self._reacting:
+                    yield against(served, self.slos, confidence, exactly=True, steady=self._steady)
 
     def _between(
         self, confidence: float, tolerance: float, *, exactly: bool
     ) -> tuple[ServedLoad | None, ServedLoad | None]:
         """The largest load that meets the targets, and the smallest that does not, so near to each other."""
         most = self._steady.rate(confidence) if self.by == "rate" else float(most_in_flight(self.deployment))
-        least = min(self._idle, most)
-        if not self.slos:  # nothing but full batches limits it
-            least = most
-
-        def probe(value: float) -> ServedLoad:
-            return self.at(value, confidence, exactly=exactly)
-
+        # without targets nothing but full batches limits it
+        least = min(idle_load(self.deployment, self.load, self.by), most) if self.slos else most
         known = [load for load in self._known(confidence, exactly=exactly) if load.value <= most]
         guess = None
         if not known or (len(known) == 1 and known[0].meets and known[0].excess <= NEAR_LIMIT):
@@ -169,11 +135,8 @@ class Capacity:
             guess *= USUALLY_KEPT if exactly else 1.0
             if known and guess < known[0].value * (1 + TOLERANCE):
                 guess = None
+        probe = partial(self.at, confidence=confidence, exactly=exactly)
         return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
-
-    @cached_property
-    def _idle(self) -> float:
-        return idle_load(self.deployment, self.load, self.by)
 
     @cached_property
     def _steady(self) -> Steady:
@@ -189,10 +152,7 @@ def measure(
     whole: bool = True,
     exactly: bool = False,
 ) -> ServedLoad:
-    """Serve ``load`` once, beside the targets; ``whole`` as for ``Prediction.until_missed``.
-
-    ``exactly``: the queue of a slower engine is replayed too.
-    """
+    """Serve ``load`` once, beside the targets; ``whole`` and ``exactly`` as for ``Prediction``."""
     served = Prediction.until_missed(deployment, load, slos, confidence, whole=whole)
     return against(served, slos, confidence, exactly=exactly)
 
@@ -212,13 +172,9 @@ def against(
         if load.reused:  # less is found than in a cache that forgets nothing
             steady = Steady.of(prediction.deployment, load, steady.doubt)
         stable = load.value <= steady.rate(confidence) * (1 + ROUNDING)
-    return ServedLoad(
-        prediction,
-        prediction.readings(slos, confidence, exactly=exactly),
-        prediction.good_share(slos, confidence, exactly=exactly),
-        stable,
-        load.value,
-    )
+    readings = prediction.readings(slos, confidence, exactly=exactly)
+    good_share = prediction.good_share(slos, confidence, exactly=exactly)
+    return ServedLoad(prediction, readings, good_share, stable, load.value)
 
 
 def idle_load(deployment: Deployment, load: Load, by: By) -> float:
@@ -247,8 +203,7 @@ class Steady:
     def of(cls, deployment: Deployment, load: Load, doubt: Uncertainty | None = None) -> Steady:
         """With as many requests as serve fastest; ``doubt`` of a like engine, where it is at hand."""
         steady = _fastest(deployment, load, most_held(deployment, load))
-        doubt = doubt or doubt_at(deployment, load, steady.concurrency)
-        return cls(_request_per_s(steady), doubt)
+        return cls(steady.request_per_s, doubt or doubt_at(deployment, load, steady.concurrency))
 
     def rate(self, confidence: float) -> float:
         """Requests per second, as measured with probability ``confidence``."""
@@ -274,8 +229,8 @@ def usual_doubt(deployment: Deployment, load: Load) -> Uncertainty:
 def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, value: float) -> Load:
     """``load`` at a request rate or concurrency, with as many requests as its figures need.
 
-    Several for each that is in flight, and enough beyond the highest percentile, also of the rarest class with a target
-    of its own.
+    Several for each that is in flight, and enough beyond the highest percentile, also of the rarest class with a
+    target.
     """
     percentile = max((DEFAULT_PERCENTILE if slo.percentile is None else slo.percentile for slo in slos), default=50.0)
     tail = defaults.PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100) / rarest(load, slos)
@@ -306,20 +261,31 @@ def closed_form_load(
     *,
     confidence: float = defaults.CONFIDENCE,
     doubt: Uncertainty | None = None,
+    by_noise: bool = False,
 ) -> float:
-    """The largest load at which the means of the closed form meet the limits: the first guess.
+    """The largest load at which the means of the closed form meet the limits, with the ``doubt`` of a like engine.
 
-    ``doubt`` of a like engine, where it is at hand.
+    ``by_noise``: with the margins that noise alone asks for, which no doubt is below.
     """
-    doubt = doubt or usual_doubt(deployment, load)
-    margins = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
-    return _closed_form_load(deployment, load, margins, by)
+    if by_noise:
+        margins = [(slo, least_upper(deployment, slo.key, confidence)) for slo in slos]
+    else:
+        doubt = doubt or usual_doubt(deployment, load)
+        margins = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
+
+    def meets(concurrency: int) -> bool:
+        figures = at_concurrency(deployment, load, concurrency)
+        found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}
+        return all(found_s[slo.metric] * factor <= slo.limit_ms * MS for slo, factor in margins)
+
+    low = largest(meets, 1, most_in_flight(deployment))
+    return low if by == "concurrency" else _fastest(deployment, load, low).request_per_s
 
 
 def outlined_load(deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float) -> float:
-    """At most what ``closed_form_load`` gives as a rate: with the margins that noise alone asks for."""
-    margins = [(slo, least_upper(deployment, slo.key, confidence)) for slo in slos]
-    return _closed_form_load(deployment, load, margins, "rate") if confidence >= 0.5 else inf
+    """Upper bound of ``closed_form_load`` as a rate."""
+    bounded = confidence >= 0.5
+    return closed_form_load(deployment, load, slos, "rate", confidence=confidence, by_noise=True) if bounded else inf
 
 
 def queued_load(
@@ -357,16 +323,6 @@ def _busy(spare: float, percentile: float | None) -> float:
     return largest(keeps, 0, parts - 1) / parts
 
 
-def _closed_form_load(deployment: Deployment, load: Load, margins: Sequence[tuple[Slo, float]], by: By) -> float:
-    def meets(concurrency: int) -> bool:
-        figures = at_concurrency(deployment, load, concurrency)
-        found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}
-        return all(found_s[slo.metric] * factor <= slo.limit_ms * MS for slo, factor in margins)
-
-    low = largest(meets, 1, most_in_flight(deployment))
-    return low if by == "concurrency" else _request_per_s(_fastest(deployment, load, low))
-
-
 def most_in_flight(deployment: Deployment) -> int:
     """Requests that the server computes at once, all DP ranks together."""
     return deployment.config.max_running
@@ -383,25 +339,18 @@ def most_held(deployment: Deployment, load: Load) -> int:
 
 def steady_per_s(deployment: Deployment, load: Load) -> float:
     """Requests per second that full batches serve in the steady state."""
-    return _request_per_s(_fastest(deployment, load, most_held(deployment, load)))
+    return _fastest(deployment, load, most_held(deployment, load)).request_per_s
 
 
 def _fastest(deployment: Deployment, load: Load, most: int) -> Estimate:
-    """The closed form with as many requests, up to ``most``, as are served fastest.
-
-    More of them than that leave too few tokens of a step to prompts.
-    """
+    """The closed form with as many requests, up to ``most``, as are served fastest: more leave prompts few tokens."""
     best = current = at_concurrency(deployment, load, most)
     slower = 0
     while current.concurrency > 1 and slower < 2:  # fewer yet are slower still
         current = at_concurrency(deployment, load, current.concurrency // 2)
-        slower = 0 if _request_per_s(current) > _request_per_s(best) else slower + 1
-        best = current if not slower else best
+        slower = 0 if current.request_per_s > best.request_per_s else slower + 1
+        best = best if slower else current
     return best
-
-
-def _request_per_s(figures: Estimate) -> float:
-    return figures.concurrency / figures.e2el_s
 
 
 def at_concurrency(deployment: Deployment, load: Load, concurrency: int) -> Estimate:

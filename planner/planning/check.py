@@ -8,33 +8,7 @@ from itertools import product
 from math import inf, isfinite, log
 from typing import Any, Literal
 
-from planner.engine import (
-    ADVISED_UTILIZATION,
-    CPU_KVCACHE_SPACE,
-    DEEPSEEK_MAX_MODEL_LEN,
-    LOOPBACK,
-    MOST_UTILIZATION,
-    VARIABLES,
-    Engine,
-    EngineArgs,
-    EngineConfig,
-    EngineVersion,
-    FlagProblem,
-    ServeLine,
-    asked_engine,
-    assumed_acceptance,
-    default_engine,
-    flag_of,
-    head_node_words,
-    known_issues,
-    of_latency_bench,
-    option_values,
-    parse_version,
-    read_line,
-    resolve,
-    serve_argv,
-    tagged,
-)
+from planner import engine
 from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis, unset_kv_cache_space
@@ -56,7 +30,7 @@ from planner.workload import Load, Targets
 
 #: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
 SETTINGS = (
-    *tagged("axes"), "weight_dtype", *(name for name in tagged("plan") if name not in tagged("axes")),
+    *dict.fromkeys((*engine.tagged("axes"), "weight_dtype", *engine.tagged("plan"))),
     "cpu_kvcache_space", "engine", "num_scheduler_steps", "flashinfer_sampler", "mxfp4_use_marlin",
     "language_model_only", "max_cudagraph_capture_size",
 )  # fmt: skip
@@ -80,7 +54,7 @@ class LineRequest:
     targets: Targets = field(default_factory=Targets)  #: that a better plan has to meet
 
     def as_planned(self, plan: Plan) -> LineRequest:
-        """Fill what is left open from the load that a plan was made for; a concurrency takes the place of its rate."""
+        """Fill what is left open from a plan's load; a concurrency takes the place of its rate."""
         service, load = plan.service, plan.load
         slos = tuple(target.slo for target in service.targets) if service else ()
         if self.given:  # another load than the plan's own
@@ -91,7 +65,7 @@ class LineRequest:
         targets = Targets(slos, confidence=confidence)
         return replace(self, like=load, fixed=bool(load.classes), targets=targets)
 
-    def with_client(self, client: ServeLine, version: EngineVersion) -> LineRequest:
+    def with_client(self, client: engine.ServeLine, version: engine.EngineVersion) -> LineRequest:
         """The load that the client beside the line sends; what was given by hand counts before it."""
         given = {**self.given, "request_rate": inf} if "max_concurrency" in self.given else self.given
         return replace(self, given=given, like=client.workload(version), fixed=True)
@@ -132,40 +106,42 @@ class Served:
     model: str  #: the checkpoint
     deployment: Deployment
     prediction: Prediction
-    line: ServeLine | None = None  #: whose options beside the settings it keeps
+    line: engine.ServeLine | None = None  #: whose options beside the settings it keeps
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> engine.EngineConfig:
         return self.deployment.config
 
     @property
     def result(self) -> dict[str, Any]:
-        """The keys of the benchmark's result file."""
         return self.prediction.result
 
     @property
     def tok_per_s_per_gpu(self) -> float:
-        """Output tokens per second and GPU."""
         return self.prediction.rates["output_throughput_per_gpu"]
 
     @property
     def command(self) -> tuple[str, ...]:
         """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
         others = dict(self.line.others) if self.line and not self.line.is_offline else {}
-        host, port = others.pop("--host", LOOPBACK), others.pop("--port", "8000")
-        added = {name: value for name, value in recipe_of(self.deployment).flags.items() if not _says(others, name)}
-        words = serve_argv(self.config, self.model, host=host, port=port, extra=added)
+        host, port = others.pop("--host", engine.LOOPBACK), others.pop("--port", "8000")
+        said = {name.removeprefix("--").removeprefix("no-") for name in others}
+        recipe = recipe_of(self.deployment).flags
+        added = {
+            name: value for name, value in recipe.items() if name.removeprefix("--").removeprefix("no-") not in said
+        }
+        words = engine.serve_argv(self.config, self.model, host=host, port=port, extra=added)
         shown = {name: "REDACTED" if is_secret(value, name) else value for name, value in others.items()}
-        kept = (word for name, value in shown.items() for word in (name, *option_values(name, value)))
-        own = (word for word in words if not word.startswith("--") or not _says(others, word))
+        kept = (word for name, value in shown.items() for word in (name, *engine.option_values(name, value)))
+        own = (word for word in words if not word.startswith("--") or word[2:].removeprefix("no-") not in said)
         nodes = -(-self.config.num_gpus // self.deployment.profile.gpus_per_node)
-        return (*own, *kept, *head_node_words(self.config, nodes, self.config.version))
+        return (*own, *kept, *engine.head_node_words(self.config, nodes, self.config.version))
 
     @property
     def env(self) -> dict[str, str]:
         """Variables that the recipes set, the line's, and those of the settings."""
         given, problems = (self.line.env.items(), self.line.problems) if self.line else ((), ())
-        changed = {*VARIABLES, *(problem.word for problem in problems)}
+        changed = {*engine.VARIABLES, *(problem.word for problem in problems)}
         kept = {name: value for name, value in given if name not in changed and not is_secret(value, name)}
         return {**recipe_of(self.deployment).env, **kept, **self.config.env}
 
@@ -179,7 +155,7 @@ class LineVerdict:
     """The verdict on a line. ``fit`` and ``served`` are None where it does not get so far."""
 
     serving: Serving  #: the model, GPU, version and calibration
-    line: ServeLine
+    line: engine.ServeLine
     goal: Goal
     refusals: tuple[PlannerError, ...] = ()  #: why vLLM refuses the settings, whatever the memory
     fit: Fit | None = None
@@ -212,26 +188,22 @@ class LineVerdict:
 
     def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:
         """Settings in which ``plan`` differs from the line: name -> (the line's, the plan's)."""
+        planned = {"model": plan.model, **{name: getattr(plan.config, name) for name in SETTINGS}}
         line = {"model": self.model, **self.settings}
-        planned = {"model": plan.model, **line_settings(plan.config)}
         return {name: (value, planned[name]) for name, value in line.items() if value != planned[name]}
 
     @property
     def settings(self) -> dict[str, Any]:
         """The line's settings; only what it says itself where vLLM refuses it."""
-        if self.served:
-            return line_settings(self.served.config)
-        if self.fit:
-            return line_settings(self.fit.config)
-        given = {name: getattr(self.line.args, name, None) for name in SETTINGS}
-        return {name: value for name, value in given.items() if value not in (None, "auto")}
+        config = self.served.config if self.served else self.fit and self.fit.config
+        given = {name: getattr(config or self.line.args, name, None) for name in SETTINGS}
+        return given if config else {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
-def check_line(line: ServeLine, serving: Serving, asked: LineRequest) -> LineVerdict:
-    """Judge a line for the model, GPU, version and calibration of ``serving``.
+def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> LineVerdict:
+    """Judge a line for the model, GPU, version and calibration of ``serving``; refused options are left out.
 
-    Options that the version refuses are left out. Raises InputError for a load that the line's own context does not
-    hold, and whatever says that the model is not understood.
+    Raises InputError for a load that the line's own context does not hold, and for a model that is not understood.
     """
     answer = LineVerdict(serving, line, asked.goal)
     try:
@@ -241,7 +213,7 @@ def check_line(line: ServeLine, serving: Serving, asked: LineRequest) -> LineVer
         return answer if line.is_offline else _with_plan(answer, asked, defaults.LEN)
     line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")
-    known = known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
+    known = engine.known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
     issues = (*known, *_doubts(line, result.config, serving.model))
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
     if line.is_offline:
@@ -256,28 +228,39 @@ def check_line(line: ServeLine, serving: Serving, asked: LineRequest) -> LineVer
     return replace(answer, ranking=_ranking(answer, asked, workload))
 
 
-def _fitted(line: ServeLine, serving: Serving) -> tuple[ServeLine, Serving, Fit]:
+def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine, Serving, Fit]:
     """The line with vLLM's defaults, its engine and its fit; a context of ``auto`` is the longest that fits."""
-    version = replace(serving.version, engine=asked_by(line, serving.model, serving.profile, serving.version))
-    line = _with_cache_space(line, serving.profile, version)
-    if line.is_offline:
-        line = _as_offline(line, serving.model, serving.profile, version)
+    profile = serving.profile
+    version = replace(serving.version, engine=asked_by(line, serving.model, profile, serving.version))
+    given = line.args.cpu_kvcache_space or any(problem.word == engine.CPU_KVCACHE_SPACE for problem in line.problems)
+    if profile.kv_cache_is_given and not given:
+        space = unset_kv_cache_space(profile, version)
+        left = "what --gpu-memory-utilization leaves when it starts; the prediction counts whole GiB of that"
+        cause = f"not set: vLLM {version} then gives the KV cache " + (f"{space} GiB" if space else left)
+        remark = engine.FlagProblem(
+            engine.CPU_KVCACHE_SPACE, cause, "set it to the GiB that the cache should get", fatal=False
+        )
+        args = line.args.changed(env={engine.CPU_KVCACHE_SPACE: space}) if space else line.args
+        line = replace(line, args=args, problems=(*line.problems, remark))
+    if line.is_offline:  # with the defaults of vLLM's offline benchmarks, where those of its server are others
+        args = engine.of_latency_bench(line.args, version, profile) if "latency" in line.command else line.args
+        config = engine.resolve(args, serving.model, profile, version, usage="offline")
+        line = replace(line, args=replace(args, **config.settings("batch")))
     timed = serving.changed(args=line.args, engine_version=version)
     result = timed.fit()
-    longest = result.largest_max_model_len
-    if line.longest_context and not result.fits and longest >= 1:
-        timed = timed.changed(max_model_len=longest)
+    if line.longest_context and not result.fits and result.largest_max_model_len >= 1:
+        timed = timed.changed(max_model_len=result.largest_max_model_len)
         result = timed.fit()
     return line, timed, result
 
 
-def _further_refusals(line: ServeLine, serving: Serving, error: PlannerError) -> Iterator[PlannerError]:
+def _further_refusals(line: engine.ServeLine, serving: Serving, error: PlannerError) -> Iterator[PlannerError]:
     """Yield the errors that are left without the settings that the one before names."""
-    unset = EngineArgs()
+    unset = engine.EngineArgs()
     while named := {
         name: getattr(unset, name)
         for name in SETTINGS
-        if flag_of(name) in error.cause and getattr(line.args, name, None) != getattr(unset, name, None)
+        if engine.flag_of(name) in error.cause and getattr(line.args, name, None) != getattr(unset, name, None)
     }:
         line = replace(line, args=line.args.changed(**named))
         try:
@@ -288,29 +271,17 @@ def _further_refusals(line: ServeLine, serving: Serving, error: PlannerError) ->
             return
 
 
-def _engine(serving: Serving, line: ServeLine, bench: Bench = "serve") -> Deployment:
-    """The engine that is timed: a line does not say how many drafts are accepted.
-
-    Those of MTP modules are taken as published; with others it is timed without drafts.
-    """
+def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:
+    """The engine that is timed: with drafts by MTP accepted as published, and without other drafts."""
     drafts = serving.args.speculative_config
     if drafts and not drafts.acceptance_rates:
         decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
-        drafts = assumed_acceptance(drafts, serving.resolved.resolved)
+        drafts = engine.assumed_acceptance(drafts, serving.resolved.resolved)
         serving = serving.changed(speculative_config=drafts, engine_version=decided)
     deployment = serving.engine_of(bench)
     if deployment.config.engine != "V0" or serving.profile.platform == "cpu":  # there vLLM takes one step at a time
         return deployment
     return replace(deployment, config=replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps))
-
-
-def _as_offline(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> ServeLine:
-    """The line with the defaults that vLLM has for its offline benchmarks, where those of its server are others."""
-    args = line.args
-    if "latency" in line.command:
-        args = of_latency_bench(args, version, profile)
-    config = resolve(args, model, profile, version, usage="offline")
-    return replace(line, args=replace(args, **config.settings("batch")))
 
 
 def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
@@ -319,92 +290,77 @@ def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
     answer = replace(answer, workload=load)
     if fit is None or not fit.fits:
         return answer
-    if load.max_total_len > fit.config.max_model_len:
-        cause = (
-            f"requests of {load.max_total_len:,} tokens are longer than --max-model-len {fit.config.max_model_len:,}"
-        )
+    if load.max_total_len > (most := fit.config.max_model_len):
+        cause = f"requests of {load.max_total_len:,} tokens are longer than --max-model-len {most:,}"
         return replace(answer, refusals=(InputError(cause, hint="raise it, or send shorter ones"),))
     bench: Bench = "latency" if "latency" in answer.line.command else "throughput"
-    engine = _engine(timed, answer.line, bench)
-    load = engine.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts
-    return replace(answer, offline=Prediction.of(engine, load, bench=bench))
+    deployment = _engine(timed, answer.line, bench)
+    load = deployment.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts
+    return replace(answer, offline=Prediction.of(deployment, load, bench=bench))
 
 
-def asked_by(line: ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> Engine | Literal[""]:
+def asked_by(
+    line: engine.ServeLine, model: Model, profile: GpuProfile, version: engine.EngineVersion
+) -> engine.Engine | Literal[""]:
     """The engine that the line, or the build of ``version``, decides on; empty: the default one."""
-    engine = asked_engine(line.only_v0, line.use_v1, version)
-    if engine is None and line.pipelines_on_v1:  # the one that it would have without a pipeline
-        engine = resolve(replace(line.args, pipeline_parallel_size=1), model, profile, version).engine
-    return engine or version.engine
+    wanted = engine.asked_engine(line.only_v0, line.use_v1, version)
+    if wanted is None and line.pipelines_on_v1:  # the one that it would have without a pipeline
+        wanted = engine.resolve(replace(line.args, pipeline_parallel_size=1), model, profile, version).engine
+    return wanted or version.engine
 
 
-def _with_cache_space(line: ServeLine, profile: GpuProfile, version: EngineVersion) -> ServeLine:
-    """The line with the KV cache that vLLM takes on a CPU where the line gives no size, and a remark on that."""
-    given = line.args.cpu_kvcache_space or any(problem.word == CPU_KVCACHE_SPACE for problem in line.problems)
-    if given or not profile.kv_cache_is_given:
-        return line
-    space = unset_kv_cache_space(profile, version)
-    left = "what --gpu-memory-utilization leaves when it starts; the prediction counts whole GiB of that"
-    cause = f"not set: vLLM {version} then gives the KV cache " + (f"{space} GiB" if space else left)
-    remark = FlagProblem(CPU_KVCACHE_SPACE, cause, "set it to the GiB that the cache should get", fatal=False)
-    args = line.args.changed(env={CPU_KVCACHE_SPACE: space}) if space else line.args
-    return replace(line, args=args, problems=(*line.problems, remark))
-
-
-def _fallen_back(line: ServeLine, config: EngineConfig, profile: GpuProfile, version: EngineVersion) -> ServeLine:
+def _fallen_back(
+    line: engine.ServeLine, config: engine.EngineConfig, profile: GpuProfile, version: engine.EngineVersion
+) -> engine.ServeLine:
     """The line with a remark on each word that costs it the V1 engine, where it would have had it."""
-    if config.engine == "V1" or default_engine(version, profile) == "V0":
+    if config.engine == "V1" or engine.default_engine(version, profile) == "V0":
         return line
-    words = line.only_v0
-    if not words and line.use_v1 is None:
-        words = _only_v0_here(config, profile, version)
+    drafts, words = config.speculative_config, line.only_v0
+    if not words and line.use_v1 is None:  # settings that V1 did not have yet on this GPU
+        given: dict[str, dict[str, Any]] = {
+            "--kv-cache-dtype fp8": {"fp8_kv_cache": config.kv_cache_dtype == "fp8"},
+            "--dtype float32": {"fp32": config.dtype == "fp32"},
+            "--pipeline-parallel-size": {"pipeline": config.pipeline_parallel_size > 1},
+            "--speculative-config": {"drafts": drafts and drafts.method},
+        }
+        words = tuple(
+            word for word, setting in given.items() if engine.default_engine(version, profile, **setting) == "V0"
+        )
     cause = f"the V1 engine of vLLM {version} does not have it, so the server falls back to V0"
-    remarks = [FlagProblem(word, cause, "leave it out to run V1", fatal=False) for word in words]
+    remarks = [engine.FlagProblem(word, cause, "leave it out to run V1", fatal=False) for word in words]
     return replace(line, problems=(*line.problems, *remarks))
 
 
-def _only_v0_here(config: EngineConfig, profile: GpuProfile, version: EngineVersion) -> tuple[str, ...]:
-    """Settings that V1 did not have yet on this GPU."""
-    drafts = config.speculative_config
-    given: dict[str, dict[str, Any]] = {
-        "--kv-cache-dtype fp8": {"fp8_kv_cache": config.kv_cache_dtype == "fp8"},
-        "--dtype float32": {"fp32": config.dtype == "fp32"},
-        "--pipeline-parallel-size": {"pipeline": config.pipeline_parallel_size > 1},
-        "--speculative-config": {"drafts": drafts and drafts.method},
-    }
-    return tuple(word for word, setting in given.items() if default_engine(version, profile, **setting) == "V0")
-
-
-def _doubts(line: ServeLine, config: EngineConfig, model: Model) -> Iterator[FlagProblem]:
-    """Yield what the parser takes, and the start-up refuses or corrects."""
+def _doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Model) -> Iterator[engine.FlagProblem]:
     share, method = config.gpu_memory_utilization, line.args.quantization
-    if share > MOST_UTILIZATION and config.engine == "V1" and config.version.release >= (0, 9, 1):
+    if share > engine.MOST_UTILIZATION and config.engine == "V1" and config.version.release >= (0, 9, 1):
         cause = f"{share:g} of the memory is not free when the server starts"
-        yield FlagProblem("--gpu-memory-utilization", cause, f"give {ADVISED_UTILIZATION}")
+        yield engine.FlagProblem("--gpu-memory-utilization", cause, f"give {engine.ADVISED_UTILIZATION}")
     own = model.quantization.weight_dtype
     if method == "modelopt" and own != "fp8" and model.quantization.method:
         cause = f"the checkpoint is {own}, and modelopt is fp8"
-        yield FlagProblem("--quantization modelopt", cause, "leave it out: vLLM finds the format", fatal=False)
+        yield engine.FlagProblem("--quantization modelopt", cause, "leave it out: vLLM finds the format", fatal=False)
 
 
-def _about_places(line: ServeLine, deployment: Deployment, load: Load) -> Iterator[FlagProblem]:
-    """Yield the places that no request takes: for want of memory, or of requests."""
+def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) -> Iterator[engine.FlagProblem]:
     if line.args.max_num_seqs is None:
         return
     places, ranks = deployment.config.max_num_seqs, deployment.config.data_parallel_size
     held = int(deployment.requests_held(load.longest_len))
     if places > max(held, 1):
         cause = f"{places:,} places, and {held:,} requests of {load.longest_len:,} tokens fit the KV cache"
-        yield FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
+        yield engine.FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
     if load.num_prompts < min(places * ranks, load.max_concurrency or places * ranks):
         cause = f"{load.num_prompts:,} requests never fill the {places * ranks:,} places"
-        yield FlagProblem("--num-prompts", cause, f"send {defaults.PROMPTS_PER_SLOT} for each place", fatal=False)
+        yield engine.FlagProblem(
+            "--num-prompts", cause, f"send {defaults.PROMPTS_PER_SLOT} for each place", fatal=False
+        )
 
 
 def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Load:
     """The load to compare at: as asked, else 1024 in and out, and as many requests as run at once."""
     load, config = asked.load(default_len), deployment.config
-    longest = load.longest_len
+    longest, ranks = load.longest_len, config.data_parallel_size
     if longest > config.max_model_len:
         raise InputError(
             f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line",
@@ -412,8 +368,7 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> L
         )
     if isfinite(load.request_rate) or asked.fixed:
         return load
-    held = int(deployment.requests_held(longest))
-    most = max(config.data_parallel_size, min(config.max_running, held * config.data_parallel_size))
+    most = max(ranks, min(config.max_running, int(deployment.requests_held(longest)) * ranks))
     return asked.closed(load, load.max_concurrency or most)
 
 
@@ -443,8 +398,8 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     """The plans of one server on ``gpus`` GPUs, or fewer where that was asked for; None: on a node, or more."""
     given, line = answer.line.args, answer.serving
     named = " ".join(error.cause for error in answer.refusals)
-    kept = {name: getattr(given, name) for name in FUNCTIONAL if flag_of(name) not in named}
-    args = EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
+    kept = {name: getattr(given, name) for name in FUNCTIONAL if engine.flag_of(name) not in named}
+    args = engine.EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
     serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local)
     (ranking,) = Search(Space((serving,), gpus_per_node=gpus), asked.objective(workload)).run()
     least = 1 if asked.gpus or not gpus else gpus
@@ -456,26 +411,18 @@ def _context(answer: LineVerdict) -> int | None:
     """The line's context, as far as vLLM and the model take it; None: as long as the load needs."""
     context = answer.fit.config.max_model_len if answer.fit else answer.line.args.max_model_len
     limited = any(problem.word == "--max-model-len" for problem in answer.line.problems)
-    most = DEEPSEEK_MAX_MODEL_LEN if limited else answer.serving.model.max_position_embeddings
+    most = engine.DEEPSEEK_MAX_MODEL_LEN if limited else answer.serving.model.max_position_embeddings
     return context and min(context, most)
 
 
-def _serve(model: str, deployment: Deployment, workload: Load, line: ServeLine | None = None) -> Served:
+def _serve(model: str, deployment: Deployment, workload: Load, line: engine.ServeLine | None = None) -> Served:
     return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES), line)
 
 
-def _says(others: Mapping[str, str], name: str) -> bool:
-    flag = name.removeprefix("--").removeprefix("no-")
-    return any(other.removeprefix("--").removeprefix("no-") == flag for other in others)
-
-
-def line_settings(config: EngineConfig) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in SETTINGS}
-
-
-def launched_args(plan: Plan) -> EngineArgs:
-    """The settings that ``serve_argv`` and the plan's variables ask for."""
-    line = read_line(plan.serve_argv, parse_version(plan.engine_version), env=plan.env, platform=plan.platform)
+def launched_args(plan: Plan) -> engine.EngineArgs:
+    line = engine.read_line(
+        plan.serve_argv, engine.parse_version(plan.engine_version), env=plan.env, platform=plan.platform
+    )
     return replace(line.args, allow_unvalidated=True)
 
 
@@ -484,8 +431,8 @@ def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     profile, model = load_profile(plan.gpu).with_network(plan.network_gb_per_s), resolve_model(plan.model)
     if plan.nodes > 1:
         profile = profile.with_node(plan.gpus_per_node)
-    version = parse_version(plan.engine_version)
-    line = read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
+    version = engine.parse_version(plan.engine_version)
+    line = engine.read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
     version = replace(version, engine=asked_by(line, model.model, profile, version))
     basis, args = Basis(local.constants), launched_args(plan)
     if plan.speculative_config:

@@ -1,9 +1,6 @@
 """GPUs side by side on equal hardware: throughput, cost and bottleneck of each, and who leads at which load.
 
-Equal hardware is as many whole GPUs of each type, which is what one rents, and the equal servers on them: eight CPX
-partitions with TP 1, or one server on the GPU that they are parts of; four servers of TP 2, or one of TP 8. The best of
-the legal sizes is found for each load. The engine's other settings are the same for all. An order comes with the
-probability that measurements have it too: errors that two GPUs share cancel.
+Equal hardware is as many whole GPUs of each type, under equal servers of the best legal TP size for each load.
 """
 
 from __future__ import annotations
@@ -23,16 +20,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
 from planner.planning.capacity import in_flight, steady_per_s
-from planner.planning.cost import (
-    Price,
-    Span,
-    power_w,
-    price_of,
-    span_figures,
-    tok_per_joule,
-    tok_per_usd,
-    usd_per_million_tok,
-)
+from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of, span_figures
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
 from planner.planning.odds import Forecast, percent
@@ -45,33 +33,28 @@ from planner.workload import Load
 
 #: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
 CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
-
 #: Causes whose word alone says too little in a sentence.
 SAID = {"launches": "kernel launches", "links": "collectives over links", "host": "work of the host"}
 
 
-def time_shares(deployment: Deployment, served: Replay) -> dict[str, float]:
-    """Share of the engine's time by what bounds it, largest first: of the average steps of a replay."""
-    spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}
-    total: dict[str, float] = defaultdict(float)
-    for name, step in deployment.typical_steps(served).items():
-        for cause, time_s in _causes(deployment, step).items():
-            total[cause] += time_s / step.total_s * spent_s[name]
-    whole_s = sum(total.values())
-    largest_first = sorted(total, key=lambda cause: -total[cause])
-    return {cause: total[cause] / whole_s for cause in largest_first} if whole_s else {}
-
-
 def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight: float) -> str:
-    """The cause that keeps one server with ``in_flight`` requests of ``total_len`` tokens from serving more."""
+    """The cause that keeps one server with ``in_flight`` requests of ``total_len`` tokens from serving more.
+
+    Else the largest share of the engine's time, of the average steps of the replay ``served``.
+    """
     config = deployment.config
     held = deployment.requests_served(total_len) * config.data_parallel_size
     if in_flight > held:
         return f"KV capacity: holds {held:,.0f} requests"
     if in_flight > config.max_running:
         return f"queueing: max_num_seqs {config.max_num_seqs}"
-    cause, share = next(iter(time_shares(deployment, served).items()), ("nothing", 0.0))
-    return f"{cause} {share:.0%}"
+    spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}
+    total: dict[str, float] = defaultdict(float)
+    for name, step in deployment.typical_steps(served).items():
+        for cause, time_s in _causes(deployment, step).items():
+            total[cause] += time_s / step.total_s * spent_s[name]
+    cause = max(total, key=lambda one: total[one], default="nothing")
+    return f"{cause} {total[cause] / (sum(total.values()) or 1.0):.0%}"
 
 
 def limit_in_words(limit: str) -> str:
@@ -83,27 +66,19 @@ def limit_in_words(limit: str) -> str:
 def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     """Seconds of one step by cause, which add up to its time."""
     kinds = {operator.name: operator.kind for operator in step_operators(deployment.model, deployment.config)}
+    exchanges = step_collectives(deployment.model, deployment.profile, deployment.config)
+    collectives = {collective.name for collective in exchanges}
     causes: dict[str, float] = defaultdict(float)
-    busy_s = max(step.gpu_s, step.launch_s)
-    causes["host"] = step.total_s - busy_s
+    causes["host"] = step.total_s - max(step.gpu_s, step.launch_s)
     if step.launch_s > step.gpu_s:
         causes["launches"] += step.launch_s
         return causes
-    exchanges = step_collectives(deployment.model, deployment.profile, deployment.config)
-    collectives = {collective.name for collective in exchanges}
     for part in step.parts:
         if part.name != "host":
-            cause = "links" if part.name in collectives else _cause(kinds.get(part.name), part.bound)
-            causes[cause] += part.time_s
+            reads = "KV bandwidth" if kinds.get(part.name) in CACHE_READERS else "weights bandwidth"
+            cause = {"launch": "launches", "compute": "compute"}.get(part.bound, reads)
+            causes["links" if part.name in collectives else cause] += part.time_s
     return causes
-
-
-def _cause(kind: OperatorKind | None, bound: str) -> str:
-    if bound == "launch":
-        return "launches"
-    if bound == "compute":
-        return "compute"
-    return "KV bandwidth" if kind in CACHE_READERS else "weights bandwidth"
 
 
 # --- equal hardware
@@ -134,7 +109,6 @@ class Setup:
 
     @property
     def idle_gpus(self) -> int:
-        """Logical GPUs that are paid for and too few for one more server."""
         return self.num_gpus - self.servers * self.deployment.config.num_gpus
 
 
@@ -148,12 +122,14 @@ class RefusedGpu:
 
 def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_len: int) -> list[Setup] | RefusedGpu:
     """Every way to put servers that hold one request of ``longest_len`` tokens on ``num_gpus`` logical GPUs."""
-    reasons: list[str] = []
-    setups: list[Setup] = []
+    serving, reasons, setups = question.serving, ["no tensor-parallel size is legal"], list[Setup]()
+    unvalidated = serving.args.allow_unvalidated
+    legal = legal_tensor_parallel_sizes(serving.model, profile, allow_unvalidated=unvalidated, fp8_blocks="refined")
+    powers = [size for size in legal if size & (size - 1) == 0 and size <= num_gpus]
     counted = num_gpus if question.per == "gpu" else num_gpus / profile.parts
-    for size in _sizes(question, profile, num_gpus):
+    for size in question.sizes or powers or (1,):  # the last is refused in the engine's own words
         try:
-            deployment = question.serving.changed(profile=profile, tensor_parallel_size=size).deployment
+            deployment = serving.changed(profile=profile, tensor_parallel_size=size).deployment
         except PlannerError as error:
             reasons.append(error.cause)
             continue
@@ -166,44 +142,26 @@ def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_
             reasons.append(f"TP {size}: {weights:.1f} GiB of weights on each GPU leave {left:.1f} GiB for the KV cache")
         else:
             setups.append(Setup(deployment, num_gpus, servers, counted))
-    return setups or RefusedGpu(profile.id, reasons[-1] if reasons else "no tensor-parallel size is legal")
+    return setups or RefusedGpu(profile.id, reasons[-1])
 
 
 def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: int) -> int:
-    """GPUs for each type, whole or logical: the fewest, a power of two, on which all types hold the model.
-
-    Types that cannot hold it within a node do not count.
-    """
-    if question.share:
-        return question.share
-    return max(filter(None, (_fewest(question, profile, longest_len) for profile in profiles)), default=1)
+    """GPUs for each type: the fewest, a power of two, on which all types hold the model that do so within a node."""
+    shares = [question.share or 1]
+    for profile in () if question.share else profiles:
+        share = 1
+        while (num_gpus := count_gpus(question, profile, share)) <= profile.gpus_per_node:
+            if not isinstance(find_setups(question, profile, num_gpus, longest_len), RefusedGpu):
+                shares.append(share)
+                break
+            share *= 2
+    return max(shares)
 
 
 def count_gpus(question: Question, profile: GpuProfile, share: int) -> int:
     if question.per == "node":
         return profile.gpus_per_node
     return share * (profile.parts if question.per == "package" else 1)
-
-
-def _fewest(question: Question, profile: GpuProfile, longest_len: int) -> int | None:
-    share = 1
-    while (num_gpus := count_gpus(question, profile, share)) <= profile.gpus_per_node:
-        if not isinstance(find_setups(question, profile, num_gpus, longest_len), RefusedGpu):
-            return share
-        share *= 2
-    return None
-
-
-def _sizes(question: Question, profile: GpuProfile, num_gpus: int) -> Iterator[int]:
-    if question.sizes:
-        yield from question.sizes
-        return
-    serving = question.serving
-    legal = legal_tensor_parallel_sizes(
-        serving.model, profile, allow_unvalidated=serving.args.allow_unvalidated, fp8_blocks="refined"
-    )
-    powers = [size for size in legal if size & (size - 1) == 0 and size <= num_gpus]
-    yield from powers or (1,)  # refused in the engine's own words
 
 
 # --- under a load
@@ -240,15 +198,15 @@ class ComparedPoint:
     @cached_property
     def keeps_up(self) -> bool:
         """True if no queue grows without end; a closed loop always keeps up."""
-        if self.workload.max_concurrency is not None:
-            return True
         deployment, share = self.setup.deployment, self.shares[0].workload
-        return share.request_rate <= steady_per_s(deployment, share) * (1 + TOLERANCE)
+        most = inf if self.workload.max_concurrency is not None else steady_per_s(deployment, share) * (1 + TOLERANCE)
+        return most == inf or share.request_rate <= most
 
-    @property
+    @cached_property
     def tok_per_s(self) -> Span:
         """Output tokens per second of all servers."""
-        return self._added("output_throughput")
+        pairs = zip(self.shares, self.predictions, strict=True)
+        return Span.sum(Span.read(one.result, "output_throughput").times(share.servers) for share, one in pairs)
 
     @property
     def tok_per_s_per_gpu(self) -> Span:
@@ -256,16 +214,11 @@ class ComparedPoint:
         return self.tok_per_s.times(1 / self.setup.counted_gpus)
 
     @property
-    def in_flight(self) -> float:
-        """Requests in flight at once on all servers."""
-        if self.workload.max_concurrency is not None:
-            return self.workload.max_concurrency
-        return sum(s.servers * p.replay.mean_in_flight for s, p in zip(self.shares, self.predictions, strict=True))
-
-    @property
     def tok_per_s_per_user(self) -> Span | None:
         """Output tokens per second of one request; None where a queue grows without end."""
-        return self.tok_per_s.times(1 / self.in_flight) if self.keeps_up else None
+        pairs = zip(self.shares, self.predictions, strict=True)
+        flying = self.workload.max_concurrency or sum(s.servers * p.replay.mean_in_flight for s, p in pairs)
+        return self.tok_per_s.times(1 / flying) if self.keeps_up else None
 
     @property
     def usd_per_h(self) -> Span | None:
@@ -275,12 +228,13 @@ class ComparedPoint:
     def usd_per_million_tok(self) -> Span | None:
         """USD per 1M output tokens; None where no price is known, or it is zero."""
         usd = self.usd_per_h
-        return usd_per_million_tok(usd, self.tok_per_s) if usd and usd.mid else None
+        return usd.times(MILLION / HOUR_S).over(self.tok_per_s) if usd and usd.mid else None
 
     @property
     def tok_per_usd(self) -> Span | None:
         """Output tokens for one USD; None likewise."""
-        return tok_per_usd(self.usd_per_h, self.tok_per_s) if self.usd_per_h else None
+        usd = self.usd_per_h
+        return self.tok_per_s.times(HOUR_S).over(usd) if usd and usd.low else None
 
     @property
     def power_w(self) -> float | None:
@@ -290,31 +244,27 @@ class ComparedPoint:
     @property
     def tok_per_joule(self) -> Span | None:
         """Output tokens for one joule at board power; None where the power is not known."""
-        return tok_per_joule(self.power_w, self.tok_per_s) if self.power_w else None
+        return self.tok_per_s.times(1 / self.power_w) if self.power_w else None
 
     def forecast(self, span: Span | None, *, per_user: bool = False) -> Forecast | None:
-        """The middle of ``span``, a rate, as uncertain as the tokens per second of the busiest server.
-
-        ``per_user``: of an open loop a request's rate is uncertain as its mean E2EL is. Prices are taken at their
-        middle: which offer one takes is no matter of chance.
-        """
+        """The middle of ``span``, a rate, as uncertain as the throughput; ``per_user`` of an open loop as mean E2EL."""
         if span is None or not self.keeps_up:
             return None
-        key = "mean_e2el_ms" if per_user and self.workload.max_concurrency is None else "output_throughput"
-        return Forecast.of(span.mid, self.predictions[0].uncertainty, key, -1.0 if key == "mean_e2el_ms" else 1.0)
+        queued = per_user and self.workload.max_concurrency is None
+        key, power = ("mean_e2el_ms", -1.0) if queued else ("output_throughput", 1.0)
+        return Forecast.of(span.mid, self.predictions[0].uncertainty, key, power)
 
     def latency_ms(self, key: str) -> Span | None:
         """Such as ``mean_ttft_ms``; None where a queue grows without end."""
         if not self.keeps_up:
             return None
+        results = [prediction.result for prediction in self.predictions]
         if not key.startswith("mean_"):
-            return _span(self.predictions[0].result, key)
-        weights = [
-            share.servers * prediction.result["request_throughput"]
-            for share, prediction in zip(self.shares, self.predictions, strict=True)
-        ]
-        spans = [_span(prediction.result, key) for prediction in self.predictions]
-        return _added([span.times(w / sum(weights)) for span, w in zip(spans, weights, strict=True)])
+            return Span.read(results[0], key)
+        pairs = zip(self.shares, results, strict=True)
+        rates = [share.servers * result["request_throughput"] for share, result in pairs]
+        means = zip(results, rates, strict=True)
+        return Span.sum(Span.read(result, key).times(rate / sum(rates)) for result, rate in means)
 
     @cached_property
     def bound_by(self) -> str:
@@ -327,21 +277,14 @@ class ComparedPoint:
     @cached_property
     def figures(self) -> dict[str, Any]:
         """The point as JSON and CSV have it; each predicted figure with ``_lo`` and ``_hi``."""
-        setup, workload = self.setup, self.workload
-        config = setup.deployment.config
+        setup, workload, config = self.setup, self.workload, self.setup.deployment.config
         row: dict[str, Any] = {
             "gpu": self.gpu,
-            "num_gpus": setup.num_gpus,
-            "idle_gpus": setup.idle_gpus,
-            "servers": setup.servers,
-            "tensor_parallel_size": config.tensor_parallel_size,
-            "weight_dtype": config.weight_dtype,
-            "kv_cache_dtype": config.kv_cache_dtype,
+            **{name: getattr(setup, name) for name in ("num_gpus", "idle_gpus", "servers")},
+            **{name: getattr(config, name) for name in ("tensor_parallel_size", "weight_dtype", "kv_cache_dtype")},
             "engine_version": str(config.version),
             "calibration": setup.deployment.calibrated_by,
-            "input_len": workload.input_len,
-            "output_len": workload.output_len,
-            "max_concurrency": workload.max_concurrency,
+            **{name: getattr(workload, name) for name in ("input_len", "output_len", "max_concurrency")},
             "request_rate": None if isinf(workload.request_rate) else workload.request_rate,
             "keeps_up": self.keeps_up,
             "bound_by": self.bound_by,
@@ -361,20 +304,6 @@ class ComparedPoint:
             row |= span_figures(key, span)
         return row
 
-    def _added(self, key: str) -> Span:
-        pairs = zip(self.shares, self.predictions, strict=True)
-        return _added([_span(prediction.result, key).times(share.servers) for share, prediction in pairs])
-
-
-def best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> ComparedPoint:
-    finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
-
-    def slowness(point: ComparedPoint) -> tuple[bool, float, float]:
-        e2el = point.latency_ms("mean_e2el_ms")
-        return not point.keeps_up, e2el.mid if e2el else inf, -point.tok_per_s.mid
-
-    return min((measure_point(setup, workload, price) for setup in finalists), key=slowness)
-
 
 def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:
     """Replay what each of the servers gets of ``workload``."""
@@ -383,57 +312,56 @@ def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> C
     return ComparedPoint(setup, workload, price, shares, predictions)
 
 
+def _best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> ComparedPoint:
+    def slowness(point: ComparedPoint) -> tuple[bool, float, float]:
+        e2el = point.latency_ms("mean_e2el_ms")
+        return not point.keeps_up, e2el.mid if e2el else inf, -point.tok_per_s.mid
+
+    finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
+    return min((measure_point(setup, workload, price) for setup in finalists), key=slowness)
+
+
 def _closed_form_e2el_s(setup: Setup, workload: Load) -> float:
     """Mean E2EL of the busiest server; what the KV cache does not hold waits its turn."""
     deployment, share = setup.deployment, dealt(setup.deployment, workload, setup.servers)[0].workload
     ranks = deployment.config.data_parallel_size
-    places = min(deployment.requests_served(workload.total_len), deployment.config.max_num_seqs)
+    places = max(min(deployment.requests_served(workload.total_len), deployment.config.max_num_seqs), 1.0)
     if share.max_concurrency is None:
         overload = max(share.request_rate / steady_per_s(deployment, share), 1.0)
         flying = in_flight(deployment, share, share.request_rate) / ranks
     else:
         flying = share.max_concurrency / ranks
-        overload = max(flying / max(places, 1.0), 1.0)
-    busy = ceil(min(flying, max(places, 1.0)))
+        overload = max(flying / places, 1.0)
+    busy = ceil(min(flying, places))
     return estimate(deployment, workload.input_len, workload.output_len, busy).e2el_s * overload
 
 
 def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, ...]:
     """``workload`` dealt evenly to ``servers``, the busiest first; servers that get nothing are left out."""
+
+    def prompts(flying: float) -> int:
+        if workload.num_prompts > 1:
+            return max(round(workload.num_prompts / servers), 1)
+        return max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
+
     if workload.max_concurrency is None:
         each = replace(workload, request_rate=workload.request_rate / servers)
         most = steady_per_s(deployment, each)  # beyond, only the queue grows
         flying = in_flight(deployment, each, min(each.request_rate, most))
-        return (Share(servers, replace(each, num_prompts=_prompts(workload, servers, flying))),)
+        return (Share(servers, replace(each, num_prompts=prompts(flying))),)
     small, more = divmod(workload.max_concurrency, servers)
-    sizes = [(small + 1, more), (small, servers - more)]
     return tuple(
-        Share(count, replace(workload, max_concurrency=places, num_prompts=_prompts(workload, servers, places)))
-        for places, count in sizes
+        Share(count, replace(workload, max_concurrency=places, num_prompts=prompts(places)))
+        for places, count in [(small + 1, more), (small, servers - more)]
         if places and count
     )
 
 
-def _prompts(workload: Load, servers: int, flying: float) -> int:
-    """Requests for one server: its share of those asked for (more than 1), else enough for a steady state."""
-    if workload.num_prompts > 1:
-        return max(round(workload.num_prompts / servers), 1)
-    return max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
-
-
-def _span(result: Mapping[str, Any], key: str) -> Span:
-    value = float(result[key])
-    return Span(float(result.get(f"{key}_lo", value)), value, float(result.get(f"{key}_hi", value)))
-
-
-def _added(spans: Sequence[Span]) -> Span:
-    return Span(sum(s.low for s in spans), sum(s.mid for s in spans), sum(s.high for s in spans))
-
-
-# --- who leads --------------------------------------------------------------------------------------------------------
+# --- who leads
 
 
 Figure = Callable[[ComparedPoint], Forecast | None]
+At = Callable[[ComparedPoint], float]
 #: Figures that points are ordered by, largest first: heading -> figure; None for who does not keep up.
 METRICS: Mapping[str, Figure] = {
     "tokens/s per user": lambda point: point.forecast(point.tok_per_s_per_user, per_user=True),
@@ -456,6 +384,10 @@ class Standing:
     def certain(self) -> bool:
         return self.probability >= CERTAIN
 
+    @property
+    def leader(self) -> str:
+        return f"{self.order[0]} and {self.order[1]} alike" if self.tied else self.order[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Flip:
@@ -472,29 +404,32 @@ class Flip:
         return min(self.probabilities) >= CERTAIN
 
 
-def standings(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> list[Standing]:
-    """The order at each place of the axis ``at``, ascending. Who lacks the figure is left out."""
-    places = []
-    for value, group in groupby(sorted(points, key=at), key=at):
-        forecasts = {point.gpu: forecast for point in group if (forecast := figure(point))}
-        order = tuple(sorted(forecasts, key=lambda gpu: -forecasts[gpu].value))
-        if len(order) > 1:
-            first, second = forecasts[order[0]], forecasts[order[1]]
-            places.append(Standing(value, order, first.beats(second), _equal(first, second)))
-        elif order:
-            places.append(Standing(value, order, 1.0, tied=False))
+def _places(points: Sequence[ComparedPoint], at: At, figure: Figure) -> dict[float, dict[str, Forecast]]:
+    """The forecasts by GPU at each place of the axis ``at``, ascending. Who lacks the figure is left out."""
+    places: dict[float, dict[str, Forecast]] = {}
+    for point in sorted(points, key=at):
+        if forecast := figure(point):
+            places.setdefault(at(point), {})[point.gpu] = forecast
     return places
 
 
-def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float], figure: Figure) -> Iterator[Flip]:
+def standings(points: Sequence[ComparedPoint], at: At, figure: Figure) -> list[Standing]:
+    """The order at each place of the axis ``at``, ascending. Who lacks the figure is left out."""
+    found = []
+    for value, forecasts in _places(points, at, figure).items():
+        order = tuple(sorted(forecasts, key=lambda gpu: -forecasts[gpu].value))
+        first, second = forecasts[order[0]], forecasts[order[min(1, len(order) - 1)]]
+        several = len(order) > 1
+        found.append(Standing(value, order, first.beats(second) if several else 1.0, several and _equal(first, second)))
+    return found
+
+
+def flips(points: Sequence[ComparedPoint], at: At, figure: Figure) -> Iterator[Flip]:
     """Every pair of GPUs that changes places between two neighbouring values of the axis, in its order."""
-    by_place: dict[float, dict[str, Forecast]] = {}
-    for point in sorted(points, key=at):
-        if forecast := figure(point):
-            by_place.setdefault(at(point), {})[point.gpu] = forecast
+    places = _places(points, at, figure)
     for one, other in combinations(dict.fromkeys(point.gpu for point in points), 2):
         ahead: tuple[float, float] | None = None  # where, and the odds that ``one`` leads there
-        for value, forecasts in by_place.items():
+        for value, forecasts in places.items():
             if one not in forecasts or other not in forecasts or _equal(forecasts[one], forecasts[other]):
                 continue
             odds = forecasts[one].beats(forecasts[other])
@@ -507,7 +442,7 @@ def flips(points: Sequence[ComparedPoint], at: Callable[[ComparedPoint], float],
 
 def describe_order(axis: str, places: Sequence[Standing]) -> str:
     """The leaders and their odds in one line: ``b200 up to concurrency 32 (62%), mi355x from 64 on (93%)``."""
-    runs = [(leader, list(group)) for leader, group in groupby(places, key=_leader)]
+    runs = [(leader, list(group)) for leader, group in groupby(places, key=attrgetter("leader"))]
     if len(runs) == 1:
         where = f" at every {axis}" if len(places) > 1 else ""
         verb = "lead" if places[0].tied else "leads"
@@ -526,12 +461,7 @@ def _odds_in_words(group: Sequence[Standing]) -> str:
     odds = sorted(standing.probability for standing in group if len(standing.order) > 1)
     if not odds or group[0].tied:
         return ""
-    least, most = percent(odds[0]), percent(odds[-1])
-    return f" ({least})" if least == most else f" ({least} to {most})"
-
-
-def _leader(standing: Standing) -> str:
-    return f"{standing.order[0]} and {standing.order[1]} alike" if standing.tied else standing.order[0]
+    return f" ({' to '.join(dict.fromkeys((percent(odds[0]), percent(odds[-1]))))})"
 
 
 def _equal(one: Forecast, other: Forecast) -> bool:
@@ -544,7 +474,7 @@ class Axis:
 
     name: str  #: concurrency, request rate, input length, output length
     fixed: str  #: the rest of the load, in words
-    at: Callable[[ComparedPoint], float]
+    at: At
     points: tuple[ComparedPoint, ...]
 
 
@@ -617,7 +547,7 @@ def compare_hardware(
             refused.append(setups)
             continue
         price = price_of(profile, prices)
-        points += [best_point(setups, workload, price) for workload in workloads]
+        points += [_best_point(setups, workload, price) for workload in workloads]
     return Comparison(question, share, tuple(workloads), tuple(points), tuple(refused))
 
 
@@ -626,8 +556,7 @@ def compare_partitions(
 ) -> tuple[list[ComparedPoint], list[RefusedGpu]]:
     """A node of whole GPUs and the same node in CPX modes under one load, most tokens/s first; and what cannot run.
 
-    Each partition gets a server of its own. Of whole GPUs each gets one, or the node gets a single one. A server runs
-    as many requests at once as it gets of the load.
+    Each partition gets a server of its own; of whole GPUs each gets one, or the node a single one.
     """
     points: list[ComparedPoint] = []
     refused: list[RefusedGpu] = []

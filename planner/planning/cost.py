@@ -6,19 +6,18 @@
     output tokens per USD    = output tokens/s x 3600 / (USD/h)
     output tokens per joule  = output tokens/s / W
 
-Prices and throughput are spans. The low end of a cost is that of the cheapest offer at the fastest end of the
-prediction, the high end that of the dearest offer at the slowest end. Watts are those of the boards (TDP), without the
-servers around them.
+The low end of a cost is that of the cheapest offer at the fastest end of the prediction. Watts are those of the boards.
 
->>> usd_per_million_tok(Span.of(2.0), Span(500, 1000, 2000)).mid  # 2 / 3600 / 1000 x 1e6
-0.5555555555555556
+>>> Span.of(2.0).times(1e6 / 3600).over(Span(500, 1000, 2000)).high  # USD per 1M tokens: 2 / 3600 / 500 x 1e6
+1.1111111111111112
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
+from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_profile
@@ -39,9 +38,23 @@ class Span:
     def of(cls, value: float) -> Span:
         return cls(value, value, value)
 
+    @classmethod
+    def read(cls, result: Mapping[str, Any], key: str) -> Span:
+        """The figure ``key`` of a prediction's result; without an interval its ends are itself."""
+        value = float(result[key])
+        return cls(float(result.get(f"{key}_lo", value)), value, float(result.get(f"{key}_hi", value)))
+
+    @classmethod
+    def sum(cls, spans: Iterable[Span]) -> Span:
+        known = list(spans)
+        return cls(sum(s.low for s in known), sum(s.mid for s in known), sum(s.high for s in known))
+
     def times(self, factor: float) -> Span:
-        """Each of the three, ``factor`` times."""
         return Span(self.low * factor, self.mid * factor, self.high * factor)
+
+    def over(self, other: Span) -> Span:
+        """The ratio: its low end is that of the low end of this over the high end of ``other``."""
+        return Span(self.low / other.high, self.mid / other.mid, self.high / other.low)
 
 
 def span_figures(key: str, span: Span | None) -> dict[str, float | None]:
@@ -76,9 +89,8 @@ def price_of(profile: GpuProfile, given: Mapping[str, float] | None = None) -> P
     if profile.price is None:
         return None
     price = profile.price
-    typical = price.typical.base
     low, high = (price.low or price.typical).base, (price.high or price.typical).base
-    return Price(Span(low, typical, high), price.date)
+    return Price(Span(low, price.typical.base, high), price.date)
 
 
 def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[str, float]:
@@ -93,16 +105,14 @@ def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[s
         try:
             usd_per_h = float(text)
         except ValueError:
-            usd_per_h = float("nan")
+            usd_per_h = nan
         if not (equals and isfinite(usd_per_h) and usd_per_h >= 0):
-            raise InputError(
-                f"--price {word!r} is not GPU=USD", hint="USD per GPU and hour, such as --price mi355x=2.5"
-            )
+            hint = "USD per GPU and hour, such as --price mi355x=2.5"
+            raise InputError(f"--price {word!r} is not GPU=USD", hint=hint)
         gpu = load_profile(name).id
         if gpu not in known:
-            raise InputError(
-                f"--price {word!r}: {gpu} is not among the GPUs that are asked for", hint=f"add --gpu {gpu}"
-            )
+            cause = f"--price {word!r}: {gpu} is not among the GPUs that are asked for"
+            raise InputError(cause, hint=f"add --gpu {gpu}")
         if gpu in prices:
             raise InputError(f"--price of {gpu} is given twice", hint="give each GPU one price")
         prices[gpu] = usd_per_h
@@ -112,30 +122,3 @@ def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[s
 def power_w(profile: GpuProfile) -> float | None:
     """Board power of one (logical) GPU; None where it is not known."""
     return profile.tdp.base if profile.tdp else None
-
-
-def usd_per_million_tok(usd_per_h: Span, tok_per_s: Span) -> Span:
-    """USD per 1M tokens, of hardware for ``usd_per_h`` that puts out ``tok_per_s``."""
-
-    def cost(usd: float, rate: float) -> float:
-        return usd / HOUR_S / rate * MILLION
-
-    return Span(
-        cost(usd_per_h.low, tok_per_s.high), cost(usd_per_h.mid, tok_per_s.mid), cost(usd_per_h.high, tok_per_s.low)
-    )
-
-
-def tok_per_usd(usd_per_h: Span, tok_per_s: Span) -> Span | None:
-    """Tokens for one USD; None where it costs nothing."""
-    if usd_per_h.low == 0:
-        return None
-    return Span(
-        tok_per_s.low * HOUR_S / usd_per_h.high,
-        tok_per_s.mid * HOUR_S / usd_per_h.mid,
-        tok_per_s.high * HOUR_S / usd_per_h.low,
-    )
-
-
-def tok_per_joule(watts: float, tok_per_s: Span) -> Span:
-    """Tokens for one joule at board power."""
-    return tok_per_s.times(1 / watts)

@@ -1,8 +1,4 @@
-"""One model on one engine: the settings that vLLM runs with, what the memory holds, how long a step takes.
-
-``resolve_deployment`` is the only way from what somebody asks for to an engine. Whether it starts, what it holds and
-how fast it is are all read off the same object.
-"""
+"""One model on one engine: the settings that vLLM runs with, what the memory holds, how long a step takes."""
 
 from __future__ import annotations
 
@@ -63,8 +59,7 @@ class Deployment:
 
     @cached_property
     def checked(self) -> Checked:
-        """The start-up checks: vLLM's own checks of its memory."""
-        return check_memory(self.budget, self.loading_bytes)
+        return Checked(budget=self.budget, conditions=tuple(_conditions(self.budget, self.loading_bytes)))
 
     @cached_property
     def loading_bytes(self) -> int:
@@ -76,12 +71,10 @@ class Deployment:
 
     @cached_property
     def covariates(self) -> dict[str, str]:
-        """The key of this engine in the fits."""
         return timing.covariates_of(self.model, self.profile, self.config)
 
     @cached_property
     def efficiency(self) -> Efficiency:
-        """Shares of the peaks that it reaches, and its fixed costs."""
         return self.moved or timing.efficiency_for(self.model, self.profile, self.config, self.calibration)
 
     @cached_property
@@ -111,19 +104,16 @@ class Deployment:
         if not nodes or network is None:
             return ""
         runs = (self.calibration or timing.load_calibration()).runs_over_nodes
-        return (
-            f"over {nodes} nodes, each GPU with {network.base / GB:g} GB/s of the network ({network.note}): only "
-            f"{runs} runs over several nodes are behind the efficiencies, so the intervals are wide"
-        )
+        rate = f"{network.base / GB:g} GB/s of the network ({network.note})"
+        return f"over {nodes} nodes, each GPU with {rate}: {runs} runs over nodes were measured, so intervals are wide"
 
     @property
     def unused_host_remark(self) -> str:
         """Caveat for ``--kv-offloading-size`` under a load of random prompts."""
-        if not self.config.kv_offloading_size:
-            return ""
-        return (
+        unused = (
             "--kv-offloading-size changes no figure here: only a trace with turns or hash_ids finds blocks on the host"
         )
+        return unused if self.config.kv_offloading_size else ""
 
     @cached_property
     def known(self) -> Known:
@@ -150,16 +140,15 @@ class Deployment:
 
     def requests_held(self, total_len: int, *, pessimistic: bool = False) -> float:
         """Requests of ``total_len`` tokens that the KV cache holds at once; 0 when there is no cache."""
-        blocks = self.budget.num_blocks.low if pessimistic else self.budget.num_blocks.mid
-        if not self.budget.pool.groups:
+        blocks, pool = self.budget.num_blocks.low if pessimistic else self.budget.num_blocks.mid, self.budget.pool
+        if not pool.groups:
             return float(self.config.max_num_seqs)
-        return self.budget.pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+        return pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
 
     def requests_served(self, total_len: int) -> float:
         """Requests of ``total_len`` tokens that decode at once.
 
-        More than ``requests_held`` where there are windows: vLLM counts the tokens of a whole batch in flight for each
-        request, which only those that are being prefilled hold.
+        With windows more than ``requests_held``: vLLM counts the tokens of a whole batch in flight for each request.
         """
         pool, stage = replace(self.budget.pool, in_flight_tokens=1), self.budget.binding
         if not pool.groups:
@@ -169,22 +158,17 @@ class Deployment:
         return max(held, self.least_cache_tok / total_len)
 
     def limits(self, total_len: int) -> SchedulerLimits:
-        """The limits of the scheduler; the KV cache counts tokens of requests of ``total_len``.
-
-        Raises InputError where not one such request fits.
-        """
-        config = self.config
+        """The limits of the scheduler for requests of ``total_len``. Raises InputError where not one fits."""
+        config, features = self.config, self.budget.features
         if config.engine == "V0" and config.scheduling_policy == "priority":
-            raise InputError(
-                "--scheduling-policy priority of vLLM's V0 engine is not simulated",
-                hint="choose a newer --engine-version",
-            )
+            cause = "--scheduling-policy priority of vLLM's V0 engine is not simulated"
+            raise InputError(cause, hint="choose a newer --engine-version")
         whole_blocks_tok = -(-total_len // config.block_size) * config.block_size  # what such a request takes
         return simulator.SchedulerLimits.of(
             config,
             kv_cache_tokens=int(self.requests_served(total_len) * whole_blocks_tok),
-            scheduler_reserve_full_isl=self.budget.features.reserves_whole_prompt,
-            watermark=self.budget.features.watermark,
+            scheduler_reserve_full_isl=features.reserves_whole_prompt,
+            watermark=features.watermark,
             lockstep=self._lockstep,
             tokens_per_step=self.tokens_per_step,
         )
@@ -205,44 +189,36 @@ class Deployment:
         keep_gaps: bool = True,
         hopeless: Hopeless | None = None,
     ) -> Replay:
-        """Serve ``load``, ``offline`` without a front end.
+        """Serve ``load``, ``offline`` without a front end; ``hopeless`` ends it early.
 
-        ``keep_steps``: the result lists the steps; without ``keep_gaps`` it has no gaps between tokens. ``hopeless``
-        ends it early. Raises InputError where a request never fits.
+        Raises InputError where a request never fits.
         """
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
-        client = Client() if offline else self.client
-        longest = load.max_total_len if load.recorded is None else load.recorded.max_total_len
-        limits = self.with_prefixes(self.limits(longest + self.config.drafted_tok), load)
-        if load.reused:
+        config, longest = self.config, load.max_total_len if load.recorded is None else load.recorded.max_total_len
+        limits = self.with_prefixes(self.limits(longest + config.drafted_tok), load)
+        if load.reused and config.kv_offloading_size:
             limits = self.with_host_blocks(limits)
         lists = {"keep_steps": keep_steps, "keep_gaps": keep_gaps}
-        return replay(self.timer, load, limits, client, **lists, hopeless=hopeless)
+        return replay(self.timer, load, limits, Client() if offline else self.client, **lists, hopeless=hopeless)
 
     def with_prefixes(self, limits: SchedulerLimits, load: Load) -> SchedulerLimits:
-        """``limits`` with what the prefix cache spares of ``load``.
+        """``limits`` with what the prefix cache spares; ``--kv-offloading-size`` brings all but the common prefix.
 
-        With ``--kv-offloading-size`` all that is found, but for the prefix that every prompt has, is taken to come from
-        the host. Raises InputError for hits in a cache that is switched off.
+        Raises InputError for hits in a cache that is switched off.
         """
-        rate, config, pool = load.prefix_cache_hit_rate, self.config, self.budget.pool
+        rate, config, hint = (
+            load.prefix_cache_hit_rate,
+            self.config,
+            "add --enable-prefix-caching, or leave the rate out",
+        )
         if not config.enable_prefix_caching:
             if rate:
-                raise InputError(
-                    f"--prefix-cache-hit-rate {rate:g}: the engine keeps no prefixes",
-                    hint="add --enable-prefix-caching, or leave the rate out",
-                )
+                raise InputError(f"--prefix-cache-hit-rate {rate:g}: the engine keeps no prefixes", hint=hint)
             return limits
-        load_s_per_tok = 0.0
-        if rate and config.kv_offloading_size and pool.block_size:
-            load_s_per_tok = self._token_bytes / self._host_bytes_per_s
-        return replace(
-            limits,
-            prefix_cache_hit_rate=rate,
-            shared_prefix_tok=load.prefix_len,
-            load_s_per_tok=load_s_per_tok,
-        )
+        loaded = rate and config.kv_offloading_size and self.budget.pool.block_size
+        load_s = self._token_bytes / self._host_bytes_per_s if loaded else 0.0
+        return replace(limits, prefix_cache_hit_rate=rate, shared_prefix_tok=load.prefix_len, load_s_per_tok=load_s)
 
     def resent(self, load: Load) -> Load:
         """``load`` as sent a second time: its prompts are cached, if the cache keeps them all."""
@@ -252,12 +228,7 @@ class Deployment:
         return replace(load, prefix_cache_hit_rate=1.0) if keeps else load
 
     def with_host_blocks(self, limits: SchedulerLimits) -> SchedulerLimits:
-        """``limits`` with what ``--kv-offloading-size`` keeps of requests of which it is known what they share.
-
-        Raises InputError as ``check_host_blocks``.
-        """
-        if not self.config.kv_offloading_size:
-            return limits
+        """``limits`` with the host blocks of ``--kv-offloading-size``. Raises InputError as ``check_host_blocks``."""
         self.check_host_blocks()
         blocks = host_kv_tokens(self.config, self._token_bytes) // limits.block_size
         block_s = self._token_bytes * limits.block_size / self._host_bytes_per_s
@@ -274,12 +245,9 @@ class Deployment:
             "--scheduling-policy priority": config.scheduling_policy == "priority",
             "a model whose layers keep different blocks": len(pool.groups) != 1 or not pool.block_size,
         }
-        for what, holds in not_replayed.items():
-            if holds:
-                raise InputError(
-                    f"--kv-offloading-size: what the host keeps of a trace is not replayed for {what}",
-                    hint="leave it out to see the trace without it",
-                )
+        if what := next((what for what, holds in not_replayed.items() if holds), None):
+            cause = f"--kv-offloading-size: what the host keeps of a trace is not replayed for {what}"
+            raise InputError(cause, hint="leave it out to see the trace without it")
         _ = self._host_bytes_per_s
 
     @property
@@ -299,10 +267,7 @@ class Deployment:
 
 
 def served_model(model: Model, args: EngineArgs) -> Model:
-    """The model as the engine holds it.
-
-    ``--quantization`` may turn a 16-bit checkpoint into 8-bit weights; ``--language-model-only`` loads no vision tower.
-    """
+    """The model as the engine holds it: 8-bit by ``--quantization``, without vision by ``--language-model-only``."""
     if args.language_model_only and model.vision:
         model = _without_vision(model)
     return _load_quantized(model, args.quantization) if args.quantization else model
@@ -329,24 +294,12 @@ def resolve_deployment(
     served = served_model(model, args)
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
     if not known_to_run:
-        check_layout(
-            served,
-            profile,
-            Layout.of(config),
-            allow_unvalidated=args.allow_unvalidated,
-            fp8_blocks=features_of(config, profile).fp8_blocks,
-        )
-    if not as_started:
-        config = with_kv_cache_space(served, profile, config, basis)
-    return Deployment(
-        served,
-        profile,
-        config,
-        basis,
-        calibration,
-        checkpoint=None if served is model else model,
-        least_cache_bytes=int(constant("known_to_run") * profile.memory_bytes) if known_to_run else 0,
-    )
+        unvalidated, blocks = args.allow_unvalidated, features_of(config, profile).fp8_blocks
+        check_layout(served, profile, Layout.of(config), allow_unvalidated=unvalidated, fp8_blocks=blocks)
+    config = config if as_started else with_kv_cache_space(served, profile, config, basis)
+    least_bytes = int(constant("known_to_run") * profile.memory_bytes) if known_to_run else 0
+    stored = None if served is model else model
+    return Deployment(served, profile, config, basis, calibration, checkpoint=stored, least_cache_bytes=least_bytes)
 
 
 # --- start-up checks --------------------------------------------------------------------------------------------------
@@ -369,7 +322,6 @@ class Condition:
 
     @property
     def verdict(self) -> Verdict:
-        """``fits`` where even the low estimate is enough, ``does not fit`` where not even the high one is."""
         if self.margin.low >= 0:
             return "fits"
         return "does not fit" if self.margin.high < 0 else "too close to call"
@@ -391,12 +343,10 @@ class Checked:
 
     @property
     def fits(self) -> bool:
-        """The best estimate; ``verdict`` says how sure it is."""
         return all(condition.margin.mid >= 0 for condition in self.conditions)
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all conditions."""
         verdicts = {condition.verdict for condition in self.conditions}
         if "does not fit" in verdicts:
             return "does not fit"
@@ -406,11 +356,6 @@ class Checked:
     def probability_fits(self) -> float:
         """Probability of starting: that of the least likely condition, as all depend on the same overheads."""
         return min((condition.probability for condition in self.conditions), default=1.0)
-
-
-def check_memory(budget: MemoryBudget, loading_bytes: int = 0) -> Checked:
-    """Check whether the engine starts. ``loading_bytes``: weights at the peak of loading, where that is more."""
-    return Checked(budget=budget, conditions=tuple(_conditions(budget, loading_bytes)))
 
 
 def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]:
@@ -480,7 +425,6 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
 
 
 def _beside(total: Interval, taken: Interval) -> Interval:
-    """``total`` less ``taken``: the low end of one meets the high end of the other."""
     return Interval(total.mid - taken.mid, total.low - taken.high, total.high - taken.low)
 
 

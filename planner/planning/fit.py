@@ -1,4 +1,4 @@
-"""Does it fit: every figure, the verdict with its interval, changes after which it fits, and the arithmetic."""
+"""Memory fit: every figure, the verdict with its interval, changes after which it fits, and the arithmetic."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import product, starmap, zip_longest
+from itertools import product, zip_longest
 from math import ceil, floor, inf, lcm
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
@@ -86,43 +86,35 @@ class Fit:
 
     @property
     def deployment(self) -> Deployment:
-        """The engine, for questions about memory alone."""
         return self.serving.memory
 
     @property
     def fits(self) -> bool:
-        """The best estimate; ``verdict`` says how sure it is."""
         return self.deployment.checked.fits
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of all conditions."""
         return self.deployment.checked.verdict
 
     @property
     def verdict_words(self) -> str:
-        """The verdict; where it is too close to call, with the probability that it starts."""
         odds = f": starts with {percent(self.deployment.checked.probability_fits)} probability"
         return self.verdict + (odds if self.verdict == "too close to call" else "")
 
     @property
     def budget(self) -> MemoryBudget:
-        """The division of the memory of each GPU."""
         return self.deployment.budget
 
     @property
     def gpu_id(self) -> str:
-        """Profile id of the GPU, such as ``h100-sxm``."""
         return self.deployment.profile.id
 
     @property
     def config(self) -> EngineConfig:
-        """The engine's settings, defaults filled in."""
         return self.deployment.config
 
     @property
     def stage(self) -> StageBudget:
-        """The pipeline stage with the least memory left."""
         return self.budget.binding
 
     @property
@@ -164,10 +156,7 @@ class Fit:
 
     @cached_property
     def smallest_gpu_memory_utilization(self) -> float | None:
-        """The smallest ``gpu_memory_utilization``, in steps of 0.01, that still fits.
-
-        None where even 1 is too little, and where the size of the cache is given: the share then bounds nothing.
-        """
+        """The smallest share that fits, in steps of 0.01; None where 1 does not, or the cache has a given size."""
         if self.config.given_kv_cache_bytes:
             return None
         conditions = self.deployment.checked.conditions
@@ -186,19 +175,11 @@ class Fit:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         """Both outcomes where the sampler depends on what is installed; else empty."""
-        if self.budget.features.sampler != "unknown":
-            return ()
-        return tuple(self._outcome({FLASHINFER_SAMPLER: value}) for value in ("0", "1"))
-
-    def _outcome(self, env: dict[str, str]) -> Outcome:
-        engine = self.serving.changed(env=env).memory
-        budget, blocks = engine.budget, engine.budget.num_blocks.mid
-        return Outcome(
-            env,
-            engine.checked.verdict,
-            round(engine.checked.probability_fits, 3),
-            budget.logged_tokens(blocks),
-            round(budget.concurrency(blocks), 2),
+        envs = ({FLASHINFER_SAMPLER: value} for value in ("0", "1"))
+        engines = ((env, self.serving.changed(env=env).memory) for env in envs)
+        return tuple(
+            Outcome(env, engine.checked.verdict, round(engine.checked.probability_fits, 3), **_held(engine))
+            for env, engine in (engines if self.budget.features.sampler == "unknown" else ())
         )
 
     def _fits_with(self, **settings: Any) -> bool:
@@ -206,7 +187,6 @@ class Fit:
 
     @property
     def kv_cache(self) -> Interval:
-        """Memory for the KV cache on a GPU of that stage."""
         return self.stage.available
 
     @property
@@ -222,10 +202,7 @@ class Fit:
 
     @property
     def kv_bytes_per_next_token(self) -> float:
-        """Bytes of one more token of a request of ``max_model_len``: 0 where windows are full.
-
-        The mean over as many tokens as all groups of layers allot blocks for together.
-        """
+        """Mean bytes of one more token of a request of ``max_model_len``, in whole blocks; 0 where windows are full."""
         pool, length = self.budget.pool, self.config.max_model_len
         sizes = {spec.block_size for group in pool.groups for spec in group.specs if spec.kind != "state"}
         span = lcm(*sizes) * pool.context_shards
@@ -312,6 +289,12 @@ def _named(record: object, *names: str) -> dict[str, Any]:
     return {name: getattr(record, name) for name in names}
 
 
+def _held(engine: Deployment) -> dict[str, Any]:
+    budget, blocks = engine.budget, engine.budget.num_blocks.mid
+    held = budget.logged_tokens(blocks), round(budget.concurrency(blocks), 2)
+    return dict(zip(("kv_cache_tokens", "max_concurrency"), held, strict=True))
+
+
 def _interval(name: str, interval: Interval) -> dict[str, int]:
     return {name: round(interval.mid), f"{name}_lo": round(interval.low), f"{name}_hi": round(interval.high)}
 
@@ -322,18 +305,19 @@ def _whole(value: float) -> int | float:
 
 def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
     """Check whether the engine starts. ``ways_out`` also checks what would make it fit. Raises as ``Serving.fit``."""
-    notes = (*_notes(serving.model, serving.memory.budget), *_loading_notes(serving))
-    fit = Fit(serving=serving, min_tensor_parallel_size=_min_tensor_parallel_size(serving), notes=notes)
-    if ways_out and fit.verdict != "fits":
-        return replace(fit, options=tuple(_ways_out(fit)))
-    return fit
+    args, smallest = serving.args, None
+    names = "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "allow_unvalidated"
+    for size in _legal_sizes(serving, most=args.tensor_parallel_size, **_named(args, *names)):
+        with suppress(IllegalPlanError):  # a size that leaves another setting illegal
+            if serving.changed(tensor_parallel_size=size).memory.checked.fits:
+                smallest = size
+                break
+    fit = Fit(serving=serving, min_tensor_parallel_size=smallest, notes=tuple(_notes(serving)))
+    return replace(fit, options=tuple(_ways_out(fit))) if ways_out and fit.verdict != "fits" else fit
 
 
 def sweep_settings(serving: Serving) -> list[Fit]:
-    """Results over TP x weight dtype x KV cache dtype; combinations that vLLM refuses are left out.
-
-    The weights are those of the checkpoint and, where it has 16 bits, of its usual published forms.
-    """
+    """Results over TP x weight dtype (of 16 bits) x KV cache dtype; combinations that vLLM refuses are left out."""
     model, results = serving.model, list[Fit]()
     weight_dtypes = () if model.quantization.method else (model.dtype, "fp8", "int4-awq")
     models = [as_quantized(model, name) for name in weight_dtypes] or [model]
@@ -344,79 +328,46 @@ def sweep_settings(serving: Serving) -> list[Fit]:
     return results
 
 
-def _min_tensor_parallel_size(serving: Serving) -> int | None:
-    """The smallest legal TP size that fits, everything else as asked; None where none does."""
-    args = serving.args
-    names = "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "allow_unvalidated"
-    for size in _legal_sizes(serving, most=args.tensor_parallel_size, **_named(args, *names)):
-        with suppress(IllegalPlanError):  # a size that leaves another setting illegal
-            if serving.changed(tensor_parallel_size=size).memory.checked.fits:
-                return size
-    return None
-
-
 def _legal_sizes(serving: Serving, **layout: Any) -> Iterable[int]:
     blocks = version_features(serving.version, serving.profile).fp8_blocks
     model = served_model(serving.model, serving.args)
     return legal_tensor_parallel_sizes(model, serving.profile, fp8_blocks=blocks, **layout)
 
 
-def _notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
-    stage, config = budget.binding, budget.config
-    yield from model.notes
-    yield from model.quantization.notes
-    if config.version.note:
-        yield config.version.note
+def _notes(serving: Serving) -> Iterator[str]:
+    engine, model = serving.memory, serving.model
+    budget, config, loading = engine.budget, engine.config, engine.loading_bytes
+    stage, learned, vllm = budget.binding, budget.overheads.own, f"vLLM {config.version}"
+    layers, whole_images = stage.weights.layers, config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
+    origin, logs = learned[0].origin if learned else "", dict.fromkeys(log for fit in learned for log in fit.logs)
+    yield from (*model.notes, *model.quantization.notes, *filter(None, [config.version.note]))
     yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE) or "LongRoPE" in taken)
-    if budget.features.sampler == "unknown":
-        yield (
-            f"vLLM {config.version} samples with FlashInfer where it is installed, in less memory: "
-            f"--env {FLASHINFER_SAMPLER}=1 or =0 says which"
-        )
-    learned = budget.overheads.own
-    if learned:
-        logs = ", ".join(dict.fromkeys(log for fit in learned for log in fit.logs))
-        yield f"memory overheads of this machine, from {learned[0].origin} (log {logs})"
-    if model.mtp and config.speculative_config is None:
-        yield "MTP modules are not loaded: speculative decoding is not asked for"
-    if config.speculative_config:
-        yield "the rejection sampler's memory in the profile run is not modelled"
-    if config.lora:
-        yield "vLLM serves adapters only for models that support them (SupportsLoRA); this is not checked here"
-    if config.swap_space is not None:
-        yield "--swap-space is host memory and changes nothing: vLLM recomputes requests instead of swapping them"
-    yield from _memory_notes(model, budget)
-    if config.pipeline_parallel_size > 1:
-        layers = stage.weights.layers
-        yield f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds"
-
-
-def _memory_notes(model: Model, budget: MemoryBudget) -> Iterator[str]:
-    config, stage = budget.config, budget.binding
-    if config.used_gib:
-        yield f"other processes hold {config.used_gib:g} GiB of each GPU, which vLLM does not count as its own"
-    if model.vision:
-        whole = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
-        spread = "--mm-encoder-tp-mode data spreads images over the ranks, " if whole else ""
-        yield (
-            f"the profile run encodes images of the largest size: {spread}"
-            "--limit-mm-per-prompt and --skip-mm-profiling leave them out"
-        )
-    if stage.graphs.mid and not stage.graphs_in_budget:
-        yield (
-            f"vLLM {config.version} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: "
-            f"the engine uses more than {config.gpu_memory_utilization:g} of the GPU's memory"
-        )
-
-
-def _loading_notes(serving: Serving) -> Iterator[str]:
-    engine = serving.memory
-    if loading := engine.loading_bytes:
-        yield (
-            f"vLLM {engine.config.version} loads the 16-bit weights whole, {format_bytes(loading)} on each GPU, before "
-            f"it quantises them; a checkpoint in {engine.config.weight_dtype} needs "
-            f"{format_bytes(engine.budget.binding.weights.loaded_bytes)}"
-        )
+    notes = {
+        f"{vllm} samples with FlashInfer where it is installed, in less memory: --env {FLASHINFER_SAMPLER}=1 or =0 "
+        "says which": budget.features.sampler == "unknown",
+        f"memory overheads of this machine, from {origin} (log {', '.join(logs)})": learned,
+        "MTP modules are not loaded: speculative decoding is not asked for": model.mtp
+        and not config.speculative_config,
+        "the rejection sampler's memory in the profile run is not modelled": config.speculative_config,
+        "vLLM serves adapters only for models that support them (SupportsLoRA); this is not checked here": config.lora,
+        "--swap-space is host memory and changes nothing: vLLM recomputes requests instead of swapping them": (
+            config.swap_space is not None
+        ),
+        f"other processes hold {config.used_gib or 0:g} GiB of each GPU, which vLLM does not count as its own": (
+            config.used_gib
+        ),
+        "the profile run encodes images of the largest size: "
+        + ("--mm-encoder-tp-mode data spreads images over the ranks, " if whole_images else "")
+        + "--limit-mm-per-prompt and --skip-mm-profiling leave them out": model.vision,
+        f"{vllm} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: the engine uses more "
+        f"than {config.gpu_memory_utilization:g} of the GPU's memory": stage.graphs.mid and not stage.graphs_in_budget,
+        f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds": (
+            config.pipeline_parallel_size > 1
+        ),
+        f"{vllm} loads the 16-bit weights whole, {format_bytes(loading)} on each GPU, before it quantises them; a "
+        f"checkpoint in {config.weight_dtype} needs {format_bytes(stage.weights.loaded_bytes)}": loading,
+    }
+    yield from (note for note, holds in notes.items() if holds)
 
 
 # --- ways out: single changes where one is enough, else as few as possible, each checked ------------------------------
@@ -438,49 +389,36 @@ FRUGAL: tuple[tuple[str, Setting], ...] = (
 
 
 def _ways_out(fit: Fit) -> Iterator[WayOut]:
-    """Changes after which it fits, each checked by asking again.
-
-    The best setting, number of GPUs and kind of GPU come first, each with the precision that it needs, then the second
-    best of each, and so on. So the first three are of three kinds, if possible.
-    """
+    """The best setting, number of GPUs and kind of GPU come first, then the second best of each, and so on."""
     # the version stays, also where another GPU has another newest image
-    serving = fit.serving.changed(engine_version=fit.serving.version)
-    settings = tuple(_settings(serving, fit)) or tuple(_frugal(serving, fit))
-    same = (*_online(serving), *_fewest_gpus(serving))
-    others = (*_modes(serving), *_other_gpus(serving))
-    kinds = [settings, same, others]
-    if serving.profile.partition:  # TP over partitions is disputed, and comes last
-        kinds.append(tuple(_more_partitions(serving)))
-    for rank in zip_longest(*kinds):
-        yield from (option for option in rank if option is not None)
+    serving, here = fit.serving.changed(engine_version=fit.serving.version), fit.serving.profile
+    modes = [other for other in load_all(partitions=True) if other.whole == here.whole]
+    larger = [mode for mode in modes if here.partition and mode.memory_bytes > here.memory_bytes]
+    same = list(_fewest_gpus(serving))
+    if serving.model.quantization.method is None and not serving.args.quantization and here.supports("fp8"):
+        same[:0] = _option(serving, "fp8 weights, quantised while they load", {"quantization": "fp8"})
+    others = (
+        *_first_gpus(serving, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1),
+        *_first_gpus(serving, _other_gpus(serving), "{}", OTHER_GPUS),
+    )
+    kinds = [tuple(_settings(serving, fit)) or tuple(_frugal(serving, fit)), same, others]
+    if here.partition:  # TP over partitions is disputed, and comes last
+        kinds.append(tuple(_more_partitions(serving, modes)))
+    yield from (option for rank in zip_longest(*kinds) for option in rank if option)
 
 
 def _option(serving: Serving, change: str, settings: dict[str, Setting], **other: Any) -> Iterator[WayOut]:
-    """The option, when it surely fits; nothing when it does not, or when vLLM refuses it.
-
-    ``other`` are the ``model`` and the ``profile`` that ``weight_dtype`` and ``gpu`` among the settings stand for.
-    """
-    flags = {name: value for name, value in settings.items() if name not in ("weight_dtype", "gpu")}
-    try:
-        engine = serving.changed(**flags, **other).memory
-    except PlannerError:
-        return
-    if engine.checked.verdict == "fits":
-        budget, blocks = engine.budget, engine.budget.num_blocks.mid
-        yield WayOut(
-            change=change,
-            settings=settings,
-            flags=tuple(flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items()),
-            verdict="fits",
-            num_gpus=engine.config.num_gpus,
-            max_model_len=engine.config.max_model_len,
-            kv_cache_tokens=budget.logged_tokens(blocks),
-            max_concurrency=round(budget.concurrency(blocks), 2),
-        )
+    """The option where it surely fits. ``other``: the ``model`` and ``profile`` behind ``weight_dtype`` and ``gpu``."""
+    changes = {name: value for name, value in settings.items() if name not in ("weight_dtype", "gpu")}
+    with suppress(PlannerError):
+        engine = serving.changed(**changes, **other).memory
+        if engine.checked.verdict == "fits":
+            flags = (flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items())
+            sizes = _named(engine.config, "num_gpus", "max_model_len")
+            yield WayOut(change, settings, tuple(flags), verdict="fits", **sizes, **_held(engine))
 
 
 def _first(tries: Iterable[Iterator[WayOut]]) -> Iterator[WayOut]:
-    """The options of the first try that has any."""
     yield from next(filter(None, map(tuple, tries)), ())
 
 
@@ -496,7 +434,6 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
 
 
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
-    """Single settings, those that take least from the requests first."""
     config = fit.config
     yield from _room_outside(serving, fit)
     share = fit.smallest_gpu_memory_utilization
@@ -534,7 +471,6 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 
 def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
-    """The fewest frugal settings that are enough together; else all of them and a shorter context."""
     frugal = [(name, value) for name, value in FRUGAL if _saves(name, value, getattr(fit.config, name))]
     some = (dict(frugal[:count]) for count in range(1, len(frugal) + 1))
     together = tuple(_first(_option(serving, "frugal settings together", settings) for settings in some))
@@ -545,15 +481,9 @@ def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 
 def _saves(name: str, value: Any, current: Any) -> bool:
-    """True if ``value`` takes less memory, or leaves more of it, than the current one."""
     if name == "kv_cache_dtype":
         return not str(current).startswith("fp8")
     return bool(value > current if name == "gpu_memory_utilization" else value < current)
-
-
-def _online(serving: Serving) -> Iterator[WayOut]:
-    if serving.model.quantization.method is None and not serving.args.quantization and serving.profile.supports("fp8"):
-        yield from _option(serving, "fp8 weights, quantised while they load", {"quantization": "fp8"})
 
 
 #: A precision that somebody may have made a checkpoint of: its name, the model, the settings that ask for it.
@@ -586,13 +516,17 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
                 most = size
                 break
         else:
-            options += _short(narrow, sizes) if not name else ()
+            shorter = ((size, _shorter(narrow, {"tensor_parallel_size": size})) for size in ([] if name else sizes))
+            options += _first(
+                _option(narrow, f"{_gpus(narrow, size)}, a context of {short['max_model_len']:,} tokens", short)
+                for size, short in shorter
+                if short
+            )
     changed = {"kv_cache_dtype", "max_model_len"}  # what the requests get
     yield from sorted(options, key=lambda option: (len(changed & option.settings.keys()), option.num_gpus))
 
 
 def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> Iterator[WayOut]:
-    """The option, else the same with one cheap setting more; the asked settings alone are none."""
     config = serving.memory.config
     cheap: tuple[tuple[str, dict[str, Setting]], ...] = (
         ("", {}),
@@ -606,18 +540,7 @@ def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> 
     )
 
 
-def _short(serving: Serving, sizes: Iterable[int]) -> Iterator[WayOut]:
-    """The fewest GPUs with a shorter context."""
-    contexts = ((size, _shorter(serving, {"tensor_parallel_size": size})) for size in sizes)
-    yield from _first(
-        _option(serving, f"{_gpus(serving, size)}, a context of {short['max_model_len']:,} tokens", short)
-        for size, short in contexts
-        if short
-    )
-
-
 def _gpus(serving: Serving, size: int, name: str = "") -> str:
-    """GPUs of all ranks with TP ``size``, and the precision."""
     args, unit = serving.args, "partition" if serving.profile.partition else "GPU"
     stages, copies = args.pipeline_parallel_size, args.data_parallel_size
     axes = [f"TP {size}", *(f"{axis} {n}" for axis, n in (("PP", stages), ("DP", copies)) if n > 1)]
@@ -628,46 +551,32 @@ def _gpus(serving: Serving, size: int, name: str = "") -> str:
     return ", ".join(filter(None, (many if count > 1 else f"1 {unit}", name)))
 
 
-def _more_partitions(serving: Serving) -> Iterator[WayOut]:
+def _more_partitions(serving: Serving, modes: Iterable[GpuProfile]) -> Iterator[WayOut]:
     """Tensor parallelism over partitions, in a mode for which a source documents it and another disputes it."""
     here = serving.profile
-    alike = [p for p in _modes_of(here) if p.partition and p.memory_bytes == here.memory_bytes]
-
-    def over(profile: GpuProfile, size: int) -> Iterator[WayOut]:
+    alike = [mode for mode in modes if mode.partition and mode.memory_bytes == here.memory_bytes]
+    tries = []
+    for profile, size in product(sorted(alike, key=lambda p: p.id != here.id), (2, 4, 8)):
         settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
         settings |= {} if profile.id == here.id else {"gpu": profile.id}
         change = f"{size} partitions, tensor parallel, which is disputed"
-        return _option(serving, change, settings, profile=profile)
-
-    yield from _first(starmap(over, product(sorted(alike, key=lambda p: p.id != here.id), (2, 4, 8))))
-
-
-def _modes(serving: Serving) -> Iterator[WayOut]:
-    """The smallest larger mode of the same GPU, the whole GPU among them."""
-    here = serving.profile
-    larger = [p for p in _modes_of(here) if p.memory_bytes > here.memory_bytes] if here.partition else []
-    yield from _first_gpus(serving, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1)
+        tries.append(_option(serving, change, settings, profile=profile))
+    yield from _first(tries)
 
 
-def _modes_of(profile: GpuProfile) -> Iterator[GpuProfile]:
-    return (other for other in load_all(partitions=True) if other.whole == profile.whole)
-
-
-def _other_gpus(serving: Serving) -> Iterator[WayOut]:
-    """The smallest whole GPUs with clearly more memory on which it fits, in no more nodes, of the same vendor first."""
+def _other_gpus(serving: Serving) -> list[GpuProfile]:
+    """Whole GPUs with clearly more memory, the smallest first, in no more nodes, of the same vendor first."""
     here, args = serving.profile, serving.args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
-    nodes = ceil(ranks / here.gpus_per_node)
-    others = (p for p in load_all() if p.platform != "cpu" and p.id != here.whole)
-    larger = [p for p in others if p.memory_bytes > MORE_MEMORY * here.memory_bytes]
-    few = [p for p in larger if ceil(ranks / p.gpus_per_node) <= nodes]
-    kind = here.interconnect.kind
-    few.sort(key=lambda p: (p.vendor != here.vendor, round(p.memory_bytes / GIB), p.interconnect.kind != kind))
-    yield from _first_gpus(serving, few, "{}", OTHER_GPUS)
+    nodes, least_bytes = ceil(ranks / here.gpus_per_node), MORE_MEMORY * here.memory_bytes
+    larger = (p for p in load_all() if p.platform != "cpu" and p.id != here.whole and p.memory_bytes > least_bytes)
+    few, kind = [p for p in larger if ceil(ranks / p.gpus_per_node) <= nodes], here.interconnect.kind
+    return sorted(
+        few, key=lambda p: (p.vendor != here.vendor, round(p.memory_bytes / GIB), p.interconnect.kind != kind)
+    )
 
 
 def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, most: int) -> Iterator[WayOut]:
-    """The first GPUs on which it fits, as it is or in 8 bits, at most so many."""
     named = 0
     for profile in profiles:
         for name, model, settings in _precisions(serving, profile):
@@ -684,8 +593,7 @@ def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, m
 # --- the arithmetic, line by line -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ArithmeticLine:
+class ArithmeticLine(NamedTuple):
     """One line of the arithmetic, as ``--explain`` shows it."""
 
     label: str
@@ -694,160 +602,135 @@ class ArithmeticLine:
 
 
 def explain(fit: Fit) -> tuple[ArithmeticLine, ...]:
-    """Weights, overheads, cache and concurrency; then the rule of thumb in AMD's documents, and where it is wrong.
+    """Weights, overheads, cache and concurrency; then the rule of thumb in AMD's documents, and where it is wrong::
 
-    The documents' rule::
-
-        weights + batch x context x 2 x layers x hidden x bytes < memory
-
-    It is the special case of multi-head attention on a GPU without any overhead.
+    weights + batch x context x 2 x layers x hidden x bytes < memory
     """
-    return (*_weight_lines(fit), *_budget_lines(fit), *_cache_lines(fit), *_rule_of_thumb(fit))
+    rows = (*_weight_lines(fit), *_budget_lines(fit), *_cache_lines(fit), *_rule_of_thumb(fit))
+    return tuple(ArithmeticLine(*row) for row in rows)
 
 
-def _weight_lines(fit: Fit) -> Iterator[ArithmeticLine]:
+def _weight_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
     weights, config, model = fit.stage.weights, fit.config, fit.budget.model
-    ranks = config.tensor_parallel_size
-    shared = f"on each of {ranks} ranks" if ranks > 1 else "on the GPU"
+    shared = "on the GPU" if config.tensor_parallel_size == 1 else f"on each of {config.tensor_parallel_size} ranks"
     for component, num_bytes in sorted(weights.by_component.items(), key=lambda item: -item[1]):
-        yield ArithmeticLine(f"  {component.replace('_', ' ')}", _both(num_bytes), shared)
-    how = f"{model.total_params:,} parameters, linear weights in {config.weight_dtype}, the rest in {config.dtype}"
-    yield ArithmeticLine("weights", _both(weights.weight_bytes), how)
-    if weights.offloaded_bytes:
-        how = f"--cpu-offload-gb {config.cpu_offload_gb:g}: read over the host's link in every step"
-        yield ArithmeticLine("of these in host memory", _both(weights.offloaded_bytes), how)
-    if lora := config.lora:
-        how = f"{lora.max_loras} of rank {lora.max_lora_rank}, in every matrix of the layers, used or not"
-        yield ArithmeticLine("adapters", _both(weights.lora_bytes), how)
-    if weights.absorbed_bytes:
-        how = "V0 keeps them beside the weights of MLA"
-        yield ArithmeticLine("products of projections", _both(weights.absorbed_bytes), how)
-    if weights.rotary_bytes:
-        how = f"{model.max_position_embeddings:,} positions, loaded with the weights"
-        yield ArithmeticLine("rotary table", _both(weights.rotary_bytes), how)
+        yield f"  {component.replace('_', ' ')}", _both(num_bytes), shared
+    parameters = (
+        f"{model.total_params:,} parameters, linear weights in {config.weight_dtype}, the rest in {config.dtype}"
+    )
+    lora, positions = config.lora, f"{model.max_position_embeddings:,} positions, loaded with the weights"
+    adapters = lora and f"{lora.max_loras} of rank {lora.max_lora_rank}, in every matrix of the layers, used or not"
+    offloaded = f"--cpu-offload-gb {config.cpu_offload_gb or 0:g}: read over the host's link in every step"
+    rows = (
+        ("weights", weights.weight_bytes, parameters),
+        ("of these in host memory", weights.offloaded_bytes, offloaded),
+        ("adapters", weights.lora_bytes, adapters or ""),
+        ("products of projections", weights.absorbed_bytes, "V0 keeps them beside the weights of MLA"),
+        ("rotary table", weights.rotary_bytes, positions),
+    )
+    yield from ((label, _both(num_bytes), how) for label, num_bytes, how in rows if num_bytes)
 
 
-def _budget_lines(fit: Fit) -> Iterator[ArithmeticLine]:
+def _budget_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
     stage, config, budget = fit.stage, fit.config, fit.budget
-    yield ArithmeticLine("memory that the engine sees", _both(budget.memory_bytes), f"of one {fit.gpu_id}")
-    if stage.given_bytes is None:
-        how = f"{config.gpu_memory_utilization:g} of it (--gpu-memory-utilization)"
-        yield ArithmeticLine("budget", _both(stage.requested_bytes), how)
-    rows = config.sampled_rows
+    given, rows, share = stage.given_bytes, config.sampled_rows, f"{config.gpu_memory_utilization:g}"
+    yield "memory that the engine sees", _both(budget.memory_bytes), f"of one {fit.gpu_id}"
+    if given is None:
+        yield "budget", _both(stage.requested_bytes), f"{share} of it (--gpu-memory-utilization)"
     how = f"sampling {rows:,} rows of {budget.model.vocab_size:,} logits, "
     how += f"or {config.max_num_batched_tokens:,} tokens at once"
-    yield ArithmeticLine("activation peak", _range(stage.activation), how)
-    yield ArithmeticLine("memory outside torch", _range(stage.non_torch), "fitted to start-up logs")
+    yield "activation peak", _range(stage.activation), how
+    yield "memory outside torch", _range(stage.non_torch), "fitted to start-up logs"
     inside = "inside the budget" if stage.graphs_in_budget else "captured later, outside the budget"
-    yield ArithmeticLine("graphs", _range(stage.graphs), inside)
-    if stage.given_bytes is None:
-        yield ArithmeticLine("left for the KV cache", _range(fit.kv_cache), "budget - weights - the above")
+    yield "graphs", _range(stage.graphs), inside
+    if given is None:
+        yield "left for the KV cache", _range(fit.kv_cache), "budget - weights - the above"
     else:
-        yield ArithmeticLine("left", _range(stage.left), "memory - weights - the above")
-        yield ArithmeticLine("given to the KV cache", _both(stage.given_bytes), f"by {config.kv_cache_given_by}")
+        yield "left", _range(stage.left), "memory - weights - the above"
+        yield "given to the KV cache", _both(given), f"by {config.kv_cache_given_by}"
 
 
-def _cache_lines(fit: Fit) -> Iterator[ArithmeticLine]:
-    config, pool = fit.config, fit.budget.pool
+def _cache_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
+    config, pool, per_token = fit.config, fit.budget.pool, f"{fit.kv_bytes_per_token:,.0f} B"
     if not pool.groups:
-        yield ArithmeticLine("KV cache", "none", "no layer keeps anything between tokens")
+        yield "KV cache", "none", "no layer keeps anything between tokens"
         return
-    yield ArithmeticLine("KV cache per token", f"{fit.kv_bytes_per_token:,.0f} B", _per_token(fit))
-    if round(fit.kv_bytes_per_next_token) != round(fit.kv_bytes_per_token):
-        how = f"after {config.max_model_len:,} of them"
-        yield ArithmeticLine("one more token", f"{fit.kv_bytes_per_next_token:,.0f} B", how)
+    yield "KV cache per token", per_token, _per_token(fit)
+    if (next_token := f"{fit.kv_bytes_per_next_token:,.0f} B") != per_token:
+        yield "one more token", next_token, f"after {config.max_model_len:,} of them"
     how = f"{config.max_model_len:,} tokens, in {pool.blocks_per_request(config.max_model_len):,} blocks"
     how += f" of {len(pool.groups)} groups of layers" if len(pool.groups) > 1 else ""
-    yield ArithmeticLine("KV cache of one request", _both(fit.kv_bytes_per_request), how)
-    yield ArithmeticLine("tokens that vLLM logs", f"{fit.kv_cache_tokens:,}", f"vLLM {config.version}")
+    yield "KV cache of one request", _both(fit.kv_bytes_per_request), how
+    yield "tokens that vLLM logs", f"{fit.kv_cache_tokens:,}", f"vLLM {config.version}"
     if fit.kv_cache_tokens != fit.kv_cache_capacity_tokens:
-        how = "in requests of max_model_len"
-        yield ArithmeticLine("tokens that really fit", f"{fit.kv_cache_capacity_tokens:,}", how)
-    yield ArithmeticLine("requests at once", f"{fit.max_concurrency:,.2f}", f"of {config.max_model_len:,} tokens")
-    yield ArithmeticLine("longest request", f"{fit.largest_max_model_len:,}", "tokens")
+        yield "tokens that really fit", f"{fit.kv_cache_capacity_tokens:,}", "in requests of max_model_len"
+    yield "requests at once", f"{fit.max_concurrency:,.2f}", f"of {config.max_model_len:,} tokens"
+    yield "longest request", f"{fit.largest_max_model_len:,}", "tokens"
 
 
 def _per_token(fit: Fit) -> str:
     model, config = fit.budget.model, fit.config
-    kinds = dict.fromkeys(model.mixers())
-    first = next((m for m in kinds if isinstance(m, Attention)), None)
-    latent = next((m for m in kinds if isinstance(m, LatentAttention)), None)
     mixers = [model.layers[index].mixer for index in fit.stage.weights.layers if index < model.num_layers]
+    latent = next((m for m in model.mixers() if isinstance(m, LatentAttention)), None)
+    first = next((m for m in model.mixers() if isinstance(m, Attention)), None)
     if latent:
-        layers = sum(isinstance(mixer, LatentAttention) for mixer in mixers)
-        return f"{layers} layers of {_latent_row(latent, fit)}"
+        row_bytes = max(spec.token_bytes for group in fit.budget.pool.groups for spec in group.specs)
+        width, kind = (
+            row_bytes // element_bytes(config.kv_cache_dtype),
+            features_of(config, fit.serving.profile).latents,
+        )
+        row = f"{latent.kv_elements_per_token} latent elements"
+        row += f", padded to {width}" if kind == "padded rows" else ""
+        row += "; TP does not divide them"
+        if kind == "heads":
+            heads = held_heads(latent.num_heads, config.tensor_parallel_size)
+            row = f"{heads} heads on the rank x {width // heads} x {config.kv_cache_dtype}, without latents"
+        return f"{sum(isinstance(mixer, LatentAttention) for mixer in mixers)} layers of {row}"
     if first is None:
         return "a state of fixed size per request instead"
     heads = held_heads(first.num_kv_heads, config.tensor_parallel_size)
     note = ", repeated on ranks" if first.num_kv_heads < config.tensor_parallel_size else ""
-    width = first.head_dim + first.v_head_dim
-    count = sum(isinstance(mixer, Attention) for mixer in mixers)
+    count, width = sum(isinstance(mixer, Attention) for mixer in mixers), first.head_dim + first.v_head_dim
     return f"{count} layers x {heads} KV heads on the rank{note} x {width} x {config.kv_cache_dtype}"
 
 
-def _latent_row(latent: LatentAttention, fit: Fit) -> str:
-    """Elements that a layer of MLA keeps of a token in this version."""
-    row_bytes = max(spec.token_bytes for group in fit.budget.pool.groups for spec in group.specs)
-    elements, size = latent.kv_elements_per_token, element_bytes(fit.config.kv_cache_dtype)
-    kind = features_of(fit.config, fit.deployment.profile).latents
-    if kind == "heads":
-        heads = held_heads(latent.num_heads, fit.config.tensor_parallel_size)
-        width = row_bytes // heads // size
-        return f"{heads} heads on the rank x {width} x {fit.config.kv_cache_dtype}, without latents"
-    padded = f", padded to {row_bytes // size}" if kind == "padded rows" else ""
-    return f"{elements} latent elements{padded}; TP does not divide them"
-
-
-def naive_kv_bytes_per_token(model: Model, bytes_per_element: int = 2) -> int:
-    """The documents' formula: 2 x layers x hidden size x bytes."""
-    return 2 * model.num_layers * model.hidden_size * bytes_per_element
-
-
-def _rule_of_thumb(fit: Fit) -> Iterator[ArithmeticLine]:
-    model, config, budget = fit.budget.model, fit.config, fit.budget
-    per_token = naive_kv_bytes_per_token(model, element_bytes(config.dtype))
-    weights = model.total_params * element_bytes(config.dtype)
-    cache = per_token * config.max_model_len
-    verdict = "fits" if weights + cache < budget.memory_bytes * config.num_gpus else "does not fit"
-    yield ArithmeticLine("rule of thumb in AMD's documents", verdict, "weights + KV cache < memory of all GPUs")
+def _rule_of_thumb(fit: Fit) -> Iterator[tuple[str, str, str]]:
+    model, config, stage, memory = fit.budget.model, fit.config, fit.stage, fit.budget.memory_bytes
+    size, ranks = element_bytes(config.dtype), config.tensor_parallel_size
+    per_token = 2 * model.num_layers * model.hidden_size * size
+    weights, cache = model.total_params * size, per_token * config.max_model_len
+    verdict = "fits" if weights + cache < memory * config.num_gpus else "does not fit"
+    yield "rule of thumb in AMD's documents", verdict, "weights + KV cache < memory of all GPUs"
     how = f"{weights / GB:,.2f} GB + {config.max_model_len:,} tokens x {per_token:,} B ({cache / GB:,.2f} GB)"
-    yield ArithmeticLine("  weights + KV cache", format_gb(weights + cache), how)
-    for reason in _where_it_is_wrong(fit, per_token):
-        yield ArithmeticLine("  not in the rule", "", reason)
-
-
-def _where_it_is_wrong(fit: Fit, naive_per_token: int) -> Iterator[str]:
-    model, config, stage = fit.budget.model, fit.config, fit.stage
+    yield "  weights + KV cache", format_gb(weights + cache), how
     mixers = tuple(dict.fromkeys(model.mixers()))
     attention = [m for m in mixers if isinstance(m, Attention)]
-    if any(isinstance(m, LatentAttention) for m in mixers):
-        yield "latent attention: one compressed row per token instead of keys and values of every head"
-    grouped = next((m for m in attention if m.num_kv_heads < m.num_heads), None)
-    if grouped:
-        yield (
-            f"grouped queries: {grouped.num_kv_heads} KV heads for {grouped.num_heads} query heads; "
-            f"the rule's {naive_per_token:,} B per token are too many"
-        )
-    if any(m.num_heads * m.head_dim != model.hidden_size for m in attention):
-        yield "heads x head_dim is not the hidden size"
-    if any(m.span_tokens for m in attention):
-        yield "layers with a window keep only their window"
-    if any(isinstance(m, StateMixer) for m in mixers):
-        yield "layers with a state keep a fixed size per request"
-    if any(m.num_kv_heads < config.tensor_parallel_size for m in attention):
-        yield f"{config.tensor_parallel_size} ranks repeat the KV heads: their cache does not shrink further"
-    if config.kv_cache_dtype != config.dtype:
-        yield f"the cache is kept in {config.kv_cache_dtype}"
-    if model.quantization.method:
-        yield f"weights are stored in {config.weight_dtype}, scales come on top"
     overhead = stage.requested_bytes - stage.weights.loaded_bytes - stage.left.mid
-    spare = fit.budget.memory_bytes - stage.requested_bytes
-    yield (
-        f"{spare / GIB:.2f} GiB that vLLM leaves alone, and {overhead / GIB:.2f} GiB of activations, graphs and "
-        "communicators"
+    grouped = next(
+        (f"{m.num_kv_heads} KV heads for {m.num_heads}" for m in attention if m.num_kv_heads < m.num_heads), ""
     )
-    if model.id.lower().startswith("meta-llama/llama-2-13b") and config.max_model_len == 4096:
-        yield "the document's 3.6 GB of KV cache for this example are 3.36 GB by its own formula: 4,096 x 819,200 B"
+    reasons = {
+        "latent attention: one compressed row per token instead of keys and values of every head": any(
+            isinstance(m, LatentAttention) for m in mixers
+        ),
+        f"grouped queries: {grouped} query heads; the rule's {per_token:,} B per token are too many": grouped,
+        "heads x head_dim is not the hidden size": any(
+            m.num_heads * m.head_dim != model.hidden_size for m in attention
+        ),
+        "layers with a window keep only their window": any(m.span_tokens for m in attention),
+        "layers with a state keep a fixed size per request": any(isinstance(m, StateMixer) for m in mixers),
+        f"{ranks} ranks repeat the KV heads: their cache does not shrink further": any(
+            m.num_kv_heads < ranks for m in attention
+        ),
+        f"the cache is kept in {config.kv_cache_dtype}": config.kv_cache_dtype != config.dtype,
+        f"weights are stored in {config.weight_dtype}, scales come on top": model.quantization.method,
+        f"{(memory - stage.requested_bytes) / GIB:.2f} GiB that vLLM leaves alone, and {overhead / GIB:.2f} GiB of "
+        "activations, graphs and communicators": True,
+        "the document's 3.6 GB of KV cache for this example are 3.36 GB by its own formula: 4,096 x 819,200 B": (
+            model.id.lower().startswith("meta-llama/llama-2-13b") and config.max_model_len == 4096
+        ),
+    }
+    yield from (("  not in the rule", "", reason) for reason, holds in reasons.items() if holds)
 
 
 def _both(num_bytes: float) -> str:

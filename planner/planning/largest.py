@@ -1,13 +1,4 @@
-"""Largest value that meets a condition: bisection, for cheap and for costly conditions.
-
-The condition is assumed to hold up to some value and to fail beyond it. Latencies rise with the load, and memory fills
-with it, so that is so of loads, batches and, the other way round, of servers. Where it is not, the answer is a value
-that meets the condition next to one that does not.
-
-- ``largest``, ``smallest``: whole numbers, by halves, where a trial costs microseconds (a closed form).
-- ``bracket``: loads, where a trial costs a replay. It begins at a guess, and goes on where a line through the
-  logarithms of two trials reaches the limit; every few trials it halves, so that it ends whatever the line says.
-"""
+"""Largest value that meets a condition, which holds up to some value and fails beyond: cheap trials, and replays."""
 
 from __future__ import annotations
 
@@ -71,7 +62,8 @@ def bracket(
     """Bracket the limit within ``tolerance``: the largest value that meets the condition, the smallest that does not.
 
     Either is None where no value from ``least`` to ``most`` is on that side. ``known`` were tried before; ``whole``:
-    values are whole numbers.
+    values are whole numbers. It goes on where a line through the logarithms of two trials reaches the limit; every few
+    trials it halves, so that it ends whatever the line says.
     """
     trials = sorted(known, key=lambda one: one.value)
     value = None if guess is None else min(max(guess, least), most)
@@ -96,8 +88,8 @@ def bracket(
 def _next_value(trials: Sequence[One], met: One | None, missed: One | None, near: float, *, by_halves: bool) -> float:
     """Value to try: where the limit is expected, and a little beyond it where that closes the bracket.
 
-    Never nearer to a known value than the factor ``near``. Without a line: the geometric mean of the bounds, or half as
-    much again, or half, of the one that is known.
+    Never nearer to a known value than the factor ``near``. Without a line: the geometric mean of the bounds, or by
+    steps.
     """
     if met and missed:
         limit = None if by_halves or missed.value <= met.value * near**2 else crossing(met, missed)

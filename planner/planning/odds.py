@@ -30,7 +30,6 @@ class Forecast:
 
     @classmethod
     def of(cls, value: float, doubt: Uncertainty, key: str, power: float = 1.0) -> Forecast:
-        """``value`` is as uncertain as the figure ``key`` of a result, taken to ``power``."""
         return cls(value, doubt.spread(key), doubt.noise(key), power)
 
     def beats(self, other: Forecast) -> float:
@@ -41,7 +40,6 @@ class Forecast:
         return NormalDist().cdf(ratio / sd)
 
     def _difference_sd(self, other: Forecast) -> float:
-        """Standard deviation of the logarithm of the ratio."""
         noise = hypot(self.power * self.noise, other.power * other.noise)
         if self.spread is None or other.spread is None:
             return noise

@@ -1,8 +1,4 @@
-"""A plan: the one object that is simulated, launched, benchmarked and validated.
-
-``launch.sh`` starts ``serve_argv``; the simulation ran with the same settings. All that reaches a script is computed
-here and in ``planner.engine``.
-"""
+"""A plan: the one object that is simulated, launched, benchmarked and validated."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 from math import inf, isinf
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,6 +23,9 @@ from planner.secrets import is_secret
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import Latency, Load, Slo, joined, parse_percentile
 
+if TYPE_CHECKING:
+    from planner.planning.predict import Reading
+
 SCHEMA_VERSION = 1
 
 Gpus = Annotated[int, Field(ge=1, le=2**15)]  #: of one server
@@ -38,6 +37,8 @@ _AT_TIMES = frozenset(("label", "max_concurrency", "request_goodput", "request_g
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
+    #: Properties that raise InputError for what no command would have written.
+    checked: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
@@ -45,17 +46,16 @@ class _Record(BaseModel):
             if isinstance(value, int | float) and abs(value) > MOST_FIGURE:
                 raise ValueError(f"{name} is {shown(value)}, which is too large")
         try:
-            self._check()
+            _ = [getattr(self, name) for name in self.checked]
         except InputError as error:
             raise ValueError(error.cause) from error
         return self
 
-    def _check(self) -> None:
-        """Raise InputError for what no command would have written."""
-
 
 class PlannedWorkload(_Record):
     """The load of the benchmark script."""
+
+    checked = ("sent",)
 
     input_len: int
     output_len: int
@@ -79,12 +79,11 @@ class PlannedWorkload(_Record):
         """The load as the replay takes it."""
         return Load(**{**self.model_dump(), "request_rate": self.request_rate or inf})
 
-    def _check(self) -> None:
-        _ = self.sent
-
 
 class PlannedTarget(_Record):
     """A latency target, and what is predicted for it."""
+
+    checked = ("slo",)
 
     metric: str  #: as in the result of the benchmark: ``p99_ttft_ms``
     limit_ms: float
@@ -93,8 +92,11 @@ class PlannedTarget(_Record):
     met: bool
     of_class: str = ""  #: the class of requests that it is a target of; empty: all
 
-    def _check(self) -> None:
-        _ = self.slo
+    @classmethod
+    def of(cls, reading: Reading) -> PlannedTarget:
+        values = {name: getattr(reading, name) for name in ("predicted_ms", "expected_ms", "met")}
+        slo = reading.slo
+        return cls(metric=slo.key, limit_ms=slo.limit_ms, of_class=slo.group, **values)
 
     @property
     def slo(self) -> Slo:
@@ -104,6 +106,8 @@ class PlannedTarget(_Record):
 
 class PlannedClass(_Record):
     """One class of requests among those that the benchmark sends, each with a client of its own."""
+
+    checked = ("load",)
 
     name: str
     request_rate: float  #: requests per second of all servers
@@ -116,12 +120,9 @@ class PlannedClass(_Record):
     @property
     def load(self) -> Load:
         """The class as the replay takes it, of that one server."""
-        return replace(self.workload.sent, name=self.name, limits_ms=self.targets_ms, priority=self.priority)
-
-    def _check(self) -> None:
         if self.workload.request_rate is None:
             raise InputError(f"class {self.name} has no request rate", hint="give requests per second")
-        _ = self.load
+        return replace(self.workload.sent, name=self.name, limits_ms=self.targets_ms, priority=self.priority)
 
 
 class PlannedTrace(_Record):
@@ -216,7 +217,6 @@ class Service(_Record):
 
     @property
     def carrying(self) -> int:
-        """Servers that carry the load, spares left out."""
         return self.replicas - self.spares
 
     @property
@@ -226,7 +226,6 @@ class Service(_Record):
 
     @property
     def load_unit(self) -> str:
-        """Unit of all loads of the service."""
         return "requests/s" if self.request_rate is not None else "requests in flight"
 
 
@@ -345,10 +344,7 @@ class PlanFile(_Record):
     plan: Plan
 
     def to_json(self) -> str:
-        """The plan's object with ``schema_version``, ``command``, ``goal`` and ``digest`` beside its fields.
-
-        Raises InputError for a plan that holds a token or a key.
-        """
+        """The plan's object beside ``schema_version``, ``command``, ``goal`` and ``digest``."""
         refuse_secrets(self.plan)
         outer = self.model_dump(mode="json", exclude={"plan"})
         return json.dumps({**outer, "digest": self.plan.digest, **self.plan.model_dump(mode="json")}, indent=2) + "\n"
@@ -384,28 +380,25 @@ class PlanFile(_Record):
 def _check_figures(plan: Plan) -> None:
     """Raise ValueError for what is no figure, and for an interval without an end or the figure between them."""
     tables = {"predicted": plan.predicted, "memory": plan.memory, **{one.name: one.predicted for one in plan.classes}}
-    for where, figures in tables.items():
-        for name, value in figures.items():
-            if name in _WORDS or (name in _AT_TIMES and value is None):
-                continue
-            numbers = value if isinstance(value, list) else [value]  # acceptance, by position
-            if not all(type(one) in (int, float) and 0 <= one <= MOST_FIGURE for one in numbers):  # nor NaN
-                raise ValueError(f"{where}.{name} is {shown(value)}, not a number of 0 or more")
-            key = name.removesuffix("_lo").removesuffix("_hi")
-            missing = {key, f"{key}_lo", f"{key}_hi"} - figures.keys() if key != name else ()
-            if missing:
-                raise ValueError(f"{where}.{min(missing)} is missing")
+    rows = ((where, figures, name, value) for where, figures in tables.items() for name, value in figures.items())
+    for where, figures, name, value in rows:
+        if name in _WORDS or (name in _AT_TIMES and value is None):
+            continue
+        numbers = value if isinstance(value, list) else [value]  # acceptance, by position
+        if not all(type(one) in (int, float) and 0 <= one <= MOST_FIGURE for one in numbers):  # nor NaN
+            raise ValueError(f"{where}.{name} is {shown(value)}, not a number of 0 or more")
+        key = name.removesuffix("_lo").removesuffix("_hi")
+        if key != name and (missing := {key, f"{key}_lo", f"{key}_hi"} - figures.keys()):
+            raise ValueError(f"{where}.{min(missing)} is missing")
 
 
 def refuse_secrets(plan: Plan) -> None:
     """Raise InputError for a variable or an option of a plan whose value looks like a token or a key."""
     lines = (plan.docker_args, plan.serve_argv, plan.bench_argv, *(one.bench_argv for one in plan.classes))
-    named = [*plan.env.items(), *(pair for line in lines for pair in _assigned(line))]
-    for name, value in named:
+    for name, value in [*plan.env.items(), *(pair for line in lines for pair in _assigned(line))]:
         if is_secret(value, name):
-            variable = name.lstrip("-") or "it"
             raise InputError(
-                f"the value of {variable} looks like a secret, and would be written down",
+                f"the value of {name.lstrip('-') or 'it'} looks like a secret, and would be written down",
                 hint="give it by name and leave the value in your environment: --env HF_TOKEN",
             )
 
@@ -422,11 +415,7 @@ def _assigned(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def read_plan(directory: Path) -> PlanFile:
-    """The plan of a folder.
-
-    Raises InputError where there is none, and for one that is broken, holds a token or was changed: what is launched
-    must be what was predicted.
-    """
+    """The plan of a folder. Raises InputError where there is none, or one that is broken, changed or holds a token."""
     path = directory / "plan.json"
     try:
         file = PlanFile.from_json(read_given(path))

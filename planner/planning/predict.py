@@ -1,19 +1,13 @@
 """Predictions of one engine under a load: a replay (``Prediction``), and a closed form for a ranking.
 
-Every latency that a command states is read from a ``Prediction``: as the benchmark writes it (``result``), or beside
-targets (``against``).
-
-The closed form is the steady state of a closed loop of C requests: while one request lives, it decodes its
-output in a batch of C and sits through the prefill of the other requests once each::
+The closed form is the steady state of a closed loop of C requests: while one request lives, it decodes its output in a
+batch of C and sits through the prefill of the other requests once each::
 
     E2EL = own prefill + (output - 1) x decode step of C + (C - 1) x what one prefill adds
     TTFT = half a step + own prefill        TPOT = (E2EL - TTFT) / (output - 1)
     throughput = C x output / E2EL
 
 DP ranks that share experts step together, so that a prompt on one of them delays all.
-
-The replay knows the burst at the start, the token budget, KV blocks and percentiles. The closed form does not, but it
-takes a few steps instead of thousands.
 """
 
 from __future__ import annotations
@@ -26,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from planner import simulator
 from planner.engine import bench_backend
 from planner.planning.deployment import Deployment
 from planner.planning.uncertainty import (
@@ -34,17 +29,6 @@ from planner.planning.uncertainty import (
     UncertaintyOfReplay,
     UncertaintyOfSteps,
     least_upper,
-)
-from planner.simulator import (
-    Replay,
-    class_result,
-    good_requests,
-    hopeless_at,
-    latency_result,
-    serve_result,
-    speculative_result,
-    statistic_ms,
-    throughput_result,
 )
 from planner.timing import Batch
 from planner.units import MS
@@ -69,7 +53,7 @@ class Prediction:
 
     deployment: Deployment
     load: Load
-    replay: Replay  #: of more than ``MOST_REQUESTS`` without the gaps between tokens
+    replay: simulator.Replay  #: of more than ``MOST_REQUESTS`` without the gaps between tokens
     bench: Bench = "serve"
     percentiles: Sequence[float] = (99,)  #: that the benchmark reports
     goodput: Mapping[str, float] = field(default_factory=dict)  #: targets in ms, by metric
@@ -89,8 +73,7 @@ class Prediction:
 
         Raises InputError where a request never fits the KV cache.
         """
-        offline = bench != "serve"
-        few = load.num_prompts <= MOST_REQUESTS
+        offline, few = bench != "serve", load.num_prompts <= MOST_REQUESTS
         served = deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=not offline)
         made = cls(deployment, load, served, bench, tuple(percentiles), goodput or {})
         if few or offline:
@@ -103,18 +86,15 @@ class Prediction:
     def until_missed(
         cls, deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float, *, whole: bool
     ) -> Prediction:
-        """Replay ``load`` to read it beside ``slos``.
+        """Replay ``load`` beside ``slos``; unless ``whole``, an open loop ends once one is missed for certain.
 
-        Not ``whole``: an open loop ends once a target is missed for certain; what is read off its requests so far
-        misses it too. Raises InputError where a request never fits the KV cache.
+        Raises InputError where a request never fits the KV cache.
         """
         hopeless, margins = None, {}
         if not whole and load.max_concurrency is None:
             margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
             limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
-            hopeless = hopeless_at(
-                limits_s, load.count, load.recorded.of_classes if load.recorded is not None else None
-            )
+            hopeless = simulator.hopeless_at(limits_s, load.count, load.recorded.of_classes if load.recorded else None)
         served = deployment.replay(load, keep_steps=load.count <= MOST_REQUESTS, hopeless=hopeless)
         return cls(deployment, load, served, margins=margins if len(served.sent_s) < load.count else {})
 
@@ -145,17 +125,16 @@ class Prediction:
     @cached_property
     def figures(self) -> dict[str, Any]:
         """The keys of the benchmark's result file."""
-        model_id = self.deployment.model.id
+        config, model_id = self.deployment.config, self.deployment.model.id
         if self.bench != "serve":
-            result_of = throughput_result if self.bench == "throughput" else latency_result
+            result_of = simulator.throughput_result if self.bench == "throughput" else simulator.latency_result
             return result_of(self.replay, model_id=model_id)
-        config = self.deployment.config
-        result = serve_result(
+        result = simulator.serve_result(
             self.replay, self.load, model_id=model_id, backend=bench_backend(config.version),
             percentiles=self.percentiles, goodput=self.goodput,
         )  # fmt: skip
         if config.speculative_config:
-            result |= speculative_result(self.replay, config.speculative_config.acceptance_rates)
+            result |= simulator.speculative_result(self.replay, config.speculative_config.acceptance_rates)
         if any(one.targets_ms for one in self.classes):  # of all together: those that meet the targets of their class
             for key in ("request_goodput", "request_goodput_lo", "request_goodput_hi"):
                 result[key] = sum(one.result.get(key) or 0.0 for one in self.classes)
@@ -186,7 +165,7 @@ class Prediction:
         parts = []
         for one in self.load.classes:
             targets_ms, among = one.limits_ms or self.goodput, self.uncertainty.among(one.name)
-            figures = class_result(self.replay, one.name, self.percentiles, targets_ms)
+            figures = simulator.class_result(self.replay, one.name, self.percentiles, targets_ms)
             good = _good_between(self.replay.of(one.name), targets_ms, among, self.replay.duration_s)
             parts.append(ClassFigures(one, targets_ms, among.beside(figures) | good))
         return tuple(parts)
@@ -209,15 +188,14 @@ class Prediction:
     def readings(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> tuple[Reading, ...]:
         """Each target, what is predicted for it, and what a measurement stays below with ``confidence``.
 
-        A closed loop opens with all its places at once, which users never do: those requests load the server, but the
-        targets ignore them. ``exactly``: the queue of a slower engine is replayed.
+        A closed loop opens with all its places at once, which users never do: the targets ignore those requests.
         """
         burst = self.load.max_concurrency or 0
         after = burst if burst < len(self.replay.sent_s) else 0
         return tuple(
             Reading(slo, predicted_ms, predicted_ms * factor)
             for slo, factor in self._margins(slos, confidence, exactly=exactly).items()
-            for predicted_ms in [statistic_ms(slo, self.replay, after=after)]
+            for predicted_ms in [simulator.statistic_ms(slo, self.replay, after=after)]
         )
 
     def _margins(self, slos: Sequence[Slo], confidence: float, *, exactly: bool) -> Mapping[Slo, float]:
@@ -237,7 +215,7 @@ class Prediction:
                 for slo, factor in margins.items()
                 if slo.metric in OF_A_REQUEST and (slo.group in ("", group) or not group)
             }
-            good += good_requests(self.replay.of(group) if group else self.replay, targets_ms)
+            good += simulator.good_requests(self.replay.of(group) if group else self.replay, targets_ms)
         return good / len(self.replay.sent_s)
 
     @cached_property
@@ -257,6 +235,11 @@ class Reading:
     slo: Slo
     predicted_ms: float
     expected_ms: float  #: that a measurement stays below with the confidence that is asked for
+
+    @property
+    def name(self) -> str:
+        """Such as ``p99 TTFT``."""
+        return f"{self.slo.statistic} {self.slo.metric.upper()}"
 
     @property
     def met(self) -> bool:
@@ -289,7 +272,7 @@ class ServedLoad:
         return self.prediction.as_found
 
     @property
-    def replay(self) -> Replay:
+    def replay(self) -> simulator.Replay:
         return self.prediction.replay
 
     @property
@@ -313,7 +296,6 @@ class ServedLoad:
 
     @property
     def goodput_per_s(self) -> float:
-        """Requests per second that meet every target."""
         return self.good_share * self.request_per_s
 
     @cached_property
@@ -330,14 +312,14 @@ class ServedLoad:
 
 
 def _good_between(
-    served: Replay, targets_ms: Mapping[str, float], doubt: Uncertainty, duration_s: float = 0.0
+    served: simulator.Replay, targets_ms: Mapping[str, float], doubt: Uncertainty, duration_s: float = 0.0
 ) -> dict[str, float]:
     """Goodput with all latencies at the upper end of their intervals, and at the lower; nothing without targets."""
     if not targets_ms:
         return {}
     ends = {name: doubt.factors(f"mean_{name}_ms") or (1.0, 1.0) for name in targets_ms}
     low, high = (
-        good_requests(served, {name: limit_ms / ends[name][end] for name, limit_ms in targets_ms.items()})
+        simulator.good_requests(served, {name: limit_ms / ends[name][end] for name, limit_ms in targets_ms.items()})
         / (duration_s or served.duration_s)
         for end in (1, 0)
     )
@@ -355,6 +337,10 @@ class Estimate:
     output_tok_per_s: float
 
     @property
+    def request_per_s(self) -> float:
+        return self.concurrency / self.e2el_s
+
+    @property
     def tok_per_s_per_user(self) -> float:
         """Output tokens per second that one request sees, prefill and queueing included."""
         return self.output_tok_per_s / self.concurrency
@@ -363,15 +349,12 @@ class Estimate:
 def estimate(
     deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int = 0
 ) -> Estimate:
-    """Closed form of a closed loop of ``concurrency`` requests of ``input_len`` and ``output_len`` tokens.
-
-    All begin with the same ``prefix_len`` tokens more, which the prefix cache spares where it is on.
-    """
+    """Closed form of a closed loop of requests that share ``prefix_len`` tokens before their ``input_len``."""
     steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
-    decode_s, beside_s, prefill_s = map(deployment.timer.step_s, steps.batches)
+    times_s = [deployment.timer.step_s(batch) for batch in steps.batches]
     ttft_s, tpot_s, e2el_s = (
-        decodes * decode_s + besides * beside_s + prefills * prefill_s
-        for decodes, besides, prefills in (steps.sums["ttft"], steps.sums["tpot"], steps.sums["e2el"])
+        sum(weight * time_s for weight, time_s in zip(steps.sums[name], times_s, strict=True))
+        for name in ("ttft", "tpot", "e2el")
     )
     return Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
 
@@ -389,8 +372,6 @@ Weights = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
-    """The closed form as weighted steps."""
-
     batches: tuple[Batch, ...]  #: a decode step of all; of all but one; and that with a prompt's chunk
     sums: dict[str, Weights]  #: of these for each latency, and for the time of a throughput
 
@@ -408,16 +389,11 @@ class _Steps:
             Batch(others, others * context_tok, 1, chunk_tok, pairs_tok, 1),
         )
         decodes = (output_len - 1) / deployment.tokens_per_step
-        waits = _steps_held_up(deployment, decodes, chunks, concurrency)
+        # steps of a request's decoding that hold a prompt: one for each of its own rank, and those of ranks beside it
+        here, ranks = others * chunks, deployment.config.data_parallel_size if deployment.model.is_moe else 1
+        share = min(concurrency * chunks / max(decodes, 1.0), 1.0)  # of the steps of each other rank
+        waits = here + max(decodes - here, 0.0) * (1 - (1 - share) ** (ranks - 1))
         ttft, e2el = (0.5, 0.0, float(chunks)), (decodes, -waits, waits + chunks)
         more_tok = max(output_len - 1, 1)
         tpot = ((e2el[0] - ttft[0]) / more_tok, e2el[1] / more_tok, (e2el[2] - ttft[2]) / more_tok)
         return cls(batches, {"ttft": ttft, "tpot": tpot, "e2el": e2el, "throughput": e2el})
-
-
-def _steps_held_up(deployment: Deployment, decodes: float, chunks: int, concurrency: int) -> float:
-    """Steps of a request's decoding that hold a prompt: one for each of its own rank, and those of ranks beside it."""
-    ranks = deployment.config.data_parallel_size if deployment.model.is_moe else 1
-    here = (concurrency - 1) * chunks
-    share = min(concurrency * chunks / max(decodes, 1.0), 1.0)  # of the steps of each other rank
-    return here + max(decodes - here, 0.0) * (1 - (1 - share) ** (ranks - 1))

@@ -25,9 +25,9 @@ from planner.engine import (
     read_drafts,
 )
 from planner.errors import InputError, UnknownNameError
-from planner.hardware import GpuProfile, load_all, load_profile, local_profile
+from planner.hardware import GpuProfile, load_all, load_profile, local_profile, profile_ids
 from planner.memory import Basis
-from planner.model import Model, ResolvedModel, as_quantized, resolve_model
+from planner.model import Model, ResolvedModel, as_quantized, catalog_ids, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local, local_for
 from planner.planning.deployment import Deployment, resolve_deployment
@@ -100,10 +100,7 @@ class Serving:
         network_gb_per_s: float | None = None,
         **given: Any,
     ) -> tuple[Self, ...]:
-        """One for each of several GPUs of the same model; keywords as of ``Serving``.
-
-        ``"all"`` is every whole GPU, with ``partitions`` also partitions and MIG profiles.
-        """
+        """One for each of several GPUs of the same model; ``"all"``: every whole GPU, with ``partitions`` those too."""
         engine_args({name: value for name, value in given.items() if name not in signature(cls).parameters})
         profiles, remarks = find_gpus(gpu, network_gb_per_s, partitions=partitions)
         first = cls(model, profiles[0], **given)
@@ -124,7 +121,7 @@ class Serving:
         if isinstance(model, Model):
             model = ResolvedModel(model.id, model.id, model, "catalog")
         made = cls.__new__(cls)
-        made._set(model, profile, args or EngineArgs(), version, local, (), basis)
+        made._set(model, profile, args or EngineArgs(), version, local, basis=basis)
         return made
 
     def _set(
@@ -134,10 +131,13 @@ class Serving:
         args: EngineArgs,
         version: EngineVersion | None,
         local: Local,
-        remarks: tuple[str, ...],
+        remarks: tuple[str, ...] = (),
         basis: Basis | None = None,
     ) -> None:
-        basis = basis or basis_for(local, args)
+        drafts = args.speculative_config
+        if basis is None:  # with the second model that ``--speculative-config`` names
+            named = drafts and drafts.has_draft_model and drafts.model
+            basis = Basis(local.constants, resolve_model(named).model if named else None)
         given = (resolved, profile, args, version, local, basis, remarks)
         vars(self).update(zip((field.name for field in fields(self)), given, strict=True))
 
@@ -145,16 +145,13 @@ class Serving:
         """A copy with other fields, another ``model``, or other settings of the engine."""
         if "model" in changes:
             changes["resolved"] = replace(self.resolved, model=changes.pop("model"))
-        made, names = self.__class__.__new__(self.__class__), {field.name for field in fields(self)}
-        settings = {name: value for name, value in changes.items() if name not in names}
-        taken = {name: value for name, value in changes.items() if name in names}
-        vars(made).update({name: taken.get(name, getattr(self, name)) for name in names})
-        vars(made)["args"] = made.args.changed(**settings)
+        made, names = self.__class__.__new__(self.__class__), [field.name for field in fields(self)]
+        vars(made).update({name: changes.pop(name, getattr(self, name)) for name in names})
+        vars(made)["args"] = made.args.changed(**changes)
         return made
 
     @property
     def model(self) -> Model:
-        """The architecture of the checkpoint, with its precision."""
         return self.resolved.model
 
     @property
@@ -170,7 +167,6 @@ class Serving:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """Remarks on the names and on the calibration."""
         return (*self.remarks, *self.local.notes)
 
     @cached_property
@@ -197,8 +193,8 @@ class Serving:
     def fit(self, *, startup_log: str | PathLike[str] | None = None, ways_out: bool = True) -> Fit:
         """Check whether vLLM starts, and how many tokens its KV cache holds.
 
-        ``startup_log`` is a file with vLLM's own start-up messages: it is compared, and the overheads that it shows
-        count and are kept for this user. ``ways_out`` also checks what would make it fit. Raises as ``memory``.
+        ``startup_log``, a file with vLLM's own messages, is compared; the overheads that it shows count and are kept
+        for this user. ``ways_out`` also checks what would make it fit. Raises as ``memory``.
         """
         if startup_log is None:
             return fit_of(self, ways_out=ways_out)
@@ -207,10 +203,9 @@ class Serving:
         return fit_with_log(self, Path(startup_log))
 
     def predict(self, load: Load, *, bench: Bench = "serve", **asked: Any) -> Prediction:
-        """Predict what ``vllm bench`` measures of ``load``.
+        """Predict what ``vllm bench`` measures of ``load``; ``asked``: ``percentiles``, ``goodput`` in ms by metric.
 
-        ``asked`` is for the result of the benchmark: ``percentiles``, and ``goodput`` in ms by metric. Raises as
-        ``memory`` and ``check_load``, and InputError where the KV cache does not hold one request.
+        Raises as ``memory`` and ``check_load``, and InputError where the KV cache does not hold one request.
         """
         from planner.planning.predict import Prediction
 
@@ -232,8 +227,8 @@ class Serving:
     ) -> Capacity:
         """The largest load like ``load`` that meets the targets: a concurrency of a closed loop, else a request rate.
 
-        ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` its
-        90 % interval. The targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as
+        ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` its 90
+        % interval. Targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as
         ``predict``.
         """
         from planner.planning.capacity import Capacity
@@ -267,14 +262,11 @@ def load_model(
 ) -> ResolvedModel:
     """A model's architecture, and what its name led to.
 
-    ``model``: a hub id in any case, a folder with a ``config.json``, or such a file. The bundled catalog answers
-    first, then the local hub cache, then the hub (``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` count).
-    ``weight_dtype`` stands for the usual checkpoint of that precision: ``fp8``, ``mxfp4``, ``int4-awq``, ...
-    ``revision`` is a branch, tag or commit; ``refresh`` asks the hub even where a local answer exists.
-    ``timeout`` is in seconds, for all that the hub is asked, by default 30.
-
-    Raises UnknownNameError for an unknown name, InputError for a file without a model, UnsupportedModelError for an
-    unknown architecture, and HubError where the hub cannot be reached or refuses.
+    ``model``: a hub id in any case, a folder with a ``config.json``, or such a file. The bundled catalog answers first,
+    then the local hub cache, then the hub (``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` count), which
+    ``refresh`` asks in any case, for at most ``timeout`` seconds (30). ``weight_dtype`` stands for the usual checkpoint
+    of that precision: ``fp8``, ``mxfp4``, ``int4-awq``, ... Raises UnknownNameError for an unknown name, InputError for
+    a file without a model, UnsupportedModelError for an unknown architecture, HubError where the hub cannot be reached.
     """
     resolved = model
     if not isinstance(resolved, ResolvedModel):
@@ -288,31 +280,27 @@ def load_model(
 def load_gpu(gpu: GpuName) -> GpuProfile:
     """The profile of a GPU, or of a partition of one: memory, bandwidth, peaks, prices, each with its source.
 
-    ``gpu`` is an id or an alias in any case (``list_gpus`` has them), the path of a ``.toml`` file, or ``local`` for
-    the GPUs of this machine. Raises UnknownNameError for any other name, and InputError for a file that is no profile
-    and for a machine whose GPUs have none.
+    ``gpu``: an id or alias in any case (``list_gpus``), a ``.toml`` file, or ``local`` for this machine's GPUs. Raises
+    UnknownNameError for any other name, InputError for a file that is no profile and a machine whose GPUs have none.
     """
     return find_gpu(gpu)[0]
 
 
 def find_gpu(gpu: GpuName, network_gb_per_s: float | None = None) -> tuple[GpuProfile, tuple[str, ...]]:
     """The profile, with the network that is stated, and for ``local`` a remark on the GPUs of this machine."""
-    network = checked_rate("network_gb_per_s", network_gb_per_s)
-    if isinstance(gpu, GpuProfile):
-        return gpu.with_network(network), ()
-    if str(gpu).strip().lower() != "local":
-        return load_profile(str(gpu)).with_network(network), ()
-    here = local_profile()
-    return here.profile.with_network(network), (here.note,)
+    if network_gb_per_s is not None:
+        network_gb_per_s = rate = float(typed("network_gb_per_s", network_gb_per_s, float))
+        if not defaults.LEAST_GB_PER_S <= rate <= defaults.MOST_GB_PER_S:
+            raise InputError(f"--network-gb-per-s {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
+    local = local_profile() if not isinstance(gpu, GpuProfile) and str(gpu).strip().lower() == "local" else None
+    profile = local.profile if local else gpu if isinstance(gpu, GpuProfile) else load_profile(str(gpu))
+    return profile.with_network(network_gb_per_s), (local.note,) if local else ()
 
 
 def find_gpus(
     gpus: GpuName | Iterable[GpuName], network_gb_per_s: float | None = None, *, partitions: bool = False
 ) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
-    """The profiles in their order, each once, with the network that is stated, and remarks.
-
-    ``all`` is every whole GPU, with ``partitions`` also partitions and MIG profiles.
-    """
+    """The profiles in their order, each once, with the stated network, and remarks; ``all`` as in ``on_each``."""
     names: list[GpuName] = []
     for given in [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else gpus:
         several = isinstance(given, str) and not given.endswith(".toml")  # a comma in a path is part of it
@@ -332,15 +320,11 @@ def find_gpus(
 
 def list_gpus() -> tuple[str, ...]:
     """The ids of all GPU profiles, partitions included."""
-    from planner.hardware import profile_ids
-
     return profile_ids()
 
 
 def list_models() -> tuple[str, ...]:
     """The hub ids of the bundled catalog; any other id is asked for at the hub."""
-    from planner.model import catalog_ids
-
     return tuple(catalog_ids())
 
 
@@ -349,53 +333,41 @@ def version_for(text: str | None, profile: GpuProfile) -> EngineVersion:
     return default_version(profile) if text is None else existing_version(typed("engine_version", text, str))
 
 
-def basis_for(local: Local, args: EngineArgs) -> Basis:
-    """Fitted overheads of memory, and the second model that ``--speculative-config`` names, if any."""
-    drafts = args.speculative_config
-    draft = resolve_model(drafts.model).model if drafts and drafts.has_draft_model and drafts.model else None
-    return Basis(local.constants, draft)
-
-
 def check_load(load: Load, max_model_len: int, model: str) -> None:
     """Raise InputError for arrivals over more seconds than a replay can follow, and as ``check_context``."""
-    arrivals_s = load.num_prompts / load.request_rate
-    if arrivals_s > defaults.LONGEST_REPLAY_S:
-        raise InputError(
-            f"--request-rate {load.request_rate:g}: {load.num_prompts} requests arrive over {arrivals_s:.3g} s",
-            hint=f"raise the rate or send fewer prompts: a replay covers {defaults.LONGEST_REPLAY_S:,} s",
-        )
+    arrivals_s, most_s = load.num_prompts / load.request_rate, defaults.LONGEST_REPLAY_S
+    if arrivals_s > most_s:
+        cause = f"--request-rate {load.request_rate:g}: {load.num_prompts} requests arrive over {arrivals_s:.3g} s"
+        raise InputError(cause, hint=f"raise the rate or send fewer prompts: a replay covers {most_s:,} s")
     check_context(load, max_model_len, model)
 
 
 def check_context(load: Load, max_model_len: int, model: str) -> None:
     """Raise InputError where a request of the load is longer than the context: the server would refuse it."""
+    served, change = (
+        f"more than the {max_model_len} that {model} is served with",
+        "raise --max-model-len if that limits",
+    )
     if load.recorded is not None and load.longest_len > max_model_len:
-        raise InputError(
-            f"--trace: the longest request has {load.longest_len} tokens, more than the {max_model_len} that {model} "
-            "is served with",
-            hint="raise --max-model-len where that is what limits, or choose a model of longer context",
-        )
+        cause = f"--trace: the longest request has {load.longest_len} tokens, {served}"
+        raise InputError(cause, hint=f"{change}, or choose a model of longer context")
     if load.max_total_len > max_model_len:
-        raise InputError(
-            f"--input-len {load.input_len} and --output-len {load.output_len} make requests of {load.max_total_len} "
-            f"tokens, more than the {max_model_len} that {model} is served with",
-            hint="shorten them, raise --max-model-len where that is what limits, or choose a model of longer context",
-        )
+        lengths = f"--input-len {load.input_len} and --output-len {load.output_len} make requests of"
+        cause = f"{lengths} {load.max_total_len} tokens, {served}"
+        raise InputError(cause, hint=f"shorten them, {change}, or choose a model of longer context")
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
 def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineArgs:
-    """The settings of an engine.
+    """The settings of an engine; ``own``: other keywords of the caller, to suggest the one that was meant.
 
-    ``own`` are other keywords of the function that was called, to suggest the one that was meant. Raises
-    UnknownNameError for a keyword that is no setting, and InputError for a value that the setting does not take.
+    Raises UnknownNameError for a keyword that is no setting, and InputError for a value that the setting does not take.
     """
+    if unknown := next((name for name in given if name not in SETTINGS), None):
+        raise UnknownNameError("keyword", unknown, (*SETTINGS, *own), see="docs/reference/library.md")
     settings = dict(given)
-    for name in settings:
-        if name not in SETTINGS:
-            raise UnknownNameError("keyword", name, (*SETTINGS, *own), see="docs/reference/library.md")
     drafts, rates = settings.pop("speculative_config", None), settings.pop("speculative_acceptance_rate", None)
     variables = Environment.read(settings.pop("env", None))
     for name, value in settings.items():
@@ -404,20 +376,10 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
     return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates), env=variables)
 
 
-def checked_rate(name: str, gb_per_s: float | None) -> float | None:
-    """GB/s of one GPU; None is fine. Raises InputError, naming the flag, for any other value than such a rate."""
-    if gb_per_s is None:
-        return None
-    rate: float = typed(name, gb_per_s, float)
-    if not defaults.LEAST_GB_PER_S <= rate <= defaults.MOST_GB_PER_S:
-        raise InputError(f"{flag_of(name)} {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
-    return rate
-
-
 def typed(name: str, value: Any, kind: Any, *, flag: str = "", strict: bool = True) -> Any:
-    """``value`` as a plain one of ``kind``, bounds included; also numbers of numpy.
+    """``value`` as a plain one of ``kind``, bounds included; also numbers of numpy, without ``strict`` also text.
 
-    Without ``strict`` a text is read as a number. Raises InputError, naming the flag, for any other value.
+    Raises InputError, naming the flag, for any other value.
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)

@@ -1,16 +1,11 @@
-"""A start-up log beside the prediction for its settings, and the overheads that it teaches.
-
-The settings that the log prints are taken over, since a prediction is comparable only for the same settings. The user's
-own flags count for the answer. Flags that contradict the log's layout are refused: overheads belong to one version, one
-GPU and one TP size.
-"""
+"""A start-up log beside the prediction for its settings, and the overheads that it teaches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
@@ -55,8 +50,7 @@ WEIGHTS_TOLERANCE = 0.01
 OTHER_CHECKPOINT = 0.10
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(NamedTuple):
     """The figures of a log that count for an answer."""
 
     args: EngineArgs  #: for the answer: what was asked for, else what the log prints
@@ -68,8 +62,8 @@ class Start:
 def fit_with_log(serving: Serving, path: Path) -> Fit:
     """Check whether the engine starts, with the overheads of a machine's own log; later runs use them too.
 
-    Overheads that cannot be kept count for this answer all the same. Raises as ``Serving.fit`` and ``read_start``, and
-    InputError for a file that cannot be read, is no start-up log, is cut off, or is of another model or version.
+    Raises as ``Serving.fit`` and ``read_start``, and InputError for a file that cannot be read, is no start-up log, is
+    cut off, or is of another model or version.
     """
     resolved, given = serving.resolved, serving.engine_version
     try:
@@ -79,25 +73,20 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
     log = read_startup_log(text, model=(resolved.requested, resolved.resolved, resolved.model.id))
     logged = parse_version(log.version) if log.version else None
     if logged and given and logged.release[:2] != given.release[:2]:
-        raise InputError(
-            f"--engine-version {given}: the log is of vLLM {log.version}", hint="leave --engine-version out"
-        )
+        cause = f"--engine-version {given}: the log is of vLLM {log.version}"
+        raise InputError(cause, hint="leave --engine-version out")
     serving = serving.changed(engine_version=logged or given)
     start = read_start(log, serving)
     notes, basis = start.notes, serving.basis
     if start.learned:
-        notes += (_save(start.learned),)
+        try:
+            with alone_in(local_path().parent):
+                notes += (f"the overheads of this machine are saved in {save(start.learned)}",)
+        except InputError as error:
+            notes += (f"the overheads of this machine count here, but could not be saved: {error.cause}",)
         basis = replace(basis, constants=Constants(start.learned).before(basis.constants or shipped()))
     fit = fit_of(serving.changed(args=start.args, basis=basis))
     return replace(fit, startup_log=start.lines, notes=(*notes, *fit.notes))
-
-
-def _save(learned: tuple[FittedConstant, ...]) -> str:
-    try:
-        with alone_in(local_path().parent):
-            return f"the overheads of this machine are saved in {save(learned)}"
-    except InputError as error:
-        return f"the overheads of this machine are used here but could not be saved for later runs: {error.cause}"
 
 
 def read_start(log: StartupLog, serving: Serving) -> Start:
@@ -105,29 +94,31 @@ def read_start(log: StartupLog, serving: Serving) -> Start:
 
     Raises InputError for a log of another layout, GPU or checkpoint than asked for.
     """
-    as_logged = logged_settings(log, serving)
-    budget = resolve_deployment(
-        serving.model, serving.profile, as_logged, serving.version, basis=serving.basis, as_started=True
-    ).budget
-    _check_machine(log, budget, serving)
-    learned = learn_constants(log, budget, serving.profile, origin=str(local_path()))
-    unset = EngineArgs()
-    asked = {name: getattr(serving.args, name) for name in FREE}
-    asked = {name: value for name, value in asked.items() if value != getattr(unset, name)}
-    lines = tuple(compare_with_log(log, budget))
-    return Start(as_logged.changed(**asked, env=serving.args.env), lines, learned, tuple(_notes(log, learned)))
+    args, basis = logged_settings(log, serving), serving.basis
+    engine = resolve_deployment(serving.model, serving.profile, args, serving.version, basis=basis, as_started=True)
+    _check_machine(log, engine.budget, serving)
+    learned = learn_constants(log, engine.budget, serving.profile, origin=str(local_path()))
+    unset, given = EngineArgs(), serving.args
+    asked = {name: value for name in FREE if (value := getattr(given, name)) != getattr(unset, name)}
+    refused = [f"vLLM refused this start: {log.refusal}"] if log.refusal else []
+    silent = [] if learned else ["the log says nothing about overheads: the fitted ones are used"]
+    lines = tuple(compare_with_log(log, engine.budget))
+    return Start(args.changed(**asked, env=given.env), lines, learned, (*log.notes, *refused, *silent))
 
 
 def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
     """The settings of the log, as asked where it prints none. Raises InputError where layouts differ."""
-    taken: dict[str, Any] = {}
-    args, unset = serving.args, EngineArgs()
+    args, unset, taken = serving.args, EngineArgs(), dict[str, Any]()
+
+    def known(value: Any) -> Any:
+        """One name for types that have several: ``half`` and ``float16`` are fp16."""
+        return SHORT_NAMES.get(value, value) if isinstance(value, str) else value
+
     for name in (*LAYOUT, *FREE):
-        value = log.settings.get(name)
+        value, asked = log.settings.get(name), getattr(args, name)
         if value is None or value == "None":
             continue
-        asked = getattr(args, name)
-        if name in LAYOUT and asked != getattr(unset, name) and _name(asked) != _name(value):
+        if name in LAYOUT and asked != getattr(unset, name) and known(asked) != known(value):
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
@@ -143,35 +134,17 @@ def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
     return args.changed(**taken)
 
 
-def _name(value: object) -> object:
-    """One name for types that have several: ``half`` and ``float16`` are fp16."""
-    return SHORT_NAMES.get(value, value) if isinstance(value, str) else value
-
-
 def _check_machine(log: StartupLog, budget: MemoryBudget, serving: Serving) -> None:
-    profile = serving.profile
+    profile, predicted = serving.profile, max(stage.weights.loaded_bytes for stage in budget.stages)
     named = profile.platform != "cpu"  # one profile stands for machines of any memory
     if named and log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:
-        raise InputError(
-            f"--gpu {profile.id}: the log is of a GPU with {format_bytes(log.memory_bytes)}, "
-            f"not {format_bytes(profile.memory_bytes)}",
-            hint="name the GPU that the log is of",
-        )
-    predicted = max(stage.weights.loaded_bytes for stage in budget.stages)
+        seen = f"{format_bytes(log.memory_bytes)}, not {format_bytes(profile.memory_bytes)}"
+        cause = f"--gpu {profile.id}: the log is of a GPU with {seen}"
+        raise InputError(cause, hint="name the GPU that the log is of")
     if log.weights_bytes and abs(log.weights_bytes / predicted - 1) > OTHER_CHECKPOINT:
-        raise InputError(
-            f"the log is of another checkpoint or layout: {format_bytes(log.weights_bytes)} of weights on a rank, "
-            f"not {format_bytes(predicted)}",
-            hint="name the checkpoint that was served, and its TP size where the log does not print it",
-        )
-
-
-def _notes(log: StartupLog, learned: tuple[FittedConstant, ...]) -> Iterator[str]:
-    yield from log.notes
-    if log.refusal:
-        yield f"vLLM refused this start: {log.refusal}"
-    if not learned:
-        yield "the log says nothing about overheads: the fitted ones are used"
+        seen = f"{format_bytes(log.weights_bytes)} of weights on a rank, not {format_bytes(predicted)}"
+        hint = "name the checkpoint that was served, and its TP size where the log does not print it"
+        raise InputError(f"the log is of another checkpoint or layout: {seen}", hint=hint)
 
 
 def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]:

@@ -1,9 +1,4 @@
-"""A plan's server at other loads: the replay that made the plan, repeated below and above its own load.
-
-The engine is resolved again from ``serve_argv``, which is all that is launched. A command line does not show everything
-(the calibration of another user, an acceptance rate): where the replay of the plan's own load differs from the plan, a
-note says so.
-"""
+"""A plan's server at other loads: its replay, repeated below and above its own load."""
 
 from __future__ import annotations
 
@@ -47,46 +42,33 @@ class Sweep:
 
 def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
     """Replay ``plan`` at loads around its own. Never raises for a plan that cannot be: ``missing`` says why."""
+    load, points = plan.workload.sent, list[LoadPoint]()
+    by = "concurrency" if load.request_rate == inf else "rate"
     try:
         deployment = redeploy(plan, local)
-        load = plan.workload.sent
-        by = "concurrency" if load.request_rate == inf else "rate"
-        points = tuple(_points(deployment, load, by))
         planned = Prediction.of(deployment, load, percentiles=defaults.PERCENTILES)
+        for sent in _loads(load, by):
+            point = planned if sent == load else Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
+            figures = {**point.result, **point.with_intervals(point.rates)}
+            points.append(LoadPoint(sent.value, figures, sent == load))
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")
-    return Sweep(
-        by,
-        points,
-        deployment.typical_steps(planned.replay),
-        deployment.timer.efficiency.basis,
-        notes=tuple(_notes(plan, deployment, planned.figures)),
-    )
+    notes, steps = _notes(plan, deployment, planned.figures), deployment.typical_steps(planned.replay)
+    return Sweep(by, tuple(points), steps, deployment.timer.efficiency.basis, notes=tuple(notes))
 
 
-def _points(deployment: Deployment, workload: Load, by: str) -> Iterator[LoadPoint]:
-    for load in _loads(workload, by):
-        planned = load == (workload.max_concurrency if by == "concurrency" else workload.request_rate)
-        sent = workload if planned else _at(workload, by, load)
-        result = Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
-        rates = result.with_intervals(result.rates)
-        yield LoadPoint(load, {**result.result, **rates}, planned)
-
-
-def _loads(workload: Load, by: str) -> list[float]:
+def _loads(workload: Load, by: str) -> Iterator[Load]:
+    """The load of the plan among smaller and larger ones, the smallest first."""
     if by == "rate":
-        return [workload.request_rate * share for share in (*BELOW, 1.0, *BEYOND)]
+        yield from (replace(workload, request_rate=workload.request_rate * share) for share in (*BELOW, 1.0, *BEYOND))
+        return
     planned = workload.max_concurrency or workload.num_prompts
     below = [2**power for power in range(planned.bit_length()) if 2**power < planned]
-    return sorted({*map(float, below[-8:]), float(planned), *(float(round(planned * share)) for share in BEYOND)})
-
-
-def _at(workload: Load, by: str, load: float) -> Load:
-    if by == "rate":
-        return replace(workload, request_rate=load)
-    steady = max(defaults.PROMPTS_PER_SLOT * int(load), defaults.LEAST_SWEEP_PROMPTS)
-    prompts = min(steady, max(defaults.MOST_SWEEP_PROMPTS, int(load)))
-    return replace(workload, max_concurrency=int(load), num_prompts=prompts)
+    for places in sorted({*below[-8:], planned, *(round(planned * share) for share in BEYOND)}):
+        steady = max(defaults.PROMPTS_PER_SLOT * places, defaults.LEAST_SWEEP_PROMPTS)
+        prompts = min(steady, max(defaults.MOST_SWEEP_PROMPTS, places))
+        same = places == workload.max_concurrency
+        yield workload if same else replace(workload, max_concurrency=places, num_prompts=prompts)
 
 
 def _notes(plan: Plan, deployment: Deployment, replayed: Mapping[str, Any]) -> Iterator[str]:

@@ -1,17 +1,12 @@
 """Tuning of a machine: candidate settings, the one to measure next, and the probability that the best is known.
 
-Candidates are the settings that ``recommend`` chose the plan from, each with its own benchmark. What the plan's command
-gave stays. A plan with targets is tuned under one server's share of its load; a setting that misses a target as
-measured is worth nothing. At a rate that all settings carry, ``max-throughput`` means the fewest GPUs, ``min-latency``
-the shortest requests, ``balanced`` both.
-
-The logarithms of merits, such as tokens/s per GPU, and of margins (limit over latency) of all settings are one normal
-distribution. Errors of efficiencies are shared, the noise is each figure's own. Measurements y condition the settings x
-that are still open::
+A setting is worth its merit, nothing where it misses a target as measured. The logarithms of merits and of margins
+(limit over latency) of all settings are one normal distribution; measurements y condition the settings x that are still
+open::
 
     x | y  ~  normal(mean_x + C_xy C_yy^-1 (y - mean_y),  C_xx - C_xy C_yy^-1 C_yx)
 
-so one run moves all settings. Of draws from it, with b the best measured worth::
+Of draws from it, with b the best measured worth::
 
     gain of a setting    mean of max(worth - b, 0)     expected improvement: Jones et al., "Efficient global
                                                        optimization", Journal of Global Optimization 13, 1998
@@ -25,16 +20,15 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from math import exp, inf, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from planner.engine import SETTINGS, EngineArgs, flag_of, tagged
+from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError
 from planner.hardware import load_profile
 from planner.model import resolve_model
@@ -99,39 +93,37 @@ class Prospects:
 
         ``within``: share by which another setting has to be better to count.
         """
-        worths = {setting: float(_worth(np.array(values))) for setting, values in measured.items()}
+
+        def worth(logarithms: Floats) -> Floats:
+            """exp(merit) where no margin is negative, else 0; (..., 1 + targets) to (...)."""
+            return np.asarray(np.exp(logarithms[..., 0]) * (logarithms[..., 1:] >= 0).all(axis=-1))
+
+        worths = {setting: float(worth(np.array(values))) for setting, values in measured.items()}
         best = max((setting for setting in worths if worths[setting] > 0), key=worths.__getitem__, default=None)
         least = worths[best] if best is not None else 0.0
         still = [number for number in range(len(self.mean)) if number not in measured and number not in out]
         if not still:
             return Standing(best, {}, 1.0)
-        drawn = _worth(self._draws(still, measured))  # (draws, open settings)
+        drawn = worth(self._draws(still, measured))  # (draws, open settings)
         gains = np.maximum(drawn - least, 0.0).mean(axis=0) / (least or 1.0)
         known = float((drawn <= least * (1 + within)).all(axis=1).mean())
         return Standing(best, dict(zip(still, gains.tolist(), strict=True)), known)
 
     def _draws(self, still: Sequence[int], measured: Mapping[int, Sequence[float]]) -> Floats:
         """Draws of the logarithms of the open settings, (draws, settings, 1 + targets)."""
-        mean, covariance = self.mean[still].ravel(), self.covariance
-        x, y = self._rows(still), self._rows(list(measured))
-        left = covariance[np.ix_(x, x)]
+        rows = np.arange(self.mean.size).reshape(self.mean.shape)
+        mean, x, y = self.mean.ravel(), rows[still].ravel(), rows[list(measured)].ravel()
+        expected, left = mean[x], self.covariance[np.ix_(x, x)]
         if len(y):
-            told = covariance[np.ix_(y, y)] + LEAST_VARIANCE * np.eye(len(y))
-            weights = np.linalg.solve(told, covariance[np.ix_(y, x)]).T
-            off = (
-                np.concatenate([np.asarray(values) for values in measured.values()]) - self.mean[list(measured)].ravel()
-            )
-            mean, left = mean + weights @ off, left - weights @ covariance[np.ix_(y, x)]
+            told = self.covariance[np.ix_(y, y)] + LEAST_VARIANCE * np.eye(len(y))
+            weights = np.linalg.solve(told, self.covariance[np.ix_(y, x)]).T
+            off = np.concatenate([np.asarray(values) for values in measured.values()]) - mean[y]
+            expected, left = expected + weights @ off, left - weights @ self.covariance[np.ix_(y, x)]
         variance, directions = np.linalg.eigh(left)
         root = directions * np.sqrt(np.maximum(variance, 0.0))
-        normal = np.random.default_rng(SEED).standard_normal((DRAWS, len(mean)))
-        drawn: Floats = (mean + normal @ root.T).reshape(DRAWS, len(still), -1)
+        normal = np.random.default_rng(SEED).standard_normal((DRAWS, len(x)))
+        drawn: Floats = (expected + normal @ root.T).reshape(DRAWS, len(still), -1)
         return drawn
-
-    def _rows(self, settings: Sequence[int]) -> NDArray[np.int64]:
-        width = self.mean.shape[1]
-        rows: NDArray[np.int64] = (np.array(settings, dtype=np.int64)[:, None] * width + np.arange(width)).ravel()
-        return rows
 
 
 @dataclass(frozen=True)
@@ -146,12 +138,6 @@ class Standing:
     def next(self) -> int | None:
         """The setting that gains most; None: none is open."""
         return max(self.gains, key=self.gains.__getitem__, default=None)
-
-
-def _worth(logarithms: Floats) -> Floats:
-    """exp(merit) where no margin is negative, else 0; (..., 1 + targets) to (...)."""
-    found: Floats = np.exp(logarithms[..., 0]) * (logarithms[..., 1:] >= 0).all(axis=-1)
-    return found
 
 
 # --- the state of a tuning --------------------------------------------------------------------------------------------
@@ -283,14 +269,14 @@ def read_state(path: Path, digest: str) -> TuningState | None:
         return None
     except (OSError, ValidationError, ValueError) as error:
         raise InputError(f"{path} is not the state of a tuning", hint=again) from error
-    rows = len(state.folders) * (1 + len(state.targets))
-    sizes = {rows, len(state.mean), len(state.covariance), *map(len, state.covariance)}
-    numbers = [run.setting for run in state.runs] + [state.running or 0]
-    judged = all(len(run.margins) == len(state.targets) for run in state.runs if run.merit is not None)
+    targets, runs, known = len(state.targets), [run for run in state.runs if run.merit is not None], state.covariance
+    sizes = {len(state.folders) * (1 + targets), len(state.mean), len(known), *map(len, known)}
+    numbers = [*(run.setting for run in state.runs), state.running or 0]
+    judged = all(len(run.margins) == targets for run in runs)
     if len(sizes) != 1 or not judged or not all(0 <= number < len(state.folders) for number in numbers):
         raise InputError(f"{path} is not the state of a tuning: its parts do not fit", hint=again)
-    known, logs = np.array(state.covariance), [*state.mean, *state.measured.values(), *chain(*state.margins.values())]
-    if not np.allclose(known, known.T) or max(np.abs(known).max(), *map(abs, logs)) > MOST_LOG:
+    logs = [*state.mean, *(log for run in runs for log in (run.merit or 0.0, *run.margins))]
+    if not np.allclose(known, np.transpose(known)) or max(np.abs(known).max(), *map(abs, logs)) > MOST_LOG:
         raise InputError(f"{path} is not the state of a tuning: its numbers are of no machine", hint=again)
     if state.schema_version != SCHEMA_VERSION or state.digest != digest:
         raise InputError(f"{path} is of another plan, {state.digest}, or another planner", hint=again)
@@ -308,8 +294,7 @@ LEAST_ODDS = 0.01
 MOST_SETTINGS, MOST_PER_ENGINE = 24, 6
 
 
-@dataclass(frozen=True)
-class TunedSetting:
+class TunedSetting(NamedTuple):
     """One setting: the plan that measures it, and what is known of its merit and of its margin to each target."""
 
     plan: Plan
@@ -317,23 +302,32 @@ class TunedSetting:
 
 
 def search_again(file: PlanFile, local: Local) -> Search:
-    """Return the search that made the plan of ``file``.
+    """Return the search that made the plan of ``file``, without its targets: they are measured.
 
-    Its targets are left out: they are measured. Raises InputError for a plan of a recorded load, and for targets that
-    its benchmark does not measure.
+    Raises InputError for a plan of a recorded load, and for targets that its benchmark does not measure.
     """
-    plan, words = file.plan, shlex.split(file.command)
-    _refuse_unmeasured(plan)
+    plan, words, service, sent = file.plan, shlex.split(file.command), file.plan.service, file.plan.workload
+    other = "validate this plan: planner validate DIR; or plan for --request-rate and lengths"
+    named = ("mean", "median", *(f"p{percentile}" for percentile in defaults.PERCENTILES))
+    unknown = next((one.metric for one in plan.targets if one.metric.split("_")[0] not in named), None)
+    if service and plan.classes:
+        raise InputError("the plan is for several classes of requests, which tune does not distinguish", hint=other)
+    if service and (service.trace is not None or service.prefix_cache_share is not None):
+        cause = "the plan is for requests whose prompts are known: its benchmark sends random ones, so tune cannot tell"
+        raise InputError(f"{cause} which settings meet its targets", hint=other)
+    if unknown:
+        hint = f"plan again with --percentile {', '.join(map(str, defaults.PERCENTILES))} or mean"
+        raise InputError(f"the benchmark does not measure {unknown}, which the plan has a target for", hint=hint)
 
     def given(name: str) -> bool:
         return any(word.partition("=")[0] == flag_of(name) for word in words)
 
-    profile, sent = load_profile(plan.gpu).with_network(plan.network_gb_per_s), plan.workload
-    args = launched_args(plan)
+    profile = load_profile(plan.gpu).with_network(plan.network_gb_per_s)
     opened = {name: unset for name, unset in OPEN.items() if not given(name)}
-    fixed = plan.service is None and (given("max_concurrency") or file.goal == "min-latency")
+    args, version = replace(launched_args(plan), **opened), redeploy(plan, local).config.version
     model = resolve_model(plan.model if plan.model.startswith("/") else plan.requested_model)
-    serving = Serving.of(model, profile, replace(args, **opened), redeploy(plan, local).config.version, local=local)
+    serving = Serving.of(model, profile, args, version, local=local)
+    fixed = service is None and (given("max_concurrency") or file.goal == "min-latency")
     load = replace(sent.sent, request_rate=inf, max_concurrency=sent.max_concurrency if fixed else None)
     return Search(
         Space((serving,), gpus_per_node=max(plan.gpus_per_node // profile.parts, 1)),
@@ -341,58 +335,34 @@ def search_again(file: PlanFile, local: Local) -> Search:
     )
 
 
-def _refuse_unmeasured(plan: Plan) -> None:
-    service = plan.service
-    if service is None:
-        return
-    if plan.classes:
-        raise InputError(
-            "the plan is for several classes of requests, which tune does not distinguish",
-            hint="validate this plan: planner validate DIR; or plan for one class: --request-rate and lengths",
-        )
-    if service.trace is not None or service.prefix_cache_share is not None:
-        raise InputError(
-            "the plan is for requests whose prompts are known: its benchmark sends random ones, so tune cannot tell "
-            "which settings meet its targets",
-            hint="plan for --request-rate and lengths, or validate this plan: planner validate DIR",
-        )
-    named = ("mean", "median", *(f"p{percentile}" for percentile in defaults.PERCENTILES))
-    for target in service.targets:
-        if target.metric.split("_")[0] not in named:
-            raise InputError(
-                f"the benchmark does not measure {target.metric}, which the plan has a target for",
-                hint=f"plan again with --percentile {', '.join(map(str, defaults.PERCENTILES))} or mean",
-            )
-
-
 def tuned_settings(file: PlanFile, local: Local) -> tuple[Merit, list[TunedSetting]]:
     """The plan of ``file`` first, then every other setting that may be better, and what they are judged by."""
-    search = search_again(file, local)
-    rankings = [_ranked(search, budget) for budget in _budgets(search.space.args)]
+    search, rankings = search_again(file, local), list[Ranking]()
+    asked = search.space.args.max_num_batched_tokens
+    for budget in (asked, *(defaults.TOKEN_BUDGETS if asked is None else ())):
+        servings = tuple(serving.changed(max_num_batched_tokens=budget) for serving in search.space.servings)
+        (ranking,) = replace(search, space=replace(search.space, servings=servings)).run()
+        own = tuple(one.searched or one for one in ranking.candidates)  # at their own batch
+        rankings.append(replace(ranking, candidates=own))
     merit = Merit.among(rankings[0].candidates, file.goal)
-    own, sent = redeploy(file.plan, local), file.plan.workload.sent
-    found = [_setting(file.plan, merit, _replayed(own, sent), file.plan.targets)]
+    planned = _replayed(redeploy(file.plan, local), file.plan.workload.sent)
+    found = [_setting(file.plan, merit, planned, file.plan.targets)]
     if file.plan.service is not None:
         return merit, found + _under_load(search, file.plan, merit, rankings)
     for ranking, candidate in _promising(search, merit, rankings):
         if len(found) == MOST_SETTINGS:
             break
-        setting = _measurable(search, merit, ranking, candidate)
+        one = with_figures(search.objective, candidate)  # with its own benchmark
+        assert one.prediction is not None
+        among = tuple(one if other is candidate else other for other in ranking.candidates)
+        plan = search.plan(replace(ranking, candidates=among), one, load=one.prediction.load)
         if not _is_planned(candidate, file.plan):
-            found.append(setting)
+            found.append(_setting(plan, merit, one.prediction))
     return merit, found
 
 
-def _budgets(args: EngineArgs) -> Iterator[int | None]:
-    yield args.max_num_batched_tokens
-    if args.max_num_batched_tokens is None:
-        yield from defaults.TOKEN_BUDGETS
-
-
-def _ranked(search: Search, budget: int | None) -> Ranking:
-    servings = tuple(serving.changed(max_num_batched_tokens=budget) for serving in search.space.servings)
-    (ranking,) = replace(search, space=replace(search.space, servings=servings)).run()
-    return replace(ranking, candidates=tuple(one.searched or one for one in ranking.candidates))  # at their own batch
+def _replayed(deployment: Deployment, sent: Load) -> Prediction:
+    return Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
 
 
 def _promising(search: Search, merit: Merit, rankings: Iterable[Ranking]) -> Iterator[tuple[Ranking, Candidate]]:
@@ -445,35 +415,21 @@ def _under_load(search: Search, plan: Plan, merit: Merit, rankings: Iterable[Ran
 
 
 def _is_planned(candidate: Candidate, plan: Plan) -> bool:
-    """True for the settings of the plan's benchmark line, whose serving line is measured first."""
     line = plan.benchmark_line or plan
     planned = {name: getattr(plan, name) for name in candidate.config.choice} | {"max_num_seqs": line.max_num_seqs}
     return candidate.config.choice == planned
 
 
-def _replayed(deployment: Deployment, sent: Load) -> Prediction:
-    return Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
-
-
-def _measurable(search: Search, merit: Merit, ranking: Ranking, candidate: Candidate) -> TunedSetting:
-    """A candidate with its own benchmark, replayed."""
-    found = with_figures(search.objective, candidate)
-    assert found.prediction is not None
-    ranking = replace(ranking, candidates=tuple(found if one is candidate else one for one in ranking.candidates))
-    return _setting(search.plan(ranking, found, load=found.prediction.load), merit, found.prediction)
-
-
 def _setting(plan: Plan, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()) -> TunedSetting:
-    figures = {**prediction.figures, **prediction.rates}
-    doubt = prediction.uncertainty
+    doubt, result = prediction.uncertainty, prediction.result
 
     def prospect(logarithm: float, key: str, power: float) -> Prospect:
         return Prospect(logarithm, doubt.spread(key).times(power), abs(power) * doubt.noise(key))
 
-    own = [prospect(merit.of(figures), *merit.figure_at(plan.workload.max_concurrency))]
-    result = prediction.result
-    margins = [prospect(log(one.limit_ms / result[one.metric]), one.metric, -1.0) for one in targets]
-    return TunedSetting(plan, (*own, *margins))
+    figure = merit.figure_at(plan.workload.max_concurrency)
+    own = prospect(merit.of({**prediction.figures, **prediction.rates}), *figure)
+    margins = (prospect(log(one.limit_ms / result[one.metric]), one.metric, -1.0) for one in targets)
+    return TunedSetting(plan, (own, *margins))
 
 
 def measured_merit(

@@ -5,11 +5,10 @@
     log measured = log predicted + error of the efficiencies + noise
 
 The first part is the distribution of the efficiencies (``planner.timing.Belief``), carried through the steps of the
-replay to first order: a figure is a weighted sum of step times. In an open loop the queue reacts,
-so the direction in which the engine as a whole is slower or faster is replayed at both ends instead (sigma points:
-Julier and Uhlmann, "Unscented filtering and nonlinear estimation", Proceedings of the IEEE 92(3), 2004). The noise, and
-how many of the resulting standard deviations hold which share of the measurements, are those of published runs that the
-fit did not see (split conformal prediction: Lei et al., JASA 113(523), 2018).
+replay to first order. In an open loop the queue reacts, so the direction in which the whole engine is slower or faster
+is replayed at both ends (sigma points: Julier and Uhlmann, "Unscented filtering and nonlinear estimation", Proceedings
+of the IEEE 92(3), 2004). The noise, and how many deviations hold which share of the measurements, are those of
+published runs that the fit did not see (split conformal prediction: Lei et al., JASA 113(523), 2018).
 """
 
 from __future__ import annotations
@@ -114,9 +113,8 @@ class Uncertainty(ABC):
         shown: dict[str, Any] = {}
         for key, value in figures.items():
             shown[key] = value
-            bounds = self.factors(key) if isinstance(value, float) else None
-            if bounds:
-                shown[f"{key}_lo"], shown[f"{key}_hi"] = value * bounds[0], value * bounds[1]
+            if isinstance(value, float) and (bounds := self.factors(key)):
+                shown |= {f"{key}_lo": value * bounds[0], f"{key}_hi": value * bounds[1]}
         return shown
 
     def upper(self, key: str, probability: float) -> float:
@@ -136,11 +134,14 @@ class Uncertainty(ABC):
         """Probability that a measurement of ``key`` is at most so many times the prediction; 0 or 1 if unknown."""
         figure = Figure.of_key(key)
         scatter = self.scatter(figure)
-        if figure is None or scatter is None:
-            return float(limit_over_predicted >= 1)
         away = log(limit_over_predicted) if limit_over_predicted > 0 else -inf
-        sd = self._sd(figure, above=away > 0)
-        return _probability(scatter, away / sd) if sd else float(away >= 0)
+        sd = self._sd(figure, above=away > 0) if figure and scatter else 0.0
+        if scatter is None or not sd:
+            return float(away >= 0)
+        grid = np.linspace(0.0, 5.0, 501)
+        reach = grid * np.interp(grid, _DEVIATIONS, _ratios(scatter))
+        normal = float(np.interp(abs(away / sd), np.maximum.accumulate(reach), grid))
+        return _NORMAL.cdf(normal if away > 0 else -normal)
 
     def _gap_factor(self, key: str, deviations: float) -> float:  # noqa: ARG002  (a closed form has no gaps)
         """Factor on a percentile of ITL where more, or fewer, gaps are long by so many deviations of their share."""
@@ -231,7 +232,9 @@ class UncertaintyOfReplay(Uncertainty):
         return made
 
     def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:
-        link = self._move(figure, above, "link") if self._copies else 0.0
+        # the link to the host has no part in the steps
+        copies = self.load.prefix_cache_hit_rate and self.deployment.config.kv_offloading_size
+        link = self._move(figure, above, "link") if copies or self._served.host_tok.any() else 0.0
         if not self._replays:
             return hypot(super()._found_sd(figure, noise, above), link)
         along = float(self._gradient(figure) @ self._slower)
@@ -245,8 +248,10 @@ class UncertaintyOfReplay(Uncertainty):
         return max(move if above != figure.inverse else -move, 0.0)
 
     def _gap_factor(self, key: str, deviations: float) -> float:
-        percentile = _upper_percentile(key)
-        if percentile is None or not len(self._served.token_runs.steps):
+        statistic, _, metric = key.partition("_")
+        text = statistic.removeprefix("p")
+        percentile = float(text) if metric == "itl_ms" and text.replace(".", "", 1).isdigit() else 0.0
+        if not 75 < percentile < 100 or not len(self._served.token_runs.steps):
             return 1.0
         moved = max(100 - (100 - percentile) * exp(-GAP_SHARE * deviations), 1.0)
         here_ms, moved_ms = (statistic_ms(Slo("itl", 1.0, one), self._served) for one in (percentile, moved))
@@ -260,21 +265,25 @@ class UncertaintyOfReplay(Uncertainty):
         """Figures where ``what`` is one standard deviation slower, or faster. The replay itself is not kept."""
         every = self._all or self
         if (what, slower) not in every._ends:
-            by = every._slower if what == "engine" else every._slower_link
+            by = every._slower
+            if what == "link":  # no run has tied what the link to the host reaches to anything else
+                place = PARAMETERS.index("offload_share")
+                by = np.zeros(len(PARAMETERS))
+                by[place] = -sqrt(self.deployment.known.covariance[place, place])
             moved = self.deployment.with_efficiencies_moved(by if slower else -by)
             served = moved.replay(self.load, offline=self.offline, keep_gaps=False)
             groups = {group: _outcome(served.of(group)) for group in served.groups}
             every._ends[what, slower] = {"": _outcome(served), **groups}
         return every._ends[what, slower][self._group]
 
-    @property
-    def _copies(self) -> bool:
-        """True if anything was loaded from the host, whose link has no part in the steps."""
-        rate = self.load.prefix_cache_hit_rate and self.deployment.config.kv_offloading_size
-        return bool(rate or self._served.host_tok.any())
-
     def _gradient(self, figure: Figure) -> Floats:
-        steps = self._steps_of(figure)
+        steps: StepSum | None
+        if figure.of == "latency":
+            steps = self._timeline.every_step()
+        elif figure.of == "throughput":
+            steps = self._timeline.duration(self._client)
+        else:
+            steps = self._timeline.latency(figure.of, (figure.statistic,)).get(figure.statistic)
         if steps is None:
             return np.zeros(len(PARAMETERS))
         seconds, derivative = self._step_gradients
@@ -284,13 +293,6 @@ class UncertaintyOfReplay(Uncertainty):
             total_s += delay_s
             slope[PARAMETERS.index(name)] += delay_s
         return _relative(slope, -total_s if figure.inverse else total_s)
-
-    def _steps_of(self, figure: Figure) -> StepSum | None:
-        if figure.of == "latency":
-            return self._timeline.every_step()
-        if figure.of == "throughput":
-            return self._timeline.duration(self._client)
-        return self._timeline.latency(figure.of, (figure.statistic,)).get(figure.statistic)
 
     @cached_property
     def _timeline(self) -> Timeline:
@@ -318,14 +320,6 @@ class UncertaintyOfReplay(Uncertainty):
         sd = sqrt(max(float(gradient @ moved), 0.0))
         return moved / sd if sd else moved
 
-    @cached_property
-    def _slower_link(self) -> Floats:
-        """One standard deviation of what the link to the host reaches; no run has tied it to anything else."""
-        place = PARAMETERS.index("offload_share")
-        move: Floats = np.zeros(len(PARAMETERS))
-        move[place] = -sqrt(self.deployment.known.covariance[place, place])
-        return move
-
 
 class UncertaintyOfSteps(Uncertainty):
     """Uncertainty from sums of the steps of a closed form: of ``batches``, weighted by figure."""
@@ -344,20 +338,11 @@ class UncertaintyOfSteps(Uncertainty):
         return _relative(weights @ self._derivative, -total_s if figure.inverse else total_s)
 
 
-def _upper_percentile(key: str) -> float | None:
-    """The percentile of a figure such as ``p99_itl_ms``; None for other figures, and for those below the 75th."""
-    statistic, _, metric = key.partition("_")
-    text = statistic.removeprefix("p")
-    percentile = float(text) if metric == "itl_ms" and text.replace(".", "", 1).isdigit() else 0.0
-    return percentile if 75 < percentile < 100 else None
-
-
 def _relative(slope: Floats, total: float) -> Floats:
     return slope / total if total else np.zeros_like(slope)
 
 
 def _outcome(served: Replay) -> Outcome:
-    """The figures of a replay, or of a class that may have no request in it, as far as two of them are compared."""
     figures = {"duration": served.duration_s if len(served.end_s) else 1.0}
     for of in OF_A_REQUEST:
         values_s = getattr(served, f"{of}_s")
@@ -390,13 +375,6 @@ def scatter_of(
     return special or scatters.get(name)
 
 
-def quantile_factor(scatter: Scatter, deviation: float, probability: float) -> float:
-    """The factor that a measurement stays below; ``deviation``: of the figure's logarithm, without noise."""
-    level = 2 * probability - 1
-    reach = _reach(scatter, abs(level)) * (1 if level > 0 else -1)
-    return exp(reach * sqrt(deviation**2 + scatter.noise**2))
-
-
 def _reach(scatter: Scatter, level: float) -> float:
     """Standard deviations within which the share ``level`` of measurements lies."""
     deviations = _NORMAL.inv_cdf((1 + min(level, 0.9999)) / 2)
@@ -407,11 +385,3 @@ def _ratios(scatter: Scatter) -> Floats:
     """Reach over that of a normal distribution, at each of ``_DEVIATIONS``."""
     ratios = np.array(scatter.reach) / _DEVIATIONS[1:]
     return np.concatenate([ratios[:1], ratios])
-
-
-def _probability(scatter: Scatter, deviations: float) -> float:
-    """Probability that a measurement lies below so many predicted standard deviations."""
-    grid = np.linspace(0.0, 5.0, 501)
-    reach = grid * np.interp(grid, _DEVIATIONS, _ratios(scatter))
-    normal = float(np.interp(abs(deviations), np.maximum.accumulate(reach), grid))
-    return _NORMAL.cdf(normal if deviations > 0 else -normal)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.hardware.profiles import DollarsPerHour, GpuProfile, ListPrice, Quantity, load_all, load_profile
-from planner.planning.cost import Span, parse_prices, power_w, price_of, tok_per_joule, tok_per_usd, usd_per_million_tok
+from planner.planning.cost import HOUR_S, MILLION, Span, parse_prices, power_w, price_of
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
 PARTITIONS = [profile for profile in load_all(partitions=True) if profile.partition]
@@ -17,6 +17,10 @@ def by_id(profile: GpuProfile) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- arithmetic
+
+
+def usd_per_million_tok(usd_per_h: Span, tok_per_s: Span) -> Span:
+    return usd_per_h.times(MILLION / HOUR_S).over(tok_per_s)
 
 
 def test_a_million_tokens_by_hand() -> None:
@@ -32,22 +36,6 @@ def test_the_cheapest_offer_and_the_fastest_end_make_the_low_end() -> None:
     assert cost.low == pytest.approx(0.138889, rel=1e-5)
     assert cost.mid == pytest.approx(2 / 3.6, rel=1e-9)
     assert cost.high == pytest.approx(3.333333, rel=1e-5)
-
-
-def test_tokens_for_a_joule_by_hand() -> None:
-    """5,250 tokens/s on a board of 750 W: 7 tokens for each joule."""
-    assert tok_per_joule(750.0, Span.of(5250.0)).mid == pytest.approx(7.0)
-
-
-def test_what_costs_nothing_buys_no_number_of_tokens() -> None:
-    assert tok_per_usd(Span.of(0.0), Span.of(1000.0)) is None
-
-
-@given(POSITIVE, POSITIVE)
-def test_tokens_per_dollar_is_the_inverse_of_dollars_per_million(usd: float, rate: float) -> None:
-    per_dollar = tok_per_usd(Span.of(usd), Span.of(rate))
-    assert per_dollar is not None
-    assert per_dollar.mid * usd_per_million_tok(Span.of(usd), Span.of(rate)).mid == pytest.approx(1e6, rel=1e-9)
 
 
 @given(st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted), st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted))

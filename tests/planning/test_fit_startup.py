@@ -277,4 +277,4 @@ def test_a_folder_that_cannot_be_used_costs_no_answer(
     monkeypatch.setenv("XDG_DATA_HOME", place)
     assert fit("Qwen/Qwen3-4B", "--gpu", "h100")["fits"]
     answer = fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(SUM_ONLY))
-    assert answer["fits"] and any("could not be saved for later runs" in note for note in answer["notes"])
+    assert answer["fits"] and any("could not be saved" in note for note in answer["notes"])

@@ -7,11 +7,8 @@
                and no more than b / (step(b) x output) with the largest b whose steps meet the limit of TPOT
 
 The last bound holds whatever the scheduler does. Steps never get shorter with more requests in them, so a convex
-function m below step(b) exists. The requests that meet the limit T see steps of m(b) <= T on average (Jensen, each step
-weighed with its requests), and tokens per second are at most b / m(b) there. Prefill is left out.
-
-Pipelines have no such bounds: their steps hold shares of a batch, and get shorter when it fills. But a prompt takes no
-less than its share of a full pipeline, and a token no less than a step of one request.
+function m below step(b) exists. Requests that meet the limit T see steps of m(b) <= T on average (Jensen, each step
+weighed with its requests), and tokens per second are at most b / m(b) there. Pipelines have no such bounds.
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 def alone(deployment: Deployment, objective: Objective) -> ServedLoad:
     """Predict requests that have the server for themselves: the longest ones, or all where those miss a target.
 
-    Recorded requests keep their own rhythm, so slowly that the server idles: the same requests as at the asked load,
-    with what earlier ones have left in the cache.
+    Recorded requests come so slowly that the server idles, with what earlier ones have left in the cache.
     """
 
     def sent(load: Load, engine: Deployment = deployment) -> ServedLoad:
@@ -125,10 +121,7 @@ def rate_bound(deployment: Deployment, objective: Objective, bound: float) -> fl
 
 
 def decode_bound(deployment: Deployment, input_len: int, limit_s: float) -> float:
-    """Decode steps of requests per second, of all DP ranks, that take ``limit_s`` on average at most.
-
-    Without speculative decoding these are output tokens.
-    """
+    """Decode steps of requests per second, of all DP ranks, that take ``limit_s`` on average at most."""
     config = deployment.config
     batches = _grid(config.max_num_seqs)
     # between two batches of the grid a step takes at least as long as with the smaller one

@@ -1,16 +1,13 @@
 """The best settings for a goal: rank by the closed form, replay the finalists.
 
-Goals::
+::
 
     max-throughput   output tokens/s per GPU
     min-latency      mean E2EL at the given concurrency
     balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point
-                     farthest from the chord between the ends of the Pareto front, both axes logarithmic. It
-                     begins at the concurrency of min-latency and ends at max-throughput, so it lies between them
+                     farthest from the chord between the ends of the Pareto front, both axes logarithmic
 
-``max_num_seqs`` of all DP ranks together and the client's concurrency are one number, as the recipes advise. A batch
-fits when the low end of the memory budget holds all its requests at full length, so nothing that is recommended
-preempts.
+A batch fits when the low end of the memory budget holds all its requests at full length, so no plan preempts.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ from planner.planning.search.candidate import (
     Rejected,
     best_first,
     odds_words,
-    without_replay,
 )
 from planner.planning.search.serving_line import for_users
 from planner.planning.search.space import Choices, Objective, why_not
@@ -49,7 +45,7 @@ def rank_by_goal(choices: Choices) -> Ranking:
         candidates = best_first([with_figures(objective, candidates[0]), *candidates[1:]], objective.goal)
     rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
     best = (with_figures(objective, for_users(choices.space, objective, one)) for one in candidates[:1])
-    kept = (*best, *map(without_replay, candidates[1:]))
+    kept = (*best, *(one.without_replay() for one in candidates[1:]))
     return Ranking(choices.profile, choices.version, kept, tuple(rejected))
 
 
@@ -63,32 +59,27 @@ def with_figures(objective: Objective, candidate: Candidate) -> Candidate:
 
 def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Iterator[Candidate]:
     """Yield the engine at each concurrency that is worth considering."""
-    objective, ranks = choices.objective, args.data_parallel_size
-    given = choices.space.args.max_num_seqs
+    objective, ranks, given = choices.objective, args.data_parallel_size, choices.space.args.max_num_seqs
+    wanted = given or objective.wanted_batch
+    least = defaults.LATENCY_CONCURRENCY if objective.goal == "balanced" else 1
     try:
         largest = min(choices.largest_batch(resolved, args) * ranks, defaults.MAX_NUM_SEQS)
         if largest < 1:
             choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
             return
-        wanted = given or objective.wanted_batch
-        batches = _worth_trying(objective, largest) if wanted is None else (wanted,) if wanted <= largest else ()
-        if not batches:
+        if wanted and wanted > largest:
             reason = f"holds {largest} requests of this length at once, {wanted} are asked for"
             choices.reject_args(resolved, args, reason)
-        for batch in batches:
+            return
+        usual = {batch for batch in defaults.GOAL_BATCHES if least <= batch < largest}
+        for batch in (wanted,) if wanted else sorted(usual | {largest}):
             deployment = choices.deployed(resolved, replace(args, max_num_seqs=given or ceil(batch / ranks)))
             yield Candidate(resolved, deployment, at_concurrency(deployment, objective.load, batch))
     except PlannerError as error:
         choices.reject_args(resolved, args, error.cause)
 
 
-def _worth_trying(objective: Objective, largest: int) -> Sequence[int]:
-    least = defaults.LATENCY_CONCURRENCY if objective.goal == "balanced" else 1
-    return sorted({batch for batch in defaults.GOAL_BATCHES if least <= batch < largest} | {largest})
-
-
 def _replayed(choices: Choices, candidates: Sequence[Candidate]) -> Iterator[Candidate]:
-    """Yield the best candidates of the best engines with their replay, the others as they are."""
     most, each = defaults.COARSE_FINALISTS if choices.space.coarse else defaults.FINALISTS
     engines = dict.fromkeys((bool(candidate.config.drafted_tok), candidate.engine) for candidate in candidates)
     of_both = ([engine for drafts, engine in engines if drafts is wanted][:most] for wanted in (False, True))
@@ -104,11 +95,9 @@ def _replayed(choices: Choices, candidates: Sequence[Candidate]) -> Iterator[Can
 def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterator[Rejected]:
     """Yield the best of each engine that lost, against the winner."""
     merit = Merit.among(candidates, objective.goal)
-    seen = {winner.engine for winner in candidates[:1]}
+    best_of = {candidate.engine: candidate for candidate in reversed(candidates)}
     for candidate in candidates[1:]:
-        if candidate.engine in seen:
-            continue
-        seen.add(candidate.engine)
-        behind = merit.odds(objective.load, candidates[0], candidate)
-        reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {odds_words(behind)}"
-        yield Rejected.of(candidate, reason, behind)
+        if best_of[candidate.engine] is candidate:
+            behind = merit.odds(objective.load, candidates[0], candidate)
+            reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {odds_words(behind)}"
+            yield Rejected.of(candidate, reason, behind)

@@ -1,18 +1,13 @@
 """The cheapest servers that meet latency targets under a load, and how much one of them carries.
 
-The cost of a plan is its GPUs: those of one server times the servers that share the load, spares included. A *family*
-is all engines that differ in ``max_num_batched_tokens`` and ``max_num_seqs`` only. Bounds say how many servers a family
-needs at least. Families are taken in that order, and an engine that could still be cheaper than the best so far is
-challenged with one replay at the load that it would have to carry. Without a load the cheapest plan is the one that
-carries most requests per second and GPU.
-
-Ties in cost go to the plan with the most slack; with ``min-latency`` to the one with the least mean E2EL, and with
-``max-throughput`` to the one with most output tokens/s per GPU at its largest load under the targets.
+A *family* is all engines that differ in ``max_num_batched_tokens`` and ``max_num_seqs`` only. Families are taken by
+their bounds on the cost in GPUs; an engine that could be cheaper than the best is replayed at the load it would carry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil, floor, inf, log
@@ -64,40 +59,31 @@ class RankedEngine:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of one server."""
         return self.deployment.config.num_gpus
-
-    @property
-    def num_batched_tok(self) -> int:
-        return self.deployment.config.max_num_batched_tokens
 
     def servers(self, objective: Objective, *, at_least: bool) -> int:
         """Servers that the load needs at least, or by the closed form."""
-        each = self.most if at_least else self._expected
+        each = self.load_of(at_least=at_least)
         return max(ceil((objective.value or 0.0) / each - 1e-9), 1) if each > 0 else 10**9
+
+    def load_of(self, *, at_least: bool) -> float:
+        """Load of one server at most, or by the closed form."""
+        return self.most if at_least else min(self.most, self.guess, self.queued)
 
     def cost(self, choices: Choices, *, at_least: bool) -> float:
         """GPUs, spares included; without a load GPUs for each unit of it."""
         objective = choices.objective
         if objective.value is None:
-            return choices.gpus_each(self.num_gpus) / max(self.most if at_least else self._expected, 1e-12)
+            return choices.gpus_each(self.num_gpus) / max(self.load_of(at_least=at_least), 1e-12)
         return self.num_gpus * (self.servers(objective, at_least=at_least) + objective.spares)
-
-    @property
-    def _expected(self) -> float:
-        return min(self.most, self.guess, self.queued)
 
 
 def rank_by_targets(choices: Choices) -> Ranking:
     """Rank the plans that meet the targets, cheapest first; name the closest one where none does."""
-    search = _Search(choices)
-    search.run()
-    return search.ranking()
+    return _Search(choices).ranking()
 
 
 class _Search:
-    """The search of one GPU."""
-
     def __init__(self, choices: Choices) -> None:
         self.choices, self.objective, self.load = choices, choices.objective, choices.objective.load
         self.classes, self.coarse = choices.objective.classes, choices.space.coarse
@@ -111,27 +97,22 @@ class _Search:
         self._usual: dict[Slo, float] = {}  # expected over predicted, about as engines of this GPU need
 
     def cost(self, candidate: Candidate) -> float:
-        """GPUs, spares included; without a load GPUs for each unit of it."""
         if self.objective.value is None and candidate.load:
             return self.choices.gpus_each(candidate.config.num_gpus) / candidate.load.value
         return candidate.num_gpus + self.objective.spares * candidate.config.num_gpus
 
     @property
     def best_cost(self) -> float:
-        """Cost of the cheapest plan so far."""
         return min(map(self.cost, self.plans), default=inf)
 
     def run(self) -> None:
-        """Take families in the order of their closed-form cost; pass over those that cannot be cheaper.
-
-        Ties go to the one that carries most: it has the most slack.
-        """
+        """Take families in the order of their closed-form cost, of equal ones the one that carries most."""
 
         def order(family: RankedEngine) -> tuple[float, int, float]:
             return family.cost(self.choices, at_least=False), family.num_gpus, -family.guess
 
+        margin, profile = defaults.OPTIMISM[self.exactly], self.choices.profile.id
         families = sorted(self._families(), key=order)
-        profile = self.choices.profile.id
         for outline in progress.each(families, lambda family: f"{profile}: {family.resolved.resolved}"):
             family: RankedEngine | None = outline
             if self._may_be_better(outline):
@@ -140,18 +121,12 @@ class _Search:
                     self._search_family(family)
                     continue
             if family:
+                proved = family.most < family.guess * margin or self.objective.by == "concurrency"
+                judged = "" if proved else f" ({margin - 1:.0%} above the closed form, a margin by judgement)"
                 least = self._cost_words(family.cost(self.choices, at_least=True))
                 best = self._cost_words(self.best_cost)
-                against = "" if least == best else f", against {best}"
-                self._reject(family, f"{least} {self._at_best(family)}{against}")
+                self._reject(family, f"{least} at best{judged}" + ("" if least == best else f", against {best}"))
         self.choices.rejected += self.choices.left_out()
-
-    def _at_best(self, family: RankedEngine) -> str:
-        """'at best' for a proved bound, else the assumed margin, in words."""
-        margin = defaults.OPTIMISM[self.exactly]
-        if family.most < family.guess * margin or self.objective.by == "concurrency":
-            return "at best"
-        return f"at best ({margin - 1:.0%} above the closed form, a margin by judgement)"
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
         """Whether it may be cheaper; an equal cost is of interest while there are few plans.
@@ -217,16 +192,22 @@ class _Search:
         most_tok = max(budget or own_tok for budget in budgets)
         one = replace(one, max_num_batched_tokens=most_tok)
         lone = RankedEngine(resolved, one, choices.deployed(resolved, one), 0.0)
-        if missed := self._missed_alone(lone):
-            self._reject(lone, f"misses {missed} even with one request at a time on the server")
-            return None
+        with suppress(InputError):  # the largest token budget and one request need not fit together
+            least = None if args.pipeline_parallel_size > 1 else alone(lone.deployment, self.objective)
+            if least and not least.meets:
+                self.hopeless.append((least.excess, lone))
+                self._reject(lone, f"misses {least.binding} even with one request at a time on the server")
+                return None
         small = replace(args, max_num_batched_tokens=min(budgets, key=lambda b: b or inf))
-        largest_batch = choices.largest_batch(resolved, small)
-        relaxed = replace(args, max_num_batched_tokens=most_tok, max_num_seqs=largest_batch)
+        relaxed = replace(args, max_num_batched_tokens=most_tok, max_num_seqs=choices.largest_batch(resolved, small))
         return self._bounded(resolved, args, choices.deployed(resolved, relaxed))
 
     def _bounded(self, resolved: ResolvedModel, args: EngineArgs, deployment: Deployment) -> RankedEngine:
-        """A family with bounds for all members: its ``deployment`` has the largest of all settings."""
+        """A family with bounds for all members: its ``deployment`` has the largest of all settings.
+
+        Its most promising budget comes first, within TOLERANCE by the closed form: under a TPOT the advised one, then
+        large ones; else small ones, where short prompts pass long ones.
+        """
         objective, load = self.objective, self.load
         usual, full = usual_doubt(deployment, load), Steady.of(deployment, load).doubt
         family = RankedEngine(resolved, args, deployment, usual=usual, full=full)
@@ -238,35 +219,22 @@ class _Search:
             if len(self.classes) > 1:
                 carried = max(self._most(self._loads(member.deployment, usual)) for member in members)
             most = min(rate_bound(deployment, objective, most), carried * defaults.OPTIMISM[self.exactly])
-        members.sort(key=lambda member: self._less_promising(member, args))
-        budgets = {member.num_batched_tok: member.args for member in reversed(members)}
+
+        def promise(member: RankedEngine) -> tuple[float, bool, int]:
+            """Sort key; larger is tried later."""
+            like, tok = (
+                -round(log(max(member.guess, 1e-12)) / TOLERANCE),
+                member.deployment.config.max_num_batched_tokens,
+            )
+            if any(slo.metric == "tpot" for slo in objective.slos):
+                return like, member.args.max_num_batched_tokens != args.max_num_batched_tokens, -tok
+            return like, False, tok
+
+        members.sort(key=promise)
+        budgets = {one.deployment.config.max_num_batched_tokens: one.args for one in reversed(members)}
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
         queued = max(member.queued for member in members)
         return replace(family, most=most, guess=guess, queued=queued, budgets=best_first)
-
-    def _less_promising(self, member: RankedEngine, args: EngineArgs) -> tuple[float, bool, int]:
-        """Sort key; larger is tried later. Budgets within TOLERANCE by the closed form are ties.
-
-        Under a TPOT the advised budget comes first, then large ones, which take several prompts at once; else small
-        ones, which let short prompts pass long ones.
-        """
-        like = -round(log(max(member.guess, 1e-12)) / TOLERANCE)
-        if any(slo.metric == "tpot" for slo in self.objective.slos):
-            return like, member.args.max_num_batched_tokens != args.max_num_batched_tokens, -member.num_batched_tok
-        return like, False, member.num_batched_tok
-
-    def _missed_alone(self, engine: RankedEngine) -> str | None:
-        """The target that even single requests miss; None where they meet all, or are no bound."""
-        if engine.deployment.config.pipeline_parallel_size > 1:
-            return None
-        try:
-            least = alone(engine.deployment, self.objective)
-        except InputError:  # the largest token budget and one request need not fit together
-            return None
-        if least.meets:
-            return None
-        self.hopeless.append((least.excess, engine))
-        return least.binding
 
     def _budgets(self, args: EngineArgs) -> list[int | None]:
         """Token budgets to search: the one that is asked for or advised first, or else vLLM's own."""
@@ -276,7 +244,6 @@ class _Search:
         return list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
 
     def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
-        """Yield ``args`` with each token budget, and ``batch`` as far as the budget has a token for each."""
         for budget in self._budgets(args):
             yield replace(args, max_num_batched_tokens=budget, max_num_seqs=min(batch, budget or batch))
 
@@ -291,7 +258,6 @@ class _Search:
         return RankedEngine(resolved, args, deployment, most, guess, family.usual, family.full, queued)
 
     def _loads(self, deployment: Deployment, doubt: Uncertainty | None) -> list[float]:
-        """Closed-form load of a server for each class alone."""
         by, confidence = self.objective.by, self.objective.confidence
         return [
             closed_form_load(deployment, load, slos, by, confidence=confidence, doubt=doubt)
@@ -347,8 +313,12 @@ class _Search:
             why = f"misses {closest.binding}" if closest else refused
             self._reject(family, f"{why} at {self._cost_words(self.best_cost)}" if self.plans else why)
 
+    def _enough(self, member: RankedEngine, tried: int) -> bool:
+        if self.best_cost < inf:
+            return self.load.recorded is not None and tried >= defaults.MEMBERS_OF_A_TRACE
+        return tried >= defaults.MEMBERS_WITHOUT_REUSE and not self._meets_cold(member)
+
     def _members(self, family: RankedEngine) -> Iterator[EngineArgs]:
-        """Yield token budgets x batches, the largest batch first."""
         asked = self.choices.space.args.max_num_seqs
         for budget in family.budgets:
             args = replace(family.args, max_num_batched_tokens=budget)
@@ -361,32 +331,28 @@ class _Search:
                 if 1 <= batch <= most and (budget is None or budget >= batch):
                     yield replace(args, max_num_seqs=batch)
 
-    def _enough(self, member: RankedEngine, tried: int) -> bool:
-        """Whether no other member of a family is tried, after so many have missed a target."""
-        if self.best_cost < inf:
-            return self.load.recorded is not None and tried >= defaults.MEMBERS_OF_A_TRACE
-        return tried >= defaults.MEMBERS_WITHOUT_REUSE and not self._meets_cold(member)
-
     def _slower_than(self, engine: RankedEngine) -> ServedLoad | None:
-        """The load with which a like engine missed a target, whose usual steps are no longer than those of this one.
-
-        None where prompts share prefixes: the hits depend on the size of the cache.
-        """
-        if self.load.reused:
-            return None
+        """The load with which a like engine of no longer steps missed a target; None for shared prefixes."""
         least = self._least_load(engine) * (1 + 1e-9)
-        for other, load in self.missed:
-            if load.value <= least and self._surely_missed(engine, other, load) and _no_faster(engine, other, load):
-                return load
-        return None
+        missed = () if self.load.reused else self.missed
+        return next(
+            (load for other, load in missed if load.value <= least and self._no_faster(engine, other, load)), None
+        )
 
-    def _surely_missed(self, engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
-        """Whether ``load`` is so much too much for the ``other`` that being better known does not help ``engine``."""
+    def _no_faster(self, engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
+        """Whether ``other`` missed by far under ``load``, in steps that differ in time alone, and took no longer."""
+        one, two, replay = engine.deployment.config, other.deployment.config, load.replay
         worst = max(load.readings, key=lambda reading: reading.excess, default=None)
-        if worst is None or not engine.usual or not other.usual:
+        names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_batched_tokens")
+        alike = all(getattr(one, name) == getattr(two, name) for name in names) and one.max_num_seqs <= two.max_num_seqs
+        if worst is None or not (alike and engine.usual and other.usual) or replay.kv_cache_usage_peak > defaults.ROOMY:
             return False
-        mine, its = (one.usual.upper(worst.slo.key, self.objective.confidence) for one in (engine, other) if one.usual)
-        return worst.excess * min(mine / its, 1.0) > defaults.FAR_OFF
+        mine, its = (usual.upper(worst.slo.key, self.objective.confidence) for usual in (engine.usual, other.usual))
+        if worst.excess * min(mine / its, 1.0) <= defaults.FAR_OFF:  # being better known may help
+            return False
+        batches = [batch for batch in (replay.prefill_batch, replay.decode_batch) if batch is not None]
+        steps_s = ([each.deployment.timer.step_s(batch) for each in (engine, other)] for batch in batches)
+        return all(mine_s >= its_s * (1 - defaults.SAME_STEP) for mine_s, its_s in steps_s)
 
     def _least_load(self, engine: RankedEngine) -> float:
         """Load that one server has to carry to be of interest; 0 while anything is."""
@@ -404,28 +370,29 @@ class _Search:
 
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         """The engine at the least cost that meets the targets, if that is below the best; and the last failure."""
-        if self.objective.value is None:
+        load, value = self.load, self.objective.value
+        if value is None:
             return self._most_carried(engine)
-        fewest = engine.servers(self.objective, at_least=True)
-        cap = self._most_of_interest(engine)
+        fewest, cap = engine.servers(self.objective, at_least=True), self._most_of_interest(engine)
         if cap == inf and not self._meets_cold(engine):  # more servers find less, down to nothing
             cap = fewest
-        if cap < fewest or fewest > self._most_servers:
+        # one server for each request of a trace; drawn requests stand for any number
+        if cap < fewest or fewest > (load.count if load.unsendable and not load.drawn else inf):
             return None, None
         start = int(min(max(engine.servers(self.objective, at_least=False), fewest), cap))
         share = cache(lambda count: self._share(engine, count))
-        if cap == inf and not share(start).meets and (hopeless := self._missed_idle(engine, start, share)):
-            return None, hopeless
-        count, load, failed = fewest_servers(share, fewest, start, cap)
-        if count is None or load is None:
+        if cap == inf and not load.unsendable and not share(start).meets:
+            each = idle_load(engine.deployment, load, self.objective.by)
+            idle = share(max(2 * ceil(value / each), start))  # as far as ``fewest_servers`` goes
+            if not idle.meets:
+                return None, idle
+        count, met, failed = fewest_servers(share, fewest, start, cap)
+        if count is None or met is None:
             return None, failed
-        return replace(self._candidate(engine, load, count), too_much=failed), failed
+        return replace(self._candidate(engine, met, count), too_much=failed), failed
 
     def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
-        """Predict one of ``servers``: to first order, and where the targets are met so, exactly.
-
-        Of a long trace the last requests, and where those meet the targets all of them.
-        """
+        """Predict one of ``servers``: to first order, and where that meets the targets exactly, with all of a trace."""
         objective = self.objective
         load = share_of(engine.deployment, objective, servers, whole=False)
         more = self.load.unsendable and not self.load.drawn and len(load.replay.sent_s) == defaults.TRACE_PROMPTS
@@ -435,29 +402,8 @@ class _Search:
             load = against(load.prediction, objective.slos, objective.confidence)
         return load
 
-    @property
-    def _most_servers(self) -> float:
-        """One for each request of a trace; drawn requests stand for any number."""
-        return self.load.count if self.load.unsendable and not self.load.drawn else inf
-
-    def _missed_idle(
-        self, engine: RankedEngine, start: int, share: Callable[[int], ServedLoad]
-    ) -> ServedLoad | None:  # fmt: skip
-        """The load of so many servers that they idle, ``start`` at least, if it misses a target: more do not help.
-
-        None for a trace: the hits of servers depend on how many they are.
-        """
-        if self.objective.value is None or self.load.unsendable:
-            return None
-        each = idle_load(engine.deployment, self.load, self.objective.by)
-        load = share(max(2 * ceil(self.objective.value / each), start))  # as far as ``fewest_servers`` goes
-        return None if load.meets else load
-
     def _meets_cold(self, engine: RankedEngine) -> bool:
-        """Whether a server that idles and has seen none of the prompts meets the targets: the limit of many servers.
-
-        A prefix-aware router keeps what servers have seen together, however many there are.
-        """
+        """Whether an idle server that has seen none of the prompts meets the targets: the limit of many servers."""
         key = engine.resolved.resolved, replace(engine.args, max_num_seqs=None)  # nothing waits for a place
         if key not in self._cold:
             requests, objective = self.load.recorded, self.objective
@@ -499,7 +445,7 @@ class _Search:
     # ------------------------------------------------------------------ the answer
 
     def ranking(self) -> Ranking:
-        """The plans, cheapest first; ties go to the one with most slack, the least latency or the most throughput."""
+        self.run()
         goal, rejected = self.objective.goal, self.choices.rejected
 
         def order(candidate: Candidate) -> tuple[float, float]:
@@ -564,32 +510,10 @@ class _Search:
         return f"{cost:,.0f} GPU{'s' if cost != 1 else ''}"
 
 
-def _no_faster(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
-    """Whether the ``other``, which missed a target under ``load``, differs in the time of its steps alone, and took no
-    longer for them."""
-    one, two, replay = engine.deployment.config, other.deployment.config, load.replay
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_batched_tokens")
-    alike = all(getattr(one, name) == getattr(two, name) for name in names) and one.max_num_seqs <= two.max_num_seqs
-    if not alike or replay.kv_cache_usage_peak > defaults.ROOMY:
-        return False
-    batches = [batch for batch in (replay.prefill_batch, replay.decode_batch) if batch is not None]
-    mine, its = ([each.deployment.timer.step_s(batch) for batch in batches] for each in (engine, other))
-    return all(mine_s >= its_s * (1 - defaults.SAME_STEP) for mine_s, its_s in zip(mine, its, strict=True))
-
-
-def _decodes_alone(engine: RankedEngine, load: ServedLoad) -> float:
-    """Share of the mean TPOT under ``load`` that steps without a prompt would make up."""
-    batch, tpot_s = load.replay.decode_batch, load.replay.tpot_s
-    if batch is None or not len(tpot_s):
-        return 1.0
-    return engine.deployment.timer.step_s(batch) / engine.deployment.tokens_per_step / float(tpot_s.mean())
-
-
 def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
     """Whether ``engine`` serves ``load`` no better than ``other`` of its family, which is more promising.
 
-    It serves a load that misses a target in the same steps where none of these came near the limits of either. And
-    where the TPOT decides, and not for the prompts in the steps, how these are cut moves it little.
+    It takes the same steps where none came near the limits of either. A TPOT of steps without prompts hardly moves.
     """
     one, two, replay = engine.deployment.config, other.deployment.config, load.replay
     budgets = {one.max_num_batched_tokens, two.max_num_batched_tokens}
@@ -598,15 +522,15 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
         and (len(budgets) == 1 or replay.most_step_tok < min(budgets))
         and replay.kv_cache_usage_peak < defaults.ROOMY
     )
-    if same and load.sent.recorded is not None and len(budgets) == 1:
+    if same and (not load.meets or (load.sent.recorded is not None and len(budgets) == 1)):
         return True  # a trace takes long to replay: an engine that serves it in the same steps is no alternative
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
-    behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf
-    decides = (
-        worst is not None
-        and worst.slo.metric == "tpot"
-        and (load.bound_by in ("", str(worst.slo)) if load.meets else worst.excess * behind > defaults.FAR_OFF)
-        and (len(budgets) == 1 or _decodes_alone(other, load) > defaults.LONG_STEPS)
-    )
     pipelined = one.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
-    return (same and not load.meets) or (decides and replay.most_seqs < one.max_num_seqs and not pipelined)
+    if worst is None or worst.slo.metric != "tpot" or pipelined or replay.most_seqs >= one.max_num_seqs:
+        return False
+    if len(budgets) > 1 and replay.decode_batch is not None and len(replay.tpot_s):
+        step_s = other.deployment.timer.step_s(replay.decode_batch) / other.deployment.tokens_per_step
+        if step_s <= defaults.LONG_STEPS * float(replay.tpot_s.mean()):
+            return False
+    behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf
+    return load.bound_by in ("", str(worst.slo)) if load.meets else worst.excess * behind > defaults.FAR_OFF

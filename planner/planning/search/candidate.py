@@ -50,12 +50,10 @@ class Rejected:
 
     @classmethod
     def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
-        dtypes: dict[str, Any] = {
-            "weight_dtype": resolved.model.quantization.weight_dtype,
-            "kv_cache_dtype": args.kv_cache_dtype,
-        }
-        settings = args.settings("axes") | dtypes | args.settings("batch")
-        return cls(profile.id, resolved.resolved, reason=reason, speculative_config=args.speculative_config, **settings)
+        settings: dict[str, Any] = args.settings("axes") | args.settings("batch")
+        settings |= {"weight_dtype": resolved.model.quantization.weight_dtype, "kv_cache_dtype": args.kv_cache_dtype}
+        settings["speculative_config"] = args.speculative_config
+        return cls(profile.id, resolved.resolved, reason=reason, **settings)
 
 
 @dataclass(frozen=True)
@@ -89,12 +87,10 @@ class Candidate:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of all servers that carry the load, spares left out."""
         return self.servers * self.config.num_gpus
 
     @property
     def tok_per_s_per_gpu(self) -> float:
-        """Output tokens per second and GPU."""
         if self.figures:
             return float(self.figures["output_throughput_per_gpu"])
         if self.load:
@@ -103,7 +99,6 @@ class Candidate:
 
     @property
     def tok_per_s_per_user(self) -> float:
-        """Output tokens per second of one request."""
         if self.figures:
             return float(self.figures["output_throughput_per_user"])
         return self.estimate.tok_per_s_per_user
@@ -113,6 +108,10 @@ class Candidate:
         if self.load and not self.figures:
             return float(self.load.replay.e2el_s.mean())
         return self.figures["mean_e2el_ms"] * MS if self.figures else self.estimate.e2el_s
+
+    def without_replay(self) -> Candidate:
+        """A copy without the replay behind its figures, which is large."""
+        return replace(self, prediction=None)
 
     def uncertainty(self, load: Load) -> Uncertainty:
         """The uncertainty of its figures under ``load``, by the closed form."""
@@ -192,7 +191,6 @@ class Merit:
         return self.per_user * log(figures["output_throughput_per_user"]) + self.per_gpu * per_gpu
 
     def of_candidate(self, candidate: Candidate) -> float:
-        """Return its logarithm for a candidate."""
         return self.of(
             {
                 "mean_e2el_ms": candidate.e2el_s / MS,
@@ -238,8 +236,3 @@ def best_first(candidates: Iterable[Candidate], goal: Goal) -> list[Candidate]:
     candidates = list(candidates)
     merit = Merit.among(candidates, goal)
     return sorted(candidates, key=lambda c: (-merit.of_candidate(c), c.config.num_gpus, c.config.max_num_seqs))
-
-
-def without_replay(candidate: Candidate) -> Candidate:
-    """The candidate without the replay behind its figures, which is large."""
-    return replace(candidate, prediction=None)

@@ -6,16 +6,14 @@
     TPOT = decode steps alone, no prompt is ever among them
     transfer = KV bytes of the prompt on one rank / bytes per second of one GPU's link or network adapter
 
-Prefill servers are replayed with prompts that ask for one token; decode servers with prompts of which all but the last
-block is there already. The KV cache leaves when the prefill is done; engines that send layer by layer while they
-compute do better. A link is taken at its line rate unless a rate is given, so the transfer takes at least that long.
-
-Targets are those of TTFT and TPOT, both. How one of E2EL divides over the two sides is not known.
+Prefill servers are replayed with prompts that ask for one token, decode servers with prompts that are cached but for
+the last block. The KV cache leaves when the prefill is done. Links run at their line rate unless a rate is given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, inf
 from typing import Any, Literal
@@ -53,7 +51,6 @@ class Side:
 
     @property
     def num_gpus(self) -> int:
-        """(Logical) GPUs of one server."""
         return self.deployment.config.num_gpus
 
     @property
@@ -115,7 +112,6 @@ class Disaggregated:
 
     @property
     def num_gpus(self) -> int:
-        """(Logical) GPUs, spares included."""
         return self.least_gpus + self.spares * (self.prefill.num_gpus + self.decode.num_gpus)
 
     @property
@@ -126,21 +122,22 @@ class Disaggregated:
     def launches(self, decode_port: int) -> tuple[SideLaunch, SideLaunch]:
         """Both sides as they are started, with vLLM's NIXL connector; decode servers listen on ``decode_port``.
 
-        The connector takes no notice of ``kv_role``: the router decides which side is asked first (vLLM's page
-        "NixlConnector Usage Guide"). Raises IllegalPlanError for versions without it.
+        The router decides which side is asked first, not ``kv_role`` (vLLM's page "NixlConnector Usage Guide").
+        Raises IllegalPlanError for versions without it.
         """
-        return (
-            self._launch("prefill", self.prefill, self.prefill_servers, PREFILL_PORT),
-            self._launch("decode", self.decode, self.decode_servers, decode_port),
+        sides: tuple[tuple[Literal["prefill", "decode"], Side, int, int], ...] = (
+            ("prefill", self.prefill, self.prefill_servers, PREFILL_PORT),
+            ("decode", self.decode, self.decode_servers, decode_port),
         )
-
-    def _launch(self, role: Literal["prefill", "decode"], side: Side, servers: int, port: int) -> SideLaunch:
-        config, recipe = side.deployment.config, recipe_of(side.deployment)
-        _check_connector(config.version)
-        extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
-        words = serve_argv(config, self.model, host=EVERYWHERE, port=port, extra=extra)
-        env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
-        return SideLaunch(role, servers + self.spares, side.num_gpus, tuple(words), env)
+        launches = []
+        for role, side, servers, port in sides:
+            config, recipe = side.deployment.config, recipe_of(side.deployment)
+            _check_connector(config.version)
+            extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
+            words = serve_argv(config, self.model, host=EVERYWHERE, port=port, extra=extra)
+            env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
+            launches.append(SideLaunch(role, servers + self.spares, side.num_gpus, tuple(words), env))
+        return launches[0], launches[1]
 
     @property
     def wins(self) -> bool:
@@ -180,8 +177,8 @@ class Apart:
 def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | NotDivided:
     """Plan disaggregated serving beside ``candidate``, for the same load at the same confidence.
 
-    ``most``: requests per second that one of its servers carries, None where no more than its share is known. Without
-    a load: on ``gpus`` GPUs, with as many requests as servers that do both carry there.
+    ``most``: requests per second that one of its servers carries, None where only its share is known. Without a load:
+    for as many requests as servers that do both carry on ``gpus`` GPUs.
     """
     objective, load, profile = search.objective, candidate.load, candidate.profile
     assert load is not None
@@ -207,50 +204,41 @@ def disaggregate(
     """Plan prefill and decode servers with the settings of ``candidate``, at the sizes that carry most per GPU.
 
     ``aggregated`` is the largest load of one server that does both, ``rate`` the requests per second to carry.
-    ``transfer_bytes_per_s``: of one GPU; None: the profile's link where all fits into a node, else its network.
-    Raises InputError for targets that are not planned for.
+    ``transfer_bytes_per_s``: of one GPU; None: the profile's link within a node, else its network.
     """
     profile = candidate.profile
     if profile.partition is None:
         profile = profile.with_node(search.space.node_size(profile))
     _check_targets(search.objective.targets)
     sizes = _Sizes(search, candidate, profile, rate)
+    division: Disaggregated | NotDivided = NotDivided(profile, "no decode server meets the targets")
     try:
         decode = sizes.decode()
         if decode is None:
-            return NotDivided(profile, "no decode server meets the targets")
-        division: Disaggregated | NotDivided | None = None
+            return division
         fits_node = decode.servers_for(rate) * decode.num_gpus < profile.gpus_per_node
         for within_node in (True, False) if fits_node else (False,):
-            bytes_per_s, over = transfer_rate(profile, within_node, transfer_bytes_per_s)
-            division = _with_transfer(sizes, decode, Transfer(0.0, bytes_per_s, over), rate, aggregated)
+            transfer = Transfer(0.0, *transfer_rate(profile, within_node, transfer_bytes_per_s))
+            division = sizes.division(decode, transfer, aggregated)
             if transfer_bytes_per_s or isinstance(division, NotDivided) or division.num_gpus <= profile.gpus_per_node:
-                return division
+                break
     except PlannerError as error:
         return NotDivided(profile, error.cause)
-    assert division is not None
     return division
 
 
 def check_apart(search: Search) -> None:
-    """Raise InputError for a load, targets or GPUs without disaggregated plans.
-
-    And IllegalPlanError for a version that cannot launch them.
-    """
+    """Raise InputError for a load, targets or GPUs without disaggregated plans, IllegalPlanError for such a version."""
     space, objective = search.space, search.objective
     if objective.targets is None:
         raise InputError("disaggregated serving is planned for targets", hint="add --ttft and --tpot, each in ms")
     _check_targets(objective.targets)
     if objective.load.recorded is not None or objective.by != "rate":
-        raise InputError(
-            "disaggregated serving is planned for requests per second of given lengths",
-            hint="give --request-rate and lengths, not --trace, --class, a workload of turns or --max-concurrency",
-        )
+        hint = "give --request-rate and lengths, not --trace, --class, a workload of turns or --max-concurrency"
+        raise InputError("disaggregated serving is planned for requests per second of given lengths", hint=hint)
     if space.coarse:
-        raise InputError(
-            f"disaggregated serving is not planned among {len(space.gpus)} types of GPUs",
-            hint=f"name at most {defaults.FEW_GPUS} --gpu",
-        )
+        cause = f"disaggregated serving is not planned among {len(space.gpus)} types of GPUs"
+        raise InputError(cause, hint=f"name at most {defaults.FEW_GPUS} --gpu")
     for serving in space.servings:
         if serving.engine_version is not None:
             _check_connector(serving.engine_version)
@@ -279,20 +267,14 @@ def cheapest_apart(plans: Iterable[Plan], apart: Iterable[Apart]) -> Apart | Non
 
 
 def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:
-    """Bytes per second from one GPU to another, and the link. Raises InputError where that is not known.
-
-    On a mesh a pair of GPUs shares one link.
-    """
+    """Bytes per second from one GPU to another, on a mesh by one link, and its name. Raises InputError if unknown."""
+    links = profile.interconnect
     if given_bytes_per_s:
         return given_bytes_per_s, "--kv-transfer-gb-per-s"
-    links = profile.interconnect
-    if within_node:
-        link = links.link_bandwidth if links.kind == "xgmi-mesh" else links.bandwidth
-        link = link or links.host_bandwidth
-        if link and links.kind != "none":
-            return link.base, f"{links.kind} link"
-    elif links.network_bandwidth:
-        return links.network_bandwidth.base, "network"
+    link = links.link_bandwidth if links.kind == "xgmi-mesh" else links.bandwidth
+    link = (link or links.host_bandwidth if links.kind != "none" else None) if within_node else links.network_bandwidth
+    if link:
+        return link.base, f"{links.kind} link" if within_node else "network"
     what = "link between GPUs" if within_node else "network between nodes"
     state = "pass --kv-transfer-gb-per-s to planner fleet" if within_node else "pass --network-gb-per-s"
     raise InputError(f"the bandwidth of the {what} of {profile.id} is unknown: {state}", hint="of one GPU, in GB/s")
@@ -315,36 +297,7 @@ def best_division(prefill: Side, decode: Side, gpus: int) -> tuple[int, int, flo
     return best
 
 
-def _with_transfer(
-    sizes: _Sizes, decode: Side, transfer: Transfer, rate: float, aggregated: ServedLoad
-) -> Disaggregated | NotDivided:
-    """The plan over one way of transfer."""
-    side = sizes.prefill(decode, transfer)
-    if side is None:
-        return NotDivided(sizes.profile, "no prefill server meets the TTFT target once the transfer is added")
-    prefill, transfer = side
-    both = max(ceil(rate / aggregated.value - ROUNDING), 0)
-    gpus = both * sizes.candidate.config.num_gpus
-    return Disaggregated(
-        profile=sizes.profile,
-        model=served_name(sizes.candidate.resolved),
-        prefill=prefill,
-        decode=decode,
-        transfer=transfer,
-        prefill_servers=prefill.servers_for(rate),
-        decode_servers=decode.servers_for(rate),
-        spares=sizes.search.objective.spares,
-        ttft_ms=prefill.expected_ms("ttft") + transfer.time_s / MS + decode.expected_ms("ttft"),
-        tpot_ms=decode.expected_ms("tpot"),
-        aggregated_gpus=gpus,
-        aggregated_rate=both * aggregated.value,
-        disaggregated_rate=best_division(prefill, decode, gpus)[2],
-    )
-
-
 class _Sizes:
-    """The engine of a candidate at every tensor-parallel size of one GPU type."""
-
     def __init__(self, search: Search, candidate: Candidate, profile: GpuProfile, rate: float) -> None:
         self.search, self.candidate, self.profile, self.rate = search, candidate, profile, rate
         self.load, self.slos = search.objective.load, search.objective.slos
@@ -356,8 +309,37 @@ class _Sizes:
             replace(slo, limit_ms=slo.limit_ms * defaults.DECODE_SHARE) if slo.metric == "ttft" else slo
             for slo in self.slos
         )
-        computed = replace(self.load, prefix_cache_hit_rate=1.0)  # its prefill was done elsewhere
-        return self._best(computed, slos, enable_prefix_caching=True)
+        computed, best = replace(self.load, prefix_cache_hit_rate=1.0), None  # its prefill was done elsewhere
+        for deployment, bound in self._by_bound(computed, enable_prefix_caching=True):
+            if best is None or bound / deployment.config.num_gpus > best.rate_per_gpu:
+                largest = self._largest(deployment, computed, slos, bound)
+                side = Side(deployment, largest) if largest else None
+                best = side if side and (best is None or side.rate_per_gpu > best.rate_per_gpu) else best
+        return best
+
+    def division(self, decode: Side, transfer: Transfer, aggregated: ServedLoad) -> Disaggregated | NotDivided:
+        """The plan over one way of transfer."""
+        found = self.prefill(decode, transfer)
+        if found is None:
+            return NotDivided(self.profile, "no prefill server meets the TTFT target once the transfer is added")
+        prefill, transfer = found
+        both = max(ceil(self.rate / aggregated.value - ROUNDING), 0)
+        gpus = both * self.candidate.config.num_gpus
+        return Disaggregated(
+            profile=self.profile,
+            model=served_name(self.candidate.resolved),
+            prefill=prefill,
+            decode=decode,
+            transfer=transfer,
+            prefill_servers=prefill.servers_for(self.rate),
+            decode_servers=decode.servers_for(self.rate),
+            spares=self.search.objective.spares,
+            ttft_ms=prefill.expected_ms("ttft") + transfer.time_s / MS + decode.expected_ms("ttft"),
+            tpot_ms=decode.expected_ms("tpot"),
+            aggregated_gpus=gpus,
+            aggregated_rate=both * aggregated.value,
+            disaggregated_rate=best_division(prefill, decode, gpus)[2],
+        )
 
     def prefill(self, decode: Side, transfer: Transfer) -> tuple[Side, Transfer] | None:
         """The prefill server that carries most on each GPU: prompts that ask for one token, and leave again."""
@@ -379,46 +361,29 @@ class _Sizes:
                 best = side, sent
         return best
 
-    def _best(self, load: Load, slos: tuple[Slo, ...], **changes: Any) -> Side | None:
-        best: Side | None = None
-        for deployment, bound in self._by_bound(load, **changes):
-            if best is None or bound / deployment.config.num_gpus > best.rate_per_gpu:
-                largest = self._largest(deployment, load, slos, bound)
-                if largest and (best is None or largest.value / deployment.config.num_gpus > best.rate_per_gpu):
-                    best = Side(deployment, largest)
-        return best
-
     def _by_bound(self, load: Load, **changes: Any) -> list[tuple[Deployment, float]]:
         """Each size with the rate of full batches, the most promising per GPU first."""
         bounds = [(one, steady_rate(one, load, confidence=self.confidence)) for one in self._engines(**changes)]
         return sorted(bounds, key=lambda pair: -pair[1] / pair[0].config.num_gpus)
 
     def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...], bound: float) -> ServedLoad | None:
-        """The largest load of one of at least as many servers as the ``bound`` on it asks for."""
         load = replace(self.search.objective, load=load).dealt(max(ceil(self.rate / bound - ROUNDING), 1))
         return Capacity(deployment, load, Targets(slos, confidence=self.confidence)).largest()
 
     def _engines(self, **changes: Any) -> Iterator[Deployment]:
         """Yield the engine at every size that holds the load's requests, with the largest batch that it holds."""
-        config, resolved = self.candidate.config, self.candidate.resolved
-        serving = next(one for one in self.search.space.servings if one.profile.id == self.profile.id)
-        choices = Choices(self.search.space, self.search.objective, serving.changed(profile=self.profile))
+        config, resolved, space = self.candidate.config, self.candidate.resolved, self.search.space
+        serving = next(one for one in space.servings if one.profile.id == self.profile.id)
+        choices = Choices(space, self.search.objective, serving.changed(profile=self.profile))
+        kept = {name: getattr(config, name) for name in ("max_num_batched_tokens", "max_model_len")}
+        kept |= {"kv_cache_dtype": config.kv_cache_dtype_flag or "auto", **changes}
         for size in choices.tensor_parallel_sizes(resolved.model):
-            args = replace(
-                self.search.space.args,
-                tensor_parallel_size=size,
-                enable_expert_parallel=config.enable_expert_parallel and size > 1,
-                kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=config.max_model_len,
-                **changes,
-            )
-            try:
+            experts = config.enable_expert_parallel and size > 1
+            args = replace(space.args, tensor_parallel_size=size, enable_expert_parallel=experts, **kept)
+            with suppress(IllegalPlanError):  # a size that cuts a quantisation block, or something similar
                 batch = min(choices.largest_batch(resolved, args), config.max_num_batched_tokens)
                 if batch >= 1:
                     yield choices.deployed(resolved, replace(args, max_num_seqs=batch))
-            except IllegalPlanError:  # a size that cuts a quantisation block, or something similar
-                continue
 
 
 def _check_connector(version: EngineVersion) -> None:

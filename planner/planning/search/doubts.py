@@ -1,20 +1,15 @@
-"""Answers whose size is suspicious: what decides them, and what would change them.
+"""Answers whose size is suspicious: what decides them, and what would change them::
 
-A practitioner doubts these at first sight, however right the search is::
-
-    confidence   more than TIMES as many GPUs as the expected value (even odds) takes
-    idle         more than TIMES as many servers as there are requests in flight
-    wait         a first token that comes after more than WAIT_S on average
-    odds         targets that even odds miss under any number of servers, or meet where the answer is no
-
-The last one makes an answer a no: ``Doubt.refutes``.
+confidence   more than TIMES as many GPUs as the expected value (even odds) takes
+idle         more than TIMES as many servers as there are requests in flight
+wait         a first token that comes after more than WAIT_S on average
+odds         targets that even odds miss, which refutes the answer, or meet where the answer is no
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
 from typing import Literal
 
@@ -69,7 +64,7 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
 
 
 def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
-    """The doubt where no plan meets the targets with ``confidence``, but the expected value of the closest one does."""
+    """The doubt where no plan meets the targets with ``confidence``, but the expected value of the closest does."""
     closest = ranking.closest
     if closest is None or closest.load is None or not closest.load.stable or confidence <= EVEN:
         return None
@@ -99,26 +94,20 @@ def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:
 
 def doubts_about_comparison(comparison: Comparison) -> Iterator[Doubt]:
     """Yield the GPUs on which requests wait too long, each at the smallest load where they do."""
-    points = sorted(comparison.points, key=lambda point: (point.gpu, point.load))
-    for gpu, group in groupby(points, key=lambda point: point.gpu):
-        for point in group:
-            first = point.latency_ms("mean_ttft_ms")
-            if first is None or first.mid * MS <= WAIT_S:
-                continue
+    seen: set[str] = set()
+    for point in sorted(comparison.points, key=lambda point: (point.gpu, point.load)):
+        first = point.latency_ms("mean_ttft_ms")
+        if first and first.mid * MS > WAIT_S and point.gpu not in seen:
+            seen.add(point.gpu)
             load = f"at {point.load:,g} {load_words('rate' if point.workload.open else 'concurrency')} "
             change = "fewer requests, or more GPUs (--packages), would shorten it"
-            yield _wait(gpu, first.mid * MS, point.bound_by, change, load)
-            break
+            yield _wait(point.gpu, first.mid * MS, point.bound_by, change, load)
 
 
 def met_limits(readings: Sequence[Reading]) -> str:
     """Flags with limits that are met, for the targets that are missed; empty where none is."""
-    return " ".join(_met_limit(reading) for reading in readings if not reading.met)
-
-
-def _met_limit(reading: Reading) -> str:
-    slo, least_ms = reading.slo, ceil(reading.expected_ms)
-    return f"{slo.metric}={least_ms} of --class {slo.group}" if slo.group else f"--{slo.metric} {least_ms}"
+    missed = ((one.slo.metric, ceil(one.expected_ms), one.slo.group) for one in readings if not one.met)
+    return " ".join(f"{name}={ms} of --class {group}" if group else f"--{name} {ms}" for name, ms, group in missed)
 
 
 def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> Doubt:
@@ -136,24 +125,26 @@ def _about_sizes(objective: Objective, candidate: Candidate, service: Service, g
     even, now = rungs.get(EVEN), rungs.get(service.confidence)
     if even is None or now is None:
         return
+    tightest = max(service.targets, key=lambda target: target.expected_ms / target.limit_ms)
+    interval = f"the interval of {service.bound_by or tightest.slo}"
     if not even.largest_load:
-        yield _refuted(gpu, service.confidence, targets_in_words(objective.slos))
+        yield _refuted(gpu, objective)
     elif objective.value is None:
         if now.largest_load and even.largest_load > TIMES * now.largest_load:
             ratio, unit = even.largest_load / now.largest_load, service.load_unit
             said = f"one server carries {now.largest_load:,.3g} {unit}, the expected value is {ratio:,.1f} times that"
-            yield Doubt("confidence", gpu, f"{said}: {_interval(service)} decides", f"--confidence {EVEN:g} takes it")
+            yield Doubt("confidence", gpu, f"{said}: {interval} decides", f"--confidence {EVEN:g} takes it")
     elif even.total_gpus and now.total_gpus and now.total_gpus > TIMES * even.total_gpus:
         servers = even.total_gpus // candidate.config.num_gpus - objective.spares
         readings = share_of(candidate.deployment, objective, servers).readings
-        yield _too_many(gpu, now.total_gpus, even.total_gpus, _interval(service), met_limits(readings))
+        yield _too_many(gpu, now.total_gpus, even.total_gpus, interval, met_limits(readings))
 
 
 def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
     objective, even = fleets.search.objective, fleet.by_confidence[0]
     gpu = " + ".join(rented.profile.id for rented in fleet.rented)
     if even.gpus is None:
-        yield _refuted(gpu, objective.confidence, targets_in_words(objective.slos))
+        yield _refuted(gpu, objective)
     elif fleet.gpus > TIMES * even.gpus:
         pool, looser = fleet.busiest, ""
         if len(fleet.pools) == 1:
@@ -165,17 +156,13 @@ def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
         yield _too_many(gpu, fleet.gpus, even.gpus, interval, looser)
 
 
-def _interval(service: Service) -> str:
-    tightest = max(service.targets, key=lambda target: target.expected_ms / target.limit_ms)
-    return f"the interval of {service.bound_by or tightest.slo}"
-
-
 def _too_many(gpu: str, now: int, even: int, interval: str, looser: str) -> Doubt:
     said = f"{now:,} GPUs are {now / even:,.1f} times the {even:,} of the expected value: {interval} decides"
     options = " or ".join(filter(None, (looser, f"--confidence {EVEN:g}")))
     return Doubt("confidence", gpu, said, f"{options} would take {even:,}, and a measured run narrows it")
 
 
-def _refuted(gpu: str, confidence: float, targets: str) -> Doubt:
-    said = f"the expected value misses {targets}; only {confidence:.0%} confidence is asked for"
+def _refuted(gpu: str, objective: Objective) -> Doubt:
+    asked = f"only {objective.confidence:.0%} confidence is asked for"
+    said = f"the expected value misses {targets_in_words(objective.slos)}; {asked}"
     return Doubt("odds", gpu, said, "looser targets, or another GPU, would meet them", refutes=True)

@@ -1,9 +1,7 @@
 """Fleets: the cheapest servers of each type of GPU, and of a mix, with their cost and power.
 
-For every GPU and class of requests the search finds the engines that carry the load on the fewest GPUs, spares
-included. Each is then tried on the other classes. A mixed-integer programme (``mix``) picks how many of each to rent.
-Several classes get servers of their own, or every server takes all classes: the cheaper of the two shapes. Cost spans
-from the cheapest offer to the dearest. Power is that of the boards of everything that is rented.
+The engines that carry each class on the fewest GPUs are tried on the other classes; ``mix`` picks how many of each to
+rent. Classes get servers of their own or share all servers, whichever is cheaper. Power is that of all boards rented.
 """
 
 from __future__ import annotations
@@ -59,7 +57,6 @@ class Kind:
 
     @property
     def deployment(self) -> Deployment:
-        """The engine with its memory and its timing."""
         return self.candidate.deployment
 
     @property
@@ -68,7 +65,6 @@ class Kind:
 
     @property
     def num_gpus(self) -> int:
-        """(Logical) GPUs of one server."""
         return self.candidate.config.num_gpus
 
     @property
@@ -106,12 +102,10 @@ class Rented:
 
     @property
     def nodes(self) -> int:
-        """Nodes that they fill, the last one perhaps in part."""
         return ceil(self.gpus / max(self.profile.gpus_per_node // self.profile.parts, 1))
 
     @property
     def usd_per_h(self) -> Span | None:
-        """Rent per hour."""
         return self.price.usd_per_h.times(self.gpus * self.profile.parts) if self.price else None
 
     @property
@@ -152,17 +146,14 @@ class Fleet:
 
     @property
     def servers(self) -> int:
-        """Servers, spares included."""
         return sum(pool.servers for pool in self.pools) + sum(count for _, count in self.spares)
 
     @property
     def gpus(self) -> int:
-        """Whole GPUs that are paid for."""
         return sum(rented.gpus for rented in self.rented)
 
     @property
     def nodes(self) -> int:
-        """Nodes, of all types together."""
         return sum(rented.nodes for rented in self.rented)
 
     def utilisation(self, pool: Pool) -> float:
@@ -177,7 +168,6 @@ class Fleet:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of servers in use, each once."""
         return tuple({pool.kind.candidate.config: pool.kind for pool in self.pools}.values())
 
     @property
@@ -188,12 +178,10 @@ class Fleet:
 
     @cached_property
     def usd_per_h(self) -> Span | None:
-        """Rent per hour; None where a price is not known."""
         return _usd(self.rented)
 
     @property
     def request_rate(self) -> float:
-        """Requests per second that are asked for."""
         return sum(demand.request_rate for demand in self.solver.demands) / (1 + self.solver.headroom)
 
     @property
@@ -204,12 +192,10 @@ class Fleet:
 
     @property
     def output_tok_per_s(self) -> float:
-        """Output tokens per second that are asked for."""
         return sum(demand.output_tok_per_s for demand in self.solver.demands) / (1 + self.solver.headroom)
 
     @property
     def output_tok_per_day(self) -> float:
-        """Output tokens per day at the asked load."""
         return self.output_tok_per_s * DAY_S
 
     @property
@@ -225,16 +211,9 @@ class Fleet:
 
     def weight(self, minimise: Minimised) -> float:
         """The quantity that is minimised; infinite where it is not known."""
-        if minimise == "gpus":
-            return self.gpus
-        if minimise == "watts":
-            return self.power_w or inf
-        return self.usd_per_h.mid if self.usd_per_h else inf
-
-    @property
-    def usd_per_gpu(self) -> float | None:
-        """Mean rent of a whole GPU and hour."""
-        return self.usd_per_h.mid / self.gpus if self.usd_per_h else None
+        weights = {"gpus": self.gpus, "watts": self.power_w, "usd": self.usd_per_h.mid if self.usd_per_h else None}
+        known = weights[minimise]
+        return inf if known is None else known
 
     # ------------------------------------------------------------------ other confidences and routers
 
@@ -314,7 +293,9 @@ class Fleet:
         if pool is None or not pool.demand.reused:
             return {}
         routers = ROUTERS if pool.servers > 1 else (self.solver.search.objective.router,)
-        return {router: pool.kind.servers.replay_with(router).cached_share for router in routers}
+        candidate, load = pool.kind.candidate, pool.kind.servers.objective.load
+        shares = {router: load.share_of(candidate.servers, router, defaults.TRACE_PROMPTS) for router in routers}
+        return {router: candidate.deployment.replay(share).cached_share for router, share in shares.items()}
 
     @cached_property
     def offloading(self) -> Offloading | None:
@@ -379,7 +360,6 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
 
 
 def _largest(search: Search, terms: Terms) -> Fleets:
-    """Of each GPU the fleet that carries most with the stock, the largest load first."""
     fleets: list[Fleet] = []
     refused: list[NoServer] = []
     for ranking in search.run():
@@ -407,8 +387,6 @@ def times(load: Load, factor: float) -> Load:
 
 
 class _Solver:
-    """Fleets of one shape: a pool for each of ``demands``, headroom included."""
-
     def __init__(self, search: Search, terms: Terms, demands: tuple[Load, ...]) -> None:
         self.search, self.terms, self.demands = search, terms, demands
         self.objectives = [replace(search.objective, load=one, targets=self._targets(one)) for one in demands]
@@ -416,12 +394,9 @@ class _Solver:
 
     def _targets(self, demand: Load) -> Targets:
         """The targets of servers that serve one class, or all classes together."""
-        targets, names = (
-            self.search.objective.targets or Targets(),
-            {c.name for c in self.search.objective.load.classes},
-        )
-        slos = targets.slos
-        if demand.name in names and any(slo.group for slo in slos):
+        asked = self.search.objective
+        targets, slos = asked.targets or Targets(), asked.slos
+        if demand.name in {one.name for one in asked.load.classes} and any(slo.group for slo in slos):
             slos = tuple(replace(slo, group="") for slo in slos if slo.group in ("", demand.name))
         return replace(targets, slos=slos, by="rate", value=demand.request_rate)
 
@@ -451,7 +426,6 @@ class _Solver:
         return single, self._fleet(known, minimise) if mixes else None, minimise, refused
 
     def sized(self, pool: Pool) -> Servers:
-        """The servers of a pool, for its class."""
         objective = self.objectives[pool.place]
         candidate = pool.kind.candidate
         if pool.kind.servers.objective is objective:
@@ -464,19 +438,16 @@ class _Solver:
         """The cheapest engines of one GPU for each class, with the largest load of each class on one server."""
         engines: dict[EngineConfig, tuple[Servers, dict[int, ServedLoad | None]]] = {}
         most = defaults.FLEET_ENGINES if len(rankings) == 1 else defaults.CLASS_ENGINES
-        for c, (objective, ranking) in enumerate(zip(self.objectives, rankings, strict=True)):
+        for place, (objective, ranking) in enumerate(zip(self.objectives, rankings, strict=True)):
             for candidate in ranking.candidates[:most]:
                 servers = Servers(self.search.space, objective, candidate)
                 _, loads = engines.setdefault(candidate.config, (servers, {}))
                 # of shared prefixes it is the load of so many servers
-                loads[c] = candidate.load if objective.load.reused else servers.most or candidate.load
-        return [
-            Kind(
-                servers,
-                tuple(loads[c] if c in loads else self._carried(servers.candidate, c) for c in range(len(rankings))),
-            )
-            for servers, loads in engines.values()
-        ]
+                loads[place] = candidate.load if objective.load.reused else servers.most or candidate.load
+        for servers, loads in engines.values():
+            for place in set(range(len(rankings))) - loads.keys():
+                loads[place] = self._carried(servers.candidate, place)
+        return [Kind(servers, tuple(loads[place] for place in sorted(loads))) for servers, loads in engines.values()]
 
     def _carried(self, candidate: Candidate, place: int) -> ServedLoad | None:
         """Largest load of another class on one server; None where it misses the targets, or holds no request."""
@@ -487,7 +458,6 @@ class _Solver:
         return Capacity(deployment, objective.load, objective.targets or Targets()).largest()
 
     def _fleet(self, kinds: Sequence[Kind], minimise: Minimised) -> Fleet | None:
-        """The cheapest fleet of these kinds; None where they do not carry every class."""
         mix, rented = self.solved(kinds, minimise, [kind.capacity for kind in kinds])
         if mix is None:
             return None
@@ -504,32 +474,27 @@ class _Solver:
         self, kinds: Sequence[Kind], minimise: Minimised, capacities: Sequence[tuple[float, ...]]
     ) -> tuple[Mix | None, tuple[Rented, ...]]:
         """The cheapest mix of ``kinds`` with these capacities, and the GPUs that are rented for it."""
-        profiles = list({kind.profile.id: kind.profile for kind in kinds}.values())
-        places = {profile.id: index for index, profile in enumerate(profiles)}
-        rents = [self._rent(profile, minimise) for profile in profiles]
-        offers = [
-            Offer(places[kind.profile.id], kind.num_gpus, capacity)
-            for kind, capacity in zip(kinds, capacities, strict=True)
-        ]
+        profiles = {kind.profile.id: kind.profile for kind in kinds}
+        prices = {name: price_of(profile, self.search.space.prices) for name, profile in profiles.items()}
+        places, rents = {name: place for place, name in enumerate(profiles)}, list[Rent]()
+        for name, profile in profiles.items():
+            gpus = profile.gpus_per_node if self.terms.rent == "node" else profile.parts
+            price, stock = prices[name], self.terms.stock.get(name, self.terms.stock.get(profile.whole, inf))
+            weight = {
+                "gpus": gpus / profile.parts,
+                "watts": (power_w(profile) or 0.0) * gpus,
+                "usd": price.usd_per_h.mid * gpus if price else inf,
+            }[minimise]
+            rents.append(Rent(weight, gpus, stock if stock == inf else stock * profile.parts // gpus))
+        pairs = zip(kinds, capacities, strict=True)
+        offers = [Offer(places[kind.profile.id], kind.num_gpus, capacity) for kind, capacity in pairs]
         mix = cheapest_mix([one.request_rate for one in self.demands], offers, rents, self.search.objective.spares)
         rented = tuple(
-            Rented(profile, price_of(profile, self.search.space.prices), units * rent.gpus // profile.parts)
-            for profile, rent, units in zip(profiles, rents, mix.units if mix else (), strict=bool(mix))
+            Rented(profile, prices[profile.id], units * rent.gpus // profile.parts)
+            for profile, rent, units in zip(profiles.values(), rents, mix.units if mix else (), strict=bool(mix))
             if units
         )
         return mix, rented
-
-    def _rent(self, profile: GpuProfile, minimise: Minimised) -> Rent:
-        """The unit that is rented of one type of GPU, with its weight in what is minimised."""
-        gpus = profile.gpus_per_node if self.terms.rent == "node" else profile.parts
-        price = price_of(profile, self.search.space.prices)
-        weight = {
-            "gpus": gpus / profile.parts,
-            "watts": (power_w(profile) or 0.0) * gpus,
-            "usd": price.usd_per_h.mid * gpus if price else inf,
-        }[minimise]
-        stock = self.terms.stock.get(profile.id, self.terms.stock.get(profile.whole, inf))
-        return Rent(weight, gpus, stock if stock == inf else stock * profile.parts // gpus)
 
     def _why_none(self, kinds: Sequence[Kind], rankings: Sequence[Ranking]) -> str:
         if not kinds:
@@ -550,12 +515,9 @@ def _answer(
     minimise: Minimised,
     refused: Iterable[NoServer],
 ) -> Fleets:
-    """The fleets in their order; a mix that is no better than the best of one GPU is dropped.
-
-    A GPU without a price counts at the mean of the others.
-    """
+    """The fleets in their order, a GPU without a price at the mean of the others; a mix only where it is better."""
     single = list(single)
-    usd = fmean([fleet.usd_per_gpu for fleet in single if fleet.usd_per_gpu is not None] or [1.0])
+    usd = fmean([fleet.usd_per_h.mid / fleet.gpus for fleet in single if fleet.usd_per_h] or [1.0])
 
     def weight(fleet: Fleet) -> float:
         known = fleet.weight(minimise)
@@ -568,7 +530,6 @@ def _answer(
 
 
 def _better(one: Fleets, other: Fleets) -> Fleets:
-    """For each GPU keep the cheaper fleet; on a tie keep ``one``'s."""
     minimise = one.minimised
     by_gpu: dict[str, Fleet] = {}
     for fleet in (*one.single, *other.single):
@@ -583,7 +544,4 @@ def _better(one: Fleets, other: Fleets) -> Fleets:
 
 def _usd(rented: Sequence[Rented]) -> Span | None:
     spans = [part.usd_per_h for part in rented]
-    if any(span is None for span in spans):
-        return None
-    known = [span for span in spans if span]
-    return Span(sum(s.low for s in known), sum(s.mid for s in known), sum(s.high for s in known))
+    return None if None in spans else Span.sum(filter(None, spans))

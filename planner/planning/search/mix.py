@@ -62,10 +62,7 @@ class Mix:
 
 
 def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence[Rent], spares: int = 0) -> Mix | None:
-    """The cheapest mix that carries every load; None where there is none.
-
-    ``loads``: requests per second of each class, headroom included; ``spares`` of each kind that is used.
-    """
+    """The cheapest mix that carries every load (requests per second); None where there is none."""
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     classes, kinds, types = len(loads), len(offers), len(rents)
@@ -109,10 +106,13 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
         return None
     whole = [round(value) for value in found.x]
     servers = tuple(tuple(whole[c * kinds : (c + 1) * kinds]) for c in range(classes))
-    in_use = [any(row[k] for row in servers) for k in range(kinds)]
-    units = tuple(ceil(_gpus(offers, servers, spares, g) / rent.gpus) for g, rent in enumerate(rents))
+    counts = [sum(row[k] for row in servers) for k in range(kinds)]
+    spared = tuple(spares if count else 0 for count in counts)
+    gpus = [offer.gpus * (count + more) for offer, count, more in zip(offers, counts, spared, strict=True)]
+    of_type = [sum(n for n, offer in zip(gpus, offers, strict=True) if offer.gpu == g) for g in range(types)]
+    units = tuple(ceil(total / rent.gpus) for total, rent in zip(of_type, rents, strict=True))
     total = sum(count * rent.price for count, rent in zip(units, rents, strict=True))
-    return Mix(servers, tuple(spares * busy for busy in in_use), units, total, found.status == 0)
+    return Mix(servers, spared, units, total, found.status == 0)
 
 
 def _interruptible(solve: Callable[[], Any]) -> Any:
@@ -127,13 +127,3 @@ def _interruptible(solve: Callable[[], Any]) -> Any:
 
     Thread(target=run, daemon=True).start()
     return answer.result()
-
-
-def _gpus(offers: Sequence[Offer], servers: Sequence[Sequence[int]], spares: int, gpu: int) -> int:
-    """GPUs of one type that all servers take, spares included."""
-    total = 0
-    for k, offer in enumerate(offers):
-        count = sum(row[k] for row in servers)
-        if offer.gpu == gpu and count:
-            total += offer.gpus * (count + spares)
-    return total

@@ -1,13 +1,10 @@
-"""Which single run of a benchmark narrows a decision most, and what it is expected to be worth.
+"""The single run of a benchmark that narrows a decision most, and what it is expected to be worth.
 
-A run tells the logarithm of a figure up to its noise. What is then left of the variance of another one, the figure that
-binds (conditional normal distribution)::
+A run tells the logarithm of a figure up to its noise. What is then left of the variance of the figure that binds::
 
     var(binds | run) = var(binds) - cov(run, binds)^2 / (var(run) + noise(run)^2)
 
-A target is kept with confidence c where its limit is z(c) deviations away. With a deviation that is smaller by a factor
-f that room is f z(c) of today's deviations, which is today's room at the confidence Phi(f z(c)): what is expected after
-the run is what that confidence takes today. It is an expectation: a run also moves the middle, one way or the other.
+With a deviation smaller by a factor f, confidence c takes what today takes the confidence Phi(f z(c)), as expected.
 """
 
 from __future__ import annotations
@@ -48,32 +45,18 @@ class NextRun:
 
 
 def next_run(deployment: Deployment, load: ServedLoad) -> NextRun | None:
-    """The run that narrows the bottleneck of ``load`` most: at its own load, one at a time or with full batches.
-
-    None where no run tells enough.
-    """
+    """The run that narrows the bottleneck of ``load`` most, at its own load or another; None: none tells enough."""
     served = UncertaintyOfReplay(deployment, load.sent, load.replay, queue_reacts=False)
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     key = "output_throughput" if worst is None or load.bound_by == THROUGHPUT else worst.slo.key
     of_class = worst.slo.group if worst and key == worst.slo.key else ""
     doubt = served.among(of_class) if of_class else served
     binds, noise = doubt.spread(key), doubt.noise(key)
-    before = sqrt(binds.variance + noise**2)
-    found = (
-        [
-            NextRun(
-                workload,
-                own,
-                duration_s,
-                figure,
-                sqrt(left(binds, doubt.spread(figure), doubt.noise(figure)) + noise**2) / before,
-            )
-            for workload, own, duration_s, figures, doubt in _runs(deployment, load, served)
-            for figure in figures
-        ]
-        if before
-        else []
-    )
+    before, found = sqrt(binds.variance + noise**2), list[NextRun]()
+    for sent, own, duration_s, figures, of_run in _runs(deployment, load, served) if before else ():
+        for figure in figures:
+            after = sqrt(left(binds, of_run.spread(figure), of_run.noise(figure)) + noise**2)
+            found.append(NextRun(sent, own, duration_s, figure, after / before))
     best = min(found, key=lambda run: run.factor * (1.0 if run.own else SAME), default=None)
     return best if best and best.factor < WORTH else None
 

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, replace
+from functools import partial
 from math import ceil, inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from planner.engine import (
-    EVERYWHERE,
-    LOOPBACK,
-    Image,
-    Layout,
-    Recipe,
-    bench_serve_argv,
-    docker_args,
-    flag_status,
-    image_for,
-    known_issues,
-    options_version,
-    recipe_for,
-    serve_argv,
-    visible_devices,
-)
+from planner import engine
 from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
@@ -38,19 +25,18 @@ from planner.planning.plan import (
     PlannedClass,
     PlannedOffloading,
     PlannedRun,
-    PlannedRung,
     PlannedTarget,
     PlannedTrace,
     PlannedWorkload,
     Service,
     Unaided,
 )
-from planner.planning.predict import THROUGHPUT, Prediction, Reading, ServedLoad
+from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking, odds_words
 from planner.planning.search.servers import Rung, Servers
 from planner.planning.search.serving_line import for_users
 from planner.planning.search.space import Objective, Space
-from planner.simulator import Replay, statistic_ms
+from planner.simulator import statistic_ms
 from planner.units import GB, GIB, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
 
@@ -61,12 +47,11 @@ def assemble(
     ranking: Ranking,
     candidate: Candidate,
     *,
-    image: Image | None = None,
+    image: engine.Image | None = None,
     load: Load | None = None,
 ) -> Plan:
-    """Return the plan for ``candidate``.
+    """Return the plan for ``candidate``, with an ``image`` that is built instead of pulled, or under another ``load``.
 
-    ``image`` is one that is built, not pulled; ``load`` another load than the one that was searched for.
     Raises IllegalPlanError where no image of the version is known for the GPU.
     """
     best = candidate is ranking.best
@@ -75,23 +60,22 @@ def assemble(
         candidate = for_users(space, objective, candidate)
     deployment, config, profile = candidate.deployment, candidate.config, candidate.profile
     model = served_name(candidate.resolved)
-    image = image or image_for(profile, config.version)
+    image = image or engine.image_for(profile, config.version)
     sender = _Sender(model, deployment, image)
-    prediction: Prediction | None = None
-    service: Service | None = None
-    asked: tuple[Load, ...] = ()
+    prediction, service, asked = None, None, tuple[Load, ...]()
     if load is None:
         servers = Servers(space, objective, candidate)
         prediction, asked, load = candidate.prediction, objective.load.classes, servers.benchmark()
         if candidate.load and objective.targets:
             service = _service(servers, sender, best=best)
-    prediction = prediction or _predicted(objective, candidate, load)
+    prediction = prediction or _benchmarked(objective, candidate, load)
     classes = tuple(sender.of_classes(asked, prediction, load))
     if classes:
         load = replace(load, num_prompts=sum(one.workload.num_prompts for one in classes))
-    recipe = recipe_of(deployment)
+    recipe, network = recipe_of(deployment), profile.interconnect.network_bandwidth
     # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
-    host = EVERYWHERE if image.name else LOOPBACK
+    host = engine.EVERYWHERE if image.name else engine.LOOPBACK
+    figures = {key: value for key, value in prediction.result.items() if value is not None}
     return Plan(
         gpu=profile.id,
         num_gpus=config.num_gpus,
@@ -102,19 +86,19 @@ def assemble(
         gated=candidate.resolved.model.gated,
         engine_version=str(config.version),
         gpus_per_node=space.node_size(profile),
-        network_gb_per_s=_network_gb_per_s(deployment),
+        network_gb_per_s=network.base / GB if network and deployment.covariates["nodes"] else None,
         platform=profile.platform,
         image=image.name,
         image_source=image.source,
-        env={**recipe.env, **config.env, **visible_devices(profile, config.num_gpus)},
-        docker_args=tuple(docker_args(profile, config.num_gpus)) if image.name else (),
-        serve_argv=tuple(serve_argv(config, model, host=host, extra=recipe.flags)),
+        env={**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)},
+        docker_args=tuple(engine.docker_args(profile, config.num_gpus)) if image.name else (),
+        serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
         benchmark_line=_benchmark_line(candidate, load, model, host, recipe),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
         workload=PlannedWorkload.of(load),
         service=service,
-        predicted=_figures(prediction),
+        predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
         why=tuple(_why(space, objective, ranking, candidate, place, recipe)),
@@ -122,7 +106,19 @@ def assemble(
     )
 
 
-def _benchmark_line(candidate: Candidate, load: Load, model: str, host: str, recipe: Recipe) -> BenchmarkLine | None:
+def _benchmarked(objective: Objective, candidate: Candidate, load: Load) -> Prediction:
+    """The prediction of the benchmark of ``load``, from the replay of the search if that sent the same."""
+    searched, own = candidate.load, {one.name for one in load.classes if one.limits_ms}
+    of_all = (slo for slo in objective.slos if slo.group not in own and slo.metric in OF_A_REQUEST)
+    goodput: dict[str, float] = {slo.metric: slo.limit_ms for slo in of_all} if load.classes else {}
+    if searched and searched.whole and searched.sent == load:
+        return searched.prediction.reported(defaults.PERCENTILES, goodput)
+    return Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES, goodput=goodput)
+
+
+def _benchmark_line(
+    candidate: Candidate, load: Load, model: str, host: str, recipe: engine.Recipe
+) -> BenchmarkLine | None:
     """The launch that was searched, with its replay of the benchmark; None where the serving line is the same."""
     searched = candidate.searched
     if searched is None or searched.config == candidate.config:
@@ -130,29 +126,26 @@ def _benchmark_line(candidate: Candidate, load: Load, model: str, host: str, rec
     replayed = Prediction.of(searched.deployment, load)
     return BenchmarkLine(
         **{name: getattr(searched.config, name) for name in ("max_model_len", "max_num_seqs", "enable_prefix_caching")},
-        serve_argv=tuple(serve_argv(searched.config, model, host=host, extra=recipe.flags)),
+        serve_argv=tuple(engine.serve_argv(searched.config, model, host=host, extra=recipe.flags)),
         output_throughput_per_gpu=replayed.rates["output_throughput_per_gpu"],
         mean_e2el_ms=replayed.figures["mean_e2el_ms"],
     )
 
 
 class _Sender:
-    """The clients that benchmark one server."""
-
-    def __init__(self, model: str, deployment: Deployment, image: Image) -> None:
+    def __init__(self, model: str, deployment: Deployment, image: engine.Image) -> None:
         self.model, self.deployment, self.image = model, deployment, image
 
     def argv(self, load: Load, priority: int = 0) -> tuple[str, ...]:
         """The line of ``vllm bench serve`` that sends ``load``."""
-        platform = self.deployment.profile.platform
-        version = options_version(self.deployment.config.version, platform, self.image.name)
-        words = bench_serve_argv(
-            load, self.model, version, percentiles=defaults.PERCENTILES, platform=platform, priority=priority
+        platform, percentiles = self.deployment.profile.platform, defaults.PERCENTILES
+        version = engine.options_version(self.deployment.config.version, platform, self.image.name)
+        words = engine.bench_serve_argv(
+            load, self.model, version, percentiles=percentiles, platform=platform, priority=priority
         )
         return tuple(words)
 
     def of_classes(self, asked: Sequence[Load], prediction: Prediction, load: Load) -> Iterator[PlannedClass]:
-        """Yield each class with the client that sends it, and its figures."""
         sent = benchmarks(load.classes, load.num_prompts, seed=load.seed, burstiness=load.burstiness) if asked else ()
         for one, of_it, figures in zip(asked, sent, prediction.classes, strict=True):
             yield PlannedClass(
@@ -166,31 +159,6 @@ class _Sender:
             )
 
 
-def _predicted(objective: Objective, candidate: Candidate, load: Load) -> Prediction:
-    """The prediction of the benchmark of ``load``, from the replay of the search if that sent the same."""
-    searched = candidate.load
-    goodput: dict[str, float] = {}
-    if load.classes:
-        own = {one.name for one in load.classes if one.limits_ms}
-        of_all = (slo for slo in objective.slos if slo.group not in own and slo.metric in OF_A_REQUEST)
-        goodput = {slo.metric: slo.limit_ms for slo in of_all}
-    if searched and searched.whole and searched.sent == load:
-        return searched.prediction.reported(defaults.PERCENTILES, goodput)
-    return Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES, goodput=goodput)
-
-
-def _figures(prediction: Prediction) -> dict[str, Any]:
-    """The keys of the benchmark's result file, and the two rates that plans are compared by, with their intervals."""
-    rates = prediction.with_intervals(prediction.rates)
-    return {**{key: value for key, value in prediction.result.items() if value is not None}, **rates}
-
-
-def _network_gb_per_s(deployment: Deployment) -> float | None:
-    """Inter-node bandwidth per GPU, GB/s; None on one node."""
-    network = deployment.profile.interconnect.network_bandwidth
-    return network.base / GB if network and deployment.covariates["nodes"] else None
-
-
 def served_name(resolved: ResolvedModel) -> str:
     """The model argument of ``vllm serve``: a hub id, or the absolute path of a folder."""
     if resolved.source != "path":
@@ -199,19 +167,12 @@ def served_name(resolved: ResolvedModel) -> str:
     return str(path if path.is_dir() else path.parent)
 
 
-def recipe_of(deployment: Deployment) -> Recipe:
-    """The flags and variables that the publishers of recipes set beside the plan's settings."""
+def recipe_of(deployment: Deployment) -> engine.Recipe:
     config = deployment.config
-    return recipe_for(
-        deployment.model,
-        deployment.profile,
-        config.version,
-        engine=config.engine,
-    )
+    return engine.recipe_for(deployment.model, deployment.profile, config.version, engine=config.engine)
 
 
 def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
-    """Bytes on each GPU, tokens and requests of one engine."""
     stage, budget = deployment.budget.binding, deployment.budget
     return {
         "memory_bytes": budget.memory_bytes,
@@ -233,7 +194,6 @@ def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
 
 
 def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
-    """Servers, load and cost; of the best plan with the sizes at other confidences."""
     space, objective, candidate = servers.space, servers.objective, servers.candidate
     load, profile, config, reused = candidate.load, candidate.profile, candidate.config, objective.load.reused
     assert load is not None
@@ -254,7 +214,7 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         output_tok_per_s = replace(objective.load, request_rate=whole).output_tok_per_s
     return Service(
         confidence=objective.confidence,
-        targets=tuple(map(_target, load.readings)),
+        targets=tuple(map(PlannedTarget.of, load.readings)),
         request_rate=whole if objective.by == "rate" else None,
         max_concurrency=round(whole) if objective.by == "concurrency" else None,
         load_asked=objective.value is not None,
@@ -281,15 +241,9 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=_offloading(servers) if best else None,
         gpus_with_margin=servers.with_margin if best else None,
-        ladder=tuple(_rung(rung, servers) for rung in rungs),
+        ladder=tuple(map(servers.planned, rungs)),
         measure_next=_next_run(servers, sender) if rungs else None,
     )
-
-
-def _rung(rung: Rung, servers: Servers) -> PlannedRung:
-    each = servers.candidate.config.num_gpus
-    gpus = (rung.servers + servers.objective.spares) * each if rung.servers else None
-    return PlannedRung(confidence=rung.confidence, largest_load=rung.largest_load, total_gpus=gpus)
 
 
 def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
@@ -310,7 +264,7 @@ def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
         duration_s=run.duration_s,
         figure=run.figure,
         deviation_factor=run.factor,
-        expected=_rung(then, servers),
+        expected=servers.planned(then),
     )
 
 
@@ -320,26 +274,9 @@ def _offloading(servers: Servers) -> PlannedOffloading | None:
     if bare is None or load is None:
         return None
     without, count = bare
-    return PlannedOffloading(
-        host_share=load.replay.host_share,
-        gpu_share=load.replay.cached_share - load.replay.host_share,
-        without=Unaided(
-            gpu_share=without.replay.cached_share,
-            targets=tuple(map(_target, without.readings)),
-            total_gpus=count and count * num_gpus,
-        ),
-    )
-
-
-def _target(reading: Reading) -> PlannedTarget:
-    return PlannedTarget(
-        metric=reading.slo.key,
-        limit_ms=reading.slo.limit_ms,
-        predicted_ms=reading.predicted_ms,
-        expected_ms=reading.expected_ms,
-        met=reading.met,
-        of_class=reading.slo.group,
-    )
+    targets, share = tuple(map(PlannedTarget.of, without.readings)), load.replay.host_share
+    unaided = Unaided(gpu_share=without.replay.cached_share, targets=targets, total_gpus=count and count * num_gpus)
+    return PlannedOffloading(host_share=share, gpu_share=load.replay.cached_share - share, without=unaided)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -362,11 +299,7 @@ def cost(plan: Plan, usd: float) -> tuple[float, float]:
 
 
 def plans_best_first(plans: Iterable[Plan], merit: Merit) -> list[Plan]:
-    """Plans of different GPUs in the order that ``order_words`` describes.
-
-    With targets: on a stock of GPUs by load; else by USD per hour for a unit of the load, without a price at the mean
-    of the others; with ``max-throughput`` by tokens/s per GPU under the targets. Without targets: by ``merit``.
-    """
+    """Plans of different GPUs in the order of ``order_words``; an unknown price is the mean of the others."""
     plans = list(plans)
     if any(plan.service is None for plan in plans):
         return sorted(plans, key=lambda plan: merit.of(plan.predicted), reverse=True)
@@ -402,7 +335,7 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
 
 
 def _why(
-    space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int, recipe: Recipe
+    space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int, recipe: engine.Recipe
 ) -> Iterator[str]:  # fmt: skip
     if winner.load:
         yield from _why_service(objective, winner, winner.load)
@@ -420,85 +353,81 @@ def _why(
 
 
 def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int) -> Iterator[str]:
-    merit = Merit.among(ranking.candidates, objective.goal)
+    merit, count = Merit.among(ranking.candidates, objective.goal), len(ranking.candidates)
     best = ranking.candidates[0] if ranking.candidates else winner
     among = "the best" if place == 1 else f"number {place}, behind {merit.words(best)},"
-    count = len(ranking.candidates)
     place_words = f"{among} of {count} settings that fit" if count > 1 else "the only setting that fits"
     yield f"{objective.goal}: {merit.words(winner)}, {place_words}"
-    of_layout: dict[Layout, Candidate] = {}  # the best with the winner's checkpoint; the ranking is best first
+    of_layout: dict[engine.Layout, Candidate] = {}  # the best with the winner's checkpoint; the ranking is best first
     for candidate in ranking.candidates:
         if candidate.resolved.resolved == winner.resolved.resolved:
-            of_layout.setdefault(Layout.of(candidate.config), candidate)
+            of_layout.setdefault(engine.Layout.of(candidate.config), candidate)
     for layout in sorted(of_layout, key=astuple):
-        if layout != Layout.of(winner.config):
+        if layout != engine.Layout.of(winner.config):
             behind = odds_words(merit.odds(objective.load, winner, of_layout[layout]))
             words = layout.flags if layout.num_gpus > 1 else "--tensor-parallel-size 1"
             yield f"{words} instead: {merit.words(of_layout[layout])}, {behind}"
     searched = winner.searched or winner
-    yield f"{searched.estimate.concurrency:,} requests in flight: {_why_batch(space, objective, searched)}"
-
-
-def _why_batch(space: Space, objective: Objective, winner: Candidate) -> str:
-    largest = int(winner.deployment.requests_held(space.planned_len(objective.load), pessimistic=True))
-    if space.args.max_num_seqs or objective.load.max_concurrency:
-        return "as asked for"
-    if objective.wanted_batch:
-        return "a small batch: the concurrency at which latency counts"
-    if winner.config.max_num_seqs >= 0.99 * largest:  # a smaller max_num_seqs frees memory for a few more
-        return "the largest batch whose requests all fit the KV cache at full length"
-    return f"up to {largest} would fit the KV cache"
+    largest = int(searched.deployment.requests_held(space.planned_len(objective.load), pessimistic=True))
+    reasons = {
+        "as asked for": space.args.max_num_seqs or objective.load.max_concurrency,
+        "a small batch: the concurrency at which latency counts": objective.wanted_batch,
+        # a smaller max_num_seqs frees memory for a few more
+        "the largest batch whose requests all fit the KV cache at full length": (
+            searched.config.max_num_seqs >= 0.99 * largest
+        ),
+        f"up to {largest} would fit the KV cache": True,
+    }
+    reason = next(reason for reason, holds in reasons.items() if holds)
+    yield f"{searched.estimate.concurrency:,} requests in flight: {reason}"
 
 
 def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> Iterator[str]:
     """Yield the targets met, the GPUs of each server, and what limits them."""
-    unit, size = load_words(objective.by), _gpus(winner.config.num_gpus)
+    unit, size, targets = load_words(objective.by), _gpus(winner.config.num_gpus), targets_in_words(objective.slos)
+    several, sent, replay = winner.servers > 1, objective.load, load.replay
     if objective.value is None:
-        each = f"each of {winner.servers} servers" if winner.servers > 1 else "one server"
-        yield f"{targets_in_words(objective.slos)}: {each} of {size} carries {load.value:,.4g} {unit}"
+        each = f"each of {winner.servers} servers" if several else "one server"
+        yield f"{targets}: {each} of {size} carries {load.value:,.4g} {unit}"
     else:
-        several = f"{winner.servers} servers of {size} each, {load.value:,.4g} on each"
-        servers = several if winner.servers > 1 else f"one server of {size}"
-        asked = objective.value / (1 + objective.headroom)
-        yield f"{asked:,.4g} {unit} with {targets_in_words(objective.slos)}: {servers}"
-    for reading in load.readings:
-        name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
-        name = f"{name} for {reading.slo.group}:" if reading.slo.group else name
+        each = f"{winner.servers} servers of {size} each, {load.value:,.4g} on each"
         yield (
-            f"{name} {reading.predicted_ms:,.0f} ms predicted, below {reading.expected_ms:,.0f} ms with "
-            f"{objective.confidence:.0%} confidence, against {reading.slo.limit_ms:,.4g} ms"
+            f"{objective.value / (1 + objective.headroom):,.4g} {unit} with {targets}: "
+            f"{each if several else f'one server of {size}'}"
+        )
+    for reading in load.readings:
+        of_class = f" for {reading.slo.group}:" if reading.slo.group else ""
+        yield (
+            f"{reading.name}{of_class} {reading.predicted_ms:,.0f} ms predicted, below {reading.expected_ms:,.0f} ms "
+            f"with {objective.confidence:.0%} confidence, against {reading.slo.limit_ms:,.4g} ms"
         )
     goodput = load.goodput_per_s * winner.servers
     yield f"goodput {goodput:,.4g} requests/s: {load.good_share:.1%} meet every target with that confidence"
-    if objective.load.reused:
-        yield reuse_words(load.replay, objective, winner.servers)
+    if sent.reused and sent.recorded is not None:
+        most = sent.recorded.reusable_tok / float(sent.recorded.input_len.mean())
+        of_servers = f" of {winner.servers} servers, {objective.router}" if several else ""
+        yield (
+            f"{replay.cached_share:.1%} of the prompt tokens come from the prefix cache{of_servers}; {most:.1%} would "
+            "from one that forgets nothing"
+        )
     if limits := what_limits(winner.deployment, load):
         yield f"nearest to its limit: {limits}"
     if objective.by == "concurrency":
         yield f"the first {load.value:,.0f} requests, which start together, do not count for the targets"
-        yield from _with_the_burst(load)
-        if not objective.load.range_ratio and objective.load.recorded is None:
+        yield from _burst_words(load)
+        if not sent.range_ratio and sent.recorded is None:
             yield "requests of equal lengths end together, and so start together: --random-range-ratio 0.5 spreads them"
 
 
-def reuse_words(served: Replay, objective: Objective, servers: int) -> str:
-    """The share of the prompt tokens that the prefix cache spares."""
-    sent = objective.load.recorded
-    assert sent is not None
-    most = sent.reusable_tok / float(sent.input_len.mean())
-    dealt = f" of {servers} servers, {objective.router}" if servers > 1 else ""
-    hits = f"{served.cached_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
-    return f"{hits}; {most:.1%} would from one that forgets nothing"
-
-
-def _with_the_burst(load: ServedLoad) -> Iterator[str]:
+def _burst_words(load: ServedLoad) -> Iterator[str]:
     """Yield the targets that are missed where the opening burst counts, as it does in a benchmark."""
     for reading in load.readings:
         counted_ms = statistic_ms(reading.slo, load.replay)
         expected_ms = counted_ms * reading.expected_ms / reading.predicted_ms if reading.predicted_ms else 0.0
         if reading.met and expected_ms > reading.slo.limit_ms:
-            name = f"{reading.slo.statistic} {reading.slo.metric.upper()}"
-            yield f"with them, as a benchmark counts, {name} is {counted_ms:,.0f} ms, up to {expected_ms:,.0f} ms"
+            yield (
+                f"with them, as a benchmark counts, {reading.name} is {counted_ms:,.0f} ms, up to {expected_ms:,.0f} ms"
+            )
 
 
 def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
@@ -513,24 +442,21 @@ def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
 
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:
     """The tightest target, and the bound of the steps behind it."""
-    replayed, timer = load.replay, deployment.timer
-    steps = {"prefill": replayed.prefill_batch, "decode": replayed.decode_batch}
+    steps = {"prefill": load.replay.prefill_batch, "decode": load.replay.decode_batch}
     worst = max(load.readings, key=lambda reading: reading.excess, default=None)
     if worst is None or not load.stable:
         return THROUGHPUT
-    kinds = {"ttft": ["prefill"], "tpot": ["decode"], "itl": ["decode"], "e2el": ["decode", "prefill"]}
-    kind = next((kind for kind in kinds[worst.slo.metric] if steps[kind] is not None), "")
-    batch = steps.get(kind)
-    if batch is None:
-        return str(worst.slo)
-    bounds: dict[str, float] = {}
-    for part in timer.breakdown(batch).parts:
-        bounds[part.bound] = bounds.get(part.bound, 0.0) + part.time_s
-    return f"{worst.slo}; the {kind} steps behind it are bound by {max(bounds, key=lambda b: bounds[b])}"
+    behind = {"ttft": ("prefill",), "e2el": ("decode", "prefill")}.get(worst.slo.metric, ("decode",))
+    for kind in behind:
+        if (batch := steps[kind]) is not None:
+            bounds: dict[str, float] = defaultdict(float)
+            for part in deployment.timer.breakdown(batch).parts:
+                bounds[part.bound] += part.time_s
+            return f"{worst.slo}; the {kind} steps behind it are bound by {max(bounds, key=lambda b: bounds[b])}"
+    return str(worst.slo)
 
 
 def load_words(by: str) -> str:
-    """The unit of a load."""
     return "requests/s" if by == "rate" else "requests in flight"
 
 
@@ -548,14 +474,14 @@ def little_in_words(load: ServedLoad) -> str:
 
 def closest_point(candidate: Candidate) -> dict[str, Any]:
     """The plan that comes nearest to targets that none meets, for JSON."""
-    config, load = candidate.config, candidate.load
+    load = candidate.load
     assert load is not None
     return {
         "gpu": candidate.profile.id,
         "model": candidate.resolved.resolved,
-        **config.choice,
+        **candidate.config.choice,
         "load": {load.by: load.value},
-        "targets": [_target(reading).model_dump() for reading in load.readings],
+        "targets": [PlannedTarget.of(reading).model_dump() for reading in load.readings],
         "limits": what_limits(candidate.deployment, load),
     }
 
@@ -578,58 +504,51 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
 # --- warnings ---------------------------------------------------------------------------------------------------------
 
 
-def _about_benchmark(space: Space, objective: Objective, candidate: Candidate) -> Iterator[str]:
-    """Yield the differences between the load and what benchmark.sh and instances.sh send."""
-    load, version = objective.load, candidate.config.version
-    if load.unsendable:
-        what = "a trace" if load.origin else "turns that go on from each other"
-        yield (
-            f"benchmark.sh cannot send {what}: it sends random prompts of the mean lengths, at the same rate and "
-            "burstiness. The prediction of the targets is for the load itself"
-        )
-        if load.origin and load.reused and flag_status(version, "--timed-trace-chunk-hash-size", "bench serve"):
-            yield (
-                f"vllm bench serve of {version} sends a trace with hash_ids itself: --dataset-name timed_trace "
-                "--self-timed, to all servers behind one address"
-            )
-    if any(one.priority for one in load.classes) and not flag_status(version, "--extra-body", "bench serve"):
-        yield f"benchmark.sh sends no priority: vllm bench serve of {version} has no --extra-body, that of 0.11.1 does"
-    if load.classes and space.node_size(candidate.profile) // candidate.config.num_gpus > 1:
-        yield "instances.sh bench sends requests of the mean lengths, not those of each class"
-
-
 def _warnings(
-    space: Space, objective: Objective, candidate: Candidate, image_note: str, recipe: Recipe
+    space: Space, objective: Objective, candidate: Candidate, image_note: str, recipe: engine.Recipe
 ) -> Iterator[str]:  # fmt: skip
-    config, profile, deployment = candidate.config, candidate.profile, candidate.deployment
-    yield deployment.network_remark
-    if not objective.load.reused:
-        yield deployment.unused_host_remark
-    yield from candidate.resolved.notes
-    if drafts := config.speculative_config:
+    config, profile, deployment, load = candidate.config, candidate.profile, candidate.deployment, objective.load
+    vllm, model, drafts = f"vLLM {config.version}", candidate.resolved.model, config.speculative_config
+    few_bits = config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq")
+    # a checkpoint that the user named is not warned of
+    chosen = few_bits and candidate.resolved.resolved != space.model.resolved
+    fp8_chosen = space.args.kv_cache_dtype == "auto" and config.kv_cache_dtype.startswith("fp8")
+    options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
+    node, unknown = space.node_size(profile), [*engine.known_issues(config, recipe.env | config.env, model, profile)]
+    copies, sends = node // config.num_gpus, partial(engine.flag_status, config.version, command="bench serve")
+    timed_trace = load.unsendable and load.origin and load.reused and sends("--timed-trace-chunk-hash-size")
+    by_mean = load.classes and copies > 1
+    unsent = any(one.priority for one in load.classes) and not sends("--extra-body")
+    quick_reduce = recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP"
+    drafted = ""
+    if drafts:
         low, high = drafts.acceptance_range or (0.0, 0.0)
         basis = f"{low:.1f} to {high:.1f}, as published" if high else "as given"
-        yield (
-            f"with {drafts.words}, accepting {drafts.acceptance_length:.1f} tokens per step ({basis}): it depends on "
-            "the text, and the random prompts of benchmark.sh are not typical"
+        drafted = (
+            f"with {drafts.words}, accepting {drafts.acceptance_length:.1f} tokens per step ({basis}): it depends "
         )
-    chosen = candidate.resolved.resolved != space.model.resolved  # a checkpoint that the user named is not warned of
-    if chosen and config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq"):
-        yield f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before the plan goes into production"
-    fp8_chosen = space.args.kv_cache_dtype == "auto" and config.kv_cache_dtype.startswith("fp8")
-    if fp8_chosen and not candidate.resolved.model.quantization.kv_cache_dtype:
-        yield "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production"
-    yield from _about_benchmark(space, objective, candidate)
-    if image_note:
-        yield f"image: {image_note}"
-    yield from map(str, known_issues(config, recipe.env | config.env, candidate.resolved.model, profile))
-    options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
-    if options:
-        yield f"the recipes also set options that vLLM {config.version} does not have: {', '.join(options)}"
-    if recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP":
-        yield "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production"
-    if profile.partition and not profile.partition.isolated_bandwidth:
-        yield "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy"
-    node = space.node_size(profile)
-    if (copies := node // config.num_gpus) > 1:
-        yield f"a node of {node} holds {copies} such servers: launch.sh starts one, instances.sh all"
+        drafted += "on the text, and the random prompts of benchmark.sh are not typical"
+    warnings = {
+        deployment.network_remark: True,
+        deployment.unused_host_remark: not load.reused,
+        **dict.fromkeys(candidate.resolved.notes, True),
+        drafted: drafted,
+        f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before production": chosen,
+        "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production": (
+            fp8_chosen and not model.quantization.kv_cache_dtype
+        ),
+        f"benchmark.sh cannot send {'a trace' if load.origin else 'turns'}: it sends random prompts of the mean "
+        "lengths at the same rate and burstiness. The targets are predicted for the load itself": load.unsendable,
+        f"{vllm} sends a trace with hash_ids itself: --dataset-name timed_trace --self-timed": timed_trace,
+        f"benchmark.sh sends no priority: {vllm} has no --extra-body, 0.11.1 does": unsent,
+        "instances.sh bench sends requests of the mean lengths, not those of each class": by_mean,
+        f"image: {image_note}": image_note,
+        **dict.fromkeys(map(str, unknown), True),
+        f"the recipes also set options that {vllm} does not have: {', '.join(options)}": options,
+        "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production": quick_reduce,
+        "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy": (
+            profile.partition and not profile.partition.isolated_bandwidth
+        ),
+        f"a node of {node} holds {copies} such servers: launch.sh starts one, instances.sh all": copies > 1,
+    }
+    yield from (warning for warning, holds in warnings.items() if holds)

@@ -11,12 +11,12 @@ from planner.planning import defaults
 from planner.planning.capacity import Capacity, at_load, measure
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
+from planner.planning.plan import PlannedRung
 from planner.planning.predict import ServedLoad
 from planner.planning.search.candidate import Candidate
 from planner.planning.search.next_run import NextRun, next_run
 from planner.planning.search.space import Objective, Space
-from planner.simulator import Replay
-from planner.workload import Load, Router, Targets
+from planner.workload import Load, Targets
 
 
 def share_of(
@@ -28,24 +28,23 @@ def share_of(
     whole: bool = True,
     exactly: bool = False,
 ) -> ServedLoad:
-    """Predict one of ``servers`` that share the load, beside the targets.
+    """Predict one of ``servers`` that share the load, beside the targets; ``whole`` and ``exactly`` as for ``measure``.
 
-    Of recorded requests it gets the last ``TRACE_PROMPTS`` that the router sends it, or its ``entire`` share. ``whole``
-    and ``exactly`` as for ``measure``.
+    Of recorded requests it gets the last ``TRACE_PROMPTS`` that the router sends it, or its ``entire`` share.
     """
     load, slos, value = objective.load, objective.slos, objective.value
     assert value is not None
+    each = value / servers
     if load.classes:
-        few = at_load(deployment, load, slos, "rate", value / servers)
+        few = at_load(deployment, load, slos, "rate", each)
         one_of_each = ceil(max(value / one.request_rate for one in load.classes)) + 1
         sent = load.share_of(servers, most=objective.num_prompts or max(few.num_prompts, one_of_each))
     elif load.recorded is not None:
         sent = load.share_of(servers, objective.router, load.count if entire else defaults.TRACE_PROMPTS)
     else:
-        each, load = value / servers, objective.dealt(servers)
-        sent = at_load(deployment, load, slos, objective.by, ceil(each) if objective.by == "concurrency" else each)
-        if objective.num_prompts:
-            sent = replace(sent, num_prompts=objective.num_prompts)
+        each = ceil(each) if objective.by == "concurrency" else each
+        sent = at_load(deployment, objective.dealt(servers), slos, objective.by, each)
+        sent = replace(sent, num_prompts=objective.num_prompts or sent.num_prompts)
     return measure(deployment, sent, slos, confidence=objective.confidence, whole=whole, exactly=exactly)
 
 
@@ -54,9 +53,13 @@ def fewest_servers(
 ) -> tuple[int | None, ServedLoad | None, ServedLoad | None]:
     """The smallest number in [fewest, cap] whose share meets the targets, its load, and the last load that does not.
 
-    ``probe`` is assumed to miss a target below some number and to meet them from there on. With a cap, that is tried
-    first.
+    ``probe`` is assumed to miss a target below some number only. With a cap, that is tried first.
     """
+
+    def least(load: ServedLoad) -> float:
+        """A load so small that less would not help: one in flight, or a server that idles between requests."""
+        return 1.0 if load.by == "concurrency" else defaults.IDLE / float(load.replay.e2el_s.mean())
+
     low, high = fewest - 1, inf
     met: ServedLoad | None = None
     failed: ServedLoad | None = None
@@ -74,7 +77,7 @@ def fewest_servers(
         elif met:  # the start is a good guess: steps from there grow
             count = start if count > start else max(low + 1, int(high) - fewer)
             fewer = fewer if count == start else 2 * fewer
-        elif low >= cap or load.value <= _least_share(load):
+        elif low >= cap or load.value <= least(load):
             break
         else:  # as many more as the worst target is off, or in growing steps where that is not enough
             count = int(min(max(low + 1, ceil(low * min(max(load.excess, 1 + more), 2.0))), cap))
@@ -82,16 +85,10 @@ def fewest_servers(
     return (None if high == inf else int(high)), met, failed
 
 
-def _least_share(load: ServedLoad) -> float:
-    """A load so small that fewer of it would not help: one in flight, or a server that idles between requests."""
-    return 1.0 if load.by == "concurrency" else 0.02 / float(load.replay.e2el_s.mean())
-
-
 def capacity_of(objective: Objective, candidate: Candidate) -> Capacity:
     """Return the capacity of one server of ``candidate``; of recorded requests, for those that the router sends it.
 
-    The search's own replays are reused, so that no server carries a load that one of fewer could not carry; but
-    where prompts share prefixes, one of fewer found more in its cache.
+    The search's replays are reused, but where prompts share prefixes not that of fewer servers: it found more.
     """
     load = objective.load
     replayed = (candidate.load, None if load.reused else candidate.too_much)
@@ -142,7 +139,6 @@ class Servers:
 
     @cached_property
     def capacity(self) -> Capacity:
-        """The capacity of one of them."""
         return self.candidate.capacity or capacity_of(self.objective, self.candidate)
 
     @cached_property
@@ -150,23 +146,18 @@ class Servers:
         """Largest load of one of them at the asked confidence; None where it was not looked for."""
         return largest(self.space, self.objective, self.candidate, self.capacity)
 
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Loads of one server that 95 % and 5 % of measurements exceed; None without targets."""
-        return self._sizes[1]
-
-    @property
+    @cached_property
     def by_confidence(self) -> tuple[Rung, ...]:
         """The servers at 50, 80 and 95 % confidence, and at the asked one; empty without targets."""
-        return self._sizes[0]
+        if self.most is None or not self.objective.slos:
+            return ()
+        return tuple(map(self.at, sorted({*defaults.LADDER, self.objective.confidence})))
 
     @cached_property
-    def _sizes(self) -> tuple[tuple[Rung, ...], tuple[float, float] | None]:
-        """Both in one order: each load that is replayed moves the next estimate a little."""
-        if self.most is None or not self.objective.slos:
-            return (), None
-        rungs = tuple(map(self.at, sorted({*defaults.LADDER, self.objective.confidence})))
-        return rungs, self.capacity.interval(self.most.value)
+    def interval(self) -> tuple[float, float] | None:
+        """Loads of one server that 95 % and 5 % of measurements exceed; None without targets."""
+        # after ``by_confidence``: each load that is replayed moves the next estimate a little
+        return self.capacity.interval(self.most.value) if self.by_confidence and self.most else None
 
     def at(self, confidence: float) -> Rung:
         """Return the servers at another confidence. More confidence never takes fewer."""
@@ -181,6 +172,11 @@ class Servers:
                 servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
         return Rung(confidence, carried, servers if carried else None)
 
+    def planned(self, rung: Rung) -> PlannedRung:
+        """The rung as a plan has it: with GPUs, spares included."""
+        count = rung.servers and (rung.servers + self.objective.spares) * self.candidate.config.num_gpus
+        return PlannedRung(confidence=rung.confidence, largest_load=rung.largest_load, total_gpus=count)
+
     @property
     def with_margin(self) -> int | None:
         """GPUs with the headroom and the spares of ``defaults.MARGIN``; None without a load, or with a margin."""
@@ -191,10 +187,7 @@ class Servers:
         return (servers + spares) * self.candidate.config.num_gpus
 
     def next_run(self, worth: Callable[[Rung], float]) -> tuple[NextRun, Rung] | None:
-        """The run that narrows the size most, and the expected size after it; None where it would change nothing.
-
-        ``worth`` is larger for better sizes.
-        """
+        """The run that narrows the size most, by ``worth`` of sizes, and the size after it; None: none does."""
         confidence, load = self.objective.confidence, self.candidate.load
         now = next((rung for rung in self.by_confidence if rung.confidence == confidence), None)
         if now is None or load is None or self.most is None or worth(self.by_confidence[0]) <= worth(now):
@@ -208,8 +201,8 @@ class Servers:
     def benchmark(self) -> Load:
         """The load that the benchmark sends to the one server that it measures.
 
-        For recorded requests, random prompts of the mean lengths, at their rate and burstiness. The tokens that the
-        prefix cache spares are then a prefix that all prompts share.
+        For recorded requests random prompts of the mean lengths, with the tokens found in the prefix cache as shared
+        prefix.
         """
         load = self.candidate.load
         if load is None:
@@ -219,11 +212,6 @@ class Servers:
             sent = sent.as_drawn()
         prompts = self.objective.num_prompts
         return replace(sent, num_prompts=prompts) if prompts else sent
-
-    def replay_with(self, router: Router) -> Replay:
-        """Replay the share of one server that ``router`` deals to it."""
-        share = self.objective.load.share_of(self.candidate.servers, router, defaults.TRACE_PROMPTS)
-        return self.candidate.deployment.replay(share)
 
     @cached_property
     def without_offloading(self) -> tuple[ServedLoad, int | None] | None:

@@ -1,13 +1,9 @@
-"""The serving line: the engine that users get, from the one that a search compared.
-
-A search compares engines at the benchmark's load, with a context for its requests and places for those in flight: the
-benchmark line. Users send longer requests, and sometimes more of them. The plan launches the model's context and
-places above the load, and its figures are those of that launch.
-"""
+"""The serving line, with the model's context and places above the load, from the engine that a search compared."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -17,7 +13,7 @@ from planner.errors import PlannerError
 from planner.planning import defaults
 from planner.planning.capacity import measure
 from planner.planning.deployment import Deployment
-from planner.planning.search.candidate import Candidate, without_replay
+from planner.planning.search.candidate import Candidate
 from planner.planning.search.space import Objective, Space
 
 
@@ -28,24 +24,17 @@ def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candi
     """
     if candidate.searched is not None:
         return candidate
-    searched = replace(candidate, searched=without_replay(candidate))
+    searched, own = replace(candidate, searched=candidate.without_replay()), candidate.load
+    exactly = objective.by == "rate" and not space.coarse
     for deployment in _wider(space, objective, candidate):
         wide = replace(searched, deployment=deployment, capacity=None)
-        if candidate.load is None:
+        if own is None:
             return wide
-        try:
-            load = measure(
-                deployment,
-                candidate.load.prediction.load,
-                objective.slos,
-                confidence=objective.confidence,
-                whole=candidate.load.whole,
-                exactly=objective.by == "rate" and not space.coarse,
-            )
-        except PlannerError:  # a request that the smaller cache does not hold
-            continue
-        if load.meets:
-            return replace(wide, load=replace(load, bound_by=candidate.load.bound_by))
+        with suppress(PlannerError):  # a request that the smaller cache does not hold
+            sent, confidence = own.prediction.load, objective.confidence
+            load = measure(deployment, sent, objective.slos, confidence=confidence, whole=own.whole, exactly=exactly)
+            if load.meets:
+                return replace(wide, load=replace(load, bound_by=own.bound_by))
     return searched
 
 
@@ -54,30 +43,23 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
 
     Each has the model's context and vLLM's own choice of prefix caching, and is yielded as far as it fits.
     """
-    config, given, load = candidate.config, space.args, candidate.load
+    config, given, load, usual = candidate.config, space.args, candidate.load, defaults.USUAL_MAX_NUM_SEQS
     in_flight = load.replay.most_seqs if load else ceil(candidate.estimate.concurrency / config.data_parallel_size)
-    enough = [
-        max(_usual(size), in_flight) for size in (in_flight * (1 + defaults.PLACES_HEAD_ROOM), config.max_num_seqs)
-    ]
-    for max_num_seqs in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
-        wide = _changed(candidate.deployment, max_num_seqs=min(max_num_seqs, config.max_num_batched_tokens))
+    wanted = (in_flight * (1 + defaults.PLACES_HEAD_ROOM), config.max_num_seqs)
+    enough = [max(next((size for size in usual if size >= places), usual[-1]), in_flight) for places in wanted]
+    for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
+        settings: dict[str, Any] = {"max_num_seqs": min(places, config.max_num_batched_tokens)}
+        wide = replace(candidate.deployment, config=replace(config, **settings))
         if given.enable_prefix_caching is None:
-            keeps = config.enable_prefix_caching or prefix_caching(wide.model, wide.budget.features)
-            wide = _changed(wide, enable_prefix_caching=keeps)
+            settings["enable_prefix_caching"] = config.enable_prefix_caching or prefix_caching(
+                wide.model, wide.budget.features
+            )
+            wide = replace(wide, config=replace(config, **settings))
         if not given.max_model_len:
-            wide = _changed(wide, max_model_len=_longest_context(wide))
+            wide = replace(wide, config=replace(wide.config, max_model_len=_longest_context(wide)))
         holds = wide.requests_held(space.planned_len(objective.load), pessimistic=True) >= in_flight
         if wide.config != config and wide.checked.fits and (holds or load):
             yield wide
-
-
-def _changed(deployment: Deployment, **settings: Any) -> Deployment:
-    return replace(deployment, config=replace(deployment.config, **settings))
-
-
-def _usual(places: float) -> int:
-    """The least of the usual batches with so many places, or the largest."""
-    return next((size for size in defaults.USUAL_MAX_NUM_SEQS if size >= places), defaults.USUAL_MAX_NUM_SEQS[-1])
 
 
 def _longest_context(deployment: Deployment) -> int:

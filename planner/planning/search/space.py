@@ -1,20 +1,16 @@
-"""Everything a search may choose on one GPU: checkpoints, layouts, KV dtypes, token budgets and batches.
-
-``Space`` holds the given settings, ``Objective`` the goal or the targets. ``Choices`` has both for one GPU.
-"""
+"""Everything a search may choose on one GPU: checkpoints, layouts, KV dtypes, token budgets and batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import count
+from itertools import count, product
 from math import inf
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
     EngineArgs,
     Layout,
-    SpeculativeConfig,
     legal_tensor_parallel_sizes,
     recipe_for,
     searched_drafts,
@@ -65,16 +61,11 @@ class Space:
 
     @property
     def gpus(self) -> tuple[GpuProfile, ...]:
-        """The GPUs, in the asked order."""
         return tuple(serving.profile for serving in self.servings)
 
     @property
     def coarse(self) -> bool:
-        """Whether each GPU is searched coarsely under targets, because there are many.
-
-        Coarse: vLLM's own token budget, an fp8 KV cache only with scales, copies of attention only over whole nodes,
-        and the first of the cheapest engines.
-        """
+        """Whether each of many GPUs is searched coarsely: few budgets and layouts, first of the cheapest engines."""
         return len(self.servings) > defaults.FEW_GPUS
 
     def most_gpus(self, profile: GpuProfile) -> int | None:
@@ -107,7 +98,6 @@ class Objective:
 
     @property
     def by(self) -> By:
-        """The unit of the load: requests per second, or requests in flight."""
         return self.targets.by if self.targets else "concurrency"
 
     @property
@@ -117,15 +107,14 @@ class Objective:
 
     @property
     def router(self) -> Router:
-        """The router between requests and servers."""
         asked = self.targets.router if self.targets else None
         return asked or ("prefix-aware" if self.load.reused else "least-loaded")
 
     def dealt(self, servers: int) -> Load:
         """The load with the arrivals that one of ``servers`` sees of drawn requests, at any rate.
 
-        Every ``servers``-th arrival of a gamma process is one with that many times the shape: ``--burstiness``. That is
-        round-robin; the least loaded server does no worse. At random each server has arrivals like all of them.
+        Every n-th arrival of a gamma process is one with n times the shape (``--burstiness``): round-robin, and
+        least-loaded is no worse. At random each server has arrivals like all of them.
         """
         load = self.load
         drawn = load.recorded is None and self.by == "rate" and self.router != "random"
@@ -137,7 +126,6 @@ class Objective:
 
     @property
     def confidence(self) -> float:
-        """Probability with which the targets are met."""
         return self.targets.confidence if self.targets else defaults.CONFIDENCE
 
     @property
@@ -179,17 +167,17 @@ class Choices:
         """Yield the asked model and the checkpoints made of it that this GPU runs; a quantised one has none."""
         asked = self.space.model
         yield asked
-        if asked.source == "path":
-            return
-        own = asked.model.quantization
+        own, made = asked.model.quantization, quantized_checkpoints(asked.resolved) if asked.source != "path" else ()
         seen = {(own.weight_dtype, own.kv_cache_dtype)}
-        made = quantized_checkpoints(asked.resolved)
         suited = {one.weight_dtype for one in made if self._unsuitable(one) is None}
         for checkpoint in made:
-            reason = self._unsuitable(checkpoint) or self._not_native(checkpoint, suited)
-            key = (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
-            if reason is None and key in seen:
-                reason = "another checkpoint of the same precision is considered"
+            reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
+            for native, unit in NATIVE.get(checkpoint.weight_dtype, {}).items():
+                if native in suited and self.profile.supports(unit):
+                    units = f"{self.profile.name} has matrix units for {native}, which goes before {key[0]}"
+                    reason = reason or f"{units}: ask for the checkpoint by name to plan it"
+            if key in seen:
+                reason = reason or "another checkpoint of the same precision is considered"
             if reason is not None:
                 self.reject(checkpoint.id, reason, weight_dtype=checkpoint.weight_dtype)
                 continue
@@ -198,59 +186,49 @@ class Choices:
 
     def _unsuitable(self, checkpoint: Checkpoint) -> str | None:
         profile, publisher = self.profile, self.space.model.resolved.split("/")[0]
+        dtype = checkpoint.weight_dtype
         if checkpoint.publisher.lower() not in TRUSTED_PUBLISHERS and checkpoint.publisher != publisher:
             return f"quantised by {checkpoint.publisher}: ask for it by name to plan it"
         if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
             return f"published for {' and '.join(checkpoint.platforms)} GPUs"
-        if checkpoint.weight_dtype in profile.emulated:
-            return (
-                f"{profile.name} computes {checkpoint.weight_dtype} in {profile.emulated[checkpoint.weight_dtype]}: "
-                "saves memory, not time; ask for the checkpoint by name to plan it"
-            )
-        return None
-
-    def _not_native(self, checkpoint: Checkpoint, suited: Set[str]) -> str | None:
-        """The reason to leave out a format where the GPU computes another of its width and a checkpoint has it."""
-        for native, unit in NATIVE.get(checkpoint.weight_dtype, {}).items():
-            if native in suited and self.profile.supports(unit):
-                return (
-                    f"{self.profile.name} has matrix units for {native}, which goes before {checkpoint.weight_dtype}: "
-                    "ask for the checkpoint by name to plan it"
-                )
-        return None
+        emulated = f"{profile.name} computes {dtype} in {profile.emulated.get(dtype)}: saves memory, not time"
+        return emulated if dtype in profile.emulated else None
 
     def engines(self, resolved: ResolvedModel) -> Iterator[EngineArgs]:
         """Yield layouts x KV dtypes of one checkpoint, with the settings that its recipes advise."""
-        layouts = list(self._layouts_over_nodes(resolved.model))
+        layouts = list[Layout]()
+        for nodes in self.nodes:
+            over = self._layouts_over(resolved.model, nodes) if nodes > 1 else self._layouts(resolved.model)
+            layouts += over
         if not layouts:
             self.reject(resolved.resolved, "no tensor-parallel size is legal")
-        for layout in layouts:
-            for kv_cache_dtype in self._kv_cache_dtypes(resolved.model):
-                args = replace(self.space.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
-                try:
-                    args = self.launched(resolved.model, args)
-                except PlannerError as error:
-                    self.reject_args(resolved, args, error.cause)
-                    continue
-                yield args
-                for drafts in self._drafts(resolved, args):
-                    yield replace(args, speculative_config=drafts)
-
-    def _drafts(self, resolved: ResolvedModel, args: EngineArgs) -> Sequence[SpeculativeConfig]:
-        """Drafts to search for an engine: none with stages, which vLLM's proposers do not support, nor with adapters.
-
-        Among many GPUs one number of drafted tokens stands for all.
-        """
-        asked = args.speculative_config or args.enable_lora or args.pipeline_parallel_size > 1
-        if asked or not self.space.speculation:
-            return ()
-        drafts = tuple(searched_drafts(resolved.model, resolved.resolved))
-        return drafts[-1:] if self.space.coarse else drafts
+        for layout, kv_cache_dtype in product(layouts, self._kv_cache_dtypes(resolved.model)):
+            args = replace(self.space.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
+            try:
+                args = self.launched(resolved.model, args)
+            except PlannerError as error:
+                self.reject_args(resolved, args, error.cause)
+                continue
+            yield args
+            # vLLM's proposers support no stages, nor adapters
+            asked = args.speculative_config or args.enable_lora or args.pipeline_parallel_size > 1
+            if self.space.speculation and not asked:  # among many GPUs one number of drafted tokens stands for all
+                drafts = tuple(searched_drafts(resolved.model, resolved.resolved))
+                for one in drafts[-1:] if self.space.coarse else drafts:
+                    yield replace(args, speculative_config=one)
 
     def launched(self, model: Model, args: EngineArgs) -> EngineArgs:
-        """Return ``args`` with a context for the load, and with the recipes' settings where nothing was asked for."""
-        args = self._as_recipes_advise(model, args)
-        return replace(args, max_model_len=args.max_model_len or self._context(model))
+        """Return ``args`` with a context for the load, and with the recipes' settings where nothing was asked for.
+
+        ``max_num_seqs`` is searched. Recipes that keep no prefixes were written for prompts that share none.
+        """
+        advised = recipe_for(model, self.profile, self.version, kv_cache_dtype=args.kv_cache_dtype).settings
+        load, total = self.objective.load, self.objective.load.longest_len
+        skipped = {"max_num_seqs"} | ({"enable_prefix_caching"} if load.prefix_len or load.reused else set())
+        names = [name for name in advised if name not in skipped and getattr(args, name) in (None, "auto")]
+        args = replace(args, **{name: advised[name] for name in names})
+        context = max(min(defaults.round_context(total), model.max_position_embeddings), total)
+        return replace(args, max_model_len=args.max_model_len or context)
 
     def deployed(self, resolved: ResolvedModel, args: EngineArgs) -> Deployment:
         """Return one engine; its step times are computed once. Raises IllegalPlanError for what vLLM refuses."""
@@ -262,8 +240,8 @@ class Choices:
     def largest_batch(self, resolved: ResolvedModel, args: EngineArgs) -> int:
         """Largest ``max_num_seqs`` whose requests, all of full length, the low end of the KV cache holds; 0: none.
 
-        The profile run samples for ``max_num_seqs`` rows, so that a larger batch leaves a smaller cache. What the cache
-        of one batch holds is nearly always the answer, or one less, and is tried first; then halves.
+        A larger batch leaves a smaller cache. What the cache of one batch holds is tried first, or one less; then
+        halves.
         """
         closed = 0 if self.objective.targets else self.objective.load.max_concurrency or 0
         batch = args.max_num_seqs or max(defaults.MAX_NUM_SEQS, closed)
@@ -291,7 +269,6 @@ class Choices:
     # ------------------------------------------------------------------ what was turned down
 
     def reject(self, model: str, reason: str, **settings: str | int | None) -> None:
-        """Remember something that cannot run or lost, with the reason."""
         self.rejected.append(Rejected(self.profile.id, model, reason=reason, **settings))  # type: ignore[arg-type]
 
     def reject_args(self, resolved: ResolvedModel, args: EngineArgs, reason: str) -> None:
@@ -299,84 +276,58 @@ class Choices:
 
     def left_out(self) -> Iterator[Rejected]:
         """Yield what this search does not look at, with the reasons."""
-        for reason in self._not_searched():
-            yield Rejected(self.profile.id, self.space.model.resolved, reason=f"left out: {reason}")
-
-    def _not_searched(self) -> Iterator[str]:
-        space, model, targets = self.space, self.space.model.model, self.objective.targets
-        if space.coarse:
-            yield (
-                f"among {len(space.gpus)} types of GPUs: other token budgets than vLLM's own, an fp8 KV cache "
-                "without scales, stages where TP reaches as many GPUs, DP inside a node; name one --gpu for all of it"
-            )
-        elif targets is None:
-            yield (
-                "other token budgets than vLLM's own, which moved the best of 15 such searches by 2 % at most, "
-                "and an fp8 KV cache without scales, which may cost accuracy; both are searched under targets, and "
-                "--max-num-batched-tokens and --kv-cache-dtype set them"
-            )
-        elif not space.args.max_num_batched_tokens:
-            budgets = ", ".join(map(str, defaults.TOKEN_BUDGETS))
-            yield (
-                f"token budgets beside vLLM's own and {budgets}, and batches beside the largest "
-                f"and {', '.join(map(str, defaults.TARGET_BATCHES))}, which change a plan by a few percent; "
-                "--max-num-batched-tokens and --max-num-seqs set others"
-            )
-        if model.is_moe and not self._whole_experts(model):
-            yield f"EP and DP, which vLLM {self.version} does not have"
-        if not model.is_moe:
-            yield "DP, as copies of a model without experts share nothing: they are servers of their own"
-        yield "stages together with DP, and sizes that are no powers of two"
-        yield (
-            "stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly a run with stages was "
-            "measured; planner predict serve --pipeline-parallel-size shows them"
-        )
-        if space.args.speculative_config is None and model.mtp and not space.speculation:
-            yield "drafts of the checkpoint's own MTP modules: --speculative-config plans with them"
-        if targets is not None:
-            yield (
-                "of the ranking, prefill and decode on servers of their own, which stand beside the best plan where "
-                "the load takes several servers; --disaggregated makes them the plan where they take fewer GPUs"
-            )
+        space, model, fine = self.space, self.space.model.model, not self.space.coarse
+        budgets, batches = (", ".join(map(str, sizes)) for sizes in (defaults.TOKEN_BUDGETS, defaults.TARGET_BATCHES))
+        reasons = {
+            f"among {len(space.gpus)} types of GPUs: other token budgets than vLLM's own, an fp8 KV cache "
+            "without scales, stages where TP reaches as far, DP inside a node; name one --gpu for all": space.coarse,
+            "token budgets beside vLLM's own, set by --max-num-batched-tokens, and an fp8 KV cache without scales, set "
+            "by --kv-cache-dtype; both are searched under targets": fine and self.objective.targets is None,
+            f"token budgets beside vLLM's own and {budgets}, and batches beside the largest and {batches}; "
+            "--max-num-batched-tokens and --max-num-seqs set others": (
+                fine and self.objective.targets and not space.args.max_num_batched_tokens
+            ),
+            f"EP and DP, which vLLM {self.version} does not have": model.is_moe and not self._whole_experts(model),
+            "DP, as copies of a model without experts share nothing: they are servers of their own": not model.is_moe,
+            "stages together with DP, and sizes that are no powers of two": True,
+            "stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly measured": True,
+            "drafts of the checkpoint's own MTP modules: --speculative-config plans with them": (
+                space.args.speculative_config is None and model.mtp and not space.speculation
+            ),
+            "of the ranking, prefill and decode on servers of their own; --disaggregated plans them where they "
+            "take fewer GPUs": self.objective.targets,
+        }
+        for reason in (reason for reason, holds in reasons.items() if holds):
+            yield Rejected(self.profile.id, space.model.resolved, reason=f"left out: {reason}")
 
     # ------------------------------------------------------------------ layouts
 
-    def tensor_parallel_sizes(self, model: Model, *, enable_expert_parallel: bool = False) -> list[int]:
-        """Powers of two that are legal inside one node of the newest version; older ones refuse in their own words.
+    def tensor_parallel_sizes(self, model: Model, *, experts: bool = False, most: int | None = None) -> list[int]:
+        """Powers of two that are legal inside one node, or up to ``most``, of the newest version.
 
-        Whole experts on each rank (EP) may be legal at sizes that cut their blocks.
+        Whole ``experts`` on each rank (EP) may be legal at sizes that cut their blocks.
         """
         legal = legal_tensor_parallel_sizes(
-            model,
-            self.profile,
-            enable_expert_parallel=enable_expert_parallel,
-            allow_unvalidated=self.space.args.allow_unvalidated,
-            fp8_blocks="refined",
-        )
-        node = self.space.node_size(self.profile)
-        return [size for size in legal if size <= node and size & (size - 1) == 0]
+            model, self.profile, enable_expert_parallel=experts, fp8_blocks="refined",
+            allow_unvalidated=self.space.args.allow_unvalidated, **({"most": most} if most else {}),
+        )  # fmt: skip
+        limit = most or self.space.node_size(self.profile)
+        return [size for size in legal if size <= limit and (most or size & (size - 1) == 0)]
 
     def _whole_experts(self, model: Model) -> bool:
-        """Whether ranks may hold whole experts (EP)."""
         return model.is_moe and self.version.release >= DATA_PARALLEL_SINCE
-
-    def _layouts_over_nodes(self, model: Model) -> Iterator[Layout]:
-        """Yield layouts inside one node, and those over as many nodes as a server may fill."""
-        for nodes in self.nodes:
-            more = self._layouts_over(model, nodes) if nodes > 1 else None
-            yield from more or self._layouts(model)
 
     def _layouts(self, model: Model) -> Iterator[Layout]:
         """Yield every layout inside one node that is worth considering: ``left_out`` names the others.
 
-        TP x pipeline stages; of an MoE also with whole experts on each rank (EP), and with copies of the attention (DP)
-        whose ranks share the experts. Over fast links stages are only for GPUs that TP cannot be cut for, since hardly
-        a run with stages was measured. Many types of GPUs are searched coarsely: stages as over fast links, DP only
-        over whole nodes and where attention is latent, so that TP would repeat the KV cache.
+        TP x pipeline stages; of an MoE also whole experts on each rank (EP), and copies of the attention (DP) whose
+        ranks share the experts. Over fast links stages are only for GPUs that TP cannot be cut for. Many types of GPUs
+        are searched coarsely: DP only over whole nodes and where attention is latent, so that TP would repeat the KV
+        cache.
         """
         coarse, node = self.space.coarse, self.space.node_size(self.profile)
         sizes, experts = self.tensor_parallel_sizes(model), self._whole_experts(model)
-        whole = self.tensor_parallel_sizes(model, enable_expert_parallel=True) if experts else []
+        whole = self.tensor_parallel_sizes(model, experts=True) if experts else []
         yield from map(Layout, sizes)
         yield from (Layout(size, enable_expert_parallel=True) for size in whole if size > 1)
         if self.profile.partition is not None:
@@ -406,15 +357,10 @@ class Choices:
         node = self.space.node_size(self.profile)
         most = nodes * node
         for experts in (False, True) if self._whole_experts(model) else (False,):
-            inside = self.tensor_parallel_sizes(model, enable_expert_parallel=experts)
-            fitting = [size for size in inside if node % size == 0]
+            fitting = [size for size in self.tensor_parallel_sizes(model, experts=experts) if node % size == 0]
             if fitting:
                 yield Layout(fitting[-1], most // fitting[-1], 1, experts)
-            legal = legal_tensor_parallel_sizes(
-                model, self.profile, enable_expert_parallel=experts, fp8_blocks="refined", most=most,
-                allow_unvalidated=self.space.args.allow_unvalidated,
-            )  # fmt: skip
-            if most in legal:
+            if most in self.tensor_parallel_sizes(model, experts=experts, most=most):
                 yield Layout(most, 1, 1, experts)
             if experts:
                 yield from (Layout(size, 1, most // size, True) for size in fitting)
@@ -430,34 +376,11 @@ class Choices:
             return ("fp8",)
         return ("auto", "fp8") if self.objective.targets and not self.space.coarse and fp8 else ("auto",)
 
-    def _context(self, model: Model) -> int:
-        """``max_model_len`` for the load: rounded up, never above the model's own context."""
-        total = self.objective.load.longest_len
-        return max(min(defaults.round_context(total), model.max_position_embeddings), total)
-
-    def _as_recipes_advise(self, model: Model, args: EngineArgs) -> EngineArgs:
-        """Settings of the recipes where nothing was asked for; ``max_num_seqs`` is searched, not taken.
-
-        Recipes that keep no prefixes were written for prompts that share none: other loads keep vLLM's default.
-        """
-        advised = recipe_for(model, self.profile, self.version, kv_cache_dtype=args.kv_cache_dtype).settings
-        load = self.objective.load
-        skipped = {"max_num_seqs"} | ({"enable_prefix_caching"} if load.prefix_len or load.reused else set())
-        unset = {
-            name: value
-            for name, value in advised.items()
-            if name not in skipped and getattr(args, name) in (None, "auto")
-        }
-        return replace(args, **unset)
-
 
 def why_not(deployment: Deployment) -> str:
     """Return the reason why not one request fits."""
     stage, space = deployment.budget.binding, deployment.config.cpu_kvcache_space
-    weights, left = stage.weights.loaded_bytes / GIB, max(stage.left.low, 0)
-    if not left:
-        memory = deployment.budget.memory_bytes / GIB
-        return f"does not fit: {weights:.1f} GiB of weights on each GPU, which has {memory:.1f} GiB"
-    return f"does not fit: {weights:.1f} GiB of weights on each GPU leave {left / GIB:.1f} GiB for the KV cache" + (
-        f", {CPU_KVCACHE_SPACE} is {space}" if space else ""
-    )
+    memory, left = deployment.budget.memory_bytes / GIB, max(stage.left.low, 0) / GIB
+    given = f", {CPU_KVCACHE_SPACE} is {space}" if space else ""
+    rest = f" leave {left:.1f} GiB for the KV cache{given}" if left else f", which has {memory:.1f} GiB"
+    return f"does not fit: {stage.weights.loaded_bytes / GIB:.1f} GiB of weights on each GPU{rest}"
