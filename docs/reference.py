@@ -61,7 +61,7 @@ def reference() -> str:
             known = _words(row.name for row in rows if row.name in FLAGS)
             text += f"{_wrapped(f'As in `vllm serve`: {known}.')}\n\n"
             rows = [row for row in rows if row.name not in FLAGS]
-        text += _table(rows)
+        text += _list(rows)
     return text
 
 
@@ -95,10 +95,10 @@ def _shared(rows: Iterable[Row]) -> list[Row]:
 
 def _section(name: str, command: Command, shared: list[Row]) -> str:
     rows = list(_rows(command))
-    text = f"\n## {name}\n\n{_wrapped(command.help)}\n\n```\n{_synopsis(name, command, rows)}\n```\n"
+    text = f"\n## {_synopsis(name, command, rows)}\n\n{_wrapped(command.help)}\n"
     own = [row for row in rows if row not in shared]
     if own:
-        text += f"\n{_table(own)}"
+        text += f"\n{_list(own)}"
     named = [_named(panel, rows, shared) for panel in dict.fromkeys(row.panel for row in rows if row in shared)]
     if named:
         text += f"\n{_wrapped('[Shared](#shared-options): ' + '; '.join(named) + '.')}\n"
@@ -124,6 +124,7 @@ def _synopsis(name: str, command: Command, rows: list[Row]) -> str:
     usage = " ".join(command.get_usage(command.context_class(command, info_name=name)).split())
     for ugly, plain in (
         ("Usage: ", ""),
+        (" [OPTIONS]", ""),
         ("{", ""),
         ("}", ""),
         ("[[", "["),
@@ -144,6 +145,5 @@ def _words(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _table(rows: Iterable[Row]) -> str:
-    cells = (tuple(cell.replace("|", r"\|") for cell in (row.written, row.meaning)) for row in rows)
-    return "option | meaning\n---|---\n" + "".join(f"`{written}` | {meaning}\n" for written, meaning in cells)
+def _list(rows: Iterable[Row]) -> str:
+    return "".join(f"- `{row.written}`: {row.meaning}\n" for row in rows)
