@@ -266,14 +266,8 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
             hint="raise the rank, or leave it out",
         )
     # routed experts have adapters since FusedMoEWithLoRA (pull request 21229)
-    return LoraConfig(
-        max_loras=loras,
-        max_lora_rank=rank,
-        max_cpu_loras=in_host,
-        fully_sharded_loras=args.fully_sharded_loras,
-        adapts_experts=version.release >= (0, 11, 1),
-        adapts_tables=model.architecture in releases("adapted_tables"),
-    )
+    experts, tables = version.release >= (0, 11, 1), model.architecture in releases("adapted_tables")
+    return LoraConfig(loras, rank, in_host, args.fully_sharded_loras, experts, tables)
 
 
 def ignored_lora_flags(args: EngineArgs) -> str:

@@ -40,23 +40,17 @@ _SCRIPTS: dict[VllmCommand, VllmCommand] = {
 
 
 def serve_argv(
-    config: EngineConfig,
-    model_ref: str,
-    *,
-    host: str = LOOPBACK,
-    port: int | str = 8000,
+    config: EngineConfig, model_ref: str, *, host: str = LOOPBACK, port: int | str = 8000,
     extra: Mapping[str, Value] | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """``vllm serve`` with exactly the settings of ``config``; variables are in its ``env``. ``extra``: further options;
     True for a switch, False for its ``--no-`` form, a mapping for JSON. Raises IllegalPlanError for an option that the
     version lacks, InputError for one that the settings decide."""
     line = _Line(["vllm", "serve", model_ref], config.version, "serve")
-    line.add("--host", host)
-    line.add("--port", port)
+    line.add_all({"--host": host, "--port": port})
     _add_engine(line, config)
     # requests are logged one by one, unless told otherwise, before 0.10.1
-    quiet = "--disable-log-requests" if config.version.release < (0, 10, 1) else "--no-enable-log-requests"
-    line.add(quiet)
+    line.add("--disable-log-requests" if config.version.release < (0, 10, 1) else "--no-enable-log-requests")
     line.add_extra(extra)
     return line.words
 
@@ -74,42 +68,29 @@ def head_node_words(settings: Any, nodes: int, version: EngineVersion) -> tuple[
 
 
 def bench_serve_argv(
-    workload: Load,
-    model_ref: str,
-    version: EngineVersion,
-    *,
-    port: int = 8000,
-    percentiles: Sequence[int] = (50, 90, 99),
-    platform: str = "rocm",
-    priority: int = 0,
-) -> list[str]:
+    workload: Load, model_ref: str, version: EngineVersion, *, port: int = 8000,
+    percentiles: Sequence[int] = (50, 90, 99), platform: str = "rocm", priority: int = 0,
+) -> list[str]:  # fmt: skip
     """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``, each request with
     its ``priority`` from 0.11.1 on."""
     line = _bench("bench serve", version, platform)
     line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
-    line.add("--host", LOOPBACK)
-    line.add("--port", port)
-    line.add("--model", model_ref)
-    line.add("--dataset-name", "random")
-    line.add("--random-input-len", workload.input_len)
-    line.add("--random-output-len", workload.output_len)
-    line.add("--random-range-ratio", _range_ratio(workload, line))
-    if workload.prefix_len:
-        line.add("--random-prefix-len", workload.prefix_len)
-    line.add("--num-prompts", workload.num_prompts)
-    line.add("--request-rate", "inf" if isinf(workload.request_rate) else workload.request_rate)
-    if workload.burstiness != 1:
-        line.add("--burstiness", workload.burstiness)
-    if workload.max_concurrency is not None:
-        line.add("--max-concurrency", workload.max_concurrency)
-    if priority and "--extra-body" in line:
-        line.add("--extra-body", json.dumps({"priority": priority}))
+    line.add_all({
+        "--host": LOOPBACK, "--port": port, "--model": model_ref, "--dataset-name": "random",
+        "--random-input-len": workload.input_len, "--random-output-len": workload.output_len,
+        "--random-range-ratio": _range_ratio(workload, line), "--random-prefix-len": workload.prefix_len or None,
+        "--num-prompts": workload.num_prompts,
+        "--request-rate": "inf" if isinf(workload.request_rate) else workload.request_rate,
+        "--burstiness": workload.burstiness if workload.burstiness != 1 else None,
+        "--max-concurrency": workload.max_concurrency,
+        "--extra-body": json.dumps({"priority": priority}) if priority and "--extra-body" in line else None,
+    })  # fmt: skip
     line.add("--ignore-eos")
-    if "--temperature" in line:  # greedy without saying so before
-        line.add("--temperature", 0)
-    line.add("--seed", workload.seed)
-    line.add("--percentile-metrics", "ttft,tpot,itl,e2el")
-    line.add("--metric-percentiles", ",".join(map(str, percentiles)))
+    line.add_all({
+        "--temperature": 0 if "--temperature" in line else None,  # greedy without saying so before
+        "--seed": workload.seed, "--percentile-metrics": "ttft,tpot,itl,e2el",
+        "--metric-percentiles": ",".join(map(str, percentiles)),
+    })  # fmt: skip
     return line.words
 
 
@@ -120,13 +101,9 @@ def bench_backend(version: EngineVersion) -> str:
 
 
 def bench_throughput_argv(
-    config: EngineConfig,
-    workload: Load,
-    model_ref: str,
-    *,
-    platform: str = "rocm",
+    config: EngineConfig, workload: Load, model_ref: str, *, platform: str = "rocm",
     extra: Mapping[str, Value] | None = None,
-) -> list[str]:
+) -> list[str]:  # fmt: skip
     """``vllm bench throughput`` (``benchmark_throughput.py`` before 0.8.5): all prompts at once, offline."""
     line = _bench("bench throughput", config.version, platform)
     line.add("--model", model_ref)
@@ -135,37 +112,26 @@ def bench_throughput_argv(
         line.add("--random-range-ratio", _range_ratio(workload, line))
     # from 0.14.0 on --random-input-len wins, by its default, over --input-len
     prefix = "--random-" if "--random-input-len" in line else "--"
-    line.add(f"{prefix}input-len", workload.input_len)
-    line.add(f"{prefix}output-len", workload.output_len)
-    if workload.prefix_len:
-        line.add("--random-prefix-len" if "--random-prefix-len" in line else "--prefix-len", workload.prefix_len)
-    line.add("--num-prompts", workload.num_prompts)
-    line.add("--seed", workload.seed)
+    shared = "--random-prefix-len" if "--random-prefix-len" in line else "--prefix-len"
+    line.add_all({
+        f"{prefix}input-len": workload.input_len, f"{prefix}output-len": workload.output_len,
+        shared: workload.prefix_len or None, "--num-prompts": workload.num_prompts, "--seed": workload.seed,
+    })  # fmt: skip
     _add_engine(line, config)
     line.add_extra(extra)
     return line.words
 
 
 def bench_latency_argv(
-    config: EngineConfig,
-    model_ref: str,
-    *,
-    input_len: int,
-    output_len: int,
-    batch_size: int,
-    num_iters_warmup: int = 3,
-    num_iters: int = 5,
-    platform: str = "rocm",
-    extra: Mapping[str, Value] | None = None,
-) -> list[str]:
+    config: EngineConfig, model_ref: str, *, input_len: int, output_len: int, batch_size: int,
+    num_iters_warmup: int = 3, num_iters: int = 5, platform: str = "rocm", extra: Mapping[str, Value] | None = None,
+) -> list[str]:  # fmt: skip
     """``vllm bench latency`` (``benchmark_latency.py`` before 0.8.5): one batch from start to end, repeated."""
     line = _bench("bench latency", config.version, platform)
-    line.add("--model", model_ref)
-    line.add("--input-len", input_len)
-    line.add("--output-len", output_len)
-    line.add("--batch-size", batch_size)
-    line.add("--num-iters-warmup", num_iters_warmup)
-    line.add("--num-iters", num_iters)
+    line.add_all({
+        "--model": model_ref, "--input-len": input_len, "--output-len": output_len, "--batch-size": batch_size,
+        "--num-iters-warmup": num_iters_warmup, "--num-iters": num_iters,
+    })  # fmt: skip
     _add_engine(line, config)
     line.add_extra(extra)
     return line.words
@@ -254,6 +220,12 @@ class _Line:
     def add(self, flag: str, value: str | int | float | None = None) -> None:
         flag_status(self.version, flag, self.command).require(f"{flag}: {self.command} of vLLM {self.version}")
         self.words += [flag] if value is None else [flag, str(value)]
+
+    def add_all(self, options: Mapping[str, str | int | float | None]) -> None:
+        """Append options in this order, without those of None."""
+        for flag, value in options.items():
+            if value is not None:
+                self.add(flag, value)
 
     def switch(self, flag: str, *, on: bool) -> None:
         if on:

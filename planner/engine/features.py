@@ -58,10 +58,6 @@ class _Rule:
     when: Callable[[str], bool] = lambda _: True
 
 
-def _other_than(*defaults: str) -> Callable[[str], bool]:
-    return lambda value: value not in defaults
-
-
 def _is_not(number: float) -> Callable[[str], bool]:
     def differs(value: str) -> bool:
         try:
@@ -78,7 +74,7 @@ _RULES = (
     _Rule("--logits-processor-pattern", ORACLE_GONE_IN),
     _Rule("--preemption-mode", V0_GONE_IN),
     _Rule("--disable-async-output-proc", V0_GONE_IN),
-    _Rule("--scheduling-policy", (0, 9, 2), _other_than("fcfs")),
+    _Rule("--scheduling-policy", (0, 9, 2), lambda value: value != "fcfs"),
     _Rule("--num-scheduler-steps", (0, 10, 1), _is_not(1)),
     _Rule("--scheduler-delay-factor", V0_GONE_IN, _is_not(0)),
     _Rule("--guided-decoding-backend", (0, 10), lambda v: v.split(":")[0] not in ("auto", "xgrammar", "guidance")),
@@ -92,7 +88,7 @@ _RULES = (
     _Rule("--collect-detailed-traces", (0, 10, 2)),
     _Rule("--dtype", (0, 9, 2), lambda value: value in ("float32", "float")),
     _Rule("--pipeline-parallel-size", _PIPELINES_SINCE, _is_not(1)),
-    _Rule("VLLM_ATTENTION_BACKEND", V0_GONE_IN, _other_than("", *_V1_BACKENDS)),
+    _Rule("VLLM_ATTENTION_BACKEND", V0_GONE_IN, lambda value: value not in ("", *_V1_BACKENDS)),
 )
 
 
@@ -143,15 +139,9 @@ def asked_engine(only_v0: Sequence[str], use_v1: str | None, version: EngineVers
 
 
 def default_engine(
-    version: EngineVersion,
-    profile: GpuProfile,
-    *,
-    model: Model | None = None,
-    fp8_kv_cache: bool = False,
-    fp32: bool = False,
-    pipeline: bool = False,
-    drafts: SpeculativeMethod | None = None,
-) -> Engine:
+    version: EngineVersion, profile: GpuProfile, model: Model | None = None, fp8_kv_cache: bool = False,
+    fp32: bool = False, pipeline: bool = False, drafts: SpeculativeMethod | None = None,
+) -> Engine:  # fmt: skip
     """The engine where ``VLLM_USE_V1`` is not set and no word asks for V0; V0 where 0.11.0 would stop. Upstream
     switches to V1 on AMD in 0.9.2, AMD's images in 0.9.1 (their change log of 20250620)."""
     release = version.release
@@ -211,6 +201,8 @@ def _second_runner_from(model: Model, config: EngineConfig, profile: GpuProfile)
 GraphMode = Literal["decode", "piecewise", "full-and-piecewise"]
 #: MLA's cache: one row of latents, such rows padded to 256 bytes, or the keys and values of every head.
 Latents = Literal["rows", "padded rows", "heads"]
+#: Without FlashInfer PyTorch sorts; from then on a Triton kernel samples (``topk_topp_triton.py``).
+_TRITON_SAMPLER_SINCE: Release = (0, 17)
 #: Sampler of top-k and top-p. ``unknown``: FlashInfer if it is installed, else sorting.
 Sampler = Literal["sorting", "triton", "flashinfer", "unknown"]
 
@@ -292,7 +284,8 @@ def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
     asked = config.flashinfer_sampler
     if asked is None:
         return features
-    return replace(features, sampler="flashinfer" if asked else _own_sampler(config.version.release))
+    without: Sampler = "sorting" if config.version.release < _TRITON_SAMPLER_SINCE else "triton"
+    return replace(features, sampler="flashinfer" if asked else without)
 
 
 def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
@@ -323,12 +316,7 @@ def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
             return "unknown"
         if release >= (0, 21) and (profile.compute_capability or (0, 0)) >= (7, 5):
             return "flashinfer"
-    return _own_sampler(release)
-
-
-def _own_sampler(release: Release) -> Sampler:
-    """Without FlashInfer: PyTorch's sort, from 0.17.0 on a Triton kernel (``topk_topp_triton.py``)."""
-    return "sorting" if release < (0, 17) else "triton"
+    return "sorting" if release < _TRITON_SAMPLER_SINCE else "triton"
 
 
 def is_hybrid(model: Model) -> bool:

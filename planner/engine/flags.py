@@ -27,14 +27,9 @@ from planner.secrets import is_secret
 from planner.units import MOST_FIGURE, whole_number
 
 VllmCommand = Literal[
-    "serve",
-    "bench serve",
-    "bench throughput",
-    "bench latency",
-    "benchmark_serving.py",
-    "benchmark_throughput.py",
+    "serve", "bench serve", "bench throughput", "bench latency", "benchmark_serving.py", "benchmark_throughput.py",
     "benchmark_latency.py",
-]
+]  # fmt: skip
 Values = Literal[
     "kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config", "tool_call_parser",
     "reasoning_parser",
@@ -61,14 +56,8 @@ class Status:
 
     def __str__(self) -> str:
         """``known since 0.8.0``, ``not before 0.10.0``, ``gone in 0.18.0``, ``never known``."""
-        match self.state:
-            case "known":
-                return f"known since {self.since}"
-            case "not yet":
-                return f"not before {self.since}"
-            case "gone":
-                return f"gone in {self.gone_in}"
-        return "never known"
+        words = {"known": f"known since {self.since}", "not yet": f"not before {self.since}"}
+        return {**words, "gone": f"gone in {self.gone_in}"}.get(self.state, "never known")
 
     def require(self, what: str, otherwise: str = "leave it out") -> None:
         if not self:
@@ -128,14 +117,17 @@ def command_status(version: EngineVersion, command: VllmCommand) -> Status:
 
 
 def takes_value(version: EngineVersion, flag: str) -> bool:
-    index = _index(version)
-    return not any(a <= index <= b for a, b in _table("switches").get(spelled(flag), ()))
+    return not _within(_table("switches").get(spelled(flag), ()), version)
 
 
 def known_flags(version: EngineVersion, command: VllmCommand) -> set[str]:
     tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
+    return {name for table in tables for name, spans in _table(table).items() if _within(spans, version)}
+
+
+def _within(spans: Spans, version: EngineVersion) -> bool:
     index = _index(version)
-    return {name for table in tables for name, spans in _table(table).items() if any(a <= index <= b for a, b in spans)}
+    return any(first <= index <= last for first, last in spans)
 
 
 def spelled(flag: str) -> str:
@@ -154,12 +146,12 @@ def _status(version: EngineVersion, name: str, spans: Spans) -> Status:
     if not spans:
         return Status("unknown")
     since = names[spans[0][0]]
-    if any(first <= index <= last for first, last in spans):
+    if _within(spans, version):
         return Status("known", since)
     ended = [last for _, last in spans if last < index]
     if not ended:
         return Status("not yet", names[next(first for first, _ in spans if first > index)])
-    return Status("gone", since, names[max(ended) + 1], _replacements().get(name, ""))
+    return Status("gone", since, names[max(ended) + 1], _data()["replaced"].get(name, ""))
 
 
 @lru_cache(maxsize=256)
@@ -170,13 +162,9 @@ def _index(version: EngineVersion) -> int:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((package_dir("engine") / "flags.json").read_text(encoding="utf-8"))
-    return data
-
-
-@lru_cache(maxsize=1)
-def _replacements() -> dict[str, str]:
-    return tomllib.loads((package_dir("engine") / "replaced.toml").read_text(encoding="utf-8"))
+    folder = package_dir("engine")
+    data: dict[str, Any] = json.loads((folder / "flags.json").read_text(encoding="utf-8"))
+    return {**data, "replaced": tomllib.loads((folder / "replaced.toml").read_text(encoding="utf-8"))}
 
 
 @lru_cache(maxsize=32)

@@ -260,20 +260,12 @@ def read_line(
     for name, value in environment.items():
         problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(
-        model=reader.positional or reader.named,
-        args=EngineArgs(**reader.settings),
-        problems=tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
-        not_simulated=tuple(dict.fromkeys(reader.not_simulated)),
-        longest_context=reader.longest_context,
-        num_scheduler_steps=reader.num_scheduler_steps,
-        only_v0=needs_v0(reader.options, environment, version),
-        env=environment,
-        pipelines_on_v1=pipelines_on_v1(reader.options, version),
-        command=command,
-        load=reader.load,
-        options=reader.options,
-        others=reader.others,
-    )
+        reader.positional or reader.named, EngineArgs(**reader.settings),
+        tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
+        tuple(dict.fromkeys(reader.not_simulated)), reader.longest_context, reader.num_scheduler_steps,
+        needs_v0(reader.options, environment, version), environment, pipelines_on_v1(reader.options, version),
+        command, reader.load, reader.options, reader.others,
+    )  # fmt: skip
 
 
 def _simulated(env: Mapping[str, str], version: EngineVersion, platform: str) -> Environment:
@@ -291,9 +283,7 @@ def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
 
 class _LineReader:
     def __init__(self, version: EngineVersion, command: VllmCommand) -> None:
-        self.version = version
-        self.command = command
-        self.known = known_flags(version, command)
+        self.version, self.command, self.known = version, command, known_flags(version, command)
         self.load: dict[str, float] = {}
         self.others: dict[str, str] = {}
         self.settings: dict[str, Any] = {}
@@ -378,9 +368,8 @@ class _LineReader:
             count = tokens if (number := whole_number(tokens)) is None else number
             text = json.dumps({"model": model, "num_speculative_tokens": count})
             self._set_row("--speculative-config", text)
-            self.others = {
-                k: v for k, v in self.others.items() if k not in ("--speculative-model", "--num-speculative-tokens")
-            }
+            for flag in ("--speculative-model", "--num-speculative-tokens"):
+                self.others.pop(flag, None)
         drafts = self.settings.get("speculative_config")
         if drafts and self.num_scheduler_steps > 1:  # arg_utils.py, create_engine_config, until multi-step went
             cause = "speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"

@@ -144,15 +144,8 @@ def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
 def _images() -> tuple[Image, ...]:
     sources = _images_table()["sources"]
     return tuple(
-        Image(
-            name=entry["name"],
-            version=known_version(entry["version"]),
-            platform=entry["platform"],
-            pinned=True,
-            source=sources[entry["source"]],
-            gpus=tuple(entry["gpus"]),
-        )
-        for entry in _images_table()["image"]
+        Image(e["name"], known_version(e["version"]), e["platform"], True, sources[e["source"]], tuple(e["gpus"]))
+        for e in _images_table()["image"]
     )
 
 
@@ -193,14 +186,9 @@ class Recipe:
 
 
 def recipe_for(
-    model: Model,
-    profile: GpuProfile,
-    version: EngineVersion,
-    *,
-    kv_cache_dtype: str = "auto",
-    engine: Engine | None = None,
-    tensor_parallel_size: int | None = None,
-) -> Recipe:
+    model: Model, profile: GpuProfile, version: EngineVersion, *, kv_cache_dtype: str = "auto",
+    engine: Engine | None = None, tensor_parallel_size: int | None = None,
+) -> Recipe:  # fmt: skip
     """The layers that match, merged, in names that ``version`` has. At ``tensor_parallel_size`` 1, options of sums over
     GPUs are left out; None keeps them."""
     env: dict[str, str] = {}
@@ -227,13 +215,8 @@ def recipe_for(
     flags = dict(_known_flags(flags, version, left_out))
     if "tool-call-parser" in flags:
         flags["enable-auto-tool-choice"] = True
-    return Recipe(
-        env={name: value for name, value in sorted(env.items()) if name in known},
-        flags=flags,
-        settings=settings,
-        sources=tuple(sources),
-        left_out=tuple(left_out),
-    )
+    env = {name: value for name, value in sorted(env.items()) if name in known}
+    return Recipe(env, flags, settings, tuple(sources), tuple(left_out))
 
 
 def _serving_flags(model: Model) -> dict[str, Any]:
@@ -333,8 +316,16 @@ def known_issues(
     config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile, *, compilation: str = ""
 ) -> Iterator[FlagProblem]:
     """Settings that the parser takes and a vendor reports broken. ``compilation``: ``--compilation-config``."""
-    if (profile.compute_capability or (0, 0))[0] == 9:
-        yield from _hopper_issues(config, compilation)
+    # NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on
+    if (profile.compute_capability or (0, 0))[0] == 9 and config.version.release < HOPPER_ISSUES_UNTIL:
+        cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"
+        named = "--compilation-config enable_fi_allreduce_fusion"
+        for word, present in (
+            ("--async-scheduling", config.async_scheduling),
+            (named, "enable_fi_allreduce_fusion" in compilation),
+        ):
+            if present:
+                yield FlagProblem(word, cause, "leave it out", fatal=False)
     if profile.architecture != "gfx942" or not AITER_IMAGES_SINCE <= config.version.release < AITER_IMAGES_UNTIL:
         return
     image = f"AMD's image of vLLM {config.version} for this GPU"
@@ -344,14 +335,3 @@ def known_issues(
     if model.architecture == "DeepseekV3ForCausalLM" and config.max_model_len > DEEPSEEK_MAX_MODEL_LEN:
         cause = f"{config.max_model_len:,} tokens are more than {image} serves this model with"
         yield FlagProblem("--max-model-len", cause, f"give {DEEPSEEK_MAX_MODEL_LEN}", fatal=False)
-
-
-def _hopper_issues(config: EngineConfig, compilation: str) -> Iterator[FlagProblem]:
-    """NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on."""
-    if config.version.release >= HOPPER_ISSUES_UNTIL:
-        return
-    cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"
-    if config.async_scheduling:
-        yield FlagProblem("--async-scheduling", cause, "leave it out", fatal=False)
-    if "enable_fi_allreduce_fusion" in compilation:
-        yield FlagProblem("--compilation-config enable_fi_allreduce_fusion", cause, "leave it out", fatal=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from math import inf
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from planner.engine.beside import check_speculative_config, ignored_lora_flags, resolve_lora
 from planner.engine.features import (
@@ -99,17 +99,13 @@ class _Resolver:
         self._took(ignored_lora_flags(args))
         dtype = self._dtype()
         weight_dtype = self._weight_dtype(dtype)
-        kv = kv_cache_dtype(
-            args.kv_cache_dtype, dtype=dtype, model=self.model, profile=self.profile, version=self.version
-        )
+        kv = kv_cache_dtype(args.kv_cache_dtype, dtype, self.model, self.profile, self.version)
         self._took(kv.reason)
-        engine = self._engine(fp8_kv_cache=kv.is_fp8, fp32=dtype == "fp32")
+        engine = self._engine(fp8_kv_cache=kv.dtype.startswith("fp8"), fp32=dtype == "fp32")
         features = version_features(self.version, self.profile, engine=engine)
         max_model_len = self._max_model_len()
-        if args.speculative_config:
-            check_speculative_config(
-                args.speculative_config, self.model, self.version, features, args.tensor_parallel_size
-            )
+        if drafts := args.speculative_config:
+            check_speculative_config(drafts, self.model, self.version, features, args.tensor_parallel_size)
         chunked = self._chunked_prefill(features, max_model_len)
         tokens, seqs = self._batch(features, max_model_len, chunked=chunked)
         check_known(self.model, self.version)
@@ -247,15 +243,9 @@ class _Resolver:
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
         args, model, version = self.args, self.model, self.version
-        engine = default_engine(
-            version,
-            self.profile,
-            model=model,
-            fp8_kv_cache=fp8_kv_cache,
-            fp32=fp32,
-            pipeline=args.pipeline_parallel_size > 1,
-            drafts=args.speculative_config.method if args.speculative_config else None,
-        )
+        pipeline = args.pipeline_parallel_size > 1
+        drafts = args.speculative_config.method if args.speculative_config else None
+        engine = default_engine(version, self.profile, model, fp8_kv_cache, fp32, pipeline, drafts)
         on_cpu = self.profile.platform == "cpu"
         if engine == "V1" and not v1_serves(model, version, on_cpu=on_cpu):
             raise IllegalPlanError(
@@ -346,16 +336,14 @@ class _Resolver:
 
     def _block_size(self) -> int:
         asked = self.args.block_size
-        if asked is not None:
-            listed = self.version.release < (0, 18)  # config/cache.py: any number from 0.18.0 on, which kernels divide
-            if asked not in BLOCK_SIZES and (listed or asked % 16):
-                raise IllegalPlanError(
-                    f"--block-size {asked}: vLLM {self.version} has no kernel for it",
-                    hint=f"use one of: {', '.join(map(str, BLOCK_SIZES))}"
-                    + ("" if listed else ", or a multiple of 16"),
-                )
-            return asked
-        return block_size(self.model, self.profile, self.version)
+        if asked is None:
+            return block_size(self.model, self.profile, self.version)
+        listed = self.version.release < (0, 18)  # config/cache.py: any number from 0.18.0 on, which kernels divide
+        if asked not in BLOCK_SIZES and (listed or asked % 16):
+            cause = f"--block-size {asked}: vLLM {self.version} has no kernel for it"
+            sizes = ", ".join(map(str, BLOCK_SIZES))
+            raise IllegalPlanError(cause, hint=f"use one of: {sizes}{'' if listed else ', or a multiple of 16'}")
+        return asked
 
     def _async_scheduling(self, features: Features) -> bool:
         asked = self.args.async_scheduling
@@ -431,18 +419,13 @@ def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
     return profile.memory_bytes >= 70 * GIB
 
 
-@dataclass(frozen=True, slots=True)
-class KvDtype:
+class KvDtype(NamedTuple):
     dtype: str  #: bf16, fp16, fp32, fp8, fp8_e4m3, ...
     flag: str  #: value of ``--kv-cache-dtype``
     reason: str = ""  #: empty where it was asked for
 
-    @property
-    def is_fp8(self) -> bool:
-        return self.dtype.startswith("fp8")
 
-
-def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> KvDtype:
+def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> KvDtype:
     """Resolve ``--kv-cache-dtype``; ``auto`` mostly follows ``dtype``, that of the activations. Raises IllegalPlanError
     for a value that the version does not have, or whose layout is not modelled."""
     if asked == "auto":
@@ -451,10 +434,16 @@ def kv_cache_dtype(asked: str, *, dtype: str, model: Model, profile: GpuProfile,
             return KvDtype("fp8", "fp8", f"kv_cache_dtype fp8: {reason}")
         return KvDtype(dtype, "auto", f"kv_cache_dtype {dtype} (auto)")
     name = SHORT_NAMES.get(asked, asked)
-    possible = f"use one of: {', '.join(_modelled(version))}"
+    names = ["auto", *dict.fromkeys(LONG_NAMES.get(one, one) for one in KV_ELEMENT_BYTES)]
+    modelled = (one for one in names if value_status(version, "kv_cache_dtype", one))
+    possible, flag = f"use one of: {', '.join(modelled)}", LONG_NAMES.get(name, name)
     if name == dtype:
-        return KvDtype(dtype, _unquantised_flag(dtype, model, profile, version))
-    flag = LONG_NAMES.get(name, name)
+        if not _fp8_by_default(model, profile, version):
+            return KvDtype(dtype, "auto")
+        if not value_status(version, "kv_cache_dtype", flag):
+            cause = f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type"
+            raise IllegalPlanError(cause, hint="use --kv-cache-dtype fp8, or a newer --engine-version")
+        return KvDtype(dtype, flag)
     status = value_status(version, "kv_cache_dtype", flag)
     if status.state == "unknown":
         raise InputError(f"--kv-cache-dtype {asked} is not a value that vLLM knows", hint=possible)
@@ -487,21 +476,6 @@ def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -
     if sparse and model.architecture == "GlmMoeDsaForCausalLM" and blackwell and release >= (0, 32):
         return "vLLM's choice for GLM-5 on Blackwell"
     return ""
-
-
-def _unquantised_flag(dtype: str, model: Model, profile: GpuProfile, version: EngineVersion) -> str:
-    if not _fp8_by_default(model, profile, version):
-        return "auto"
-    flag = LONG_NAMES[dtype]
-    if not value_status(version, "kv_cache_dtype", flag):
-        cause = f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type"
-        raise IllegalPlanError(cause, hint="use --kv-cache-dtype fp8, or a newer --engine-version")
-    return flag
-
-
-def _modelled(version: EngineVersion) -> list[str]:
-    names = ["auto", *dict.fromkeys(LONG_NAMES.get(name, name) for name in KV_ELEMENT_BYTES)]
-    return [name for name in names if value_status(version, "kv_cache_dtype", name)]
 
 
 def check_known(model: Model, version: EngineVersion) -> None:

@@ -1,8 +1,7 @@
 """The settings of one vLLM engine, each declared once: name, type, default, spelling, bounds, help and uses.
 
-A field of ``EngineArgs`` is that declaration; options, keywords, readers and launch lines follow from it.
-``EngineArgs``
-has the requested settings, ``EngineConfig`` those that the engine then runs with.
+A field of ``EngineArgs`` is that declaration; options, keywords, readers and launch lines follow from it. It has the
+requested settings, ``EngineConfig`` those that the engine then runs with.
 
 >>> SETTINGS["tensor_parallel_size"].flags
 ('--tensor-parallel-size', '-tp')
@@ -107,9 +106,10 @@ class Setting:
     def check(self, value: Any) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return
-        least = -inf if self.least is None else self.least
-        above = -inf if self.above is None else self.above
-        most = MOST_FIGURE if self.most is None else self.most
+        least, above, most = (
+            default if bound is None else bound
+            for bound, default in ((self.least, -inf), (self.above, -inf), (self.most, MOST_FIGURE))
+        )
         if least <= value <= most and above < value:
             return
         wanted = [f"at least {least:g}"] if self.least is not None else []

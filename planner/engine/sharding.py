@@ -136,27 +136,18 @@ MERGED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_
 
 
 def check_layout(
-    model: Model,
-    profile: GpuProfile,
-    layout: Layout,
-    *,
-    allow_unvalidated: bool = False,
+    model: Model, profile: GpuProfile, layout: Layout, *, allow_unvalidated: bool = False,
     fp8_blocks: Fp8Blocks = "whole",
-) -> None:
+) -> None:  # fmt: skip
     """Raise IllegalPlanError for a layout that cannot run. ``fp8_blocks``: blocks that a shard may cut."""
     for problem in _problems(model, profile, layout, allow_unvalidated, fp8_blocks):
         raise problem
 
 
 def legal_tensor_parallel_sizes(
-    model: Model,
-    profile: GpuProfile,
-    *,
-    allow_unvalidated: bool = False,
-    fp8_blocks: Fp8Blocks = "whole",
-    most: int = 1,
-    **others: Any,
-) -> tuple[int, ...]:
+    model: Model, profile: GpuProfile, *, allow_unvalidated: bool = False, fp8_blocks: Fp8Blocks = "whole",
+    most: int = 1, **others: Any,
+) -> tuple[int, ...]:  # fmt: skip
     """TP sizes that run inside one node, or fill several up to ``most`` GPUs, ascending; none where one of ``others``,
     the other axes of ``Layout``, forbids the layout."""
     node = profile.gpus_per_node
@@ -170,12 +161,16 @@ def _problems(
 ) -> Iterator[IllegalPlanError]:
     yield from _hardware_problems(profile, layout, allow_unvalidated)
     yield from _head_problems(model, layout)
-    yield from _expert_problems(model, layout)
+    experts = min((layer.moe.num_experts for layer in model.layers if layer.moe), default=0)
+    if layout.enable_expert_parallel and not experts:
+        cause = f"--enable-expert-parallel: {model.id} has no experts"
+        yield IllegalPlanError(cause, hint="leave out --enable-expert-parallel")
+    elif layout.enable_expert_parallel and layout.expert_ranks > experts:
+        cause = f"{layout.expert_ranks} ranks (TP x DP) for {experts} experts of {model.id}"
+        yield IllegalPlanError(f"--enable-expert-parallel: {cause}", hint="use fewer ranks")
     if layout.pipeline_parallel_size > model.num_layers:
-        yield IllegalPlanError(
-            f"--pipeline-parallel-size {layout.pipeline_parallel_size}: {model.id} has {model.num_layers} layers",
-            hint="use fewer stages",
-        )
+        cause = f"--pipeline-parallel-size {layout.pipeline_parallel_size}: {model.id} has {model.num_layers} layers"
+        yield IllegalPlanError(cause, hint="use fewer stages")
     yield from _cut_problems(model, layout, fp8_blocks)
 
 
@@ -211,44 +206,23 @@ def _ruled_out(
 
 
 def _head_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:
-    tensor_parallel_size = layout.tensor_parallel_size
-    flag = f"--tensor-parallel-size {tensor_parallel_size}"
+    size = layout.tensor_parallel_size
+    flag = f"--tensor-parallel-size {size}"
     for mixer in dict.fromkeys(model.mixers()):
         what, heads = "state heads" if isinstance(mixer, StateMixer) else "attention heads", mixer.num_heads
-        if heads % tensor_parallel_size:
-            yield IllegalPlanError(
-                f"{flag}: the {heads} {what} of {model.id} are not divisible by {tensor_parallel_size}",
-                hint=f"use a divisor of {heads}",
-            )
+        if heads % size:
+            cause = f"{flag}: the {heads} {what} of {model.id} are not divisible by {size}"
+            yield IllegalPlanError(cause, hint=f"use a divisor of {heads}")
             return
         kv_heads = mixer.num_kv_heads if isinstance(mixer, Attention) else 1
-        if kv_heads % tensor_parallel_size and tensor_parallel_size % kv_heads:
-            yield IllegalPlanError(
-                f"{flag}: {kv_heads} KV heads of {model.id} can be neither divided nor repeated evenly",
-                hint=f"use a divisor or a multiple of {kv_heads}",
-            )
+        if kv_heads % size and size % kv_heads:
+            cause = f"{flag}: {kv_heads} KV heads of {model.id} can be neither divided nor repeated evenly"
+            yield IllegalPlanError(cause, hint=f"use a divisor or a multiple of {kv_heads}")
             return
     rows = padded_vocab(model.vocab_size)
-    if rows % tensor_parallel_size:
-        yield IllegalPlanError(
-            f"{flag}: the vocabulary of {model.id}, padded to {rows}, is not divisible by {tensor_parallel_size}",
-            hint="use a power of two",
-        )
-
-
-def _expert_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:
-    if not layout.enable_expert_parallel:
-        return
-    experts = min((layer.moe.num_experts for layer in model.layers if layer.moe), default=0)
-    if not experts:
-        yield IllegalPlanError(
-            f"--enable-expert-parallel: {model.id} has no experts", hint="leave out --enable-expert-parallel"
-        )
-    elif layout.expert_ranks > experts:
-        yield IllegalPlanError(
-            f"--enable-expert-parallel: {layout.expert_ranks} ranks (TP x DP) for {experts} experts of {model.id}",
-            hint="use fewer ranks",
-        )
+    if rows % size:
+        cause = f"{flag}: the vocabulary of {model.id}, padded to {rows}, is not divisible by {size}"
+        yield IllegalPlanError(cause, hint="use a power of two")
 
 
 def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterator[IllegalPlanError]:
@@ -257,25 +231,21 @@ def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterat
     for path, weight, precision in _distinct_weights(model):
         piece = held_piece(weight, layout)
         axis, cut = piece.cut_axis, piece.count
-        if axis is None or cut == 1 or weight.shard is Shard.VOCAB:
-            continue
         padded = weight.shard.of_experts and precision.name == "mxfp4"  # the kernels pad each shard
-        if padded:
+        if axis is None or cut == 1 or weight.shard is Shard.VOCAB or padded:
             continue
-        if weight.shape[axis] % cut:
-            yield IllegalPlanError(
-                f"{weight.shape[axis]} {'inputs' if axis == -1 else 'outputs'} of {path} are not divisible by {cut}",
-                hint=_cut_hint(weight, layout),
-            )
-            return
-        block = _split_block(weight, precision, axis, weight.shape[axis] // cut, fp8_blocks)
-        if block:
-            yield IllegalPlanError(
-                f"{path}: a shard of {weight.shape[axis] // cut} is not divisible by the {precision.name} "
-                f"quantization block of {block}",
-                hint=_cut_hint(weight, layout),
-            )
-            return
+        shard, uneven = divmod(weight.shape[axis], cut)
+        block = 0 if uneven else _split_block(weight, precision, axis, shard, fp8_blocks)
+        if uneven:
+            sides = "inputs" if axis == -1 else "outputs"
+            cause = f"{weight.shape[axis]} {sides} of {path} are not divisible by {cut}"
+        elif block:
+            kind = f"{precision.name} quantization block of {block}"
+            cause = f"{path}: a shard of {shard} is not divisible by the {kind}"
+        else:
+            continue
+        yield IllegalPlanError(cause, hint=_cut_hint(weight, layout))
+        return
 
 
 def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, fp8_blocks: Fp8Blocks) -> int:

@@ -133,12 +133,11 @@ def _numbered(text: str) -> tuple[Release, str] | None:
 
 def _mentioned(text: str) -> tuple[Release, str] | None:
     """A version number among other words: ``0.8.x``, ``0.12/0.13``, ``rocm/atom-dev:vllm-v0.25.1-nightly``."""
-    releases = [
-        max((r for r in RELEASES if r[:2] == release_of(number)[:2]), default=release_of(number))
-        if anything
-        else release_of(number)
-        for number, anything in _INSIDE.findall(text)
-    ]
+    releases = []
+    for number, anything in _INSIDE.findall(text):
+        release = release_of(number)
+        same_minor = (known for known in RELEASES if anything and known[:2] == release[:2])
+        releases.append(max(same_minor, default=release))
     if not releases:
         return None
     exact = len(set(releases)) == 1 and not _LOOSE.search(text)

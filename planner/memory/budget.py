@@ -8,7 +8,7 @@ everything else, graphs too (``determine_available_memory`` of ``v1/worker/gpu_w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import ceil
 
@@ -19,9 +19,9 @@ from planner.memory.overheads import Constants, Interval, Overheads, PeakTerms, 
 from planner.memory.weights import (
     MARLIN,
     RankWeights,
+    absorbed_bytes,
     draft_specs,
     stage_weights,
-    with_absorbed,
     with_drafts,
     with_extras,
 )
@@ -124,35 +124,28 @@ def memory_budget(
     memory_bytes = round(memory.interval.mid) if memory else profile.memory_bytes
     given = config.given_kv_cache_bytes
     requested = memory_bytes if given else ceil(memory_bytes * config.gpu_memory_utilization)
-    pool = _pool_of(model, profile, config, found, basis.draft)
-    weights = stage_weights(
-        model,
-        layout,
-        config.dtype,
-        architecture=MARLIN if config.mxfp4_use_marlin else profile.architecture,
-        remainder_last=found.pipeline_remainder_last,
-    )
+    settings = CacheSettings.of(config, profile)
+    in_flight = config.max_num_batched_tokens * batches_in_flight(config, found)
+    pool = _pool(
+        model, settings, draft_specs(model, settings, config.speculative_config, basis.draft),
+        keeps_windows(model, found), in_flight, states_per_request(config), config.decode_context_parallel_size,
+    )  # fmt: skip
+    architecture = MARLIN if config.mxfp4_use_marlin else profile.architecture
+    weights = stage_weights(model, layout, config.dtype, architecture, found.pipeline_remainder_last)
     if found.absorbs_latents:
-        weights = with_absorbed(weights, model, layout, config.dtype)
-    activation = activation_peak(model, config, overheads)
-    non_torch = overheads.non_torch_bytes
+        weights = tuple(
+            replace(stage, absorbed_bytes=absorbed_bytes(model, layout, config.dtype, stage.layers))
+            for stage in weights
+        )
+    peak, non_torch = activation_peak(model, config, overheads), overheads.non_torch_bytes
     graphs = graph_bytes(model, config, found, overheads)
+    in_budget = found.graphs_in_budget or (given is not None and graphs.mid > 0)
     others = [overheads["reported_memory"].scaled(requested), overheads["unexplained"], overheads["loading"]]
     if model.quantization.assumed:
         others.append(overheads["assumed"].scaled(max(stage.loaded_bytes for stage in weights)))
-    unexplained = total(others)
+    parts = total(others), peak, non_torch, graphs
     stages = tuple(
-        StageBudget(
-            stage,
-            requested,
-            unexplained,
-            activation,
-            non_torch,
-            graphs,
-            found.graphs_in_budget or (given is not None and graphs.mid > 0),
-            pool.block_bytes(stage.layers),
-            given,
-        )
+        StageBudget(stage, requested, *parts, in_budget, pool.block_bytes(stage.layers), given)
         for stage in with_drafts(with_extras(weights, model, config), model, config, basis.draft)
     )
     start_up = overheads["start_up"].plus(Interval.exact(config.used_gib * GIB))
@@ -175,7 +168,8 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
             "bits": (model.quantization.linear or model.quantization.base).bits,
             "layers": "moe" if model.is_moe else "dense",
             "attention": _attention(model),
-            "tensor_parallel_size": talking_ranks(model, config),
+            # ranks that a GPU has communicators with inside a stage: DP ranks of an MoE share its experts
+            "tensor_parallel_size": Layout.of(config).expert_ranks if model.is_moe else config.tensor_parallel_size,
             "sampler": found.sampler,
             "engine": config.engine,
             "model_type": model.model_type,
@@ -192,43 +186,11 @@ def _attention(model: Model) -> str:
     return "state" if states else "latent" if LatentAttention in kinds else ""
 
 
-def talking_ranks(model: Model, config: EngineConfig) -> int:
-    """Ranks that a GPU has communicators with inside a stage: DP ranks of an MoE share its experts."""
-    return Layout.of(config).expert_ranks if model.is_moe else config.tensor_parallel_size
-
-
-def _pool_of(
-    model: Model, profile: GpuProfile, config: EngineConfig, found: Features, draft: Model | None
-) -> BlockPool:
-    settings = CacheSettings.of(config, profile)
-    return _pool(
-        model,
-        settings,
-        draft_specs(model, settings, config.speculative_config, draft),
-        keeps_windows(model, found),
-        config.max_num_batched_tokens * batches_in_flight(config, found),
-        states_per_request(config),
-        config.decode_context_parallel_size,
-    )
-
-
 @PerModel
 def _pool(
-    model: Model,
-    settings: CacheSettings,
-    drafts: tuple[tuple[int, CacheSpec], ...],
-    hybrid: bool,
-    in_flight_tokens: int,
-    states_per_request: int,
-    context_shards: int,
+    model: Model, settings: CacheSettings, drafts: tuple[tuple[int, CacheSpec], ...], hybrid: bool, *sizes: int
 ) -> BlockPool:
-    return block_pool(
-        layer_specs(model, settings, drafts),
-        hybrid=hybrid,
-        in_flight_tokens=in_flight_tokens,
-        states_per_request=states_per_request,
-        context_shards=context_shards,
-    )
+    return block_pool(layer_specs(model, settings, drafts), hybrid, *sizes)
 
 
 def keeps_windows(model: Model, found: Features) -> bool:
@@ -239,9 +201,7 @@ def keeps_windows(model: Model, found: Features) -> bool:
 
 def batches_in_flight(config: EngineConfig, found: Features) -> int:
     """Batches whose tokens a window keeps besides its own (``max_concurrent_batches``)."""
-    if found.window_batches == 1:
-        return 1
-    if config.pipeline_parallel_size > 1:
+    if found.window_batches > 1 and config.pipeline_parallel_size > 1:
         return config.pipeline_parallel_size
     return found.window_batches if config.async_scheduling else 1
 
@@ -261,8 +221,7 @@ def activation_peak(model: Model, config: EngineConfig, overheads: Overheads) ->
 
 
 def peak_terms_of(model: Model, config: EngineConfig, overheads: Overheads) -> PeakTerms:
-    rocm = overheads.where["vendor"] == "amd"
-    return peak_terms(model, config, element_bytes(config.dtype), rocm=rocm)
+    return peak_terms(model, config, element_bytes(config.dtype), rocm=overheads.where["vendor"] == "amd")
 
 
 def graph_bytes(model: Model, config: EngineConfig, found: Features, overheads: Overheads) -> Interval:
@@ -285,8 +244,7 @@ def with_kv_cache_space(
 ) -> EngineConfig:
     """``config`` with a KV cache of as many whole GiB as surely are left on a CPU, at least 1, where the user set none
     (``VLLM_CPU_KVCACHE_SPACE``, for each rank: ``platforms/cpu.py``). From 0.20.0 on a worker with less free memory
-    refuses to
-    start (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, nothing is checked."""
+    refuses to start (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, nothing is checked."""
     if not profile.kv_cache_is_given or config.given_kv_cache_bytes:
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))

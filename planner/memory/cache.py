@@ -111,23 +111,12 @@ class CacheSettings:
 
     @classmethod
     def of(cls, config: EngineConfig, profile: GpuProfile) -> CacheSettings:
-        speculative = config.speculative_config
+        # FlashMLA and SM 12.x pack rows of 656 bytes; a B200 (FlashInfer) logged 78 x 576 + 21 x 132 bytes per token
+        packs = profile.vendor == "nvidia" and (profile.compute_capability or (0, 0))[0] != 10
         return cls(
-            config.tensor_parallel_size,
-            config.dtype,
-            config.kv_cache_dtype,
-            config.block_size,
-            encoder_tokens=config.max_num_batched_tokens,
-            packs_sparse_latents=packs_sparse_latents(profile),
-            num_speculative_tokens=speculative.num_speculative_tokens if speculative else 0,
-            latents=features_of(config, profile).latents,
-        )
-
-
-def packs_sparse_latents(profile: GpuProfile) -> bool:
-    """True if sparse MLA keeps an 8-bit cache in rows of 656 bytes (FlashMLA, SM 12.x) rather than of 576. A B200
-    (FlashInfer, SM 10.x) logged 78 x 576 + 21 x 132 bytes per token."""
-    return profile.vendor == "nvidia" and (profile.compute_capability or (0, 0))[0] != 10
+            config.tensor_parallel_size, config.dtype, config.kv_cache_dtype, config.block_size,
+            config.max_num_batched_tokens, packs, config.drafted_tok, features_of(config, profile).latents,
+        )  # fmt: skip
 
 
 def element_bytes(kv_cache_dtype: str) -> int:
@@ -188,11 +177,8 @@ def _attention_spec(model: Model, mixer: Attention, settings: CacheSettings) -> 
     if mixer.cross:
         tokens = MLLAMA_ENCODER_TOKENS if model.model_type == "mllama" else settings.encoder_tokens
         return CacheSpec("cross", settings.block_size, token_bytes, tokens)
-    if mixer.window:
-        return CacheSpec("window", settings.block_size, token_bytes, mixer.window)
-    if mixer.chunk:
-        return CacheSpec("chunk", settings.block_size, token_bytes, mixer.chunk)
-    return CacheSpec("full", settings.block_size, token_bytes)
+    kind: Kind = "window" if mixer.window else "chunk" if mixer.chunk else "full"
+    return CacheSpec(kind, settings.block_size, token_bytes, mixer.span_tokens or 0)
 
 
 def latent_bytes(mixer: LatentAttention, settings: CacheSettings) -> int:
@@ -321,18 +307,13 @@ class BlockPool:
 
 
 def block_pool(
-    layers: LayerSpecs, *, hybrid: bool, in_flight_tokens: int, states_per_request: int = 1, context_shards: int = 1
+    layers: LayerSpecs, hybrid: bool, in_flight_tokens: int, states_per_request: int = 1, context_shards: int = 1
 ) -> BlockPool:
     """The pool for ``layers``; without ``hybrid``, windows and chunks are kept whole like full attention."""
-    members = tuple(layers) if hybrid else _promoted(layers)
-    return BlockPool(_groups(members), in_flight_tokens, states_per_request, context_shards)
-
-
-def _promoted(layers: LayerSpecs) -> tuple[Member, ...]:
-    if not any(spec.kind == "full" for _, spec in layers):
-        return tuple(layers)
-    local = ("window", "chunk")
-    return tuple((i, replace(spec, kind="full", span_tokens=0) if spec.kind in local else spec) for i, spec in layers)
+    if not hybrid and any(spec.kind == "full" for _, spec in layers):
+        local = ("window", "chunk")
+        layers = [(i, replace(s, kind="full", span_tokens=0) if s.kind in local else s) for i, s in layers]
+    return BlockPool(_groups(tuple(layers)), in_flight_tokens, states_per_request, context_shards)
 
 
 def _groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
@@ -342,23 +323,20 @@ def _groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
         return (CacheGroup(members),)
     if any(spec.tokens_per_row > 1 for _, spec in members):
         return _packed_groups(members)
-    return _equal_groups(_equal_pages(members))
-
-
-def _equal_pages(members: tuple[Member, ...]) -> tuple[Member, ...]:
-    largest = max(spec.page_bytes for _, spec in members)
-
-    def widen(spec: CacheSpec) -> CacheSpec:
-        factor, remainder = divmod(largest, spec.page_bytes)
-        if spec.kind == "state" or remainder:
-            return replace(spec, padded_bytes=largest)
-        return replace(spec, block_size=spec.block_size * factor)
-
-    widened = {spec: widen(spec) for spec in {spec for _, spec in members}}
-    return tuple((layer, widened[spec]) for layer, spec in members)
+    return _equal_groups(members)
 
 
 def _equal_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
+    """Groups of equal layer count, over pages made equal: blocks of more tokens for narrow layers, or padded pages."""
+    largest = max(spec.page_bytes for _, spec in members)
+    widened: dict[CacheSpec, CacheSpec] = {}
+    for spec in {spec for _, spec in members}:
+        factor, remainder = divmod(largest, spec.page_bytes)
+        if spec.kind == "state" or remainder:
+            widened[spec] = replace(spec, padded_bytes=largest)
+        else:
+            widened[spec] = replace(spec, block_size=spec.block_size * factor)
+    members = tuple((layer, widened[spec]) for layer, spec in members)
     counts = Counter(spec for _, spec in members)
     size = min(counts.values())
     if max(counts.values()) < 1.5 * size:
@@ -378,7 +356,12 @@ def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
     buckets: dict[tuple[object, ...], list[Member]] = {}
     for member in members:
         buckets.setdefault(_type(member[1]), []).append(member)
-    columns = [_by_page_bytes(bucket) for bucket in buckets.values()]
+    columns: list[list[list[Member]]] = []
+    for bucket in buckets.values():
+        by_page: dict[int, list[Member]] = {}
+        for member in bucket:
+            by_page.setdefault(member[1].page_bytes, []).append(member)
+        columns.append(list(by_page.values()))
     repeats = [max(map(len, column)) for column in columns]
     balanced = [len({len(layers) for layers in column}) == 1 for column in columns]
     least = max(
@@ -406,13 +389,6 @@ def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 def _type(spec: CacheSpec) -> tuple[object, ...]:
     return spec.kind, spec.block_size, spec.span_tokens
-
-
-def _by_page_bytes(bucket: list[Member]) -> list[list[Member]]:
-    columns: dict[int, list[Member]] = {}
-    for member in bucket:
-        columns.setdefault(member[1].page_bytes, []).append(member)
-    return list(columns.values())
 
 
 def _least_padding(counts: list[int], least: int) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from planner.memory.cache import CacheSettings, layer_specs
-from planner.model import Attention, CompressedAttention, LatentAttention, Mixer, Model, ResolvedModel, StateMixer
+from planner.model import CompressedAttention, LatentAttention, Mixer, Model, ResolvedModel, StateMixer
 
 
 def model_facts(found: ResolvedModel) -> dict[str, Any]:
@@ -53,13 +54,8 @@ def kv_bytes_per_token(model: Model) -> int:
 
 def attention_kinds(model: Model) -> str:
     """The kinds of token mixers, most frequent first: ``GQA 32/8``, ``MLA + sparse indexer``, ``GDN, GQA 16/2``."""
-    counts: dict[str, int] = {}
-    for mixer in model.mixers():
-        name = _kind(mixer)
-        counts[name] = counts.get(name, 0) + 1
-    if len(counts) == 1:
-        return next(iter(counts))
-    return ", ".join(f"{name} x {count}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
+    counts = Counter(map(_kind, model.mixers()))
+    return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{k} x {n}" for k, n in counts.most_common())
 
 
 def _kind(mixer: Mixer) -> str:
@@ -71,15 +67,10 @@ def _kind(mixer: Mixer) -> str:
     if isinstance(mixer, CompressedAttention):
         ratio = f", 1 row per {mixer.compress_ratio} tokens" if mixer.compress_ratio else ""
         return f"window {mixer.window}{ratio}{indexed}"
-    return _attention_kind(mixer) + indexed
-
-
-def _attention_kind(mixer: Attention) -> str:
     heads, kv_heads = mixer.num_heads, mixer.num_kv_heads
     name = f"MHA {heads}" if heads == kv_heads else f"{'MQA' if kv_heads == 1 else 'GQA'} {heads}/{kv_heads}"
-    if mixer.cross:
-        return f"{name}, cross"
-    name += ", shared KV" if mixer.shared else ""
-    if mixer.window:
-        return f"{name}, window {mixer.window}"
-    return f"{name}, chunks of {mixer.chunk}" if mixer.chunk else name
+    details = (
+        (mixer.cross, ", cross"), (mixer.shared, ", shared KV"), (mixer.window, f", window {mixer.window}"),
+        (mixer.chunk, f", chunks of {mixer.chunk}"),
+    )  # fmt: skip
+    return name + "".join(text for holds, text in details if holds) + indexed

@@ -91,19 +91,6 @@ class RankWeights:
         return self.weight_bytes - self.offloaded_bytes + self.absorbed_bytes + self.lora_bytes + self.rotary_bytes
 
 
-def stage_weights(
-    model: Model, layout: Layout, dtype: str, *, architecture: str = "", remainder_last: bool = False
-) -> tuple[RankWeights, ...]:
-    """Weights on each rank, stage by stage, bytes. ``dtype`` (bf16, fp16, fp32): of everything that is not quantised.
-    ``architecture`` (``sm_90``, ``gfx942``, or ``MARLIN``) decides how MXFP4 experts are padded; ``remainder_last``:
-    vLLM before 0.8.0."""
-    return _stages(model, layout, dtype, architecture, remainder_last)
-
-
-def with_absorbed(stages: tuple[RankWeights, ...], model: Model, layout: Layout, dtype: str) -> tuple[RankWeights, ...]:
-    return tuple(replace(s, absorbed_bytes=absorbed_bytes(model, layout, dtype, s.layers)) for s in stages)
-
-
 def absorbed_bytes(model: Model, layout: Layout, dtype: str, layers: range) -> int:
     """Products that V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes: of
     query and key and of value and output projections; the rotary part and the up-projections in 16 bits
@@ -144,26 +131,20 @@ def weight_bytes(weight: Weight, precision: Precision, layout: Layout, *, paddin
     piece = held_piece(weight, layout)
     if padding != (1, 1):
         down = held_piece(weight, Layout(2)).cut_axis in (-1, None)
-        piece = replace(piece, shape=_padded(piece.shape, padding, down=down))
+        axes = len(piece.shape)
+        multiples = (*(1,) * (axes - 2), *(padding[::-1] if down else padding))[:axes]
+        rounded = (-(-size // multiple) * multiple for size, multiple in zip(piece.shape, multiples, strict=True))
+        piece = replace(piece, shape=tuple(rounded))
     return piece.stored_bytes(precision)
 
 
-def _padded(shape: tuple[int, ...], padding: tuple[int, int], *, down: bool) -> tuple[int, ...]:
-    intermediate, hidden = padding
-    if len(shape) < 2:
-        return (_round_up(shape[0], hidden if down else intermediate),)
-    rows, columns = (hidden, intermediate) if down else (intermediate, hidden)
-    return (*shape[:-2], _round_up(shape[-2], rows), _round_up(shape[-1], columns))
-
-
-def _round_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
 @PerModel
-def _stages(
-    model: Model, layout: Layout, dtype: str, architecture: str, remainder_last: bool
+def stage_weights(
+    model: Model, layout: Layout, dtype: str, architecture: str = "", remainder_last: bool = False
 ) -> tuple[RankWeights, ...]:
+    """Weights on each rank, stage by stage, bytes. ``dtype`` (bf16, fp16, fp32): of everything that is not quantised.
+    ``architecture`` (``sm_90``, ``gfx942``, or ``MARLIN``) decides how MXFP4 experts are padded; ``remainder_last``:
+    vLLM before 0.8.0."""
     parts = _Parts(model, layout, UNQUANTIZED[dtype], architecture)
     kinds = [
         (kind, parts.bytes_of(zip(kind.layer.weights, kind.precisions, strict=True))) for kind in model.layer_kinds
@@ -246,7 +227,7 @@ def _layer_bytes(stage: RankWeights) -> int:
 def lora_bytes(model: Model, config: EngineConfig, lora: LoraConfig, stages: tuple[RankWeights, ...]) -> Iterator[int]:
     """Bytes of all adapter slots on a rank of each stage, in the engine's dtype (``--lora-dtype auto``)."""
     layout, slot = Layout.of(config), lora.max_loras * lora.max_lora_rank * element_bytes(config.dtype)
-    sides = {id(layer): layer_sides(layer, layout, lora) for layer in model.layers}
+    sides = {id(one): sum(_sides(weight, layout, lora) for weight in adapted(one, lora)) for one in model.layers}
     for number, stage in enumerate(stages):
         counts = Counter(id(model.layers[index]) for index in stage.layers)
         elements = sum(times * sides[layer] for layer, times in counts.items())
@@ -256,18 +237,13 @@ def lora_bytes(model: Model, config: EngineConfig, lora: LoraConfig, stages: tup
         yield slot * elements
 
 
-def layer_sides(layer: Layer, layout: Layout, lora: LoraConfig) -> int:
-    """Elements that each unit of rank takes in one layer on one rank: inputs of A and outputs of B, summed."""
-    return sum(_sides(weight, layout, lora) for weight in adapted(layer, lora))
-
-
-def adapted(layer: Layer, lora: LoraConfig) -> Iterator[Weight]:
-    for weight in layer.weights:
-        if weight.linear and (lora.adapts_experts or weight.component is not Component.ROUTED_EXPERT):
-            yield weight
+def adapted(layer: Layer, lora: LoraConfig) -> list[Weight]:
+    linear = (weight for weight in layer.weights if weight.linear)
+    return [w for w in linear if lora.adapts_experts or w.component is not Component.ROUTED_EXPERT]
 
 
 def _sides(weight: Weight, layout: Layout, lora: LoraConfig) -> int:
+    """Elements that a unit of rank takes on one rank: inputs of A and outputs of B."""
     piece, ranks = held_piece(weight, layout), layout.tensor_parallel_size
     *_, outputs, inputs = piece.shape
     if lora.fully_sharded_loras and piece.cut_axis is not None:
@@ -293,15 +269,9 @@ def with_drafts(
     if speculative is None:
         return stages
     last, by_dtype = stages[-1], _draft_bytes(model, config, speculative, draft)
-    return (
-        *stages[:-1],
-        replace(
-            last,
-            layers=range(last.layers.start, last.layers.stop + len(_draft_mixers(model, speculative, draft))),
-            by_dtype=Counter(last.by_dtype) + by_dtype,
-            draft_bytes=by_dtype.total(),
-        ),
-    )
+    layers = range(last.layers.start, last.layers.stop + len(_draft_mixers(model, speculative, draft)))
+    total = Counter(last.by_dtype) + by_dtype
+    return (*stages[:-1], replace(last, layers=layers, by_dtype=total, draft_bytes=by_dtype.total()))
 
 
 def draft_specs(
@@ -336,7 +306,11 @@ def _draft_bytes(
     layout = Layout.of(config)
     found: Counter[str] = Counter()
     if speculative.method == "mtp":
-        for weight in _module_weights(model, layout):
+        # not the tables that checkpoints repeat
+        held = [weight for weight in model.mtp if weight.shard is not Shard.VOCAB]
+        if layout.pipeline_parallel_size > 1:
+            held += [w for w in model.outer if w.component is Component.EMBEDDING and w.shard is Shard.VOCAB]
+        for weight in held:
             stored = model.precision_of(weight)
             precision = UNQUANTIZED[config.dtype] if stored is model.quantization.base else stored
             found[precision.name] += weight_bytes(weight, precision, layout)
@@ -352,12 +326,6 @@ def _draft_bytes(
             projection = Weight("fc", Component.MTP, (known.hidden_size, 2 * known.hidden_size))
             found[config.dtype] += weight_bytes(projection, UNQUANTIZED[config.dtype], layout) - shared
     return found
-
-
-def _module_weights(model: Model, layout: Layout) -> Iterator[Weight]:
-    yield from (weight for weight in model.mtp if weight.shard is not Shard.VOCAB)
-    if layout.pipeline_parallel_size > 1:
-        yield from (w for w in model.outer if w.component is Component.EMBEDDING and w.shard is Shard.VOCAB)
 
 
 def known_draft(speculative: SpeculativeConfig, draft: Model | None) -> Model:

@@ -239,13 +239,8 @@ def host_read_term(model: Model, profile: GpuProfile, config: EngineConfig) -> T
     """
     if not config.cpu_offload_gb:
         return None
-    stages = stage_weights(
-        model,
-        Layout.of(config),
-        config.dtype,
-        architecture=profile.architecture,
-        remainder_last=features_of(config, profile).pipeline_remainder_last,
-    )
+    remainder_last = features_of(config, profile).pipeline_remainder_last
+    stages = stage_weights(model, Layout.of(config), config.dtype, profile.architecture, remainder_last)
     read_bytes = offloaded_bytes(stages, config)
     bytes_per_s = host_bytes_per_s(profile, "--cpu-offload-gb") * constant("pcie_payload_share")
     cost = Cost(Part.MEMORY, Per.STEP, read_bytes / bytes_per_s)

@@ -38,10 +38,6 @@ class Metric:
     unit: str  #: ms, s, tokens/s, requests/s
     of: str  #: what it is a figure of: ``throughput``, ``batch``, or one of ``LATENCIES``
 
-    @property
-    def higher_is_better(self) -> bool:
-        return self.unit.endswith("/s")
-
 
 def _metrics() -> Iterator[Metric]:
     yield Metric("request_throughput", "requests/s", "throughput")

@@ -51,7 +51,7 @@ def test_16_bit_weights_are_two_bytes_a_parameter(name: str, num_bytes: int) -> 
 def test_loaded_bytes_are_what_vllm_logged(
     name: str, layout: Layout, architecture: str, logged_gib: float, tolerance: float
 ) -> None:
-    (rank,) = stage_weights(model(name), layout, "bf16", architecture=architecture)
+    (rank,) = stage_weights(model(name), layout, "bf16", architecture)
     assert rank.loaded_bytes / GIB == pytest.approx(logged_gib, rel=tolerance)
 
 
