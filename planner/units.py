@@ -26,28 +26,10 @@ MOST_DIGITS = 18
 
 #: Factor from a unit, as written in a profile, to the unit used inside.
 FACTORS: dict[str, float] = {
-    "B": 1,
-    "KB": KB,
-    "MB": MB,
-    "GB": GB,
-    "TB": TB,
-    "KiB": KIB,
-    "MiB": MIB,
-    "GiB": GIB,
-    "B/s": 1,
-    "GB/s": GB,
-    "TB/s": TB,
-    "FLOP/s": 1,
-    "TFLOP/s": TFLOP,
-    "TOP/s": TFLOP,
-    "us": US,
-    "ms": MS,
-    "s": 1,
-    "W": 1,
-    "MHz": 1e6,
-    "USD/h": 1,
-    "1": 1,
-}
+    "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "B/s": 1, "GB/s": GB,
+    "TB/s": TB, "FLOP/s": 1, "TFLOP/s": TFLOP, "TOP/s": TFLOP, "us": US, "ms": MS, "s": 1, "W": 1, "MHz": 1e6,
+    "USD/h": 1, "1": 1,
+}  # fmt: skip
 
 
 def whole_number(text: str) -> int | None:

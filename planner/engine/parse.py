@@ -154,7 +154,8 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
         flag, joined = spelled(word), word.partition("=")[2]
         status = flag_status(version, flag, command)
         if not status:
-            yield FlagProblem(flag, str(status), status.hint or _nearest(flag, version, command))
+            near = get_close_matches(flag, known_flags(version, command), n=1, cutoff=0.7)
+            yield FlagProblem(flag, str(status), status.hint or (f"nearest: {near[0]}" if near else ""))
             continue
         following = words[index + 1] if index + 1 < len(words) else ""
         if not takes_value(version, flag):
@@ -162,11 +163,6 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
                 yield FlagProblem(flag, f"takes no value in vLLM {version}", "use the --no- form to switch it off")
         elif "." not in word.split("=", 1)[0]:
             yield from _check_value(flag, joined or following, version)
-
-
-def _nearest(flag: str, version: EngineVersion, command: VllmCommand) -> str:
-    near = get_close_matches(flag, known_flags(version, command), n=1, cutoff=0.7)
-    return f"nearest: {near[0]}" if near else ""
 
 
 def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[FlagProblem]:
@@ -178,9 +174,8 @@ def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[Flag
         try:
             config = json.loads(value)
         except (ValueError, RecursionError) as error:
-            yield FlagProblem(
-                flag, f"{value[:80]!r} is not JSON: {error}", "quote the keys, and the value for the shell"
-            )
+            cause = f"{value[:80]!r} is not JSON: {error}"
+            yield FlagProblem(flag, cause, "quote the keys, and the value for the shell")
         else:
             yield from _check_keys(flag, config, _KEYS[option], version)
     elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):

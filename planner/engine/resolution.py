@@ -110,24 +110,16 @@ class _Resolver:
         tokens, seqs = self._batch(features, max_model_len, chunked=chunked)
         check_known(self.model, self.version)
         resolved = {
-            "version": self.version,
-            "dtype": dtype,
-            "weight_dtype": weight_dtype,
-            "kv_cache_dtype": kv.dtype,
-            "kv_cache_dtype_flag": kv.flag,
-            "max_model_len": max_model_len,
-            "max_num_seqs": seqs,
+            "version": self.version, "dtype": dtype, "weight_dtype": weight_dtype, "kv_cache_dtype": kv.dtype,
+            "kv_cache_dtype_flag": kv.flag, "max_model_len": max_model_len, "max_num_seqs": seqs,
             "max_num_batched_tokens": tokens,
             "gpu_memory_utilization": self._or("gpu_memory_utilization", features.default_gpu_memory_utilization),
             "block_size": self._block_size(),
             "enable_prefix_caching": self._or("enable_prefix_caching", prefix_caching(self.model, features)),
-            "async_scheduling": self._async_scheduling(features),
-            "enable_chunked_prefill": chunked,
-            "engine": engine,
-            "lora": resolve_lora(args, self.model, self.version),
-            "cpu_offload_gb": args.cpu_offload_gb or 0.0,
+            "async_scheduling": self._async_scheduling(features), "enable_chunked_prefill": chunked, "engine": engine,
+            "lora": resolve_lora(args, self.model, self.version), "cpu_offload_gb": args.cpu_offload_gb or 0.0,
             "env": self._environment(),
-        }
+        }  # fmt: skip
         as_given = {row.name: getattr(args, row.name) for row in fields(EngineArgs)}
         return EngineConfig(**as_given | resolved, defaults_taken=tuple(self.taken))
 

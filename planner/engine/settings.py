@@ -241,14 +241,10 @@ class EngineArgs:
 
 #: Kept in ``speculative_config`` of EngineArgs; vLLM has no such option.
 ACCEPTANCE_RATE = Setting(
-    name="speculative_acceptance_rate",
-    kind=str | None,
+    name="speculative_acceptance_rate", kind=str | None,
     help="Share of the drafted tokens that the model accepts: one rate for all positions, or one for each.",
-    metavar="RATE[,RATE...]",
-    ours=True,
-    only="time",
-    tags="recommend",
-)
+    metavar="RATE[,RATE...]", ours=True, only="time", tags="recommend",
+)  # fmt: skip
 
 
 def _settings() -> dict[str, Setting]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -26,18 +27,16 @@ class Constant(BaseModel):
 @cache
 def load_constants() -> dict[str, Constant]:
     """All constants by name; those of a group are named ``group.member``."""
-    path = data_dir("hardware") / "calibration" / "constants.toml"
-    constants: dict[str, Constant] = {}
+    text = (data_dir("hardware") / "calibration" / "constants.toml").read_text(encoding="utf-8")
+    return dict(_constants("", tomllib.loads(text)))
 
-    def add(name: str, table: dict[str, Any]) -> None:
-        if "value" in table:
-            constants[name] = Constant(**table)
-            return
-        for member, entry in table.items():
-            add(f"{name}.{member}" if name else member, entry)
 
-    add("", tomllib.loads(path.read_text(encoding="utf-8")))
-    return constants
+def _constants(prefix: str, table: dict[str, Any]) -> Iterator[tuple[str, Constant]]:
+    for name, entry in table.items():
+        if "value" in entry:
+            yield prefix + name, Constant(**entry)
+        else:
+            yield from _constants(f"{prefix}{name}.", entry)
 
 
 def constant(name: str) -> float:

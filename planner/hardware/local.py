@@ -109,12 +109,11 @@ def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
         known = {**_part(entry, "partition"), **modes.get(entry.get("gpu"), {})}
         size = _part(_part(entry, "vram"), "size").get("value")
         yield LocalGpu(
-            name=str(asic.get("market_name", "")),
-            device_id=str(asic.get("device_id", "")).lower(),
-            memory_bytes=int(size * MIB) if isinstance(size, int | float) else None,
-            compute_mode=_mode(known, "accelerator_type", "accelerator_partition", "compute_partition"),
-            memory_mode=_mode(known, "memory", "memory_partition"),
-        )
+            str(asic.get("market_name", "")), str(asic.get("device_id", "")).lower(),
+            int(size * MIB) if isinstance(size, int | float) else None,
+            _mode(known, "accelerator_type", "accelerator_partition", "compute_partition"),
+            _mode(known, "memory", "memory_partition"),
+        )  # fmt: skip
 
 
 def read_rocm_smi(text: str) -> Iterator[LocalGpu]:
@@ -149,15 +148,12 @@ def read_nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
     rows = [[word.strip() for word in row] for row in csv.reader(query.splitlines()) if row]
     if any(len(row) != 3 for row in rows) or len(slices) != len(rows):
         raise SilentTool(f"prints something unknown: {query.strip()[:160]!r}")
-    return tuple(
-        LocalGpu(
-            name=name,
-            memory_bytes=None if (mib := whole_number(size)) is None else mib * MIB,
-            mig=mode == "Enabled",
-            slices=tuple(names),
-        )
-        for (name, size, mode), names in zip(rows, slices, strict=True)
-    )
+    gpus = []
+    for (name, size, mode), names in zip(rows, slices, strict=True):
+        mib = whole_number(size)
+        memory_bytes = None if mib is None else mib * MIB
+        gpus.append(LocalGpu(name, memory_bytes=memory_bytes, mig=mode == "Enabled", slices=tuple(names)))
+    return tuple(gpus)
 
 
 def _json(text: str) -> Any:

@@ -146,10 +146,8 @@ class AllReduceCurve(_Facts):
 
     @property
     def points(self) -> tuple[tuple[float, float], ...]:
-        return tuple(
-            (to_base(size, self.size_unit), to_base(time, self.time_unit))
-            for size, time in zip(self.sizes, self.times, strict=True)
-        )
+        pairs = zip(self.sizes, self.times, strict=True)
+        return tuple((to_base(size, self.size_unit), to_base(time, self.time_unit)) for size, time in pairs)
 
     @model_validator(mode="after")
     def _a_time_for_each_size(self) -> Self:
@@ -171,7 +169,6 @@ class Interconnect(_Facts):
     domain_gpus: int = Field(default=1, ge=1, le=MOST_GPUS)  #: GPUs that these links join
 
     def allreduce_curve(self, gpus: int) -> AllReduceCurve | None:
-        """The curve for exactly ``gpus`` GPUs; None where none is published."""
         return next((curve for curve in self.allreduce if curve.gpus == gpus), None)
 
 

@@ -185,15 +185,10 @@ def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"tensor_parallel_size {size!r} must be a number of GPUs")
     return FittedConstant(
-        name=name,
-        interval=Interval(mid, low, high),
-        logs=tuple(logs),
-        where=where,
-        since=_release(entry.get("since"), _ALWAYS),
-        until=_release(entry.get("until"), _NEVER),
-        note=note,
+        name=name, interval=Interval(mid, low, high), logs=tuple(logs), where=where,
+        since=_release(entry.get("since"), _ALWAYS), until=_release(entry.get("until"), _NEVER), note=note,
         origin=origin,
-    )
+    )  # fmt: skip
 
 
 def _release(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -269,13 +264,9 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
     workspace, logits = sparse_bytes(model, config, rocm=rocm)
     encoder, outputs = encoder_bytes(model, config, element_bytes)
     return PeakTerms(
-        config.sampled_rows * model.vocab_size * LOGIT_BYTES,
-        hidden_bytes(model, num_tokens, element_bytes),
-        forward,
-        transient + logits,
-        encoder,
-        outputs + workspace,
-    )
+        config.sampled_rows * model.vocab_size * LOGIT_BYTES, hidden_bytes(model, num_tokens, element_bytes), forward,
+        transient + logits, encoder, outputs + workspace,
+    )  # fmt: skip
 
 
 def latent_elements(model: Model, config: EngineConfig) -> int:

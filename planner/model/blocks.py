@@ -35,16 +35,9 @@ QkNorm = Literal["head", "all heads"] | None
 
 
 def linear(
-    name: str,
-    out_features: int,
-    in_features: int,
-    component: Component,
-    shard: Shard = Shard.NONE,
-    *,
-    bias: bool = False,
-    copies: int = 1,
-    max_shards: int | None = None,
-) -> tuple[Weight, ...]:
+    name: str, out_features: int, in_features: int, component: Component, shard: Shard = Shard.NONE, *,
+    bias: bool = False, copies: int = 1, max_shards: int | None = None,
+) -> tuple[Weight, ...]:  # fmt: skip
     """A matrix that tokens are multiplied with, and its bias."""
     matrix = Weight(name, component, (out_features, in_features), copies, shard, max_shards, linear=True)
     if not bias:
@@ -69,15 +62,9 @@ def fused(qkv: str, out: str) -> tuple[str, str, str, str]:
 
 
 def attention_weights(
-    attention: Attention,
-    hidden_size: int,
-    *,
-    prefix: str = "self_attn.",
-    qkvo: tuple[str, str, str, str] = QKVO,
-    bias: bool = False,
-    qkv_bias: bool | None = None,
-    qk_norm: QkNorm = None,
-) -> tuple[Weight, ...]:
+    attention: Attention, hidden_size: int, *, prefix: str = "self_attn.", qkvo: tuple[str, str, str, str] = QKVO,
+    bias: bool = False, qkv_bias: bool | None = None, qk_norm: QkNorm = None,
+) -> tuple[Weight, ...]:  # fmt: skip
     """Projections q, k, v and o; a fused matrix is given as its parts, all under its name. ``bias`` is that of o, and
     of q, k, v unless ``qkv_bias`` is given. ``qk_norm``: per head or over all heads."""
     part, column = Component.ATTENTION, Shard.COLUMN
@@ -97,15 +84,9 @@ def attention_weights(
 
 
 def mlp(
-    hidden_size: int,
-    intermediate_size: int,
-    *,
-    prefix: str = "mlp.",
-    names: tuple[str, ...] = GATED,
-    component: Component = Component.MLP,
-    bias: bool = False,
-    copies: int = 1,
-) -> tuple[Weight, ...]:
+    hidden_size: int, intermediate_size: int, *, prefix: str = "mlp.", names: tuple[str, ...] = GATED,
+    component: Component = Component.MLP, bias: bool = False, copies: int = 1,
+) -> tuple[Weight, ...]:  # fmt: skip
     """An MLP: gated (SwiGLU and its like) with three ``names``, plain with two. Fused gate and up are two weights."""
     routed = component is Component.ROUTED_EXPERT
     column, row = (Shard.EXPERT_COLUMN, Shard.EXPERT_ROW) if routed else (Shard.COLUMN, Shard.ROW)
@@ -117,16 +98,9 @@ def mlp(
 
 
 def moe_mlp(
-    hidden_size: int,
-    moe: Moe,
-    *,
-    prefix: str = "mlp.",
-    router: str = "gate",
-    experts: str = "experts.0.",
-    names: tuple[str, ...] = GATED,
-    bias: bool = False,
-    latent: int = 0,
-) -> tuple[Weight, ...]:
+    hidden_size: int, moe: Moe, *, prefix: str = "mlp.", router: str = "gate", experts: str = "experts.0.",
+    names: tuple[str, ...] = GATED, bias: bool = False, latent: int = 0,
+) -> tuple[Weight, ...]:  # fmt: skip
     """Router and routed experts, one weight for all with ``copies``. ``latent``: size of the vectors that experts read
     and write instead of hidden vectors. Buffers that only correct the routing are left out."""
     return (
@@ -153,14 +127,9 @@ def experts(hidden_size: int, moe: Moe, *, prefix: str = "mlp.", names: tuple[st
 
 
 def embeddings(
-    vocab_size: int,
-    hidden_size: int,
-    names: OuterNames = LLAMA_NAMES,
-    *,
-    tied: bool,
-    norm_bias: bool = False,
+    vocab_size: int, hidden_size: int, names: OuterNames = LLAMA_NAMES, *, tied: bool, norm_bias: bool = False,
     head_bias: bool = False,
-) -> tuple[Weight, ...]:
+) -> tuple[Weight, ...]:  # fmt: skip
     weights = (
         Weight(names.embed, Component.EMBEDDING, (vocab_size, hidden_size), shard=Shard.VOCAB),
         *norms(hidden_size, names.norm, bias=norm_bias),
@@ -248,18 +217,10 @@ def layers_by_kind(kinds: Sequence[Kind], make: Callable[[Kind], Layer]) -> tupl
 
 
 def decoder(
-    config: Config,
-    layers: tuple[Layer, ...],
-    names: OuterNames = LLAMA_NAMES,
-    *,
-    tied: bool = False,
-    norm_bias: bool = False,
-    head_bias: bool = False,
-    extra: tuple[Weight, ...] = (),
-    mtp: tuple[Weight, ...] = (),
-    remote_code: bool = False,
-    notes: tuple[str, ...] = (),
-) -> ModelParts:
+    config: Config, layers: tuple[Layer, ...], names: OuterNames = LLAMA_NAMES, *, tied: bool = False,
+    norm_bias: bool = False, head_bias: bool = False, extra: tuple[Weight, ...] = (), mtp: tuple[Weight, ...] = (),
+    remote_code: bool = False, notes: tuple[str, ...] = (),
+) -> ModelParts:  # fmt: skip
     """Layers between one embedding and one lm_head. ``tied`` is the class's default, ``extra`` are further outer
     weights, ``remote_code``: the repository's own Python is needed."""
     hidden, vocab = config.hidden_size, config.size("vocab_size")
@@ -267,31 +228,16 @@ def decoder(
     return ModelParts(
         layers=layers,
         outer=embeddings(vocab, hidden, names, tied=tied, norm_bias=norm_bias, head_bias=head_bias) + extra,
-        hidden_size=hidden,
-        vocab_size=vocab,
-        max_position_embeddings=context_tokens(config),
-        tied_embeddings=tied,
-        mtp=mtp,
-        layer_prefix=names.layers,
-        requires_remote_code=remote_code,
-        notes=notes,
-    )
+        hidden_size=hidden, vocab_size=vocab, max_position_embeddings=context_tokens(config), tied_embeddings=tied,
+        mtp=mtp, layer_prefix=names.layers, requires_remote_code=remote_code, notes=notes,
+    )  # fmt: skip
 
 
 def uniform_decoder(
-    config: Config,
-    ffn: tuple[Weight, ...],
-    *,
-    moe: Moe | None = None,
-    attention: Attention | None = None,
-    norm_names: tuple[str, ...] = PRE_NORMS,
-    norm_bias: bool = False,
-    extra_weights: tuple[Weight, ...] = (),
-    full_every: int = 0,
-    names: OuterNames = LLAMA_NAMES,
-    outer: Mapping[str, Any] | None = None,
-    **projections: Any,
-) -> ModelParts:
+    config: Config, ffn: tuple[Weight, ...], *, moe: Moe | None = None, attention: Attention | None = None,
+    norm_names: tuple[str, ...] = PRE_NORMS, norm_bias: bool = False, extra_weights: tuple[Weight, ...] = (),
+    full_every: int = 0, names: OuterNames = LLAMA_NAMES, outer: Mapping[str, Any] | None = None, **projections: Any,
+) -> ModelParts:  # fmt: skip
     """A decoder whose layers differ in their sliding windows only. ``projections`` goes to ``attention_weights``,
     ``outer`` to ``decoder``."""
     hidden, shape = config.hidden_size, attention or read_attention(config)
@@ -311,14 +257,9 @@ PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")
 
 
 def mtp_module(
-    layer: Layer,
-    hidden_size: int,
-    prefix: str,
-    *,
-    vocab_size: int | None = None,
-    projection: str = "eh_proj",
+    layer: Layer, hidden_size: int, prefix: str, *, vocab_size: int | None = None, projection: str = "eh_proj",
     norm_names: tuple[str, str, str] = ("enorm", "hnorm", "shared_head.norm"),
-) -> tuple[Weight, ...]:
+) -> tuple[Weight, ...]:  # fmt: skip
     """Weights of one module, a speculative draft of the token after next, full paths under ``prefix``::
 
         input  = projection [2 hidden -> hidden] of (norm of the embedding, norm of the hidden state)
@@ -349,18 +290,10 @@ def mtp_layers(config: Config, layer: Layer, *, tables: bool) -> tuple[Weight, .
 
 
 def mixed_decoder(
-    config: Config,
-    kinds: Sequence[tuple[Any, bool]],
-    mixing: Callable[[Any], tuple[Weight, ...]],
-    moe: Moe | None,
-    sparse: tuple[Weight, ...],
-    *,
-    dense: str = "intermediate_size",
-    prefix: str = "mlp.",
-    norm_names: tuple[str, ...] = PRE_NORMS,
-    mtp_tables: bool | None = None,
-    **outer: Any,
-) -> ModelParts:
+    config: Config, kinds: Sequence[tuple[Any, bool]], mixing: Callable[[Any], tuple[Weight, ...]], moe: Moe | None,
+    sparse: tuple[Weight, ...], *, dense: str = "intermediate_size", prefix: str = "mlp.",
+    norm_names: tuple[str, ...] = PRE_NORMS, mtp_tables: bool | None = None, **outer: Any,
+) -> ModelParts:  # fmt: skip
     """A decoder with either ``moe`` or an MLP in each layer: ``kinds`` has the mixer of each, and True for experts.
     ``mixing`` makes the weights of a mixer, ``sparse`` are those of a layer's experts, ``dense`` is the key of the
     MLP's size. ``mtp_tables``: see ``mtp_layers``; None for no MTP modules."""

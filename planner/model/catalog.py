@@ -52,6 +52,7 @@ _SEPARATORS = re.compile(r"[-_. ]")
 _WORD = re.compile(r"\d+(?:\.\d+)*[a-z]*|[a-z]+")
 #: Words of an id that people leave out: publishers in front, forms of the same model behind.
 _PUBLISHERS, _FORMS = ("meta", "nvidia"), ("instruct", "it", "chat", "hf", "bf", "16")
+_QUANTISED = ("quantization_config", "expert_dtype")  #: keys that an unquantised config lacks
 _RANGES = re.compile(r"\{([\d,-]+)\}")
 
 
@@ -112,7 +113,10 @@ def find_entry(name: str) -> CatalogEntry | None:
     if "alias_of" in record:
         renamed = (f"{record['id']} {record['why']}: {record['alias_of']} is taken",)
         record = _known(record["alias_of"])
-    return _entry(record, renamed)
+    optional = {key: record.get(key) for key in ("base", "weight_dtype", "form_of", "kv_cache_dtype", "gated")}
+    return CatalogEntry(
+        record["id"], record["kind"], record.get("from", ""), _config(record), renamed=renamed, **optional
+    )
 
 
 def meant_ids(name: str) -> list[str]:
@@ -178,33 +182,20 @@ def quantized_checkpoints(base_id: str) -> list[Checkpoint]:
     base = find_entry(base_id)
     if base is None:
         return []
-    records = (record for record in _everything() if record.get("base") == base.id)
-    return sorted(map(_checkpoint, records), key=lambda checkpoint: checkpoint.id.lower())
-
-
-def _checkpoint(record: Record) -> Checkpoint:
-    publisher, _, _ = record["id"].partition("/")
-    dtype = record["weight_dtype"]
-    platforms = _SERVED_ON.get(dtype) or _MADE_FOR.get(publisher.lower(), ("amd", "nvidia"))
-    return Checkpoint(record["id"], dtype, record.get("kv_cache_dtype"), publisher, platforms)
-
-
-def _entry(record: Record, renamed: tuple[str, ...]) -> CatalogEntry:
-    optional = {key: record.get(key) for key in ("base", "weight_dtype", "form_of", "kv_cache_dtype", "gated")}
-    return CatalogEntry(
-        id=record["id"],
-        kind=record["kind"],
-        source=record.get("from", ""),
-        config=_config(record),
-        renamed=renamed,
-        **optional,
-    )
+    checkpoints = []
+    for record in sorted(_everything(), key=lambda record: record["id"].lower()):
+        if record.get("base") == base.id:
+            publisher, dtype = record["id"].partition("/")[0], record["weight_dtype"]
+            platforms = _SERVED_ON.get(dtype) or _MADE_FOR.get(publisher.lower(), ("amd", "nvidia"))
+            checkpoints.append(Checkpoint(record["id"], dtype, record.get("kv_cache_dtype"), publisher, platforms))
+    return checkpoints
 
 
 def _config(record: Record) -> Record:
     keys = record.get("config", {})
     if "base" in record:
-        inherited = _unquantized(_config(_known(record["like"] if "like" in record else record["base"])))
+        inherited = _config(_known(record["like"] if "like" in record else record["base"]))
+        inherited = {key: value for key, value in inherited.items() if key not in _QUANTISED}
     elif "like" in record:
         inherited = _config(_known(record["like"]))
     else:
@@ -225,10 +216,6 @@ def _overlaid(under: Record, over: Record) -> Record:
         else:
             merged[key] = value
     return merged
-
-
-def _unquantized(config: Record) -> Record:
-    return {key: value for key, value in config.items() if key not in ("quantization_config", "expert_dtype")}
 
 
 def _spread(value: Any) -> Any:
@@ -258,9 +245,7 @@ def _files() -> dict[str, Path]:
 @cache
 def _organisation(name: str) -> dict[str, Record]:
     path = _files().get(name)
-    if path is None:
-        return {}
-    records: dict[str, Record] = json.loads(path.read_text(encoding="utf-8"))
+    records: dict[str, Record] = json.loads(path.read_text(encoding="utf-8")) if path else {}
     return {key.lower(): {"id": key, **record} for key, record in records.items()}
 
 

@@ -65,13 +65,9 @@ def _stated(config: Config, sidecar: dict[str, Any] | None) -> Mapping[str, Any]
 
 #: Values of ``--quantization`` that quantise a 16-bit checkpoint: precision of linear weights.
 AT_LOAD_TIME = {
-    "fp8": FP8_TENSOR,
-    "fp8_per_tensor": FP8_TENSOR,
-    "ptpc_fp8": FP8_CHANNEL,
-    "fp8_per_channel": FP8_CHANNEL,
-    "fp8_per_block": FP8_BLOCK,
-    "mxfp8": MXFP8,
-}
+    "fp8": FP8_TENSOR, "fp8_per_tensor": FP8_TENSOR, "ptpc_fp8": FP8_CHANNEL, "fp8_per_channel": FP8_CHANNEL,
+    "fp8_per_block": FP8_BLOCK, "mxfp8": MXFP8,
+}  # fmt: skip
 
 
 def load_quantized(model: Model, method: str) -> Model:
@@ -331,14 +327,10 @@ def _quantized_layers(form: QuantizationForm) -> tuple[PrecisionRule, ...]:
 def _modelopt_precision(form: QuantizationForm, spec: Config) -> Precision:
     algorithm = spec.text("quant_algo", default="(none)").upper()
     known = {
-        "FP8": FP8_STATIC,
-        "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL,
-        "FP8_PB_WO": FP8_BLOCK,
-        "MXFP8": MXFP8,
-        "NVFP4": NVFP4,
-        "W4A16_NVFP4": weight_only(NVFP4, form.base),
+        "FP8": FP8_STATIC, "FP8_PER_CHANNEL_PER_TOKEN": FP8_CHANNEL, "FP8_PB_WO": FP8_BLOCK, "MXFP8": MXFP8,
+        "NVFP4": NVFP4, "W4A16_NVFP4": weight_only(NVFP4, form.base),
         "W4A16_AWQ": int4("int4-awq", form.base, _group(spec, 128)),
-    }
+    }  # fmt: skip
     if algorithm not in known:
         raise form.unknown(f"modelopt's {algorithm}")
     return known[algorithm]

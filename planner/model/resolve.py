@@ -35,13 +35,9 @@ class ResolvedModel:
 
 
 def resolve_model(
-    name: str,
-    *,
-    revision: str | None = None,
-    refresh: bool = False,
-    network: bool = True,
+    name: str, *, revision: str | None = None, refresh: bool = False, network: bool = True,
     timeout_s: float | None = None,
-) -> ResolvedModel:
+) -> ResolvedModel:  # fmt: skip
     """The model that ``name`` means: a folder or file, a bundled entry, the local hub cache, else the hub. ``revision``
     skips the catalog; ``refresh`` skips it and the cache; ``timeout_s`` limits all requests together. Raises
     InputError, UnsupportedModelError (architecture, quantisation), or HubError."""

@@ -165,14 +165,9 @@ class Load:
 
     @classmethod
     def classes_of(
-        cls,
-        classes: Sequence[Load],
-        num_prompts: int = MIXED_PROMPTS,
-        *,
-        seed: int = 0,
-        burstiness: float = 1.0,
+        cls, classes: Sequence[Load], num_prompts: int = MIXED_PROMPTS, *, seed: int = 0, burstiness: float = 1.0,
         name: str = "",
-    ) -> Load:
+    ) -> Load:  # fmt: skip
         sent = mixed(classes, num_prompts, seed=seed, burstiness=burstiness)
         load = cls.of_requests(sent, sum(one.request_rate for one in classes), name=name, classes=tuple(classes))
         return replace(load, num_prompts=num_prompts, seed=seed, burstiness=burstiness)
@@ -212,11 +207,8 @@ class Load:
         load, *more = text.split(",")
         sized = cls._sized(load)
         words = dict(word.partition("=")[::2] for word in more)
-        _require(
-            "itl" not in words,
-            f"--class {text!r}: gaps between tokens are those of all requests, whatever their class",
-            "add tpot=MS, the mean gap of each request, or --itl beside the classes, which recommend takes",
-        )
+        cause = f"--class {text!r}: gaps between tokens are those of all requests, whatever their class"
+        _require("itl" not in words, cause, "add tpot=MS, the mean gap of each request, or --itl beside the classes")
         if unknown := [word for word in words if word not in (*OF_A_REQUEST, PRIORITY)]:
             raise InputError(
                 f"--class {text!r}: {unknown[0]!r} is no target of a class",
@@ -261,28 +253,15 @@ class Load:
                 shown = [f"{one:,}" if isinstance(one, int) else f"{one:g}" for one in (bound, value)]
                 raise InputError(f"{flag} must be {kind} {shown[0]}, got {shown[1]}", hint=hint)
         check_rate(self.request_rate)
-        below = self.length_distribution == "below"
-        _require(
-            self.range_ratio < 1 or below,
-            f"--random-range-ratio must be in [0, 1), got {self.range_ratio:g}",
-            "0 sends requests of equal length",
-        )
-        _require(
-            below or floor(self.input_len * (1 - self.range_ratio)) >= 1,
-            f"--random-range-ratio {self.range_ratio:g} of {self.input_len} tokens allows empty prompts",
-            "give a longer input or a smaller ratio",
-        )
+        below, flag = self.length_distribution == "below", f"--random-range-ratio {self.range_ratio:g}"
+        _require(self.range_ratio < 1 or below, f"{flag} must be in [0, 1)", "0 sends requests of equal length")
+        some = below or floor(self.input_len * (1 - self.range_ratio)) >= 1
+        _require(some, f"{flag} of {self.input_len} tokens allows empty prompts", "give a longer input or less")
         for metric, limit_ms in self.limits_ms.items():
-            _require(
-                LEAST_FIGURE <= limit_ms <= MOST_FIGURE,
-                f"--class {self.name}: {metric}={limit_ms:g} is not a target in ms",
-                f"for example {metric}=500",
-            )
-        _require(
-            -MOST_PRIORITY <= self.priority <= MOST_PRIORITY,
-            f"--class {self.name}: a priority is from {-MOST_PRIORITY:,} to {MOST_PRIORITY:,}",
-            "lower is sooner",
-        )
+            cause = f"--class {self.name}: {metric}={limit_ms:g} is not a target in ms"
+            _require(LEAST_FIGURE <= limit_ms <= MOST_FIGURE, cause, f"for example {metric}=500")
+        cause = f"--class {self.name}: a priority is from {-MOST_PRIORITY:,} to {MOST_PRIORITY:,}"
+        _require(-MOST_PRIORITY <= self.priority <= MOST_PRIORITY, cause, "lower is sooner")
 
     @property
     def total_len(self) -> int:
@@ -307,13 +286,9 @@ class Load:
     def longest(self, num_prompts: int) -> Load:
         input_len, output_len = self._bounds(self.input_len)[1], self._bounds(self.output_len)[1]
         return replace(
-            self,
-            input_len=input_len,
-            output_len=output_len,
-            num_prompts=num_prompts,
-            range_ratio=0.0,
+            self, input_len=input_len, output_len=output_len, num_prompts=num_prompts, range_ratio=0.0,
             length_distribution="symmetric",
-        )
+        )  # fmt: skip
 
     def requests(self) -> Requests:
         """The requests that are sent, drawn as ``vllm bench`` does: numpy's default generator for lengths (inputs
@@ -414,22 +389,20 @@ class Load:
             sent = mixed(classes, prompts, seed=self.seed, burstiness=self.burstiness)
             return replace(self, request_rate=rate, num_prompts=prompts, recorded=sent, classes=classes)
         if self.recorded is not None:
-            sent = self._dealt(servers, router, most or len(self.recorded.arrival_s))
+            from planner.workload.requests import share
+
+            sent = share(self.recorded, servers, most or len(self.recorded.arrival_s), router)
             return replace(self, request_rate=rate, num_prompts=len(sent.arrival_s), recorded=sent)
         places = self.max_concurrency and ceil(self.max_concurrency / servers)
         return replace(self, request_rate=rate, max_concurrency=places, num_prompts=most or self.num_prompts)
 
     def dealt(self, servers: int, router: Router, most: int | None = None) -> Load:
         """The whole load, of which ``recorded`` are the requests that one of ``servers`` gets, at most ``most``."""
-        whole = self.whole or self.requests()
-        each = max(len(whole.arrival_s) // servers, 2)
-        load = replace(self, recorded=whole)
-        return replace(self, recorded=load._dealt(servers, router, min(most or each, each)), whole=whole)
-
-    def _dealt(self, servers: int, router: Router, most: int) -> Requests:
         from planner.workload.requests import share
 
-        return share(self.requests(), servers, most, router)
+        whole = self.whole or self.requests()
+        each = max(len(whole.arrival_s) // servers, 2)
+        return replace(self, recorded=share(whole, servers, min(most or each, each), router), whole=whole)
 
     def _bounds(self, length: int) -> tuple[int, int]:
         if self.length_distribution == "below":
@@ -488,14 +461,10 @@ def benchmarks(
             f"--class {rare.name} sends one request in {rate / rare.request_rate:,.0f}, and {num_prompts:,} are sent",
             hint="raise --num-prompts, or plan that class by itself",
         )
+    counts = (max(round(num_prompts * (one.request_rate / rate)), 1) for one in classes)
     return tuple(
-        replace(
-            one,
-            num_prompts=max(round(num_prompts * (one.request_rate / rate)), 1),
-            burstiness=burstiness,
-            seed=(seed + place) % SEEDS,
-        )
-        for place, one in enumerate(classes)
+        replace(one, num_prompts=count, burstiness=burstiness, seed=(seed + place) % SEEDS)
+        for place, (one, count) in enumerate(zip(classes, counts, strict=True))
     )
 
 
@@ -537,11 +506,8 @@ def check_classes(classes: Sequence[Load], policy: str | None) -> None:
 
 def check_rate(request_rate: float) -> None:
     """Raises InputError for requests per second that ``vllm bench`` would not send; infinite is all at once."""
-    _require(
-        request_rate >= LEAST,
-        f"--request-rate must be positive, got {request_rate:g}",
-        "use inf to send everything at once",
-    )
+    cause = f"--request-rate must be positive, got {request_rate:g}"
+    _require(request_rate >= LEAST, cause, "use inf to send everything at once")
 
 
 def _require(holds: bool, cause: str, hint: str) -> None:

@@ -93,17 +93,10 @@ class Targets:
 
     @classmethod
     def of(
-        cls,
-        *,
-        ttft_ms: float | None = None,
-        tpot_ms: float | None = None,
-        itl_ms: float | None = None,
-        e2el_ms: float | None = None,
-        percentile: float | str = DEFAULT_PERCENTILE,
-        confidence: float = CONFIDENCE,
-        by: By = "rate",
-        value: float | None = None,
-    ) -> Targets:
+        cls, *, ttft_ms: float | None = None, tpot_ms: float | None = None, itl_ms: float | None = None,
+        e2el_ms: float | None = None, percentile: float | str = DEFAULT_PERCENTILE, confidence: float = CONFIDENCE,
+        by: By = "rate", value: float | None = None,
+    ) -> Targets:  # fmt: skip
         """Limits in ms at a ``percentile`` (95, ``"mean"``). Raises InputError for a limit that is not positive."""
         limits_ms = {"ttft": ttft_ms, "tpot": tpot_ms, "itl": itl_ms, "e2el": e2el_ms}
         return cls(parse_slos(limits_ms, str(percentile)), by, value, confidence)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -85,6 +85,53 @@ family("NemotronForCausalLM")(partial(llama_like, mlp_names=PLAIN, norm_bias=Tru
 family("ArceeForCausalLM")(partial(llama_like, mlp_names=PLAIN))
 
 
+def register(
+    *architectures: str, ffn: Callable[[Config], tuple[Weight, ...]] = gated,
+    flags: Mapping[str, tuple[str, bool]] | None = None, **options: Any,
+) -> None:  # fmt: skip
+    """Register a ``uniform_decoder`` with these options; ``flags``: key of config.json and default, by option."""
+
+    def build(config: Config) -> ModelParts:
+        read: dict[str, Any] = {name: config.flag(key, default=d) for name, (key, d) in (flags or {}).items()}
+        return uniform_decoder(config, ffn(config), **options, **read)
+
+    family(*architectures)(build)
+
+
+# EXAONE 3 and 3.5: Llama under GPT-2's names
+register(
+    "ExaoneForCausalLM", ffn=partial(gated, names=("c_fc_0", "c_fc_1", "c_proj")), prefix="attn.attention.",
+    qkvo=QKV_OUT, norm_names=("ln_1", "ln_2"), names=GPT2_NAMES, outer={"remote_code": True},
+)  # fmt: skip
+# InternLM2: Llama under other names, q, k and v fused
+register(
+    "InternLM2ForCausalLM", ffn=partial(gated, prefix="feed_forward.", names=W1_W3_W2), prefix="attention.",
+    qkvo=fused("wqkv", "wo"), flags={"bias": ("bias", False)}, norm_names=("attention_norm", "ffn_norm"),
+    names=OuterNames("model.tok_embeddings", head="output"), outer={"remote_code": True},
+)  # fmt: skip
+# Baichuan and Baichuan 2: multi-head attention
+register("BaichuanForCausalLM", "BaiChuanForCausalLM", qkvo=fused("W_pack", "o_proj"), outer={"remote_code": True})
+# Phi-3-small: a fused gated MLP, biases everywhere; every other layer reads its KV cache block-sparsely
+register(
+    "Phi3SmallForCausalLM", qkvo=fused("query_key_value", "dense"), bias=True, norm_bias=True,
+    ffn=partial(gated, key="ff_intermediate_size", names=("up_proj", "up_proj", "down_proj"), bias=True),
+    names=OuterNames(norm="model.final_layernorm"),
+    outer={"tied": True, "remote_code": True,
+           "notes": ("block-sparse attention layers are counted as full attention",)},
+)  # fmt: skip
+# GPT-J: attention without biases beside an MLP with them; the lm_head has one too
+register(
+    "GPTJForCausalLM", ffn=partial(plain, names=("fc_in", "fc_out"), bias=True), prefix="attn.", qkvo=QKV_OUT,
+    norm_names=("ln_1",), norm_bias=True, names=GPT2_NAMES, outer={"head_bias": True},
+)  # fmt: skip
+# GPT-NeoX, Pythia, Dolly: biases everywhere but in the lm_head
+register(
+    "GPTNeoXForCausalLM", ffn=partial(plain, names=H_TO_4H, bias=True), prefix="attention.",
+    qkvo=fused("query_key_value", "dense"), flags={"bias": ("attention_bias", True)}, norm_bias=True,
+    names=OuterNames("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers."),
+)  # fmt: skip
+
+
 @family("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
 def eagle3(config: Config) -> ModelParts:
     """EAGLE-3 drafts (``llama_eagle3.py``): the first layer reads embedding and hidden state side by side. Hidden
@@ -131,16 +178,6 @@ def exaone4(config: Config) -> ModelParts:
     return llama_like(config, bias=False, qk_norm="head", norm_names=POST_NORMS, full_every=full_every)
 
 
-@family("ExaoneForCausalLM")
-def exaone(config: Config) -> ModelParts:
-    """EXAONE 3 and 3.5: Llama under GPT-2's names."""
-    ffn = gated(config, names=("c_fc_0", "c_fc_1", "c_proj"))
-    return uniform_decoder(
-        config, ffn, prefix="attn.attention.", qkvo=QKV_OUT, norm_names=("ln_1", "ln_2"), names=GPT2_NAMES,
-        outer={"remote_code": True},
-    )  # fmt: skip
-
-
 @family("HunYuanDenseV1ForCausalLM")
 def hunyuan(config: Config) -> ModelParts:
     """Hunyuan dense: Llama with q and k normalised, each head by itself."""
@@ -173,33 +210,6 @@ def phi3(config: Config) -> ModelParts:
     """Phi-3, Phi-3.5, Phi-4: q, k, v and gate, up are fused matrices."""
     parts = uniform_decoder(config, gated(config, names=FUSED_GATE_UP), qkvo=fused("qkv_proj", "o_proj"))
     return replace(parts, unstretched_tokens=config.size("original_max_position_embeddings", default=0) or None)
-
-
-@family("Phi3SmallForCausalLM")
-def phi3_small(config: Config) -> ModelParts:
-    """Phi-3-small: a fused gated MLP, biases everywhere; every other layer reads its KV cache block-sparsely."""
-    note = "block-sparse attention layers are counted as full attention"
-    ffn = gated(config, key="ff_intermediate_size", names=("up_proj", "up_proj", "down_proj"), bias=True)
-    return uniform_decoder(
-        config, ffn, qkvo=fused("query_key_value", "dense"), bias=True, norm_bias=True,
-        names=OuterNames(norm="model.final_layernorm"), outer={"tied": True, "remote_code": True, "notes": (note,)},
-    )  # fmt: skip
-
-
-@family("InternLM2ForCausalLM")
-def internlm2(config: Config) -> ModelParts:
-    """InternLM2: Llama under other names, q, k and v fused."""
-    return uniform_decoder(
-        config, gated(config, prefix="feed_forward.", names=W1_W3_W2), prefix="attention.", qkvo=fused("wqkv", "wo"),
-        bias=config.flag("bias", default=False), norm_names=("attention_norm", "ffn_norm"),
-        names=OuterNames("model.tok_embeddings", head="output"), outer={"remote_code": True},
-    )  # fmt: skip
-
-
-@family("BaichuanForCausalLM", "BaiChuanForCausalLM")
-def baichuan(config: Config) -> ModelParts:
-    """Baichuan and Baichuan 2: multi-head attention, q, k and v fused as ``W_pack``."""
-    return uniform_decoder(config, gated(config), qkvo=fused("W_pack", "o_proj"), outer={"remote_code": True})
 
 
 @family("GlmForCausalLM", "Glm4ForCausalLM")
@@ -250,25 +260,6 @@ def gpt2(config: Config) -> ModelParts:
         attention=read_attention(config, kv_heads=1 if one_head else None), prefix="attn.",
         qkvo=fused("c_attn", "c_proj"), bias=True, norm_names=("ln_1", "ln_2"), norm_bias=True, names=GPT2_NAMES,
         outer={"tied": True, "extra": table},
-    )  # fmt: skip
-
-
-@family("GPTJForCausalLM")
-def gpt_j(config: Config) -> ModelParts:
-    """GPT-J: attention without biases beside an MLP with them; the lm_head has one too."""
-    return uniform_decoder(
-        config, plain(config, names=("fc_in", "fc_out"), bias=True), prefix="attn.", qkvo=QKV_OUT,
-        norm_names=("ln_1",), norm_bias=True, names=GPT2_NAMES, outer={"head_bias": True},
-    )  # fmt: skip
-
-
-@family("GPTNeoXForCausalLM")
-def gpt_neox(config: Config) -> ModelParts:
-    """GPT-NeoX, Pythia, Dolly: biases everywhere but in the lm_head."""
-    return uniform_decoder(
-        config, plain(config, names=H_TO_4H, bias=True), prefix="attention.", qkvo=fused("query_key_value", "dense"),
-        bias=config.flag("attention_bias", default=True), norm_bias=True,
-        names=OuterNames("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers."),
     )  # fmt: skip
 
 

@@ -113,15 +113,11 @@ def mamba_lm(config: Config) -> ModelParts:
     """Every layer is one norm and one state-space mixer. Mamba ties its lm_head, Falcon-Mamba does not."""
     hidden = config.hidden_size
     mixer, weights = mamba(
-        hidden,
-        config.size("intermediate_size", default=hidden * config.size("expand", default=2)),
-        config.size("state_size", default=16),
-        config.size("conv_kernel", default=4),
-        time_step_rank(config, "time_step_rank"),
-        prefix="mixer.",
-        conv_bias=config.flag("use_conv_bias", default=True),
+        hidden, config.size("intermediate_size", default=hidden * config.size("expand", default=2)),
+        config.size("state_size", default=16), config.size("conv_kernel", default=4),
+        time_step_rank(config, "time_step_rank"), prefix="mixer.", conv_bias=config.flag("use_conv_bias", default=True),
         bias=config.flag("use_bias", default=False),
-    )
+    )  # fmt: skip
     layers = (Layer((*norms(hidden, "norm"), *weights), mixer),) * config.num_layers
     return decoder(config, layers, BACKBONE_NAMES, tied=config.architecture == "MambaForCausalLM")
 

@@ -78,14 +78,9 @@ def olmoe(config: Config) -> ModelParts:
 def gpt_oss(config: Config) -> ModelParts:
     """gpt-oss: biases everywhere, a learned sink for each head, every other layer slides over 128 tokens."""
     attention, moe = read_attention(config), read_moe(config, size="intermediate_size")
-    return uniform_decoder(
-        config,
-        moe_mlp(config.hidden_size, moe, router="router", experts="experts.", names=FUSED_GATE_UP, bias=True),
-        moe=moe,
-        bias=config.flag("attention_bias", default=True),
-        extra_weights=vector("self_attn.sinks", attention.num_heads, ATTENTION),
-        full_every=2,
-    )
+    ffn = moe_mlp(config.hidden_size, moe, router="router", experts="experts.", names=FUSED_GATE_UP, bias=True)
+    sinks, bias = vector("self_attn.sinks", attention.num_heads, ATTENTION), config.flag("attention_bias", default=True)
+    return uniform_decoder(config, ffn, moe=moe, bias=bias, extra_weights=sinks, full_every=2)
 
 
 @family("DbrxForCausalLM")
@@ -97,13 +92,10 @@ def dbrx(config: Config) -> ModelParts:
     return uniform_decoder(
         config,
         moe_mlp(config.hidden_size, moe, prefix="ffn.", router="router.layer", experts="experts.mlp.", names=names),
-        moe=moe,
-        attention=attention,
-        prefix=f"{stem}attn.",
-        qkvo=fused("Wqkv", "out_proj"),
+        moe=moe, attention=attention, prefix=f"{stem}attn.", qkvo=fused("Wqkv", "out_proj"),
         norm_names=(f"{stem}norm_1", f"{stem}norm_2"),
         names=OuterNames("transformer.wte", "transformer.norm_f", layers="transformer.blocks."),
-    )
+    )  # fmt: skip
 
 
 @family("Grok1ModelForCausalLM", "Grok1ForCausalLM")
@@ -216,15 +208,10 @@ def laguna(config: Config) -> ModelParts:
 
 def read_latent(config: Config, indexer: SparseIndexer | None = None) -> LatentAttention:
     """Shape of MLA; ``q_lora_rank`` null means that queries are not compressed."""
-    return LatentAttention(
-        num_heads=config.size("num_attention_heads"),
-        kv_lora_rank=config.size("kv_lora_rank"),
-        qk_nope_head_dim=config.size("qk_nope_head_dim"),
-        qk_rope_head_dim=config.size("qk_rope_head_dim"),
-        v_head_dim=config.size("v_head_dim"),
-        q_lora_rank=config.size("q_lora_rank", default=0) or None,
-        indexer=indexer,
-    )
+    heads, q_rank = config.size("num_attention_heads"), config.size("q_lora_rank", default=0) or None
+    keys = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    sizes: dict[str, Any] = {key: config.size(key) for key in keys}
+    return LatentAttention(heads, **sizes, q_lora_rank=q_rank, indexer=indexer)
 
 
 def latent_weights(mla: LatentAttention, hidden: int, *, bias: bool = False) -> tuple[Weight, ...]:

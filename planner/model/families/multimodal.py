@@ -47,13 +47,9 @@ def with_vision(parts: ModelParts, vision: tuple[Weight, ...], *, text: str) -> 
 
 
 def with_tower(
-    config: Config,
-    text: Builder,
-    tower: Callable[[Config, ModelParts], tuple[Weight, ...]],
-    *,
-    prefix: str,
+    config: Config, text: Builder, tower: Callable[[Config, ModelParts], tuple[Weight, ...]], *, prefix: str,
     optional: bool = False,
-) -> ModelParts:
+) -> ModelParts:  # fmt: skip
     """The model of ``text_config`` beside the tower of ``vision_config``, which may be missing where ``optional``."""
     parts = text(config.nested("text_config"))
     if optional and not config.has("vision_config"):
@@ -106,17 +102,9 @@ MOONVIT_NAMES = BlockNames(("wqkv",), "wo", ("mlp.fc0",), "mlp.fc1", ("norm0", "
 
 
 def blocks(
-    prefix: str,
-    hidden: int,
-    intermediate: int,
-    copies: int,
-    names: BlockNames = LLAMA_NAMES,
-    *,
-    attention_bias: bool = True,
-    mlp_bias: bool = True,
-    norm_bias: bool = True,
-    heads_size: int = 0,
-) -> tuple[Weight, ...]:
+    prefix: str, hidden: int, intermediate: int, copies: int, names: BlockNames = LLAMA_NAMES, *,
+    attention_bias: bool = True, mlp_bias: bool = True, norm_bias: bool = True, heads_size: int = 0,
+) -> tuple[Weight, ...]:  # fmt: skip
     """``copies`` transformer blocks; ``heads_size`` is the size of all heads together where it is not ``hidden``."""
     column, row = Shard.COLUMN, Shard.ROW
     heads_size = heads_size or hidden
@@ -429,18 +417,6 @@ MISTRAL3_VISION = {
 }  # fmt: skip
 
 
-@family("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
-def qwen2_vl(config: Config) -> ModelParts:
-    return with_tower(config, qwen2, qwen2_vision, prefix="")
-
-
-@family("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
-def qwen3_vl(config: Config) -> ModelParts:
-    """Qwen3-VL: Qwen3, with experts or without, and a tower with DeepStack."""
-    text = qwen3_moe if "Moe" in config.architecture else qwen3
-    return with_tower(config, text, qwen3_vision, prefix="model.language_model.")
-
-
 @family("Mistral3ForConditionalGeneration")
 def mistral3(config: Config) -> ModelParts:
     """Mistral Small 3.1 to 4, Ministral 3, Mistral Medium 3.5: Mistral (Small 4: DeepSeek-V3), Pixtral's tower, a patch
@@ -462,11 +438,6 @@ def mistral3(config: Config) -> ModelParts:
     return with_vision(parts, (*pixtral_vision(vision, "vision_tower."), *projector), text="language_model.")
 
 
-@family("KimiK25ForConditionalGeneration")
-def kimi_k25(config: Config) -> ModelParts:
-    return replace(with_tower(config, deepseek, moonvit_vision, prefix="language_model."), requires_remote_code=True)
-
-
 @family("Glm4vForConditionalGeneration", "Glm4vMoeForConditionalGeneration")
 def glm4v(config: Config) -> ModelParts:
     text = config.nested("text_config").with_defaults({"attention_bias": True})
@@ -474,34 +445,11 @@ def glm4v(config: Config) -> ModelParts:
     return with_vision(parts, glm4_vision(config.section("vision_config")), text="model.language_model.")
 
 
-@family("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM")  # fmt: skip
-def qwen3_5(config: Config) -> ModelParts:
-    """Qwen3.5 and 3.6: the vision tower of Qwen3-VL, where there is one."""
-    return with_tower(config, qwen3_5_text, qwen3_vision, prefix="model.language_model.", optional=True)
-
-
-@family("KimiLinearForCausalLM", "KimiK3ForConditionalGeneration")
-def kimi_linear(config: Config) -> ModelParts:
-    return with_tower(config, kimi_linear_text, moonvit_vision, prefix="language_model.", optional=True)
-
-
 @family("Step3p7FlashForCausalLM", "Step3p7ForConditionalGeneration")
 def step3p7(config: Config) -> ModelParts:
     """Step-3.7-Flash: the published tower, whatever the config says."""
     text = config.nested("text_config")
     return with_vision(step3p7_text(text), step_vision(text.hidden_size), text="model.")
-
-
-@family("MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration")
-def minimax_m3(config: Config) -> ModelParts:
-    return with_tower(config, minimax_m3_text, minimax_m3_vision, prefix="language_model.", optional=True)
-
-
-@family("Gemma3ForConditionalGeneration")
-def gemma3_vision(config: Config) -> ModelParts:
-    """Gemma 3 from 4B on: a SigLIP tower, pooled and projected."""
-    return with_tower(config, gemma3, siglip_vision, prefix="language_model.")
 
 
 @family("Gemma4ForConditionalGeneration")
@@ -541,9 +489,29 @@ def llama4_text(config: Config) -> ModelParts:
     return mixed_decoder(config, kinds, mixing, moe, sparse, dense="intermediate_size_mlp", prefix=stem)
 
 
-@family("Llama4ForConditionalGeneration")
-def llama4(config: Config) -> ModelParts:
-    return with_tower(config, llama4_text, llama4_vision, prefix="language_model.")
+#: A text model, its tower, and the prefix of the text model's weights.
+for _text, _tower, _prefix, *_architectures in (
+    (qwen2, qwen2_vision, "", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    (qwen3, qwen3_vision, "model.language_model.", "Qwen3VLForConditionalGeneration"),
+    (qwen3_moe, qwen3_vision, "model.language_model.", "Qwen3VLMoeForConditionalGeneration"),
+    (gemma3, siglip_vision, "language_model.", "Gemma3ForConditionalGeneration"),  # from 4B on
+    (llama4_text, llama4_vision, "language_model.", "Llama4ForConditionalGeneration"),
+):
+    family(*_architectures)(partial(with_tower, text=_text, tower=_tower, prefix=_prefix))
+# Qwen3.5 and 3.6, Kimi Linear and K3, MiniMax-M3: with a tower where the config has one
+for _text, _tower, _prefix, *_architectures in (
+    (qwen3_5_text, qwen3_vision, "model.language_model.", "Qwen3_5ForConditionalGeneration",
+     "Qwen3_5MoeForConditionalGeneration", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"),
+    (kimi_linear_text, moonvit_vision, "language_model.", "KimiLinearForCausalLM", "KimiK3ForConditionalGeneration"),
+    (minimax_m3_text, minimax_m3_vision, "language_model.", "MiniMaxM3ForCausalLM", "MiniMaxM3SparseForCausalLM",
+     "MiniMaxM3SparseForConditionalGeneration"),
+):  # fmt: skip
+    family(*_architectures)(partial(with_tower, text=_text, tower=_tower, prefix=_prefix, optional=True))
+
+
+@family("KimiK25ForConditionalGeneration")
+def kimi_k25(config: Config) -> ModelParts:
+    return replace(with_tower(config, deepseek, moonvit_vision, prefix="language_model."), requires_remote_code=True)
 
 
 @family("MllamaForConditionalGeneration")
