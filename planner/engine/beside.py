@@ -222,11 +222,9 @@ def check_speculative_config(
         cause = f"{FLAG}: {model.id} has no multi-token-prediction modules"
         raise IllegalPlanError(cause, hint='use another "method", such as ngram')
     if wanted.draft_tensor_parallel_size not in (None, 1, tensor_parallel_size):
-        raise IllegalPlanError(
-            f"{FLAG}: draft_tensor_parallel_size {wanted.draft_tensor_parallel_size} is neither 1 nor the model's "
-            f"{tensor_parallel_size}",
-            hint="leave it out",
-        )
+        size = f"draft_tensor_parallel_size {wanted.draft_tensor_parallel_size}"
+        cause = f"{FLAG}: {size} is neither 1 nor the model's {tensor_parallel_size}"
+        raise IllegalPlanError(cause, hint="leave it out")
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -247,20 +245,15 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
         cause = f"--max-cpu-loras {in_host} is less than --max-loras {loras}"
         raise IllegalPlanError(cause, hint="raise it: host memory holds a copy of each adapter on the GPU")
     if model.vocab_size > MOST_VOCABULARY and model.architecture in releases("adapted_tables"):
-        raise IllegalPlanError(
-            f"--enable-lora: vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows, and {model.id} has "
-            f"{model.vocab_size:,}",
-            hint="leave it out, or merge the adapter into the model",
-        )
+        most = f"vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows"
+        cause = f"--enable-lora: {most}, and {model.id} has {model.vocab_size:,}"
+        raise IllegalPlanError(cause, hint="leave it out, or merge the adapter into the model")
     if args.fully_sharded_loras and args.enable_expert_parallel:
         cause = "--fully-sharded-loras: vLLM refuses it with --enable-expert-parallel"
         raise IllegalPlanError(cause, hint="leave one of them out")
     if args.fully_sharded_loras and rank % args.tensor_parallel_size:
-        raise IllegalPlanError(
-            f"--fully-sharded-loras: --max-lora-rank {rank} is not divisible by --tensor-parallel-size "
-            f"{args.tensor_parallel_size}",
-            hint="raise the rank, or leave it out",
-        )
+        cause = f"--max-lora-rank {rank} is not divisible by --tensor-parallel-size {args.tensor_parallel_size}"
+        raise IllegalPlanError(f"--fully-sharded-loras: {cause}", hint="raise the rank, or leave it out")
     # routed experts have adapters since FusedMoEWithLoRA (pull request 21229)
     experts, tables = version.release >= (0, 11, 1), model.architecture in releases("adapted_tables")
     return LoraConfig(loras, rank, in_host, args.fully_sharded_loras, experts, tables)

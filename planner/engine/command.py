@@ -187,11 +187,9 @@ def _range_ratio(workload: Load, line: _Line) -> float:
     if fixed:
         return 0.0 if symmetric else 1.0
     if not possible:
-        raise IllegalPlanError(
-            f"{line.command} of vLLM {line.version} cannot draw lengths that are {workload.length_distribution}",
-            hint="use fixed lengths, or an --engine-version "
-            + ("before 0.9.1 for lengths below a maximum" if symmetric else "of 0.9.1 or later"),
-        )
+        cause = f"{line.command} of vLLM {line.version} cannot draw lengths that are {workload.length_distribution}"
+        other = "before 0.9.1 for lengths below a maximum" if symmetric else "of 0.9.1 or later"
+        raise IllegalPlanError(cause, hint=f"use fixed lengths, or an --engine-version {other}")
     return workload.range_ratio
 
 

@@ -49,15 +49,6 @@ def has_both_engines(version: EngineVersion) -> bool:
     return BOTH_SINCE <= version.release < V0_GONE_IN
 
 
-@dataclass(frozen=True, slots=True)
-class _Rule:
-    """``option`` brings V0 back where its value passes ``when``, in releases before ``until``."""
-
-    option: str
-    until: Release
-    when: Callable[[str], bool] = lambda _: True
-
-
 def _is_not(number: float) -> Callable[[str], bool]:
     def differs(value: str) -> bool:
         try:
@@ -68,27 +59,29 @@ def _is_not(number: float) -> Callable[[str], bool]:
     return differs
 
 
-_RULES = (
-    _Rule("--load-format", (0, 9), lambda value: value == "tensorizer"),
-    _Rule("--load-format", V0_GONE_IN, lambda value: value == "sharded_state"),
-    _Rule("--logits-processor-pattern", ORACLE_GONE_IN),
-    _Rule("--preemption-mode", V0_GONE_IN),
-    _Rule("--disable-async-output-proc", V0_GONE_IN),
-    _Rule("--scheduling-policy", (0, 9, 2), lambda value: value != "fcfs"),
-    _Rule("--num-scheduler-steps", (0, 10, 1), _is_not(1)),
-    _Rule("--scheduler-delay-factor", V0_GONE_IN, _is_not(0)),
-    _Rule("--guided-decoding-backend", (0, 10), lambda v: v.split(":")[0] not in ("auto", "xgrammar", "guidance")),
-    _Rule("--guided-decoding-backend", (0, 10, 1), lambda value: value == "lm-format-enforcer"),
-    _Rule("--enable-prompt-adapter", (0, 10)),
-    _Rule("--enable-prompt-embeds", V0_GONE_IN),
-    _Rule("--quantization", (0, 9), lambda value: value == "gguf"),
-    _Rule("--max-num-partial-prefills", ORACLE_GONE_IN, _is_not(1)),
-    _Rule("--max-long-partial-prefills", ORACLE_GONE_IN, _is_not(1)),
-    _Rule("--otlp-traces-endpoint", (0, 10, 2)),
-    _Rule("--collect-detailed-traces", (0, 10, 2)),
-    _Rule("--dtype", (0, 9, 2), lambda value: value in ("float32", "float")),
-    _Rule("--pipeline-parallel-size", _PIPELINES_SINCE, _is_not(1)),
-    _Rule("VLLM_ATTENTION_BACKEND", V0_GONE_IN, lambda value: value not in ("", *_V1_BACKENDS)),
+_ANY: Callable[[str], bool] = lambda _: True  # noqa: E731
+#: An option brings V0 back where its value passes the test, in releases before the one named.
+_RULES: tuple[tuple[str, Release, Callable[[str], bool]], ...] = (
+    ("--load-format", (0, 9), lambda value: value == "tensorizer"),
+    ("--load-format", V0_GONE_IN, lambda value: value == "sharded_state"),
+    ("--logits-processor-pattern", ORACLE_GONE_IN, _ANY),
+    ("--preemption-mode", V0_GONE_IN, _ANY),
+    ("--disable-async-output-proc", V0_GONE_IN, _ANY),
+    ("--scheduling-policy", (0, 9, 2), lambda value: value != "fcfs"),
+    ("--num-scheduler-steps", (0, 10, 1), _is_not(1)),
+    ("--scheduler-delay-factor", V0_GONE_IN, _is_not(0)),
+    ("--guided-decoding-backend", (0, 10), lambda v: v.split(":")[0] not in ("auto", "xgrammar", "guidance")),
+    ("--guided-decoding-backend", (0, 10, 1), lambda value: value == "lm-format-enforcer"),
+    ("--enable-prompt-adapter", (0, 10), _ANY),
+    ("--enable-prompt-embeds", V0_GONE_IN, _ANY),
+    ("--quantization", (0, 9), lambda value: value == "gguf"),
+    ("--max-num-partial-prefills", ORACLE_GONE_IN, _is_not(1)),
+    ("--max-long-partial-prefills", ORACLE_GONE_IN, _is_not(1)),
+    ("--otlp-traces-endpoint", (0, 10, 2), _ANY),
+    ("--collect-detailed-traces", (0, 10, 2), _ANY),
+    ("--dtype", (0, 9, 2), lambda value: value in ("float32", "float")),
+    ("--pipeline-parallel-size", _PIPELINES_SINCE, _is_not(1)),
+    ("VLLM_ATTENTION_BACKEND", V0_GONE_IN, lambda value: value not in ("", *_V1_BACKENDS)),
 )
 
 
@@ -101,9 +94,9 @@ def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: Engine
     if pipelines_on_v1(options, version):
         given.pop("--pipeline-parallel-size", None)
     return tuple(
-        f"{rule.option}{' ' if rule.option.startswith('--') else '='}{given[rule.option]}".strip()
-        for rule in _RULES
-        if rule.option in given and version.release < rule.until and rule.when(given[rule.option])
+        f"{option}{' ' if option.startswith('--') else '='}{given[option]}".strip()
+        for option, until, test in _RULES
+        if option in given and version.release < until and test(given[option])
     )
 
 

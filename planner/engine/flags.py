@@ -82,7 +82,6 @@ class FlagProblem:
 
 
 def flag_status(version: EngineVersion, flag: str, command: VllmCommand = "serve") -> Status:
-    """Status of the option ``flag`` (long or short, hyphens or underscores) of ``command``."""
     name = spelled(flag)
     tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
     names = (name, "--optimization-level") if name == "-O" else (name,)  # -O3 from 0.12.0 on

@@ -238,10 +238,8 @@ class _Script:
         except IndexError as error:
             unread = int(str(error)) if str(error).isdecimal() else 1
         if unread:
-            raise InputError(
-                f"line {unread} of this cannot be read as shell: a quote or bracket may not be closed",
-                hint="is the script complete? Or give the line itself: planner check -- vllm serve MODEL ...",
-            )
+            cause = f"line {unread} of this cannot be read as shell: a quote or bracket may not be closed"
+            raise InputError(cause, hint=f"give the complete script, or {_HINT}")
 
     def _construct(self, word: str, line: int, function: str) -> bool:
         top = self.frames[-1] if self.frames else None

@@ -69,12 +69,10 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if version.build != "vllm":
         cause = f"no image of vLLM with the ATOM plugin ({version.text}) is known"
         raise IllegalPlanError(cause, hint=f"plan for a release of vLLM: --engine-version {default_version(profile)}")
-    oldest = _images_table()["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
+    oldest = _table("images")["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
     if version.release < release_of(oldest):
-        raise IllegalPlanError(
-            f"no image of vLLM {version} runs on {profile.name}: kernels for {profile.architecture} came with {oldest}",
-            hint=f"choose --engine-version {oldest} or later, or leave it out",
-        )
+        cause = f"no image of vLLM {version} runs on {profile.name}: {profile.architecture} came with {oldest}"
+        raise IllegalPlanError(cause, hint=f"choose --engine-version {oldest} or later, or leave it out")
     same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
     matched = next((i for i in same if profile.whole in i.gpus), None)
     if matched:
@@ -85,14 +83,12 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if build := _commit_of(version, profile.platform):
         note = f"no registry has an image of vLLM {version}: its document's commit takes the options of {build.version}"
         return Image(build.image, version, profile.platform, pinned=True, source=build.source, note=note)
-    rule = _images_table()["naming"][profile.platform]
+    rule = _table("images")["naming"][profile.platform]
     if version.release < release_of(rule["since"]) or version.release not in RELEASES:
         images = (i.version for i in _images() if i.platform == profile.platform)
         others = ", ".join(map(str, sorted({other for other in images if other.release >= release_of(oldest)})))
-        raise IllegalPlanError(
-            f"no image of vLLM {version} is known for {profile.name}",
-            hint=f"choose --engine-version from: {others}, or a release from {rule['since']} on",
-        )
+        hint = f"choose --engine-version from: {others}, or a release from {rule['since']} on"
+        raise IllegalPlanError(f"no image of vLLM {version} is known for {profile.name}", hint=hint)
     unusual = version.release != default_version(profile).release
     note = "follows the naming of vLLM's release images; no source was seen running it on this GPU" if unusual else ""
     name, source = rule["name"].format(version=version), "naming of release images"
@@ -113,13 +109,13 @@ def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
 
 @lru_cache(maxsize=1)
 def builds() -> dict[str, ImageBuild]:
-    entries: list[dict[str, Any]] = _images_table()["build"]
+    entries: list[dict[str, Any]] = _table("images")["build"]
     return {e["name"]: ImageBuild(**{**e, "corrections": tuple(e.get("corrections", ()))}) for e in entries}
 
 
 def default_version(profile: GpuProfile) -> EngineVersion:
     """The newest release that is ``SETTLED_DAYS`` old at the date of the facts and has an image by its name."""
-    since = release_of(_images_table()["naming"].get(profile.platform, {}).get("since", "0.0"))
+    since = release_of(_table("images")["naming"].get(profile.platform, {}).get("since", "0.0"))
     settled = (release for release, day in RELEASES.items() if (READ_ON - day).days >= SETTLED_DAYS)
     return known_version(release_text(max(release for release in settled if release >= since)))
 
@@ -142,25 +138,23 @@ def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _images() -> tuple[Image, ...]:
-    sources = _images_table()["sources"]
+    sources = _table("images")["sources"]
     return tuple(
         Image(e["name"], known_version(e["version"]), e["platform"], True, sources[e["source"]], tuple(e["gpus"]))
-        for e in _images_table()["image"]
+        for e in _table("images")["image"]
     )
 
 
-@lru_cache(maxsize=1)
-def _images_table() -> dict[str, Any]:
-    return tomllib.loads((package_dir("engine") / "images.toml").read_text(encoding="utf-8"))
+@lru_cache(maxsize=2)
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((package_dir("engine") / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 #: Older names of keys in ``--compilation-config``.
 _OLDER_KEYS = {
-    "fuse_allreduce_rms": "enable_fi_allreduce_fusion",
-    "eliminate_noops": "enable_noop",
-    "fuse_attn_quant": "enable_attn_fusion",
-    "mode": "level",
-}
+    "fuse_allreduce_rms": "enable_fi_allreduce_fusion", "eliminate_noops": "enable_noop",
+    "fuse_attn_quant": "enable_attn_fusion", "mode": "level",
+}  # fmt: skip
 _NEWER_KEYS = {older: newer for newer, older in _OLDER_KEYS.items()}
 #: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
@@ -195,15 +189,15 @@ def recipe_for(
     flags: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     sources: dict[str, None] = {}
-    for layer in _recipes_table()["recipe"]:
+    for layer in _table("recipes")["recipe"]:
         if _matches(layer, model, profile, version, fp8_kv=kv_cache_dtype.startswith("fp8")):
             env |= layer.get("env", {})
             flags |= layer.get("flags", {})
             settings |= layer.get("settings", {})
-            sources[_recipes_table()["sources"][layer["source"]]] = None
+            sources[_table("recipes")["sources"][layer["source"]]] = None
     if serving := _serving_flags(model) if version.release >= PARSERS_SINCE else {}:
         flags |= serving
-        sources[_recipes_table()["sources"]["recipes"]] = None
+        sources[_table("recipes")["sources"]["recipes"]] = None
     if model.requires_remote_code:
         flags["trust-remote-code"] = True
     if version.release >= (0, 8):
@@ -220,7 +214,7 @@ def recipe_for(
 
 
 def _serving_flags(model: Model) -> dict[str, Any]:
-    table, name = _recipes_table()["serving"], model.id.rstrip("/").lower()
+    table, name = _table("recipes")["serving"], model.id.rstrip("/").lower()
     matched = [text for pattern, text in table.items() if re.search(rf"(?:^|[-/]){pattern}", name)]
     words = (option.split() for option in re.split(r"\s*--", matched[-1]) if option) if matched else ()
     return {flag: value[0] if value else True for flag, *value in words}
@@ -305,11 +299,6 @@ def _known_keys(
         else:
             left_out.append(f"--compilation-config {key}")
     return matched
-
-
-@lru_cache(maxsize=1)
-def _recipes_table() -> dict[str, Any]:
-    return tomllib.loads((package_dir("engine") / "recipes.toml").read_text(encoding="utf-8"))
 
 
 def known_issues(

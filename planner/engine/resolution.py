@@ -184,18 +184,15 @@ class _Resolver:
             return
         plain = [m for m in mixers if isinstance(m, Attention) and not m.span_tokens and not m.cross]
         if len(plain) < len(mixers) or not version_features(self.version, self.profile).context_parallel_heads:
-            raise IllegalPlanError(
-                f"{flag}: how vLLM {self.version} shares the cache of {self.model.id} is not known",
-                hint="leave it out: it is for latent attention, and from 0.11.1 on for grouped-query attention",
-            )
+            cause = f"{flag}: how vLLM {self.version} shares the cache of {self.model.id} is not known"
+            raise IllegalPlanError(cause, hint="leave it out: it is for latent, and from 0.11.1 for grouped attention")
         for mixer in plain:
             repeats, group = ranks // mixer.num_kv_heads, mixer.num_heads // mixer.num_kv_heads
             if size > repeats or group % size:
-                raise IllegalPlanError(
-                    f"{flag}: only ranks that repeat KV heads share tokens, and {self.model.id} has "
-                    f"{mixer.num_kv_heads} KV heads for {ranks} ranks",
-                    hint=f"use {repeats} or less" if repeats > 1 else "raise --tensor-parallel-size or leave it out",
-                )
+                heads = f"{self.model.id} has {mixer.num_kv_heads} KV heads for {ranks} ranks"
+                cause = f"{flag}: only ranks that repeat KV heads share tokens, and {heads}"
+                hint = f"use {repeats} or less" if repeats > 1 else "raise --tensor-parallel-size or leave it out"
+                raise IllegalPlanError(cause, hint=hint)
 
     def _dtype(self) -> str:
         """``auto`` is the checkpoint's type; fp32 becomes a 16-bit type, and bf16 becomes fp16 on GPUs without it."""
@@ -209,10 +206,8 @@ class _Resolver:
             self._took(f"dtype {dtype} (auto)")
             return dtype
         if asked not in LONG_NAMES:
-            raise InputError(
-                f"--dtype {self.args.dtype} is not a type that vLLM computes in",
-                hint="use auto, bfloat16, float16 or float32; weights are quantised with --quantization",
-            )
+            hint = "use auto, bfloat16, float16 or float32; weights are quantised with --quantization"
+            raise InputError(f"--dtype {self.args.dtype} is not a type that vLLM computes in", hint=hint)
         if asked == "bf16" and half == "fp16":
             cause = f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16"
             raise IllegalPlanError(cause, hint="use --dtype float16")
@@ -240,10 +235,9 @@ class _Resolver:
         engine = default_engine(version, self.profile, model, fp8_kv_cache, fp32, pipeline, drafts)
         on_cpu = self.profile.platform == "cpu"
         if engine == "V1" and not v1_serves(model, version, on_cpu=on_cpu):
-            raise IllegalPlanError(
-                f"the V1 engine of vLLM {version} does not serve {model.architecture}{' on a CPU' if on_cpu else ''}",
-                hint="leave VLLM_USE_V1 out, or choose a newer --engine-version",
-            )
+            where = f"{model.architecture}{' on a CPU' if on_cpu else ''}"
+            cause = f"the V1 engine of vLLM {version} does not serve {where}"
+            raise IllegalPlanError(cause, hint="leave VLLM_USE_V1 out, or choose a newer --engine-version")
         if engine == "V0" and version.release >= V0_GONE_IN:
             cause = f"{model.id} would need the V0 engine on this device, which vLLM {version} does not have"
             raise IllegalPlanError(cause, hint="choose a newer --engine-version")
@@ -264,10 +258,8 @@ class _Resolver:
             self._took(f"max_model_len {context} (the model's own)")
             return context
         if asked > context:
-            raise IllegalPlanError(
-                f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for",
-                hint=f"use --max-model-len {context} or less: a longer one needs another rope scaling in its config",
-            )
+            cause = f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for"
+            raise IllegalPlanError(cause, hint=f"use --max-model-len {context} or less, or change its rope scaling")
         return asked
 
     def _chunked_prefill(self, features: Features, max_model_len: int) -> bool:
@@ -275,10 +267,8 @@ class _Resolver:
         (``arg_utils.py``)."""
         asked, drafts, model = self.args.enable_chunked_prefill, self.args.speculative_config, self.model
         if drafts and features.engine == "V0" and asked:
-            raise IllegalPlanError(
-                f"--enable-chunked-prefill: with speculative decoding by vLLM {self.version} (V0) it is not modelled",
-                hint="leave it out",
-            )
+            cause = f"with speculative decoding by vLLM {self.version} (V0) it is not modelled"
+            raise IllegalPlanError(f"--enable-chunked-prefill: {cause}", hint="leave it out")
         if asked is False and features.engine == "V1" and self.version.release < (0, 11, 1):
             cause = f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks"
             raise IllegalPlanError(cause, hint="leave it out")
@@ -320,10 +310,9 @@ class _Resolver:
             at_first = max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda"
         late = features.absorbs_latents and uses_latent_attention(self.model) and at_first
         if not chunked and tokens < max_model_len and not late:
-            raise IllegalPlanError(
-                f"--max-num-batched-tokens {tokens} is less than --max-model-len {max_model_len} without chunks",
-                hint=f"raise it to {max_model_len}, lower --max-model-len, or use --enable-chunked-prefill",
-            )
+            cause = f"--max-num-batched-tokens {tokens} is less than --max-model-len {max_model_len} without chunks"
+            hint = f"raise it to {max_model_len}, lower --max-model-len, or use --enable-chunked-prefill"
+            raise IllegalPlanError(cause, hint=hint)
         return tokens, seqs
 
     def _block_size(self) -> int:
@@ -478,7 +467,6 @@ def check_known(model: Model, version: EngineVersion) -> None:
     if version.note or version.build != "vllm" or first <= version.release <= last:
         return
     early = version.release < first
-    raise IllegalPlanError(
-        f"vLLM {version} {'does not know' if early else 'no longer knows'} {name}, the architecture of {model.id}",
-        hint=f"choose --engine-version {release_text(first if early else last)} or {'later' if early else 'before'}",
-    )
+    knows, edge = ("does not know", "later") if early else ("no longer knows", "before")
+    cause = f"vLLM {version} {knows} {name}, the architecture of {model.id}"
+    raise IllegalPlanError(cause, hint=f"choose --engine-version {release_text(first if early else last)} or {edge}")

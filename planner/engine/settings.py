@@ -226,12 +226,10 @@ class EngineArgs:
 
     @property
     def flashinfer_sampler(self) -> bool | None:
-        """True if FlashInfer samples; None: default of the version, or installed or not."""
         return self.env.switch(FLASHINFER_SAMPLER)
 
     @property
     def mxfp4_use_marlin(self) -> bool | None:
-        """True if Marlin's kernels run MXFP4 experts; None: default of the GPU."""
         return self.env.switch(MXFP4_MARLIN)
 
     @property
@@ -273,7 +271,6 @@ def media_limits(text: str) -> Mapping[str, int]:
 
 @cache
 def tagged(tag: Tag) -> tuple[str, ...]:
-    """Names of the settings of one use, in the order of the declaration."""
     return tuple(name for name, row in SETTINGS.items() if tag in row.tags.split())
 
 
@@ -342,7 +339,6 @@ class EngineConfig(EngineArgs):
 
     @property
     def choice(self) -> dict[str, Any]:
-        """Settings that a search chooses: the layout, the largest batch and the token budget."""
         return self.layout | self.settings("batch")
 
     @property

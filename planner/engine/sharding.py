@@ -71,7 +71,6 @@ def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last:
 
 
 def padded_vocab(vocab_size: int) -> int:
-    """Rows of an embedding or lm_head after vLLM's padding."""
     return -(-vocab_size // VOCAB_PADDING) * VOCAB_PADDING
 
 

@@ -158,10 +158,8 @@ def _dated(text: str, date: str) -> tuple[Release, str]:
 
 
 def _unreadable(text: str) -> InputError:
-    return InputError(
-        f"--engine-version {text[:40]!r} is neither a vLLM version nor a date",
-        hint="give a release such as 0.11.0, or the month of a build such as 2025-10",
-    )
+    hint = "give a release such as 0.11.0, or the month of a build such as 2025-10"
+    return InputError(f"--engine-version {text[:40]!r} is neither a vLLM version nor a date", hint=hint)
 
 
 def _day_in(text: str) -> datetime.date | None:

@@ -35,8 +35,6 @@ _MIG_LINE = re.compile(r"\s+MIG\s+(\S+)\s+Device\s+\d+:")
 
 @dataclass(frozen=True, slots=True)
 class LocalGpu:
-    """One whole GPU; a field that the tool leaves out is empty or None."""
-
     name: str  #: as the tool prints it
     device_id: str = ""  #: of PCI, such as 0x74a1
     memory_bytes: int | None = None  #: of the whole GPU
@@ -255,11 +253,9 @@ def _check_memory(gpu: LocalGpu, whole: GpuProfile) -> None:
     """Raise InputError for another size: cards of one name differ, and a virtual machine may see a part of one."""
     expected_bytes = (whole.memory.driver or whole.memory.engine_visible).base
     if gpu.memory_bytes is not None and abs(gpu.memory_bytes / expected_bytes - 1) > MEMORY_TOLERANCE:
-        raise InputError(
-            f"--gpu local: {gpu.name} has {gpu.memory_bytes / GIB:.1f} GiB here, and the profile {whole.id} "
-            f"{expected_bytes / GIB:.1f} GiB",
-            hint=_OTHERWISE,
-        )
+        here, expected = gpu.memory_bytes / GIB, expected_bytes / GIB
+        cause = f"--gpu local: {gpu.name} has {here:.1f} GiB here, and the profile {whole.id} {expected:.1f} GiB"
+        raise InputError(cause, hint=_OTHERWISE)
 
 
 def _plain(name: str) -> str:

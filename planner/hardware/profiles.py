@@ -36,8 +36,6 @@ class _Facts(BaseModel):
 
 
 class Quantity(_Facts):
-    """A number with its unit, where it comes from and what kind of number it is."""
-
     value: _Positive
     unit: str
     source: str
@@ -355,10 +353,8 @@ def load_profile(name: str) -> GpuProfile:
         raise UnknownNameError("GPU", name, see=see, near=_nearest(plain))
     profile = _shipped(_names()[plain])
     if count and not 1 <= int(count) <= profile.gpus_per_node:
-        raise InputError(
-            f"{name}: a node of {profile.id} has {profile.gpus_per_node} GPUs",
-            hint=f"give --gpu {profile.id}, and how many of them by --tensor-parallel-size, or by --gpus and --nodes",
-        )
+        hint = f"give --gpu {profile.id}, and how many by --tensor-parallel-size, or by --gpus and --nodes"
+        raise InputError(f"{name}: a node of {profile.id} has {profile.gpus_per_node} GPUs", hint=hint)
     return profile.with_node(int(count)) if count else profile
 
 

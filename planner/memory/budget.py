@@ -101,7 +101,6 @@ class MemoryBudget:
         return (self.pool.blocks_per_request(num_tokens) + 1) * stage.block_bytes
 
     def logged_tokens(self, num_blocks: float) -> int:
-        """Tokens that this version prints as "GPU KV cache size"."""
         if not num_blocks or not self.pool.groups:
             return 0
         return self.pool.logged_tokens(

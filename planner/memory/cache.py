@@ -268,8 +268,6 @@ class CacheGroup:
 
 @dataclass(frozen=True)
 class BlockPool:
-    """Groups of layers over one pool of blocks, as one engine has them."""
-
     groups: tuple[CacheGroup, ...]
     in_flight_tokens: int
     states_per_request: int = 1

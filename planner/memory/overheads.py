@@ -69,8 +69,6 @@ _ALWAYS, _NEVER = (0,), (10**6,)
 
 @dataclass(frozen=True, slots=True)
 class FittedConstant:
-    """One fitted constant: where it applies, what it is, which logs it rests on."""
-
     name: str
     interval: Interval  #: in the unit used inside
     logs: tuple[str, ...]
@@ -81,20 +79,16 @@ class FittedConstant:
     origin: str = SHIPPED  #: the file it was read from, where that is not ours
 
     def holds(self, release: tuple[int, ...], where: Mapping[str, Any]) -> bool:
-        """True if the constant applies to this release and to everything in ``where`` that it names."""
         return self.since <= release < self.until and all(where.get(key) == value for key, value in self.where.items())
 
 
 @dataclass(frozen=True)
 class Overheads:
-    """The constants that apply to one engine on one GPU."""
-
     constants: Constants
     release: tuple[int, ...]
     where: Mapping[str, Any]
 
     def find(self, name: str) -> FittedConstant | None:
-        """The first constant ``name`` that holds; None when there is none."""
         return next((f for f in self.constants.by_name.get(name, ()) if f.holds(self.release, self.where)), None)
 
     def __getitem__(self, name: str) -> Interval:
@@ -184,11 +178,8 @@ def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
     size = where.get("tensor_parallel_size", 1)
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"tensor_parallel_size {size!r} must be a number of GPUs")
-    return FittedConstant(
-        name=name, interval=Interval(mid, low, high), logs=tuple(logs), where=where,
-        since=_release(entry.get("since"), _ALWAYS), until=_release(entry.get("until"), _NEVER), note=note,
-        origin=origin,
-    )  # fmt: skip
+    since, until = _release(entry.get("since"), _ALWAYS), _release(entry.get("until"), _NEVER)
+    return FittedConstant(name, Interval(mid, low, high), tuple(logs), where, since, until, note, origin)
 
 
 def _release(text: str | None, default: tuple[int, ...]) -> tuple[int, ...]:
@@ -312,7 +303,6 @@ def hidden_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:
 
 
 def forward_bytes(model: Model, layout: Layout, num_tokens: int, element_bytes: int) -> int:
-    """Peak of a forward pass over ``num_tokens`` on one rank, weights not counted."""
     return num_tokens * element_bytes * (RESIDUALS * model.hidden_size + _widest(model, layout))
 
 

@@ -179,10 +179,8 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
             values[field].append(value)
     if refusal is None and not values.keys() & {"available", "tokens", "blocks"}:
         figures = ", ".join(sorted(values)) or "no line of a vLLM start-up"
-        raise InputError(
-            f"the log ends before the KV cache was made; it has: {figures}",
-            hint="give the server's output from its start until 'Application startup complete', at log level INFO",
-        )
+        hint = "give the server's output from its start until 'Application startup complete', at log level INFO"
+        raise InputError(f"the log ends before the KV cache was made; it has: {figures}", hint=hint)
     expected, logged = (model,) if isinstance(model, str) else model, settings.pop("model", None)
     if logged and expected and _last_part(logged) not in map(_last_part, expected):
         raise InputError(f"the log is of {logged}, not of {expected[0]}", hint="give the log of the same model")

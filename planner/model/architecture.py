@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Any, Generic, TypeVar
 
@@ -137,8 +138,6 @@ Mixer = Attention | LatentAttention | CompressedAttention | StateMixer
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Routing of a mixture-of-experts layer. The weights are in the layer's list."""
-
     num_experts: int
     top_k: int
     intermediate_size: int  #: of one routed expert
@@ -175,8 +174,6 @@ class LayerKind:
 
 @dataclass(frozen=True)
 class Model:
-    """A model's architecture, with everything that memory and time are computed from."""
-
     id: str  #: hub id or path that the facts belong to
     architecture: str  #: class name in ``config.json``, such as ``LlamaForCausalLM``
     model_type: str
@@ -229,14 +226,12 @@ class Model:
         indices: dict[Hashable, list[int]] = {}
         for index, layer in enumerate(self.layers):
             indices.setdefault((id(layer), self.quantization.variant(index)), []).append(index)
-        return tuple(
-            LayerKind(
-                self.layers[first],
-                tuple(self.precision_of(weight, first) for weight in self.layers[first].weights),
-                (first, *others),
-            )
-            for first, *others in indices.values()
-        )
+        kinds = []
+        for same in indices.values():
+            layer = self.layers[same[0]]
+            precisions = tuple(self.precision_of(weight, same[0]) for weight in layer.weights)
+            kinds.append(LayerKind(layer, precisions, tuple(same)))
+        return tuple(kinds)
 
     def mixers(self) -> Iterable[Mixer]:
         return (layer.mixer for layer in self.layers if layer.mixer is not None)
@@ -244,16 +239,9 @@ class Model:
     def params_by_component(self) -> dict[Component, int]:
         """MTP modules included."""
         counts = dict.fromkeys(Component, 0)
-        for weight in self.all_weights():
+        for weight in chain(self.outer, *(layer.weights for layer in self.layers), self.vision, self.mtp):
             counts[weight.component] += weight.params
         return counts
-
-    def all_weights(self) -> Iterable[Weight]:
-        yield from self.outer
-        for layer in self.layers:
-            yield from layer.weights
-        yield from self.vision
-        yield from self.mtp
 
 
 T = TypeVar("T")

@@ -57,7 +57,6 @@ def norms(hidden_size: int, *names: str, bias: bool = False) -> tuple[Weight, ..
 
 
 def fused(qkv: str, out: str) -> tuple[str, str, str, str]:
-    """Names of attention projections of which q, k and v are one matrix."""
     return qkv, qkv, qkv, out
 
 
@@ -113,7 +112,6 @@ def moe_mlp(
 
 
 def shared_expert(hidden_size: int, size: int, *, prefix: str, names: tuple[str, ...] = GATED) -> tuple[Weight, ...]:
-    """The expert that every token passes; nothing where ``size`` is 0."""
     return mlp(hidden_size, size, prefix=prefix, names=names, component=Component.SHARED_EXPERT) if size else ()
 
 
@@ -311,5 +309,4 @@ def mixed_decoder(
 
 
 def mtp_projections(mtp: tuple[Weight, ...]) -> list[Weight]:
-    """The projection of each module among the weights ``mtp``."""
     return [weight for weight in mtp if weight.name.rpartition(".")[2] in PROJECTIONS]

@@ -48,16 +48,12 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
 def _unknown(config: Config) -> UnsupportedModelError:
     name = " ".join(config.architecture.split())[:80]  # one line, whatever the file holds
     if not name:
-        return UnsupportedModelError(
-            f"{config.model_id}: config.json names no architecture ('architectures' is missing or empty)",
-            hint="give the config.json of a language model in Hugging Face format",
-        )
+        cause = f"{config.model_id}: config.json names no architecture ('architectures' is missing or empty)"
+        return UnsupportedModelError(cause, hint="give the config.json of a language model in Hugging Face format")
     near = get_close_matches(name, BUILDERS, n=3, cutoff=0.75)
     nearest = f"nearest: {', '.join(near)}; " if near else ""
-    return UnsupportedModelError(
-        f"{config.model_id}: the architecture {name} is not understood, so its weights and KV cache are unknown",
-        hint=f"{nearest}see `planner models list`; a new family is one function in planner/model/families",
-    )
+    cause = f"{config.model_id}: the architecture {name} is not understood, so its weights and KV cache are unknown"
+    return UnsupportedModelError(cause, hint=f"{nearest}see `planner models list`, or add it to planner/model/families")
 
 
 def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:

@@ -20,13 +20,10 @@ MAX_SIZE = 2**31  #: beyond any size in a real model; a guard against damaged fi
 MAX_LAYERS = 10_000
 #: Older names of keys, tried after the present one.
 ALIASES = {
-    "hidden_size": ("n_embd", "d_model", "n_embed"),
-    "num_attention_heads": ("n_head", "n_heads"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "intermediate_size": ("n_inner", "ffn_dim"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"),
-    "vocab_size": ("padded_vocab_size",),
-}
+    "hidden_size": ("n_embd", "d_model", "n_embed"), "num_attention_heads": ("n_head", "n_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"), "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"), "vocab_size": ("padded_vocab_size",),
+}  # fmt: skip
 COMPLETE = "check that the file is the model's own and complete"
 
 
@@ -62,9 +59,8 @@ class Config:
         return value
 
     def refuse(self, key: str, wanted: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"{self.model_id}: {key} in config.json is {brief(self.values.get(key))}, not {wanted}", hint=COMPLETE
-        )
+        cause = f"{self.model_id}: {key} in config.json is {brief(self.values.get(key))}, not {wanted}"
+        return UnsupportedModelError(cause, hint=COMPLETE)
 
     def _given(self, keys: tuple[str, ...]) -> str:
         names = (name for key in keys for name in (key, *ALIASES.get(key, ())))

@@ -51,10 +51,8 @@ def is_repo_id(name: str) -> bool:
 def check_repo_id(name: str) -> str:
     """Return ``name``. Raises InputError unless it has the form of a hub id: only ids reach disk or network."""
     if not is_repo_id(name):
-        raise InputError(
-            f"{name[:200]!r} is neither a path nor a hub id",
-            hint="give organisation/name as on the hub, a folder with a config.json, or see: planner models list",
-        )
+        hint = "give organisation/name as on the hub, a folder with a config.json, or see: planner models list"
+        raise InputError(f"{name[:200]!r} is neither a path nor a hub id", hint=hint)
     return name
 
 

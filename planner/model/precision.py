@@ -98,13 +98,10 @@ KEPT_UNLESS_NAMED = {
 }  # fmt: skip
 #: Names of vLLM's fused matrices, which some configurations list, and those of their parts.
 FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"),
-    "in_proj_ba": ("in_proj_b", "in_proj_a"),
-    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
-    "fused_a": ("q_a_proj", "kv_a_proj_with_mqa"),
-}
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
+    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a"),
+    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "fused_a": ("q_a_proj", "kv_a_proj_with_mqa"),
+}  # fmt: skip
 _WRAPPERS = re.compile(r"^(?:(?:model|language_model|backbone|transformer|text_model|llm|gpt_neox)\.)+")
 _EXPERT_INDEX = re.compile(r"\bexperts\.(?:\d+|\*)(?=\.|\*|$)")
 _INDEX = re.compile(r"(?:^|(?<=\.))(\d{1,9}|\*(?=\.))(?=\.|\*|$)")

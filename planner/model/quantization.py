@@ -145,10 +145,8 @@ class QuantizationForm:
             raise UnsupportedModelError(cause, hint=COMPLETE) from error
 
     def unknown(self, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"{self.config.model_id}: quantization to {what} is not understood",
-            hint="plan for the unquantised model, or for another quantised checkpoint of it",
-        )
+        cause = f"{self.config.model_id}: quantization to {what} is not understood"
+        return UnsupportedModelError(cause, hint="plan for the unquantised model, or another quantised checkpoint")
 
     def quantization(
         self, method: str, linear: Precision | None, *, expert: Precision | None = None,

@@ -82,10 +82,8 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
     if name.startswith(("/", "./", "../", "~")) or name.endswith((".json", ".gguf")):
         raise InputError(f"{name[:200]!r}: no such file or folder", hint="check the path, or give a hub id")
     if CLOSED.match(name):
-        raise InputError(
-            f"{name[:80]} has no open weights: only its vendor serves it",
-            hint="give a model with published weights, such as openai/gpt-oss-120b; see planner models list",
-        )
+        hint = "give a model with published weights, such as openai/gpt-oss-120b; see planner models list"
+        raise InputError(f"{name[:80]} has no open weights: only its vendor serves it", hint=hint)
     if "/" not in name and (ids := meant_ids(name)):
         cause = f"{name[:80]!r} may be any of {len(ids)} models"
         raise InputError(cause, hint=f"give one of: {', '.join(ids[:MOST_IDS])}; see planner models list")

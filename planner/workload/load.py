@@ -210,10 +210,8 @@ class Load:
         cause = f"--class {text!r}: gaps between tokens are those of all requests, whatever their class"
         _require("itl" not in words, cause, "add tpot=MS, the mean gap of each request, or --itl beside the classes")
         if unknown := [word for word in words if word not in (*OF_A_REQUEST, PRIORITY)]:
-            raise InputError(
-                f"--class {text!r}: {unknown[0]!r} is no target of a class",
-                hint=f"add {', '.join(f'{metric}=MS' for metric in OF_A_REQUEST)} or {PRIORITY}=N after a comma",
-            )
+            cause, targets = f"--class {text!r}: {unknown[0]!r} is no target of a class", "=MS, ".join(OF_A_REQUEST)
+            raise InputError(cause, hint=f"add {targets}=MS or {PRIORITY}=N after a comma")
         _require(len(words) == len(more), f"--class {text!r} gives a target twice", "give each once")
         try:
             priority = int(words.pop(PRIORITY, "0"))
@@ -457,10 +455,9 @@ def benchmarks(
     InputError for a class that would not send one."""
     rate = sum(one.request_rate for one in classes)
     if rare := too_rare(classes, num_prompts):
-        raise InputError(
-            f"--class {rare.name} sends one request in {rate / rare.request_rate:,.0f}, and {num_prompts:,} are sent",
-            hint="raise --num-prompts, or plan that class by itself",
-        )
+        share = rate / rare.request_rate
+        cause = f"--class {rare.name} sends one request in {share:,.0f}, and {num_prompts:,} are sent"
+        raise InputError(cause, hint="raise --num-prompts, or plan that class by itself")
     counts = (max(round(num_prompts * (one.request_rate / rate)), 1) for one in classes)
     return tuple(
         replace(one, num_prompts=count, burstiness=burstiness, seed=(seed + place) % SEEDS)
@@ -481,13 +478,10 @@ def joined(classes: Sequence[Load], parts: Sequence[Requests]) -> Requests:
 
     group = np.repeat(np.arange(len(parts)), [len(part.arrival_s) for part in parts])
     everything = Requests(
-        np.concatenate([part.input_len for part in parts]),
-        np.concatenate([part.output_len for part in parts]),
-        np.concatenate([part.arrival_s for part in parts]),
-        priority=np.array([one.priority for one in classes])[group],
-        group=group,
-        groups=tuple(one.name for one in classes),
-    )
+        np.concatenate([part.input_len for part in parts]), np.concatenate([part.output_len for part in parts]),
+        np.concatenate([part.arrival_s for part in parts]), priority=np.array([one.priority for one in classes])[group],
+        group=group, groups=tuple(one.name for one in classes),
+    )  # fmt: skip
     return everything.chosen(np.argsort(everything.arrival_s, kind="stable"))
 
 

@@ -177,12 +177,9 @@ class Prefixes:
 
     @classmethod
     def of(
-        cls,
-        pieces: Sequence[Sequence[int]],
-        sizes_tok: Sequence[Sequence[int]],
-        answers: Sequence[int] | None = None,
+        cls, pieces: Sequence[Sequence[int]], sizes_tok: Sequence[Sequence[int]], answers: Sequence[int] | None = None,
         before_tok: Sequence[int] = (),
-    ) -> Prefixes:
+    ) -> Prefixes:  # fmt: skip
         """The tree of prompts, each a list of names of ``pieces`` and of their ``sizes_tok``. ``answers``: how many of
         the last pieces are the answer. The first lists were answered before, with ``before_tok`` tokens each."""
         counts = np.array([len(names) for names in pieces], dtype=np.int64)

@@ -101,11 +101,9 @@ def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier:
     from planner.workload.requests import Prefixes, Requests
 
     prefixes = Prefixes.of(
-        [names for _, _, _, names, _ in rows],
-        [sizes for _, _, _, _, sizes in rows],
-        [1] * len(rows),
+        [names for _, _, _, names, _ in rows], [sizes for _, _, _, _, sizes in rows], [1] * len(rows),
         [prompt + answer for _, prompt, answer, _, _ in rows[:earlier]],
-    )
+    )  # fmt: skip
     arrivals, prompts, answers = (np.array([row[at] for row in rows[earlier:]]) for at in range(3))
     return Requests(prompts, answers, arrivals - arrivals[0], prefixes)
 

@@ -71,12 +71,10 @@ class Trace:
 
     @property
     def mean_rate(self) -> float:
-        """Requests per second over the whole file."""
         return self.rows / self.duration_s
 
     @property
     def busiest_rate(self) -> float:
-        """Requests per second of the busiest stretch."""
         return len(self.busiest.arrival_s) / float(self.busiest.arrival_s[-1])
 
     @property
@@ -269,10 +267,8 @@ def _in_order(rows: Iterator[_Row], summary: _Summary, path: str) -> Iterator[_R
             summary.disordered.append(row[1])
         newest_s = max(newest_s, row[0])
         if row[0] < passed_s:
-            raise InputError(
-                f"--trace {path}: line {row[1]} arrives before rows that stand more than {REORDERED:,} lines above it",
-                hint="sort the file by arrival",
-            )
+            cause = f"line {row[1]} arrives before rows that stand more than {REORDERED:,} lines above it"
+            raise InputError(f"--trace {path}: {cause}", hint="sort the file by arrival")
         heappush(waiting, row)
         if len(waiting) > REORDERED:
             passed_s = waiting[0][0]
@@ -359,11 +355,9 @@ def _prefixes(before: list[_Row], rows: list[_Row]) -> Prefixes | None:
         return None
     texts = [(row[4] or Text((), ()), row[2]) for row in (*before, *rows)]
     return Prefixes.of(
-        [text.names for text, _ in texts],
-        [text.sizes(prompt_tok) for text, prompt_tok in texts],
-        [text.answers for text, _ in texts],
-        [row[2] + row[3] for row in before],
-    )
+        [text.names for text, _ in texts], [text.sizes(prompt_tok) for text, prompt_tok in texts],
+        [text.answers for text, _ in texts], [row[2] + row[3] for row in before],
+    )  # fmt: skip
 
 
 def _between_pauses(rows: list[_Row]) -> list[_Row]:

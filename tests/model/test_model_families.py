@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +274,8 @@ def test_identical_layers_are_one_object(config: Json) -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("size", [2, 8])
 def test_pieces_of_a_tensor_parallel_group_hold_every_weight(config: Json, size: int) -> None:
-    for weight in build(config).all_weights():
+    model = build(config)
+    for weight in chain(model.outer, *(layer.weights for layer in model.layers), model.vision, model.mtp):
         piece = held_piece(weight, Layout(size))
         assert 1 <= piece.count <= size
         assert piece.count * piece.params >= weight.params

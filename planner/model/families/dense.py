@@ -196,13 +196,10 @@ def cohere(config: Config) -> ModelParts:
 def stablelm(config: Config) -> ModelParts:
     """StableLM: Llama with LayerNorm; the 12B has one norm for both parts and norms each head of q and k."""
     return llama_like(
-        config,
-        bias=False,
-        qkv_bias=config.flag("use_qkv_bias", default=False),
-        qk_norm="all heads" if config.flag("qk_layernorm", default=False) else None,
-        norm_bias=True,
+        config, bias=False, qkv_bias=config.flag("use_qkv_bias", default=False),
+        qk_norm="all heads" if config.flag("qk_layernorm", default=False) else None, norm_bias=True,
         norm_names=PRE_NORMS[:1] if config.flag("use_parallel_residual", default=False) else PRE_NORMS,
-    )
+    )  # fmt: skip
 
 
 @family("Phi3ForCausalLM")

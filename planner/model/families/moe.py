@@ -298,12 +298,9 @@ def deepseek_v4(config: Config) -> ModelParts:
         layer, names = Layer(_v4_layer(config, ratio).weights + mixing), ("enorm", "hnorm", "norm")
         mtp += mtp_module(layer, hidden, f"mtp.{i}.", projection="e_h_proj", norm_names=names)
     return decoder(
-        config,
-        layers_by_kind(ratios[:count], lambda ratio: _v4_layer(config, ratio)),
-        OuterNames("embed", "norm", "head", "layers."),
-        extra=mixing,
-        mtp=mtp,
-    )
+        config, layers_by_kind(ratios[:count], lambda ratio: _v4_layer(config, ratio)),
+        OuterNames("embed", "norm", "head", "layers."), extra=mixing, mtp=mtp,
+    )  # fmt: skip
 
 
 def _v4_layer(config: Config, ratio: int) -> Layer:

@@ -92,12 +92,9 @@ GATED_NAMES = BlockNames(up=("mlp.gate_proj", "mlp.up_proj"), down="mlp.down_pro
 QWEN_NAMES = BlockNames(("attn.qkv",), "attn.proj", norms=("norm1", "norm2"))
 QWEN_GATED_NAMES = replace(QWEN_NAMES, up=GATED_NAMES.up, down=GATED_NAMES.down)
 PIXTRAL_NAMES = BlockNames(
-    ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-    "attention.o_proj",
-    ("feed_forward.gate_proj", "feed_forward.up_proj"),
-    "feed_forward.down_proj",
-    ("attention_norm", "ffn_norm"),
-)
+    ("attention.q_proj", "attention.k_proj", "attention.v_proj"), "attention.o_proj",
+    ("feed_forward.gate_proj", "feed_forward.up_proj"), "feed_forward.down_proj", ("attention_norm", "ffn_norm"),
+)  # fmt: skip
 MOONVIT_NAMES = BlockNames(("wqkv",), "wo", ("mlp.fc0",), "mlp.fc1", ("norm0", "norm1"))
 
 
