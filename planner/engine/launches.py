@@ -213,9 +213,7 @@ class _Frame:
 
 class _Script:
     def __init__(self, gpu: GpuProfile | None, given: Mapping[str, str]) -> None:
-        self.gpu = gpu
-        self.given = given  #: what the caller sets stays set
-        self.scalars = dict(given)
+        self.gpu, self.given, self.scalars = gpu, given, dict(given)  # what the caller sets stays set
         self.arrays: dict[str, list[str]] = {}
         self.exported: set[str] = set()
         self.unknown: set[str] = set()  #: variables that only a run knows
@@ -297,18 +295,16 @@ class _Script:
             frame.assigned |= {word.split("=")[0].rstrip("+") for word in sets}
         opaque = next((frame for frame in self.frames if frame.opaque), None)
         if opaque:
-            self._check_inert([_plain(word) for word in words], opaque)
+            plain = [_plain(word) for word in words]
+            launches = found_in(plain) or any(" " in word and "vllm" in word for word in plain)
+            if launches and plain[0] not in _INERT:
+                raise InputError(f"cannot follow {opaque.name} in line {opaque.line}", hint=_HINT)
         elif declared or len(sets) == len(words):
             for word in sets:
                 self._assign(word)
             self.exported |= {word.split("=")[0] for word in words[1:]} if words[0] == "export" else set()
         else:
             self._command([part for word in words for part in self._expand(word)])
-
-    def _check_inert(self, words: list[str], frame: _Frame) -> None:
-        launches = found_in(words) or any(" " in word and "vllm" in word for word in words)
-        if launches and words[0] not in _INERT:
-            raise InputError(f"cannot follow {frame.name} in line {frame.line}", hint=_HINT)
 
     def _command(self, words: list[str]) -> None:
         if not words or words[0] in _INERT:

@@ -248,7 +248,12 @@ def read_line(
     reader.read(words)
     reader.combine()
     environment = dict(env or {})
-    reader.settings["env"] = _simulated(environment, version, platform)
+    others = "gpu" if platform == "cpu" else "cpu" if platform else ""
+    reader.settings["env"] = Environment({
+        name: environment[name] for name, one in VARIABLES.items()
+        if environment.get(name) and one.on and one.on != others
+        and env_status(version, name, platform=platform) and is_value(name, environment[name])
+    })  # fmt: skip
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
     problems = [problem for problem in judged if problem.word not in seen]
@@ -261,13 +266,6 @@ def read_line(
         needs_v0(reader.options, environment, version), environment, pipelines_on_v1(reader.options, version),
         command, reader.load, reader.options, reader.others,
     )  # fmt: skip
-
-
-def _simulated(env: Mapping[str, str], version: EngineVersion, platform: str) -> Environment:
-    others = "gpu" if platform == "cpu" else "cpu" if platform else ""
-    names = (name for name, one in VARIABLES.items() if env.get(name) and one.on and one.on != others)
-    read = (name for name in names if env_status(version, name, platform=platform))
-    return Environment({name: env[name] for name in read if is_value(name, env[name])})
 
 
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:

@@ -123,8 +123,12 @@ def memory_budget(
     memory_bytes = round(memory.interval.mid) if memory else profile.memory_bytes
     given = config.given_kv_cache_bytes
     requested = memory_bytes if given else ceil(memory_bytes * config.gpu_memory_utilization)
-    settings = CacheSettings.of(config, profile)
-    in_flight = config.max_num_batched_tokens * batches_in_flight(config, found)
+    settings, batches = CacheSettings.of(config, profile), 1  # ``max_concurrent_batches``
+    if found.window_batches > 1 and config.pipeline_parallel_size > 1:
+        batches = config.pipeline_parallel_size
+    elif config.async_scheduling:
+        batches = found.window_batches
+    in_flight = config.max_num_batched_tokens * batches
     pool = _pool(
         model, settings, draft_specs(model, settings, config.speculative_config, basis.draft),
         keeps_windows(model, found), in_flight, states_per_request(config), config.decode_context_parallel_size,
@@ -196,13 +200,6 @@ def keeps_windows(model: Model, found: Features) -> bool:
     """True if layers with a window, or with chunks, keep only the tokens that a query can still see."""
     chunked = any(isinstance(m, Attention) and m.chunk for m in dict.fromkeys(model.mixers()))
     return found.keeps_chunks if chunked else found.keeps_windows
-
-
-def batches_in_flight(config: EngineConfig, found: Features) -> int:
-    """Batches whose tokens a window keeps besides its own (``max_concurrent_batches``)."""
-    if found.window_batches > 1 and config.pipeline_parallel_size > 1:
-        return config.pipeline_parallel_size
-    return found.window_batches if config.async_scheduling else 1
 
 
 def states_per_request(config: EngineConfig) -> int:

@@ -365,7 +365,10 @@ def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
     least = max(
         (n for n, column, even in zip(repeats, columns, balanced, strict=True) if even and len(column) > 1), default=0
     )
-    per_group = _least_padding([n for n, even in zip(repeats, balanced, strict=True) if even], least) if least else 0
+    per_group, even_repeats = 0, [n for n, even in zip(repeats, balanced, strict=True) if even]
+    if least:  # the size whose multiples exceed the repeats least in total, the largest of such sizes
+        sizes = range(least, max(even_repeats) + 1)
+        per_group = min(sizes, key=lambda size: (sum(-n % size for n in even_repeats), -size))
     anchor = max(sum(spec.page_bytes for _, spec in b) for b in buckets.values() if b[0][1].kind != "window")
     groups: list[CacheGroup] = []
     for bucket, column, number, even in zip(buckets.values(), columns, repeats, balanced, strict=True):
@@ -387,7 +390,3 @@ def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 def _type(spec: CacheSpec) -> tuple[object, ...]:
     return spec.kind, spec.block_size, spec.span_tokens
-
-
-def _least_padding(counts: list[int], least: int) -> int:
-    return min(range(least, max(counts) + 1), key=lambda size: (sum(-n % size for n in counts), -size))

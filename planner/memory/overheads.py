@@ -249,7 +249,9 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
     forward, transient = forward_bytes(model, layout, num_tokens, element_bytes), 0
     up_projected = latent_elements(model, config) * element_bytes
     if up_projected:
-        latent = num_tokens * element_bytes * (RESIDUALS * model.hidden_size + _latent_width(model, layout))
+        mixers = (m for m in dict.fromkeys(model.mixers()) if isinstance(m, LatentAttention))
+        width = max((_heads_width(mixer, layout) for mixer in mixers), default=0)
+        latent = num_tokens * element_bytes * (RESIDUALS * model.hidden_size + width)
         if latent + up_projected > forward:
             forward, transient = latent, up_projected
     workspace, logits = sparse_bytes(model, config, rocm=rocm)
@@ -349,12 +351,6 @@ def _layer_width(layer: Layer, layout: Layout) -> int:
 def _heads_width(mixer: LatentAttention, layout: Layout) -> int:
     per_head = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + 2 * mixer.v_head_dim
     return held_heads(mixer.num_heads, layout.tensor_parallel_size) * per_head
-
-
-@PerModel
-def _latent_width(model: Model, layout: Layout) -> int:
-    latent = (m for m in dict.fromkeys(model.mixers()) if isinstance(m, LatentAttention))
-    return max((_heads_width(mixer, layout) for mixer in latent), default=0)
 
 
 def _flow(weights: Iterable[Weight], layout: Layout) -> int:

@@ -273,9 +273,13 @@ def learn_constants(
         others |= {name: _spread(name, interval) for name, interval in graphs.items()}
     cache = cache_bytes(log, budget)
     if own and cache is not None:
-        rest = _requested(log, budget) - cache
+        # the remainder that makes the parts add up to the memory beside the cache
+        stage = budget.binding
+        taken = [parts.activation or stage.activation, parts.non_torch or stage.non_torch]
+        taken += [parts.graphs or stage.graphs] if stage.graphs_in_budget else []
+        mid = _requested(log, budget) - cache - stage.weights.loaded_bytes - sum(part.mid for part in taken)
         own |= dict.fromkeys(("reported_memory", "loading"), Interval.exact(0))
-        own["unexplained"] = _unexplained(rest, parts, budget)
+        own["unexplained"] = Interval(mid, mid - ROUNDING_BYTES, mid + ROUNDING_BYTES)
     gpu = {"gpu": profile.id, "tensor_parallel_size": budget.config.tensor_parallel_size}
     major, minor = (*budget.config.version.release, 0)[:2]
 
@@ -343,15 +347,6 @@ def _peaks(parts: MemoryParts, budget: MemoryBudget) -> Iterator[tuple[str, Inte
             yield name, constant(exact, size, fixed), constant(parts.activation, size, fixed)
         elif size and constant(exact, size, fixed).low < overheads[name].high:  # no larger than the whole peak
             yield name, constant(exact, size, fixed).smaller(overheads[name]), None
-
-
-def _unexplained(rest: float, parts: MemoryParts, budget: MemoryBudget) -> Interval:
-    stage = budget.binding
-    taken = [parts.activation or stage.activation, parts.non_torch or stage.non_torch]
-    if stage.graphs_in_budget:
-        taken.append(parts.graphs or stage.graphs)
-    mid = rest - stage.weights.loaded_bytes - sum(part.mid for part in taken)
-    return Interval(mid, mid - ROUNDING_BYTES, mid + ROUNDING_BYTES)
 
 
 def _rounded(value: float) -> Interval:

@@ -172,26 +172,32 @@ class LayerKind:
     indices: tuple[int, ...]  #: which layers of the model they are
 
 
-@dataclass(frozen=True)
-class Model:
-    id: str  #: hub id or path that the facts belong to
-    architecture: str  #: class name in ``config.json``, such as ``LlamaForCausalLM``
-    model_type: str
+@dataclass(frozen=True, kw_only=True)
+class ModelParts:
+    """The result of a family: everything about a model but names, dtype and quantisation."""
+
+    layers: tuple[Layer, ...]
+    outer: tuple[Weight, ...]  #: embeddings, final norm, lm_head; a tied lm_head appears once, as the embedding
     hidden_size: int
     vocab_size: int
     max_position_embeddings: int  #: the model's own context, tokens
-    dtype: str  #: ``bf16``, ``fp16`` or ``fp32``: of everything that is not quantised
-    layers: tuple[Layer, ...]
-    outer: tuple[Weight, ...]  #: embeddings, final norm, lm_head; a tied lm_head appears once, as the embedding
-    quantization: Quantization
     tied_embeddings: bool = False
     unstretched_tokens: int | None = None  #: the context before LongRoPE stretches it
     vision: tuple[Weight, ...] = ()
     mtp: tuple[Weight, ...] = ()
     layer_prefix: str = "model.layers."  #: what quantisation ignore lists call a layer: prefix + index
     requires_remote_code: bool = False
-    gated: bool | None = None
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model(ModelParts):
+    id: str  #: hub id or path that the facts belong to
+    architecture: str  #: class name in ``config.json``, such as ``LlamaForCausalLM``
+    model_type: str
+    dtype: str  #: ``bf16``, ``fp16`` or ``fp32``: of everything that is not quantised
+    quantization: Quantization
+    gated: bool | None = None
 
     @property
     def num_layers(self) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
-from planner.model.config import Config, ModelParts
+from planner.model.architecture import Attention, Component, Layer, ModelParts, Moe, Shard, Weight
+from planner.model.config import Config
 
 Kind = TypeVar("Kind", bound=Hashable)
 #: Names of the projections of an MLP: those up, and last the one down.
@@ -40,11 +40,10 @@ def linear(
 ) -> tuple[Weight, ...]:  # fmt: skip
     """A matrix that tokens are multiplied with, and its bias."""
     matrix = Weight(name, component, (out_features, in_features), copies, shard, max_shards, linear=True)
-    if not bias:
-        return (matrix,)
     # the bias of a row-split matrix is added once, after the reduction: every rank holds all of it
     bias_shard = Shard.NONE if shard is Shard.ROW else shard
-    return matrix, Weight(f"{name}.bias", component, (out_features,), copies, bias_shard, max_shards)
+    added = Weight(f"{name}.bias", component, (out_features,), copies, bias_shard, max_shards)
+    return (matrix, added) if bias else (matrix,)
 
 
 def vector(name: str, size: int, component: Component = Component.NORM, copies: int = 1) -> tuple[Weight, ...]:
@@ -159,11 +158,6 @@ def read_moe(config: Config, *, size: str = "moe_intermediate_size", shared: int
     return Moe(experts, top_k, config.size(size), shared)
 
 
-def is_tied(config: Config, *, default: bool) -> bool:
-    inner = config.flag("tie_word_embeddings", default=default)
-    return config.outer.flag("tie_word_embeddings", default=inner)
-
-
 def context_tokens(config: Config) -> int:
     """The model's own context: ``model_max_length`` first, stretched by the rotary factor; 2048 without any key.
     Source: ``derive_max_model_len_and_key`` and ``_get_and_verify_max_len`` of vLLM 0.32. YaRN counts beyond
@@ -222,7 +216,8 @@ def decoder(
     """Layers between one embedding and one lm_head. ``tied`` is the class's default, ``extra`` are further outer
     weights, ``remote_code``: the repository's own Python is needed."""
     hidden, vocab = config.hidden_size, config.size("vocab_size")
-    tied = is_tied(config, default=tied)
+    key = "tie_word_embeddings"  # the outer level decides, then the text level, then the class
+    tied = config.outer.flag(key, default=config.flag(key, default=tied))
     return ModelParts(
         layers=layers,
         outer=embeddings(vocab, hidden, names, tied=tied, norm_bias=norm_bias, head_bias=head_bias) + extra,

@@ -39,7 +39,7 @@ def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[st
     dtype, notes = _dtype(outer)
     remote_code = parts.requires_remote_code or outer.has("auto_map")
     return Model(
-        model_id, outer.architecture, outer.text("model_type", default=""), dtype=dtype,
+        id=model_id, architecture=outer.architecture, model_type=outer.text("model_type", default=""), dtype=dtype,
         quantization=read_quantization(outer, base=UNQUANTIZED[dtype], sidecar=sidecar),
         **{**vars(parts), "notes": parts.notes + notes, "requires_remote_code": remote_code},
     )  # fmt: skip

@@ -250,8 +250,7 @@ def _organisation(name: str) -> dict[str, Record]:
 
 
 def _record(name: str) -> Record | None:
-    organisation, _, _ = name.lower().partition("/")
-    return _organisation(organisation).get(name.lower())
+    return _organisation(name.lower().partition("/")[0]).get(name.lower())
 
 
 def _known(name: str) -> Record:

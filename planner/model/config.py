@@ -9,12 +9,11 @@ A new family is one function in ``planner/model/families``::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from reprlib import repr as brief
 from typing import Any
 
 from planner.errors import UnsupportedModelError
-from planner.model.architecture import Layer, Weight
+from planner.model.architecture import ModelParts
 
 MAX_SIZE = 2**31  #: beyond any size in a real model; a guard against damaged files
 MAX_LAYERS = 10_000
@@ -125,22 +124,6 @@ class Config:
         """The dictionary under ``key`` (``text_config``, ``vision_config``) as a Config; itself where there is none."""
         inner = self.values.get(key)
         return Config(inner, model_id=self.model_id, outer=self.outer) if isinstance(inner, Mapping) else self
-
-
-@dataclass(frozen=True)
-class ModelParts:
-    layers: tuple[Layer, ...]
-    outer: tuple[Weight, ...]
-    hidden_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    unstretched_tokens: int | None = None  #: context before LongRoPE stretches it
-    tied_embeddings: bool = False
-    vision: tuple[Weight, ...] = ()
-    mtp: tuple[Weight, ...] = ()
-    layer_prefix: str = "model.layers."
-    requires_remote_code: bool = False
-    notes: tuple[str, ...] = ()
 
 
 Builder = Callable[[Config], ModelParts]

@@ -145,9 +145,11 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionR
     layer only become one rule."""
     everywhere: list[PrecisionRule] = []
     layers: dict[str, set[int]] = defaultdict(set)
-    listed = (n if n.startswith("re:") else _EXPERT_INDEX.sub("experts", n) for n in names)
-    split = (one for name in dict.fromkeys(listed) for one in (name, *_parts_of_fused(name)))
-    for name in split:
+    listed: list[str] = []
+    for name in dict.fromkeys(n if n.startswith("re:") else _EXPERT_INDEX.sub("experts", n) for n in names):
+        stem, dot, last = name.rpartition(".")
+        listed += [name, *(f"{stem}{dot}{part}" for part in FUSED.get(last, ()))]
+    for name in listed:
         if name.startswith("re:"):
             everywhere.append(PrecisionRule(re.compile(name.removeprefix("re:")), precision, raw=True))
             continue
@@ -159,11 +161,6 @@ def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionR
         else:
             layers[template].add(index)
     return *everywhere, *(PrecisionRule(_template_pattern(t), precision, frozenset(i)) for t, i in layers.items())
-
-
-def _parts_of_fused(name: str) -> list[str]:
-    stem, dot, last = name.rpartition(".")
-    return [f"{stem}{dot}{part}" for part in FUSED.get(last, ())]
 
 
 def _template_pattern(template: str) -> re.Pattern[str]:

@@ -243,8 +243,7 @@ def _scheme(form: QuantizationForm, weights: Config, activations: Config | None,
     bits, kind, size = weights.size("num_bits"), weights.text("type", default="int"), _group(weights)
     if (kind, bits) == ("float", 4):
         precision = NVFP4 if size == 16 or packing.startswith("nvfp4") else MXFP4
-        return precision if activations else weight_only(precision, form.base)
-    if (kind, bits) == ("float", 8):
+    elif (kind, bits) == ("float", 8):
         # a scale of activations is stored unless it is made anew: for all, or as NVFP4's for every group
         anew = not activations or activations.get("dynamic") == "local" or activations.flag("dynamic", default=False)
         strategy = weights.text("strategy", default="tensor")
@@ -253,13 +252,14 @@ def _scheme(form: QuantizationForm, weights: Config, activations: Config | None,
         if strategy == "block" and size != 32:
             rows, columns = weights.sizes("block_structure", count=2) or FP8_BLOCK.group or PER_TENSOR
             precision = replace(FP8_BLOCK, group=(rows, columns))
-        return precision if activations else weight_only(precision, form.base)
-    if kind == "int" and bits in (4, 8):
+    elif kind == "int" and bits in (4, 8):
         zero_bits = 0 if weights.flag("symmetric", default=True) else bits
         name = "int4" if bits == 4 else "int8-gptq"
         precision = int4(name, form.base, size, zero_bits=zero_bits, bits=bits)
         return replace(precision, compute_dtype="int8") if activations and bits == 8 else precision
-    raise form.unknown(f"{bits} bits of type {kind!r}")
+    else:
+        raise form.unknown(f"{bits} bits of type {kind!r}")
+    return precision if activations else weight_only(precision, form.base)
 
 
 def _mxfp4(form: QuantizationForm) -> Quantization:  # of gpt-oss: the routed experts and nothing else

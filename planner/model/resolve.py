@@ -109,10 +109,8 @@ def _what_is_in(folder: Path) -> str:
 def _read_model(folder: Path | None, config: Path, *, model_id: str) -> Model:
     from planner.model.build import model_from_config
 
-    sidecar = folder / SIDECAR if folder else None
-    return model_from_config(
-        read_json(config), model_id=model_id, sidecar=read_json(sidecar) if sidecar and sidecar.is_file() else None
-    )
+    beside = read_json(folder / SIDECAR) if folder and (folder / SIDECAR).is_file() else None
+    return model_from_config(read_json(config), model_id=model_id, sidecar=beside)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -146,15 +144,12 @@ def _from_hub(
             raise HubError(cause, hint="allow the network, or give a folder with the model's config.json")
         return read(hub.fetch_snapshot(repo_id, revision, timeout_s=timeout_s), "hub")
     except HubError as error:
-        if cached is None:
-            raise _with_nearest(error, name) from error
-        return read(
-            cached, "cache", f"{SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not known"
-        )
-
-
-def _with_nearest(error: HubError, name: str) -> HubError:
-    if find_entry(name):
-        return HubError(error.cause, hint=f"{error.hint}; without --revision and --refresh the bundled catalog answers")
-    near = nearest_ids(name)
-    return HubError(error.cause, hint=f"{error.hint}; in the bundled catalog: {', '.join(near)}") if near else error
+        if cached is not None:
+            note = f"{SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not known"
+            return read(cached, "cache", note)
+        hint = error.hint
+        if find_entry(name):
+            hint += "; without --revision and --refresh the bundled catalog answers"
+        elif near := nearest_ids(name):
+            hint += f"; in the bundled catalog: {', '.join(near)}"
+        raise HubError(error.cause, hint=hint) from error

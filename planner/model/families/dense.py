@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from planner.model.architecture import Attention, Component, Layer, Moe, Shard, Weight
+from planner.model.architecture import Attention, Component, Layer, ModelParts, Moe, Shard, Weight
 from planner.model.blocks import (
     FUSED_GATE_UP,
     GATED,
@@ -30,7 +30,7 @@ from planner.model.blocks import (
     vector,
     windows,
 )
-from planner.model.config import Config, ModelParts, family
+from planner.model.config import Config, family
 
 FOUR_NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")

@@ -14,7 +14,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from planner.model.architecture import Attention, Component, Layer, Moe, Shard, StateMixer, Weight
+from planner.model.architecture import Attention, Component, Layer, ModelParts, Moe, Shard, StateMixer, Weight
 from planner.model.blocks import (
     PLAIN,
     PRE_NORMS,
@@ -34,7 +34,7 @@ from planner.model.blocks import (
     shared_expert,
     vector,
 )
-from planner.model.config import Config, ModelParts, family
+from planner.model.config import Config, family
 from planner.model.families.moe import latent_weights, read_latent
 
 STATE, ROUTED, SHARED = Component.STATE, Component.ROUTED_EXPERT, Component.SHARED_EXPERT

@@ -12,6 +12,7 @@ from planner.model.architecture import (
     CompressedAttention,
     LatentAttention,
     Layer,
+    ModelParts,
     Moe,
     Shard,
     SparseIndexer,
@@ -43,7 +44,7 @@ from planner.model.blocks import (
     vector,
     windows,
 )
-from planner.model.config import Config, ModelParts, family
+from planner.model.config import Config, family
 
 ATTENTION = Component.ATTENTION
 

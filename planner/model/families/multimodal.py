@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 
-from planner.model.architecture import Component, Layer, Shard, Weight
+from planner.model.architecture import Component, Layer, ModelParts, Shard, Weight
 from planner.model.blocks import (
     FUSED_GATE_UP,
     PRE_NORMS,
@@ -25,7 +25,7 @@ from planner.model.blocks import (
     shared_expert,
     vector,
 )
-from planner.model.config import Builder, Config, ModelParts, family
+from planner.model.config import Builder, Config, family
 from planner.model.families.dense import gemma3, gemma4, glm, llama, qwen2, qwen3
 from planner.model.families.hybrid import kimi_linear_text, qwen3_5_text
 from planner.model.families.moe import deepseek, glm4_moe, minimax_m3_text, qwen3_moe, step3p7_text
