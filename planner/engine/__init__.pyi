@@ -20,11 +20,11 @@ from .resolution import prefix_caching as prefix_caching
 from .features import uses_latent_attention as uses_latent_attention
 
 # Drafted tokens
-from .beside import FLAG as FLAG
-from .beside import RATE_FLAG as RATE_FLAG
-from .beside import assumed_acceptance as assumed_acceptance
-from .beside import read_drafts as read_drafts
-from .beside import searched_drafts as searched_drafts
+from .resolution import FLAG as FLAG
+from .resolution import RATE_FLAG as RATE_FLAG
+from .resolution import assumed_acceptance as assumed_acceptance
+from .resolution import read_drafts as read_drafts
+from .resolution import searched_drafts as searched_drafts
 
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
 from .version import NEWEST as NEWEST

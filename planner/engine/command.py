@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from math import isinf
 from typing import Any
 
-from planner.engine.beside import speculative_options
 from planner.engine.flags import VllmCommand, command_status, flag_status, spelled, takes_value
-from planner.engine.resolution import LONG_NAMES
+from planner.engine.resolution import LONG_NAMES, speculative_options
 from planner.engine.settings import SETTINGS, EngineConfig, SpeculativeConfig
 from planner.engine.version import EngineVersion
 from planner.errors import IllegalPlanError, InputError

@@ -18,7 +18,6 @@ from difflib import get_close_matches
 from math import isfinite
 from typing import Any, get_args
 
-from planner.engine.beside import parse_speculative_config
 from planner.engine.features import needs_v0, pipelines_on_v1
 from planner.engine.flags import (
     SWITCH,
@@ -39,6 +38,7 @@ from planner.engine.flags import (
     value_status,
 )
 from planner.engine.published import options_version
+from planner.engine.resolution import parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
 from planner.engine.version import EngineVersion
 from planner.errors import InputError

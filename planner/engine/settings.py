@@ -27,7 +27,7 @@ from planner.units import GIB, MOST_FIGURE
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
-#: Methods of speculative decoding, see ``planner.engine.beside``.
+#: Methods of speculative decoding, see ``planner.engine.resolution``.
 SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "eagle3", "ngram", "suffix"]
 #: Uses of a setting. ``axes``: parallel axes that every answer names. ``layout``: how the model lies on the GPUs.
 #: ``batch``: bounds of one step. ``searched``: chosen by a search. ``plan``: repeated in a plan. ``result``: asked of

@@ -12,5 +12,5 @@ from .profiles import PartitionRule as PartitionRule
 from .profiles import AllReduceCurve as AllReduceCurve
 
 # Constants that no run determines, with their basis
-from .constants import constant as constant
-from .constants import constant_of as constant_of
+from .profiles import constant as constant
+from .profiles import constant_of as constant_of

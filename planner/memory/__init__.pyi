@@ -15,9 +15,9 @@ from .weights import module_mixer as module_mixer
 from .weights import offloaded_bytes as offloaded_bytes
 
 # facts that need no GPU
-from .facts import attention_kinds as attention_kinds
-from .facts import model_facts as model_facts
-from .facts import stored_weight_bytes as stored_weight_bytes
+from .cache import attention_kinds as attention_kinds
+from .cache import model_facts as model_facts
+from .cache import stored_weight_bytes as stored_weight_bytes
 
 # the cache
 from .cache import element_bytes as element_bytes

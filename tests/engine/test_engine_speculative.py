@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from memory_cases import config, version
 
-from planner.engine.beside import parse_speculative_config
 from planner.engine.command import serve_argv
 from planner.engine.features import version_features
+from planner.engine.resolution import parse_speculative_config
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import planner
-from planner.hardware.constants import constant, constant_of, load_constants
+from planner.hardware.profiles import constant, constant_of, load_constants
 
 
 def test_each_constant_is_read_and_says_what_it_rests_on() -> None:

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 from memory_cases import bytes_per_token, model, pool
 
 from planner.errors import InputError
-from planner.memory.cache import BlockPool, CacheSettings, CacheSpec, block_pool, element_bytes, layer_specs
-from planner.memory.facts import attention_kinds, kv_bytes_per_token, model_facts, stored_weight_bytes
+from planner.memory.cache import (
+    BlockPool,
+    CacheSettings,
+    CacheSpec,
+    attention_kinds,
+    block_pool,
+    element_bytes,
+    kv_bytes_per_token,
+    layer_specs,
+    model_facts,
+    stored_weight_bytes,
+)
 from planner.model.resolve import resolve_model
 from planner.units import GIB
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from memory_cases import budget, config, model
 
-from planner.engine.beside import parse_speculative_config
+from planner.engine.resolution import parse_speculative_config
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import Basis, MemoryBudget, StageBudget, memory_budget

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.memory.facts import stored_weight_bytes
+from planner.memory.cache import stored_weight_bytes
 from planner.model import hub
 from planner.model.architecture import Component, Model, Weight
 from planner.model.catalog import (

@@ -58,7 +58,7 @@ from published_models import (
 
 from planner.engine import Layout, held_piece
 from planner.errors import PlannerError, UnsupportedModelError
-from planner.memory.facts import attention_kinds
+from planner.memory.cache import attention_kinds
 from planner.model.architecture import Attention, Component, LatentAttention, Model
 from planner.model.build import BUILDERS, model_from_config
 

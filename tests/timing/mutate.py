@@ -21,7 +21,7 @@ sys.path.insert(0, str(HERE.parent))
 from physics_cases import engine, gpu, llama_8b, mixer_model, mla_model, moe_model, quantity  # noqa: E402
 
 from planner.engine.settings import LoraConfig  # noqa: E402
-from planner.hardware.constants import load_constants  # noqa: E402
+from planner.hardware.profiles import load_constants  # noqa: E402
 from planner.model.architecture import CompressedAttention, SparseIndexer, StateMixer  # noqa: E402
 from planner.timing import drafts, step  # noqa: E402
 from planner.timing.roofline import Part, Term, TimedTerm  # noqa: E402

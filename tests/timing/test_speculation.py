@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from memory_cases import model
 from physics_cases import engine, gpu, llama_8b, perfect
 
-from planner.engine.beside import parse_speculative_config, with_acceptance
+from planner.engine.resolution import parse_speculative_config, with_acceptance
 from planner.engine.settings import EngineArgs, SpeculativeConfig
 from planner.engine.version import parse_version
 from planner.errors import InputError

@@ -14,7 +14,7 @@ import pytest
 from memory_cases import model as catalog_model
 from physics_cases import engine, gpu, llama_8b, mixer_model, mla_model, moe_model, perfect, quantity
 
-from planner.engine.beside import parse_speculative_config, with_acceptance
+from planner.engine.resolution import parse_speculative_config, with_acceptance
 from planner.engine.settings import EngineConfig, LoraConfig
 from planner.hardware.profiles import GpuProfile
 from planner.model.architecture import Attention, CompressedAttention, Model, SparseIndexer, StateMixer
