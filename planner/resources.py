@@ -80,8 +80,7 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def write_then_rename(path: Path, content: bytes) -> None:
-    """Write ``content`` beside ``path``, then rename it: a reader of ``path`` sees the old file or the new one. Files
-    that killed processes left are removed. Raises OSError."""
+    """Write ``content`` beside ``path``, then rename it: readers see the old file or the new one. Raises OSError."""
     for left in path.parent.glob(f".{escape(path.name)}.*.part"):
         _remove_unheld(left)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")

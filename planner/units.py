@@ -38,16 +38,14 @@ def whole_number(text: str) -> int | None:
 
 
 def to_base(value: float, unit: str) -> float:
-    """Convert ``value`` in ``unit`` to the unit used inside. Raises KeyError for an unknown unit, TypeError for no
-    number."""
+    """Convert ``value`` in ``unit`` to the unit used inside. Raises KeyError for a unit, TypeError for no number."""
     if not isinstance(value, int | float) or isinstance(value, bool):  # a text times a GB would be a long one
         raise TypeError(f"{value!r} is not a number")
     return value * FACTORS[unit]
 
 
 def figure(value: float, digits: int = 0) -> str:
-    """Format a number with ``digits`` significant digits, never with an exponent; by default two below 100 and three
-    above: ``0.13``, ``5.4``, ``1,040``."""
+    """Format a number without exponent, by default with two digits below 100 and three above: ``5.4``, ``1,040``."""
     if not isfinite(value):
         return f"{value:g}"
     digits = digits or (2 if abs(value) < 100 else 3)

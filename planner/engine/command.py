@@ -42,9 +42,8 @@ def serve_argv(
     config: EngineConfig, model_ref: str, *, host: str = LOOPBACK, port: int | str = 8000,
     extra: Mapping[str, Value] | None = None,
 ) -> list[str]:  # fmt: skip
-    """``vllm serve`` with exactly the settings of ``config``; variables are in its ``env``. ``extra``: further options;
-    True for a switch, False for its ``--no-`` form, a mapping for JSON. Raises IllegalPlanError for an option that the
-    version lacks, InputError for one that the settings decide."""
+    """``vllm serve`` with exactly the settings of ``config``. ``extra``: further options; False for a ``--no-`` form, a
+    mapping for JSON. Raises IllegalPlanError for an unknown option, InputError for one that the settings decide."""
     line = _Line(["vllm", "serve", model_ref], config.version, "serve")
     line.add_all({"--host": host, "--port": port})
     _add_engine(line, config)
@@ -70,8 +69,7 @@ def bench_serve_argv(
     workload: Load, model_ref: str, version: EngineVersion, *, port: int = 8000,
     percentiles: Sequence[int] = (50, 90, 99), platform: str = "rocm", priority: int = 0,
 ) -> list[str]:  # fmt: skip
-    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends exactly ``workload``, each request with
-    its ``priority`` from 0.11.1 on."""
+    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends ``workload``; ``priority`` from 0.11.1."""
     line = _bench("bench serve", version, platform)
     line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
     line.add_all({

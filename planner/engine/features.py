@@ -86,8 +86,7 @@ _RULES: tuple[tuple[str, Release, Callable[[str], bool]], ...] = (
 
 
 def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: EngineVersion) -> tuple[str, ...]:
-    """The words of a command line that the V1 engine of ``version`` does not serve; none where there is one engine.
-    ``options``: values by whole name, empty for a switch."""
+    """The words of a line that the V1 engine of ``version`` does not serve. ``options``: values by whole name."""
     if not BOTH_SINCE <= version.release < ORACLE_GONE_IN:
         return ()
     given = {**env, **options}
@@ -116,8 +115,7 @@ def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
 
 
 def asked_engine(only_v0: Sequence[str], use_v1: str | None, version: EngineVersion) -> Engine | None:
-    """The engine that ``VLLM_USE_V1`` or words that only V0 serves ask for; None: the default. Raises IllegalPlanError
-    where vLLM stops: V1 beside such words, or V0 in a release without it."""
+    """The engine that ``VLLM_USE_V1`` or words for V0 ask for, if any. Raises IllegalPlanError where vLLM stops."""
     if not BOTH_SINCE <= version.release < ORACLE_GONE_IN:
         return None
     asked: Engine | None = None if use_v1 not in ("0", "1") else "V1" if use_v1 == "1" else "V0"
@@ -170,9 +168,7 @@ _UNQUANTIZED = ("bf16", "fp16", "fp32")
 
 def lone_steps(model: Model, config: EngineConfig, profile: GpuProfile) -> LoneSteps:
     """Steps that have a pipeline to themselves. The first runner waits for every step in 0.16 to 0.19, from 0.20 on not
-    where all prompts go on (``_pp_receive_prev_sampled_token_ids_to_input_batch``; pull request 38726), from 0.28 a
-    little later (``_prepare_input_ids``). 0.15 leaves a request out until its token is back
-    (``v1/core/sched/scheduler.py``), so that batches overlap."""
+    where all prompts go on (``_pp_receive_prev_sampled_token_ids_to_input_batch``; pull request 38726)."""
     release = config.version.release
     waits = config.pipeline_parallel_size > 1 and config.async_scheduling and release >= (0, 16)
     if not waits or release >= _second_runner_from(model, config, profile):
@@ -301,9 +297,8 @@ def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
 
 
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
-    """The sampler where ``VLLM_USE_FLASHINFER_SAMPLER`` is not set (``v1/sample/ops/topk_topp_sampler.py``): FlashInfer
-    wherever installed to 0.11.0, asked for from 0.11.1 (pull request 26859), from 0.21.0 (``envs.py``) the default of
-    every NVIDIA GPU that it runs on."""
+    """The sampler by default (``v1/sample/ops/topk_topp_sampler.py``): FlashInfer wherever installed to 0.11.0, not
+    from 0.11.1 on (pull request 26859), and from 0.21.0 (``envs.py``) on every NVIDIA GPU that runs it."""
     if profile.platform == "cuda" and engine == "V1":
         if release < (0, 11, 1):
             return "unknown"

@@ -215,8 +215,7 @@ class Environment(dict[str, str]):
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | Sequence[str] | str | None) -> Self:
-        """The variables of a mapping, or of ``NAME=VALUE`` words. Raises InputError for anything else, a secret or a
-        bad value; UnknownNameError for a variable that no version of vLLM reads."""
+        """The variables of a mapping or of ``NAME=VALUE`` words. Raises InputError, UnknownNameError for unread ones."""
         if given is None or isinstance(given, Mapping):
             pairs = dict(given or {})
         elif isinstance(given, list | tuple | str):

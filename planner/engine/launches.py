@@ -89,8 +89,7 @@ def _is_server_image(name: str) -> bool:
 
 
 def version_of_images(words: Sequence[str]) -> str:
-    """The release in the tag of the first image of vLLM among ``words``, such as ``vllm/vllm-openai:v0.11.0``; else
-    empty."""
+    """The release in the tag of the first image of vLLM among ``words`` (``vllm/vllm-openai:v0.11.0``), or ""."""
     for word in words:
         name, _, tag = word.partition("@")[0].rpartition(":")
         is_tagged = "vllm" in word and "/" in name and "/" not in tag  # a mount ends in a path
@@ -102,9 +101,9 @@ def version_of_images(words: Sequence[str]) -> str:
 def find_launches(
     line: str | Sequence[str], *, gpu: GpuProfile | None = None, given: Mapping[str, str] | None = None
 ) -> tuple[Launch, ...]:
-    """The engines that a script, or a command whose words a shell has split, starts. ``gpu`` answers what the script
-    asks of its machine, ``given`` are variables of the caller. Raises InputError for none, several that differ, one in
-    a loop or function, or no shell script."""
+    """The engines that a script, or words of a command, starts. ``gpu`` answers what the script asks of its machine,
+    ``given`` are variables of the caller. Raises InputError for none, different ones, or a launch in a loop or
+    function."""
     if not isinstance(line, str):
         command = found_in(line)
         if command is None:
@@ -431,8 +430,7 @@ def _compared(left: str, operator: str, right: str) -> bool | None:
 def read_manifest(
     text: str, *, gpu: GpuProfile | None = None, given: Mapping[str, str] | None = None
 ) -> tuple[Launch, ...]:
-    """The engines that the containers of a compose file or a Kubernetes manifest start. Raises InputError for what is
-    no YAML, or starts no vLLM."""
+    """The engines of the containers in a compose file or a Kubernetes manifest. Raises InputError for none."""
     import yaml
 
     try:

@@ -96,8 +96,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
 
 
 def options_version(version: EngineVersion, platform: str, image: str = "") -> EngineVersion:
-    """The version whose options are taken: that of the commit, where a document calls a commit ``version``, unless
-    another ``image`` runs."""
+    """The version whose options are taken: that of the commit that stands for it, unless another ``image`` runs."""
     build = _commit_of(version, platform)
     return known_version(build.version) if build and image in ("", build.image) else version
 
@@ -183,8 +182,7 @@ def recipe_for(
     model: Model, profile: GpuProfile, version: EngineVersion, *, kv_cache_dtype: str = "auto",
     engine: Engine | None = None, tensor_parallel_size: int | None = None,
 ) -> Recipe:  # fmt: skip
-    """The layers that match, merged, in names that ``version`` has. At ``tensor_parallel_size`` 1, options of sums over
-    GPUs are left out; None keeps them."""
+    """The layers that match, merged, in the version's names; at TP 1 without options of sums over GPUs."""
     env: dict[str, str] = {}
     flags: dict[str, Any] = {}
     settings: dict[str, Any] = {}

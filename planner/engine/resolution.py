@@ -86,14 +86,12 @@ _V0_MULTIMODAL_TOKENS = 5120
 def resolve(
     args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion, *, usage: Usage = "serve"
 ) -> EngineConfig:
-    """The settings that ``vllm serve`` (or the offline ``LLM`` class) of ``version`` runs with. Raises InputError for
-    values out of bounds, IllegalPlanError for what vLLM refuses."""
+    """The settings that ``vllm serve`` of ``version`` runs with. Raises InputError, IllegalPlanError as vLLM refuses."""
     return _Resolver(args, model, profile, version, "offline" if args.offline else usage).config()
 
 
 def of_latency_bench(args: EngineArgs, version: EngineVersion, profile: GpuProfile) -> EngineArgs:
-    """``args`` as ``vllm bench latency`` has them, without prefix cache since 0.9.1 (pull request 18639); AMD's images
-    to 0.10.0 kept the script of 0.8.5."""
+    """``args`` as ``vllm bench latency`` has them: no prefix cache since 0.9.1 (pull request 18639; AMD: 0.10.1)."""
     kept = version.release < ((0, 10, 1) if profile.platform == "rocm" else (0, 9, 1))
     return args if kept or args.enable_prefix_caching is not None else replace(args, enable_prefix_caching=False)
 
@@ -187,14 +185,12 @@ class _Resolver:
         if args.flashinfer_sampler and self.profile.platform != "cuda":
             raise IllegalPlanError(f"{FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
-            cause = f"--enable-expert-parallel: {self.model.id} has no experts"
-            raise IllegalPlanError(cause, hint="leave it out for dense models")
+            raise IllegalPlanError(f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out")
         if args.decode_context_parallel_size > 1:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
 
     def _check_context_parallel(self, size: int, ranks: int) -> None:
-        """The ranks that hold the same KV heads may share their tokens: all of them for MLA, those beyond the KV
-        heads for GQA (``config/parallel.py``, ``verify_with_parallel_config``)."""
+        """Ranks that hold the same KV heads may share tokens (``config/parallel.py``, ``verify_with_parallel_config``)."""
         flag = f"--decode-context-parallel-size {size}"
         if ranks % size:
             cause = f"{flag}: does not divide --tensor-parallel-size {ranks}"
@@ -283,8 +279,7 @@ class _Resolver:
         return asked
 
     def _chunked_prefill(self, features: Features, max_model_len: int) -> bool:
-        """On in V1. V0 splits prompts of long contexts, but not with images, MLA, windows, drafts or adapters
-        (``arg_utils.py``)."""
+        """On in V1; in V0 for long contexts without images, MLA, windows, drafts, adapters (``arg_utils.py``)."""
         asked, drafts, model = self.args.enable_chunked_prefill, self.args.speculative_config, self.model
         if drafts and features.engine == "V0" and asked:
             cause = f"with speculative decoding by vLLM {self.version} (V0) it is not modelled"
@@ -349,17 +344,16 @@ class _Resolver:
     def _async_scheduling(self, features: Features) -> bool:
         asked = self.args.async_scheduling
         pipelined = self.args.pipeline_parallel_size > 1 and not features.async_scheduling_with_pipeline
-        drafts = self.args.speculative_config
-        if asked and drafts and drafts.method in ("ngram", "suffix"):
-            cause = f"--async-scheduling: vLLM {self.version} refuses it with drafts by {drafts.method}"
-            raise IllegalPlanError(cause, hint="leave it out")
-        if asked and not features.async_scheduling_exists:
-            cause = f"--async-scheduling: vLLM {self.version} ({features.engine}) does not have it (not before 0.10.0)"
-            raise IllegalPlanError(cause, hint="leave it out, or choose a newer --engine-version")
-        if asked and pipelined:
-            cause = f"--async-scheduling: vLLM {self.version} refuses it with --pipeline-parallel-size above 1"
-            raise IllegalPlanError(cause, hint="leave it out, or use --tensor-parallel-size instead")
-        drafted = not drafts or drafts.method in ("mtp", "eagle", "eagle3")
+        method = self.args.speculative_config.method if self.args.speculative_config else ""
+        refusals = {
+            "refuses it with --pipeline-parallel-size above 1": pipelined,
+            f"({features.engine}) does not have it (not before 0.10.0)": not features.async_scheduling_exists,
+            f"refuses it with drafts by {method}": method in ("ngram", "suffix"),
+        }
+        for cause, holds in refusals.items():
+            if asked and holds:
+                raise IllegalPlanError(f"--async-scheduling: vLLM {self.version} {cause}", hint="leave it out")
+        drafted = method in ("", "mtp", "eagle", "eagle3")
         return bool(self._or("async_scheduling", features.async_scheduling and not pipelined and drafted))
 
 
@@ -387,9 +381,8 @@ def batch_defaults(
 
 
 def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
-    """Tokens of a KV block: 16 with KV heads, and by kernel for MLA (``platforms/cuda.py`` to 0.17,
-    ``get_preferred_block_size`` after): FlashMLA 64 on Hopper to 0.17, CUTLASS 128 and then FlashInfer 32 on Blackwell,
-    AITER 1 on AMD up to 0.19. The memory package grows blocks of hybrid models."""
+    """Tokens of a KV block (``platforms/cuda.py`` to 0.17, ``get_preferred_block_size`` after): for MLA FlashMLA 64 on
+    Hopper to 0.17, CUTLASS 128 and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19; else 16."""
     release = version.release
     if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
         return 256  # sparse_swa.py; the recipes name it too
@@ -480,8 +473,7 @@ def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -
 
 
 def check_known(model: Model, version: EngineVersion) -> None:
-    """Raise IllegalPlanError where ``version`` has no implementation of the model's architecture. A build whose release
-    is assumed is not judged."""
+    """Raise IllegalPlanError where ``version`` does not know the architecture. Assumed releases are not judged."""
     name = model.architecture
     first, last = releases("first").get(name, version.release), releases("last").get(name, version.release)
     if version.note or version.build != "vllm" or first <= version.release <= last:
@@ -541,8 +533,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
 def read_drafts(
     drafts: SpeculativeConfig | Mapping[str, Any] | str | None, rates: float | Sequence[float] | str | None = None
 ) -> SpeculativeConfig | None:
-    """``--speculative-config`` with ``--speculative-acceptance-rate``, in any form that the library takes. Raises
-    InputError."""
+    """``--speculative-config`` and ``--speculative-acceptance-rate``, as the library takes them. Raises InputError."""
     if drafts is not None and not isinstance(drafts, SpeculativeConfig):
         try:
             drafts = parse_speculative_config(drafts if isinstance(drafts, str) else json.dumps(drafts))
@@ -641,8 +632,7 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
 
 
 def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> Iterator[tuple[str, str]]:
-    """Options and values that launch ``wanted``: the JSON, or the older options one by one. Raises IllegalPlanError for
-    a key that had no option."""
+    """Options that launch ``wanted``: the JSON, or the older ones. Raises IllegalPlanError for a key without one."""
     if flag_status(version, FLAG):
         yield FLAG, wanted.text
         return
@@ -691,8 +681,7 @@ MOST_VOCABULARY = 258_048  #: ``lora/layers/logits_processor.py``
 
 
 def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> LoraConfig | None:
-    """Adapter slots that ``args`` ask for; None without ``--enable-lora``, as in vLLM. Raises InputError for a rank
-    that no version takes, IllegalPlanError for what vLLM refuses."""
+    """Adapter slots that ``args`` ask for; None without ``--enable-lora``. Raises InputError, IllegalPlanError."""
     if not args.enable_lora:
         return None
     rank, loras = args.max_lora_rank or 16, args.max_loras or 1

@@ -130,6 +130,7 @@ def _row(default: Any, text: str, tags: str = "", **facts: Any) -> Any:
 _RANKS: Mapping[str, Any] = {"tags": "axes layout searched plan result", "least": 1, "most": MOST_RANKS}
 _COUNT: Mapping[str, Any] = {"least": 1}
 _TOKENS: Mapping[str, Any] = {"least": 1, "scaled": True}
+_BYTES: Mapping[str, Any] = {"least": 1, "scaled": True, "metavar": "BYTES"}
 _JSON: Mapping[str, Any] = {"short": "-sc", "metavar": "JSON"}
 _GIB: Mapping[str, Any] = {"least": 0, "metavar": "GIB"}
 _BATCH = "batch searched plan result logged recommend fleet"
@@ -138,8 +139,7 @@ _GIVEN = "plan result logged recommend fleet"
 
 @dataclass(frozen=True, slots=True)
 class EngineArgs:
-    """Flags of ``vllm serve`` that change memory or time, in the order in which commands list them. None: vLLM's
-    default."""
+    """Flags of ``vllm serve`` that change memory or time, in the order of commands. None: vLLM's default."""
 
     tensor_parallel_size: int = _row(1, "GPUs that share each layer.", short="-tp", **_RANKS)
     pipeline_parallel_size: int = _row(1, "Stages of layers.", short="-pp", **_RANKS)
@@ -161,13 +161,7 @@ class EngineArgs:
     gpu_memory_utilization: float | None = _row(
         None, "Share of the memory to use, such as 0.9.", _GIVEN, above=0, most=1
     )
-    kv_cache_memory_bytes: int | None = _row(
-        None,
-        "KV cache of each GPU, in place of what --gpu-memory-utilization leaves.",
-        metavar="BYTES",
-        on="gpu",
-        **_TOKENS,
-    )
+    kv_cache_memory_bytes: int | None = _row(None, "KV cache of each GPU, in place of a share.", on="gpu", **_BYTES)
     block_size: int | None = _row(None, "Tokens of a KV block.", "plan logged", **_COUNT)
     enforce_eager: bool = _row(False, "No CUDA/HIP graphs.", _GIVEN)
     max_cudagraph_capture_size: int | None = _row(None, "Largest batch with a graph.", "logged recommend", **_COUNT)
@@ -186,11 +180,7 @@ class EngineArgs:
     enable_chunked_prefill: bool | None = _row(None, "Split long prompts.", "logged")
     async_scheduling: bool | None = _row(None, "Schedule while the GPU computes.", "plan result")
     scheduling_policy: str | None = _row(
-        None,
-        "Order of requests: fcfs, or priority (the lower number of --class first).",
-        "recommend fleet",
-        only="time",
-        metavar="POLICY",
+        None, "fcfs, or priority (the lower number of --class first).", "recommend fleet", only="time", metavar="POLICY"
     )
     language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
     limit_mm_per_prompt: str | None = _row(None, "Maximum images and videos per prompt.", metavar="JSON", only="memory")
@@ -201,12 +191,9 @@ class EngineArgs:
     offline: bool = _row(False, "Defaults of the class LLM, not of vllm serve.", only="memory", ours=True)
     used_gib: float = _row(0.0, "Memory of each GPU that other processes hold.", only="memory", ours=True, **_GIB)
     env: Environment = _row(
-        Environment(),
-        f"Variable of the server, such as {CPU_KVCACHE_SPACE}=40, {FLASHINFER_SAMPLER}=1 or VLLM_USE_V1=0. Repeatable.",
-        "recommend fleet",
-        metavar="NAME=VALUE",
-        ours=True,
-    )
+        Environment(), f"Variable of the server, such as {CPU_KVCACHE_SPACE}=40 or VLLM_USE_V1=0. Repeatable.",
+        "recommend fleet", metavar="NAME=VALUE", ours=True,
+    )  # fmt: skip
     allow_unvalidated: bool = _row(
         False, "Plan what one source documents and another reports broken.", "recommend fleet", ours=True
     )
@@ -301,8 +288,7 @@ class LoraConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(EngineArgs):
-    """The settings that one engine runs with; nothing left open. Of ``env`` it has the variables that count on the
-    device."""
+    """The settings that one engine runs with; ``env`` has the variables that count on the device."""
 
     version: EngineVersion
     weight_dtype: str  #: of the linear weights, as in the contract: bf16, fp8, mxfp4, ...

@@ -101,9 +101,8 @@ class Piece:
 
 
 def held_piece(weight: Weight, layout: Layout) -> Piece:
-    """The piece of ``weight`` on the rank that holds most. TP cuts each copy, KV heads no further than whole heads.
-    Experts are cut over all ranks that share them; with EP they stay whole, and the first ranks hold those left over.
-    """
+    """The piece of ``weight`` on the rank that holds most. TP cuts KV heads no further than whole heads. Experts are
+    cut over all ranks that share them; with EP they stay whole, and the first ranks hold those left over."""
     axis, shape, copies = 0, list(weight.shape), weight.copies
     if weight.shard in (Shard.ROW, Shard.EXPERT_ROW):
         axis = -1
@@ -147,8 +146,7 @@ def legal_tensor_parallel_sizes(
     model: Model, profile: GpuProfile, *, allow_unvalidated: bool = False, fp8_blocks: Fp8Blocks = "whole",
     most: int = 1, **others: Any,
 ) -> tuple[int, ...]:  # fmt: skip
-    """TP sizes that run inside one node, or fill several up to ``most`` GPUs, ascending; none where one of ``others``,
-    the other axes of ``Layout``, forbids the layout."""
+    """TP sizes that run in one node, or fill several up to ``most`` GPUs; ``others``: axes of ``Layout``."""
     node = profile.gpus_per_node
     sizes = (*range(1, node + 1), *range(2 * node, most + 1, node))
     layouts = {size: Layout(tensor_parallel_size=size, **others) for size in sizes}

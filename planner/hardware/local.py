@@ -95,9 +95,8 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
 
 
 def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
-    """The GPUs in ``amd-smi static --json``; from version 26 on the modes are in ``amd-smi partition --current
-    --json``. Every partition has an entry, which differs in the PCI function only; memory is that of the whole GPU in
-    MiB."""
+    """The GPUs in ``amd-smi static --json``; from version 26 on the modes are in ``amd-smi partition``. Partitions of
+    one GPU differ in the PCI function only; memory is that of the whole GPU in MiB."""
     modes = {row.get("gpu_id", row.get("gpu")): row for row in _rows(_json(partition), "current_partition")}
     seen: set[str] = set()
     for entry in _rows(_json(static), "gpu_data"):
@@ -203,8 +202,7 @@ class LocalProfile:
 
 
 def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
-    """The profile of ``gpus``, by default those that the vendors' tools show on this node. Raises InputError for no
-    GPU, a GPU without a profile, and GPUs of several kinds."""
+    """The profile of ``gpus``, by default of this node's. Raises InputError for none, unknown or mixed GPUs."""
     gpus = find_local_gpus() if gpus is None else gpus
     counts = Counter(profile_id for gpu in gpus for profile_id in _logical(gpu))
     if len(counts) > 1:

@@ -203,8 +203,7 @@ def keeps_windows(model: Model, found: Features) -> bool:
 
 
 def states_per_request(config: EngineConfig) -> int:
-    """Recurrent states of one request: two with prefix caching (mode "align": the last block's and the current one),
-    and one for each draft token (``num_speculative_blocks``)."""
+    """Recurrent states: two with prefix caching (mode "align"), and one per draft token (``num_speculative_blocks``)."""
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
     return (2 if config.enable_prefix_caching else 1) + drafts
 
@@ -229,8 +228,7 @@ def graph_bytes(model: Model, config: EngineConfig, found: Features, overheads: 
 
 
 def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
-    """Layers times captured batch sizes, whatever TP is; 0 in eager mode. With adapters there are graphs with and
-    without them (``cudagraph_specialize_lora``, on by default from 0.11.1)."""
+    """Layers times captured batch sizes; twice with adapters (``cudagraph_specialize_lora``, from 0.11.1)."""
     kinds = 2 if config.lora and config.version.release >= (0, 11, 1) else 1
     return kinds * len(graph_batches(config, found)) * model.num_layers
 

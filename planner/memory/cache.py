@@ -85,8 +85,7 @@ class CacheSpec:
         return 0.0 if self.kind == "state" else self.token_bytes / self.tokens_per_row
 
     def pages_per_request(self, num_tokens: int, in_flight_tokens: int, *, states: int = 1) -> int:
-        """Most pages that a request of ``num_tokens`` holds when it is admitted; a window keeps ``in_flight_tokens``
-        besides its own. ``states``: per request (2 with prefix caching)."""
+        """Most pages of a request of ``num_tokens`` when it is admitted; windows keep ``in_flight_tokens`` besides."""
         if self.kind == "state":
             return states
         if self.kind == "cross":
@@ -231,9 +230,8 @@ def _compressed_specs(mixer: CompressedAttention) -> Iterator[CacheSpec]:
 
 
 def align_states(specs: set[CacheSpec]) -> dict[CacheSpec, CacheSpec]:
-    """Larger attention blocks and padded states, so that a page of attention equals a page of state, as vLLM does
-    ("Setting attention block size to 1072 tokens", "Padding mamba page size by ..."). Empty unless a model mixes the
-    two."""
+    """Larger attention blocks and padded states, so that both pages are equal ("Setting attention block size to 1072
+    tokens", "Padding mamba page size by ..."). Empty unless a model mixes the two."""
     states = [spec for spec in specs if spec.kind == "state"]
     others = [spec for spec in specs if spec.kind != "state"]
     if not states or not others:

@@ -263,8 +263,7 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
 
 
 def latent_elements(model: Model, config: EngineConfig) -> int:
-    """Elements of keys and values that MLA up-projects from cached latents at once, on one rank (``forward`` of
-    ``MLACommonImpl``); sparse attention works on latents."""
+    """Elements that MLA up-projects from cached latents at once, on one rank (``forward`` of ``MLACommonImpl``)."""
     release, heads = config.version.release, config.tensor_parallel_size
     if release < (0, 8):
         return 0
@@ -279,9 +278,8 @@ def latent_elements(model: Model, config: EngineConfig) -> int:
 
 
 def sparse_bytes(model: Model, config: EngineConfig, *, rocm: bool) -> tuple[int, int]:
-    """(workspace, logits) that sparse attention reserves in the profile run: ``sparse_attn_indexer``,
-    ``FlashMLASparseImpl`` and the attention of DeepSeek-V4 in 0.14.0 and 0.27.1 share one workspace; on ROCm
-    ``rocm_aiter_sparse_attn_indexer_fake``."""
+    """(workspace, logits) of sparse attention in the profile run: ``sparse_attn_indexer``, ``FlashMLASparseImpl`` and
+    DeepSeek-V4 in 0.14.0 and 0.27.1 share one; on ROCm ``rocm_aiter_sparse_attn_indexer_fake``."""
     length, tokens, release = config.max_model_len, config.max_num_batched_tokens, config.version.release
     needs = [0]
     for mixer in dict.fromkeys(model.mixers()):
@@ -314,9 +312,8 @@ def _widest(model: Model, layout: Layout) -> int:
 
 
 def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tuple[int, int]:
-    """(peak of the vision encoder over a full budget of images, its outputs), on one rank; 0 without one.
-    ``profile_run`` of ``v1/worker/gpu_model_runner.py`` keeps the outputs; 0.11.0 to 0.13 copy each into a tensor of
-    the budget's length."""
+    """(peak of the vision encoder over a full budget of images, its outputs), on one rank. ``profile_run`` of
+    ``v1/worker/gpu_model_runner.py`` keeps the outputs, 0.11.0 to 0.13 in a tensor of the budget's length."""
     repeated = [w.shape for w in model.vision if w.copies > 1 and len(w.shape) == 2]
     images, limits = IMAGES.get(model.model_type, Images()), media_limits(config.limit_mm_per_prompt or "{}")
     asked = ("image", "video") if images.videos else ("image",)

@@ -92,8 +92,7 @@ class RankWeights:
 
 
 def absorbed_bytes(model: Model, layout: Layout, dtype: str, layers: range) -> int:
-    """Products that V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes: of
-    query and key and of value and output projections; the rotary part and the up-projections in 16 bits
+    """Products that V0 of 0.7.1 to 0.7.3 computes for MLA while it loads, on a rank that holds ``layers``, bytes
     (``process_weights_after_loading`` of ``attention/backends/mla/utils.py``)."""
     found = 0
     for kind in model.layer_kinds:
@@ -142,9 +141,8 @@ def weight_bytes(weight: Weight, precision: Precision, layout: Layout, *, paddin
 def stage_weights(
     model: Model, layout: Layout, dtype: str, architecture: str = "", remainder_last: bool = False
 ) -> tuple[RankWeights, ...]:
-    """Weights on each rank, stage by stage, bytes. ``dtype`` (bf16, fp16, fp32): of everything that is not quantised.
-    ``architecture`` (``sm_90``, ``gfx942``, or ``MARLIN``) decides how MXFP4 experts are padded; ``remainder_last``:
-    vLLM before 0.8.0."""
+    """Weights on each rank, stage by stage, bytes. ``dtype``: of everything that is not quantised. ``architecture``
+    (``sm_90``, ``MARLIN``) decides how MXFP4 experts are padded; ``remainder_last``: vLLM before 0.8.0."""
     parts = _Parts(model, layout, UNQUANTIZED[dtype], architecture)
     kinds = [
         (kind, parts.bytes_of(zip(kind.layer.weights, kind.precisions, strict=True))) for kind in model.layer_kinds

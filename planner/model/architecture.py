@@ -254,8 +254,7 @@ T = TypeVar("T")
 
 
 class PerModel(Generic[T]):
-    """A memo of ``work`` by model and further arguments, as long as the model lives. Keys are identities: a look-up
-    costs a microsecond."""
+    """A memo of ``work`` by model and further arguments, as long as the model lives. A look-up costs a microsecond."""
 
     def __init__(self, work: Callable[..., T]) -> None:
         self.work = work

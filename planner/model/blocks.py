@@ -159,9 +159,8 @@ def read_moe(config: Config, *, size: str = "moe_intermediate_size", shared: int
 
 
 def context_tokens(config: Config) -> int:
-    """The model's own context: ``model_max_length`` first, stretched by the rotary factor; 2048 without any key.
-    Source: ``derive_max_model_len_and_key`` and ``_get_and_verify_max_len`` of vLLM 0.32. YaRN counts beyond
-    ``max_position_embeddings``."""
+    """The model's own context, stretched by the rotary factor; 2048 without any key (``_get_and_verify_max_len`` of
+    vLLM 0.32: ``model_max_length`` first). YaRN counts beyond ``max_position_embeddings``."""
     tokens = config.size("model_max_length", "max_position_embeddings", default=2048)
     rope = config.get("rope_scaling", "rope_parameters")
     factor = rope.get("factor") if isinstance(rope, Mapping) else None
@@ -214,7 +213,7 @@ def decoder(
     remote_code: bool = False, notes: tuple[str, ...] = (),
 ) -> ModelParts:  # fmt: skip
     """Layers between one embedding and one lm_head. ``tied`` is the class's default, ``extra`` are further outer
-    weights, ``remote_code``: the repository's own Python is needed."""
+    weights."""
     hidden, vocab = config.hidden_size, config.size("vocab_size")
     key = "tie_word_embeddings"  # the outer level decides, then the text level, then the class
     tied = config.outer.flag(key, default=config.flag(key, default=tied))
@@ -231,8 +230,7 @@ def uniform_decoder(
     norm_names: tuple[str, ...] = PRE_NORMS, norm_bias: bool = False, extra_weights: tuple[Weight, ...] = (),
     full_every: int = 0, names: OuterNames = LLAMA_NAMES, outer: Mapping[str, Any] | None = None, **projections: Any,
 ) -> ModelParts:  # fmt: skip
-    """A decoder whose layers differ in their sliding windows only. ``projections`` goes to ``attention_weights``,
-    ``outer`` to ``decoder``."""
+    """A decoder whose layers differ in their windows only. ``projections`` goes to ``attention_weights``."""
     hidden, shape = config.hidden_size, attention or read_attention(config)
     weights = (
         *attention_weights(shape, hidden, **projections),
@@ -272,8 +270,7 @@ def mtp_module(
 
 
 def mtp_layers(config: Config, layer: Layer, *, tables: bool) -> tuple[Weight, ...]:
-    """The ``num_nextn_predict_layers`` modules of DeepSeek-V3 and its like. ``tables``: each repeats embedding and
-    head."""
+    """The ``num_nextn_predict_layers`` modules of DeepSeek-V3. ``tables``: each repeats embedding and head."""
     hidden, first = config.hidden_size, config.num_layers
     vocab = config.size("vocab_size") if tables else None
     weights: tuple[Weight, ...] = ()
@@ -287,9 +284,9 @@ def mixed_decoder(
     sparse: tuple[Weight, ...], *, dense: str = "intermediate_size", prefix: str = "mlp.",
     norm_names: tuple[str, ...] = PRE_NORMS, mtp_tables: bool | None = None, **outer: Any,
 ) -> ModelParts:  # fmt: skip
-    """A decoder with either ``moe`` or an MLP in each layer: ``kinds`` has the mixer of each, and True for experts.
-    ``mixing`` makes the weights of a mixer, ``sparse`` are those of a layer's experts, ``dense`` is the key of the
-    MLP's size. ``mtp_tables``: see ``mtp_layers``; None for no MTP modules."""
+    """A decoder with ``moe`` or an MLP (``dense``: key of its size) in each layer. ``kinds``: mixer, and True for
+    experts. ``mixing`` makes the weights of a mixer, ``sparse`` are those of the experts, ``mtp_tables`` as in
+    ``mtp_layers``."""
     hidden = config.hidden_size
 
     def make(kind: tuple[Any, bool]) -> Layer:

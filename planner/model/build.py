@@ -18,8 +18,7 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp3
 
 
 def model_from_config(config: dict[str, Any], *, model_id: str, sidecar: dict[str, Any] | None = None) -> Model:
-    """The model that ``config`` (``config.json`` as read) describes. ``sidecar``: ``hf_quant_config.json``, if any.
-    Raises UnsupportedModelError, and no other error, whatever the content."""
+    """The model that ``config`` (``config.json``) describes. Raises UnsupportedModelError, and no other error."""
     if not isinstance(config, Mapping):
         raise UnsupportedModelError(f"{model_id}: config.json is not an object", hint=COMPLETE)
     outer = Config(config, model_id=model_id)

@@ -161,8 +161,7 @@ def _rest(asked: list[str], repo_id: str) -> list[str] | None:
 
 
 def nearest_ids(name: str, n: int = 3) -> list[str]:
-    """Up to ``n`` ids that look like ``name``: those that begin with it, then those that hold it, then those spelled
-    alike. An organisation without any is left out of the comparison."""
+    """Up to ``n`` ids that look like ``name``: first those that begin with it, then those that hold it."""
     organisation, _, last = name.rpartition("/")
     ids = _alike(name, {i: i for i in catalog_ids()}, n) if organisation else []
     return ids or _alike(last, {i.partition("/")[2]: i for i in catalog_ids()}, n)

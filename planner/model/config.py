@@ -27,8 +27,7 @@ COMPLETE = "check that the file is the model's own and complete"
 
 
 class Config:
-    """A model's ``config.json``. Every reader takes the first of ``keys`` that is given and not null. It raises
-    UnsupportedModelError for another type, and for a missing key without default."""
+    """A model's ``config.json``. Readers take the first of ``keys`` that is given. They raise UnsupportedModelError."""
 
     def __init__(self, values: Mapping[str, Any], *, model_id: str, outer: Config | None = None) -> None:
         self.values = values

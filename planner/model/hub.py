@@ -77,8 +77,7 @@ def cached_snapshot(repo_id: str, revision: str | None = None) -> Snapshot | Non
 
 
 def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Snapshot:
-    """Fetch config.json and any hf_quant_config.json into the local hub cache, replacing cached copies. Raises
-    InputError for a malformed id, HubError for anything else that fails."""
+    """Fetch both files into the local hub cache. Raises InputError for a malformed id, else HubError."""
     check_repo_id(repo_id)
     check_revision(revision)
     endpoint = (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")

@@ -141,8 +141,7 @@ class PrecisionRule:
 
 def rules(names: Iterable[str], precision: Precision | None) -> tuple[PrecisionRule, ...]:
     """Rules for the modules that ``names`` list: paths, parts of paths, globs, and ``re:`` expressions. A name means
-    that module and all below it: ``gate`` is ``model.layers.0.mlp.gate``, not ``gate_proj``. Names that differ in the
-    layer only become one rule."""
+    that module and all below it: ``gate`` is ``model.layers.0.mlp.gate``, not ``gate_proj``."""
     everywhere: list[PrecisionRule] = []
     layers: dict[str, set[int]] = defaultdict(set)
     listed: list[str] = []

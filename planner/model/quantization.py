@@ -34,9 +34,8 @@ from planner.model.precision import (
 
 
 def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any] | None) -> Quantization:
-    """Precision of every weight of a checkpoint. ``base``: of unquantised weights. ``sidecar``:
-    ``hf_quant_config.json``, which counts only where config.json has nothing. Raises UnsupportedModelError for an
-    unknown form."""
+    """Precision of every weight of a checkpoint. ``base``: of unquantised weights. ``sidecar`` counts only where
+    config.json has nothing. Raises UnsupportedModelError for an unknown form."""
     stated = _stated(config, sidecar)
     if stated is None:
         return Quantization(base.name, base)
@@ -95,9 +94,8 @@ def load_quantized(model: Model, method: str) -> Model:
 
 
 def as_quantized(model: Model, weight_dtype: str) -> Model:
-    """A copy of ``model``, quantised as publishers usually do for ``weight_dtype``: amd/*-MXFP4, nvidia/*-NVFP4,
-    RedHatAI/*-FP8-dynamic, Qwen/*-AWQ and *-GPTQ, deepseek-ai/DeepSeek-V4. Four-bit floats of a mixture of experts
-    leave attention in 16 bits, and all forms leave MTP modules."""
+    """A copy of ``model`` in a publisher's usual form: amd/*-MXFP4, nvidia/*-NVFP4, RedHatAI/*-FP8-dynamic, Qwen/*-AWQ
+    and *-GPTQ, deepseek-ai/DeepSeek-V4. Four-bit floats of MoEs leave attention in 16 bits, all forms MTP modules."""
     if weight_dtype not in WEIGHT_DTYPES:
         raise InputError(f"unknown weight dtype {weight_dtype!r}", hint=f"one of: {', '.join(WEIGHT_DTYPES)}")
     if weight_dtype == model.quantization.weight_dtype:
@@ -186,9 +184,9 @@ def _label(main: Precision | None, named: tuple[PrecisionRule, ...]) -> str:
 
 
 def _fp8(form: QuantizationForm) -> Quantization:
-    """A scale per block (DeepSeek-V3) or per tensor (AMD). DeepSeek-V4 has 8-bit scales and MXFP4 experts
-    (``expert_dtype``, which vLLM takes for fp4 where that model leaves it out). NVIDIA's re-quantises some experts to
-    NVFP4; its ``ignore`` does not list what is 16-bit."""
+    """A scale per block (DeepSeek-V3) or tensor (AMD). DeepSeek-V4 has 8-bit scales and MXFP4 experts, also where
+    ``expert_dtype`` is left out. NVIDIA's re-quantises experts to NVFP4; its ``ignore`` does not list what is 16-bit.
+    """
     block, outer = form.block, form.config.outer
     if size := block.sizes("weight_block_size", count=2) if block.has("weight_block_size") else []:
         linear = replace(FP8_BLOCK, group=(size[0], size[1]))
@@ -206,8 +204,7 @@ def _fp8(form: QuantizationForm) -> Quantization:
 
 
 def _fbgemm(form: QuantizationForm) -> Quantization:
-    """A scale per output channel. Without a list of exclusions Meta's recipe is applied: attention, first and last
-    layer in 16 bits (The Llama 3 Herd of Models, section 6.2)."""
+    """A scale per output channel. Default exclusions: The Llama 3 Herd of Models, section 6.2."""
     if form.block.names("modules_to_not_convert"):
         return form.quantization("fbgemm_fp8", FP8_CHANNEL)
     last = form.config.num_layers - 1

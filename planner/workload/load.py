@@ -202,8 +202,8 @@ class Load:
 
     @classmethod
     def parse(cls, text: str) -> Load:
-        """``chat=20:1024:256`` or ``chat=20:rag`` (see ``NAMED``), with targets in ms and a priority:
-        ``chat=20:rag,ttft=500,tpot=40,priority=1``. Raises InputError."""
+        """``chat=20:1024:256``, ``chat=20:rag,ttft=500,tpot=40,priority=1`` (targets in ms; ``NAMED``). Raises
+        InputError."""
         load, *more = text.split(",")
         sized = cls._sized(load)
         words = dict(word.partition("=")[::2] for word in more)
@@ -273,8 +273,7 @@ class Load:
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
     def held_len(self, *, caching: bool = True) -> int:
-        """KV tokens to plan for per request: the longest that is drawn, of recorded ones the mean. With ``caching``,
-        shared prefixes count once for ``TOGETHER`` requests."""
+        """KV tokens per request: the longest drawn, or the recorded mean less what ``TOGETHER`` requests share."""
         sent = self.recorded
         if sent is None:
             return self.max_total_len
@@ -378,8 +377,8 @@ class Load:
         return replace(self, num_prompts=min(self.num_prompts, count), recorded=recorded)
 
     def share_of(self, servers: int, router: Router = "round-robin", most: int | None = None) -> Load:
-        """The load of one of ``servers``, at most ``most`` requests. Classes are drawn anew at their share of the rate;
-        recorded requests are those that the router sends to it."""
+        """The load of one of ``servers``, at most ``most`` requests; recorded ones are those that the router sends to
+        it."""
         rate = self.request_rate / servers
         if self.classes:
             classes = tuple(replace(one, request_rate=one.request_rate / servers) for one in self.classes)
@@ -451,8 +450,7 @@ def too_rare(classes: Sequence[Load], num_prompts: int) -> Load | None:
 def benchmarks(
     classes: Sequence[Load], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0
 ) -> tuple[Load, ...]:
-    """The load of a benchmark of each class, about ``num_prompts`` in all, each with a seed of its own. Raises
-    InputError for a class that would not send one."""
+    """A benchmark for each class, about ``num_prompts`` in all. Raises InputError for a class that would send none."""
     rate = sum(one.request_rate for one in classes)
     if rare := too_rare(classes, num_prompts):
         share = rate / rare.request_rate

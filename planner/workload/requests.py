@@ -87,8 +87,8 @@ UNEVEN, UNEVEN_TIMES = 64, 1.5
 
 
 def share(requests: Requests, servers: int, most: int, router: Router = "round-robin") -> Requests:
-    """The requests of one of ``servers``: at most ``most``, from time zero on; the last ones where prompts share
-    prefixes, else the first. Of unequal shares the one with the most tokens."""
+    """The requests of one of ``servers``, at most ``most``, from time zero on; the last ones where prompts share
+    prefixes."""
     arrived, prefixes = len(requests.arrival_s), requests.prefixes
     servers = min(servers, max(arrived, 1))  # of more of them the others get nothing
     late = max(arrived - most * servers, 0) if prefixes is not None else 0
@@ -164,8 +164,7 @@ class _Known:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """A tree of nodes, and for each request where in it its prompt and its answer end. Text of one request alone stands
-    outside the tree."""
+    """A tree of nodes, and where in it each prompt and its answer end. Text of one request alone is outside."""
 
     parent: Nodes  #: of each node, -1 at a root; a parent comes before its children. Shape (nodes,)
     end_tok: Nodes  #: tokens from the beginning of a prompt to the end of the node. Shape (nodes,)
@@ -228,8 +227,7 @@ class Prefixes:
         return replace(self, prompt=self.prompt[which], answer=self.answer[which])
 
     def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
-        """The requests on a server that has also answered those at the nodes ``earlier``, and ``before`` of the
-        earliest."""
+        """The requests on a server that also answered those at the nodes ``earlier``, and ``before`` of the earliest."""
         return replace(
             self,
             before=np.concatenate([self.before[before], earlier]),

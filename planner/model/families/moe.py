@@ -188,8 +188,7 @@ def hunyuan_v3(config: Config) -> ModelParts:
 
 @family("LagunaForCausalLM")
 def laguna(config: Config) -> ModelParts:
-    """Laguna: Qwen3 with experts, one shared; sliding layers have more query heads; ``g_proj`` gates each head (vLLM's
-    ``models/laguna.py``)."""
+    """Laguna (vLLM's ``models/laguna.py``): more query heads in sliding layers; ``g_proj`` gates each head."""
     hidden, count, full = config.hidden_size, config.num_layers, read_attention(config)
     heads = config.sizes("num_attention_heads_per_layer", count=count) or [full.num_heads] * count
     spans = [replace(full, window=w, num_heads=h) for w, h in zip(windows(config), heads, strict=True)]

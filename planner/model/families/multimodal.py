@@ -416,8 +416,7 @@ MISTRAL3_VISION = {
 
 @family("Mistral3ForConditionalGeneration")
 def mistral3(config: Config) -> ModelParts:
-    """Mistral Small 3.1 to 4, Ministral 3, Mistral Medium 3.5: Mistral (Small 4: DeepSeek-V3), Pixtral's tower, a patch
-    merger."""
+    """Mistral Small 3.1 to 4, Ministral 3, Mistral Medium 3.5: Mistral or DeepSeek-V3, Pixtral's tower, a merger."""
     inner = config.nested("text_config")
     parts = deepseek(inner) if inner.text("model_type", default="") == "mistral4" else llama(inner)
     given = config.section("vision_config") if config.has("vision_config") else Config({}, model_id=config.model_id)
