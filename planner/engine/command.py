@@ -69,7 +69,7 @@ def bench_serve_argv(
     workload: Load, model_ref: str, version: EngineVersion, *, port: int = 8000,
     percentiles: Sequence[int] = (50, 90, 99), platform: str = "rocm", priority: int = 0,
 ) -> list[str]:  # fmt: skip
-    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends ``workload``; ``priority`` from 0.11.1."""
+    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends ``workload``; ``priority``: 0.11.1 on."""
     line = _bench("bench serve", version, platform)
     line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
     line.add_all({

@@ -215,7 +215,7 @@ class Environment(dict[str, str]):
 
     @classmethod
     def read(cls, given: Mapping[str, Any] | Sequence[str] | str | None) -> Self:
-        """The variables of a mapping or of ``NAME=VALUE`` words. Raises InputError, UnknownNameError for unread ones."""
+        """The variables of a mapping or of ``NAME=VALUE`` words. Raises InputError, also UnknownNameError."""
         if given is None or isinstance(given, Mapping):
             pairs = dict(given or {})
         elif isinstance(given, list | tuple | str):

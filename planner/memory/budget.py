@@ -203,7 +203,7 @@ def keeps_windows(model: Model, found: Features) -> bool:
 
 
 def states_per_request(config: EngineConfig) -> int:
-    """Recurrent states: two with prefix caching (mode "align"), and one per draft token (``num_speculative_blocks``)."""
+    """Recurrent states: two with prefix caching (mode "align"), one per draft token (``num_speculative_blocks``)."""
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
     return (2 if config.enable_prefix_caching else 1) + drafts
 

@@ -227,7 +227,7 @@ class Prefixes:
         return replace(self, prompt=self.prompt[which], answer=self.answer[which])
 
     def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
-        """The requests on a server that also answered those at the nodes ``earlier``, and ``before`` of the earliest."""
+        """The requests on a server that also answered those at the nodes ``earlier``, ``before``: of the earliest."""
         return replace(
             self,
             before=np.concatenate([self.before[before], earlier]),
