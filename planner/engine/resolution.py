@@ -86,7 +86,7 @@ _V0_MULTIMODAL_TOKENS = 5120
 def resolve(
     args: EngineArgs, model: Model, profile: GpuProfile, version: EngineVersion, *, usage: Usage = "serve"
 ) -> EngineConfig:
-    """The settings that ``vllm serve`` of ``version`` runs with. Raises InputError, IllegalPlanError as vLLM refuses."""
+    """The settings that ``vllm serve`` of ``version`` runs with. Raises InputError, IllegalPlanError as vLLM does."""
     return _Resolver(args, model, profile, version, "offline" if args.offline else usage).config()
 
 
@@ -190,7 +190,7 @@ class _Resolver:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
 
     def _check_context_parallel(self, size: int, ranks: int) -> None:
-        """Ranks that hold the same KV heads may share tokens (``config/parallel.py``, ``verify_with_parallel_config``)."""
+        """Ranks with the same KV heads may share tokens (``config/parallel.py``, ``verify_with_parallel_config``)."""
         flag = f"--decode-context-parallel-size {size}"
         if ranks % size:
             cause = f"{flag}: does not divide --tensor-parallel-size {ranks}"
