@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import kernel_surfaces as surfaces
+from fit.kernels import Kernels, Surface, load_surfaces
 from kernel_surfaces import Block
 from planner.engine import EngineArgs, Layout, held_heads
 from planner.engine.version import parse_version
@@ -30,7 +31,6 @@ from planner.model.resolve import resolve_model
 from planner.planning.deployment import resolve_deployment
 from planner.timing import operators
 from planner.timing.efficiencies import Efficiency
-from planner.timing.kernels import Kernels, Surface, load_surfaces
 from planner.timing.operators import Driver, Operator, OperatorKind, StepLoad
 from planner.timing.roofline import TimedTerm, operator_term
 from planner.timing.step import Batch, StepModel, distinct_experts

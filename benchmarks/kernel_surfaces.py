@@ -2,8 +2,8 @@
 
     python benchmarks/kernel_surfaces.py FOLDER [--kinds gemm experts ...] [--form]
 
-``FOLDER`` holds the published tables, which are never committed. Writes ``hardware/calibration/kernels.json``, which
-``planner.timing.kernels`` evaluates, and ``benchmarks/results/kernels.md``. ``--kinds`` fits only these and keeps the
+``FOLDER`` holds the published tables, which are never committed. Writes ``benchmarks/fit/kernels.json``, which
+``fit.kernels`` evaluates, and ``benchmarks/results/kernels.md``. ``--kinds`` fits only these and keeps the
 rest of both files. Whole shapes are left out: a matrix (n, k), the experts of a model, a head configuration. Parsed
 tables are cached under the temporary folder.
 """
@@ -22,16 +22,16 @@ from pathlib import Path
 
 import numpy as np
 
+from fit import kernel_work as kernels
+from fit.kernel_work import Peaks, Work
+from fit.kernels import Form
 from planner.errors import InputError
 from planner.hardware import load_profile
-from planner.timing import kernel_work as kernels
-from planner.timing.kernel_work import Peaks, Work
-from planner.timing.kernels import Form
 
 ROOT = Path(__file__).parent.parent
 RESULT, COEFFICIENTS = (
     ROOT / "benchmarks" / "results" / "kernels.md",
-    ROOT / "hardware" / "calibration" / "kernels.json",
+    ROOT / "benchmarks" / "fit" / "kernels.json",
 )
 SOURCES = {
     "nvidia": "NVIDIA aiconfigurator, package aiconfigurator-core 0.12.0 (Apache-2.0), measured with vLLM 0.24.0",

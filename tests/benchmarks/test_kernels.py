@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from fit.kernel_work import PRECISIONS, Peaks, experts_work, gemm_work
+from fit.kernels import Form, Grid, Kernels, Surface, load_surfaces
 from planner.errors import InputError
 from planner.hardware import load_profile
-from planner.timing.kernel_work import PRECISIONS, Peaks, experts_work, gemm_work
-from planner.timing.kernels import Form, Grid, Kernels, Surface, load_surfaces
 
 GEMM_ROWS = [  # GPU, precision, m, n, k, us
     ("h100-sxm", "bf16", 1, 4096, 4096, 15.045),

@@ -7,7 +7,7 @@ A surface gives the time of one kernel on one GPU in one precision::
 
 Coordinates stay inside the measured range, so efficiency is constant beyond it. Times never fall with tokens, context
 or batch: a surface is tabulated at powers of two, made monotone, and interpolated in logarithms.
-``hardware/calibration/kernels.json`` holds the coefficients, ``benchmarks/kernel_surfaces.py`` fits them, and
+``benchmarks/fit/kernels.json`` holds the coefficients, ``benchmarks/kernel_surfaces.py`` fits them, and
 ``benchmarks/results/kernels.md`` lists their errors on shapes left out. A GPU without tables takes the surface of its
 die or of the nearest relative, at its own peaks.
 
@@ -34,14 +34,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
 from math import ceil, exp, floor, hypot, inf, log, log2, prod
+from pathlib import Path
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from planner.errors import InputError
-from planner.hardware import GpuProfile
-from planner.resources import data_dir
-from planner.timing.kernel_work import (
+from fit.kernel_work import (
     Peaks,
     Work,
     all_reduce_work,
@@ -50,6 +48,8 @@ from planner.timing.kernel_work import (
     gemm_work,
     prefill_attention_work,
 )
+from planner.errors import InputError
+from planner.hardware import GpuProfile
 from planner.timing.links import bus_bytes_per_s
 
 
@@ -177,7 +177,7 @@ def _place(value: float, low: int, high: int) -> tuple[int, float]:
 @cache
 def load_surfaces() -> dict[tuple[str, str, str], Surface]:
     """Our surfaces by kind, GPU and precision."""
-    path = data_dir("hardware") / "calibration" / "kernels.json"
+    path = Path(__file__).parent / "kernels.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     forms = {kind: Form(**form) for kind, form in content["forms"].items()}
     surfaces = [Surface(**entry, form=forms[entry["kind"]]) for entry in content["surfaces"]]
