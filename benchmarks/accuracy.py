@@ -19,7 +19,7 @@ import datetime
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,7 @@ from fit.leave_out import LEFT_OUT, LeaveOut, Miss, leave_out_of, replayed_misse
 from planner.evidence.fitting import Fitted, scatter_of
 from planner.evidence.observations import Observed
 from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
-from planner.timing.fits import COVARIANCE, LEVELS, Calibration, FitLine, to_text
+from planner.timing.fits import COVARIANCE, LEVELS, Calibration, to_text
 
 #: The runs that the shipped fits rest on.
 SHIPPED_RUNS = Path(__file__).parent.parent / "hardware" / "calibration" / "runs.csv"
@@ -270,7 +270,7 @@ def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path)
         runs_over_nodes=sum(bool(one.covariates["nodes"]) for one in observed),
         median_error={metric: round(float(np.median(found)), 4) for metric, found in errors.items()},
         effects=without.refit(),
-        lines=tuple(FitLine.model_validate(asdict(line)) for line in known.lines),
+        lines=known.lines,
         scatters=scatters(observed, stated(misses, observed, runs)),
     )
     (folder / "efficiency.json").write_text(to_text(calibration), encoding="utf-8")

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from planner.evidence.fitting import Fitted, load_structure
 from planner.evidence.observations import Floats, Observed
 from planner.timing import PARAMETERS, Effect, Key, prior_values, targets
-from planner.timing.belief import Belief, Line
-from planner.timing.efficiencies import load_priors
+from planner.timing.belief import Belief
+from planner.timing.efficiencies import Line, load_priors
 
 Scope = tuple[str, ...]
 StructureLine = tuple[str, Scope, float]

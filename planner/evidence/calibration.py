@@ -1,7 +1,6 @@
 """Calibration by a user's own runs, and whether it predicts better than the fits that we ship.
 
-The runs that the calibration file holds count too: a second calibration adds to the first. A new run replaces an
-earlier one of the same name. The file is written by ``CalibrationOutcome.save``; call it only where ``kept``.
+Runs of earlier calibrations in the file count too; a new run replaces an earlier one of the same name.
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ class CalibrationOutcome:
 def calibrate(
     sources: Sources, path: Path, *, fresh: bool = False, today: datetime.date | None = None
 ) -> CalibrationOutcome:
-    """Fit the factors of this machine to ``sources`` and to the runs that the file ``path`` holds.
-
-    ``fresh`` leaves these earlier runs out. Raises InputError where there is no run, where none can be replayed, and
-    where the runs determine no factor.
-    """
+    """Fit the factors of this machine to ``sources`` and, unless ``fresh``, to the runs of ``path``."""
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
     earlier = there.efficiency or _NOTHING
     old = runs_of(earlier.runs, str(path))
@@ -139,10 +134,7 @@ _SEE_EVALUATE = "planner evaluate gives the reason for each run"
 
 
 def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[MeasuredRun, str]], list[str]]:
-    """New runs that can be replayed, as predicted without them; the others with the reason; notes.
-
-    Raises InputError where no run can be replayed, and for a run in another unit.
-    """
+    """New runs that can be replayed; the others with the reason; notes. Raises InputError for a run in another unit."""
     usable, unusable, remarks = [], [], []
     for one in evaluate(runs):
         if one.refused:
@@ -177,8 +169,6 @@ def _received_together(one: Evaluated) -> bool:
 
 
 def _without_split(one: Evaluated) -> Evaluated:
-    """Leave out the metrics that depend on when each token was read."""
-
     def whole(figures: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value for name, value in figures.items() if not re.search("_(ttft|tpot|itl)_", name)}
 
@@ -186,7 +176,6 @@ def _without_split(one: Evaluated) -> Evaluated:
 
 
 def _fit(runs: Sequence[MeasuredRun]) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:
-    """The fits, and the runs without use with the reason. Raises InputError where all are such."""
     fits, refused = fit_own(runs, load_calibration())
     silent = "no metric that a fit uses"
     if not fits:
@@ -196,7 +185,6 @@ def _fit(runs: Sequence[MeasuredRun]) -> tuple[list[OwnFit], list[tuple[Measured
 
 
 def _left_out(runs: Sequence[MeasuredRun], fits: Iterable[OwnFit]) -> tuple[Evaluated, ...]:
-    """Each run as a fit to the others predicts it."""
     if len(runs) < LEAST_LEFT_OUT:
         return ()
     folds = min(len(runs), MOST_FOLDS)
@@ -211,16 +199,12 @@ def _left_out(runs: Sequence[MeasuredRun], fits: Iterable[OwnFit]) -> tuple[Eval
 
 
 def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
-    """Constants of memory from the start-up log of a plan's server."""
     if folder.startup is None:
         return ()
     plan = folder.plan
     model, profile = resolve_model(plan.model, network=False).model, load_profile(plan.gpu)
     version = parse_version(plan.engine_version)
     return read_start(folder.startup, Serving.of(model, profile, launched_args(plan), version)).learned
-
-
-# --- is it worth keeping? ------------------------------------------------------------------------------------------
 
 
 def figures_of(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
@@ -260,10 +244,7 @@ def _score(evaluated: Sequence[Evaluated]) -> float:
 
 
 def _reason(shipped: Sequence[Evaluated], answer: CalibrationOutcome) -> str | None:
-    """The reason to discard a calibration; None where its intervals are better: narrower, around more measurements.
-
-    It is judged by runs that the fit did not see, where there are enough.
-    """
+    """The reason to discard: no better interval score, of runs that the fit did not see where there are enough."""
     before, after = _score(shipped), _score(answer.left_out or answer.after)
     if after < before:
         return None

@@ -1,14 +1,9 @@
-"""Predicted beside measured: each run is replayed with the settings that it states.
+"""Predicted beside measured: each run is replayed with the settings that it states, else those of ``ASSUMED``.
 
-``ASSUMED`` lists the values of settings that a run does not state. No run is dropped: one that cannot be predicted
-is counted with its reason.
-
-``vllm bench`` draws the same requests for the same seed, so the mean of the answers tells the seed::
+``vllm bench`` draws the same requests, arrivals and order for the same seed, so the mean of the answers tells it::
 
     100 answers, uniform in [49, 950], seed 42        491.46 tokens on average; published: 491.5
     100 answers, uniform in [49, 950], seed 0         549.6
-
-Its arrivals, and the order of long and short prompts, follow from the seed too.
 """
 
 from __future__ import annotations
@@ -161,14 +156,8 @@ def figures_in_columns(case: Case, prediction: Prediction) -> dict[str, float]:
     return {name: value for name, value in result.items() if isinstance(value, float)}
 
 
-# --- from what a run states to what is replayed ------------------------------------------------------------------
-
-
 def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -> Case:
-    """Engine and load of a run, with the fits of ``local``. Raises PlannerError where it cannot be planned.
-
-    ``resent``: whether its server has answered the same prompts before.
-    """
+    """Return engine and load of a run, sent before if ``resent``. Raises PlannerError where it cannot be planned."""
     profile = load_profile(run.gpu)
     workload = run_workload(run)
     model = _model(run.model, run.base_model, run.weight_dtype)
@@ -232,8 +221,6 @@ _OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len
 
 
 def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineArgs, local: Local) -> Deployment:
-    """The engine of ``args``. Its cache is fp8 where the weights have 8 bits or fewer and the run does not say."""
-
     def with_cache(kv_cache_dtype: str) -> Deployment:
         asked, offline = replace(args, kv_cache_dtype=kv_cache_dtype), run.bench != "serve"
         return resolve_deployment(
@@ -263,7 +250,6 @@ def run_version(run: MeasuredRun) -> EngineVersion:
 
 @cache
 def _model(name: str, base_model: str, weight_dtype: str) -> Model:
-    """The catalog's model, or the base model with the same architecture, in the run's precision."""
     try:
         model = resolve_model(name, network=False).model
     except PlannerError:
@@ -358,9 +344,6 @@ def _scatter(run: MeasuredRun) -> float:
     shortest_tok = (run.mean_input_len or 0) * (1 - MEANS_RANGE_RATIO)
     alike = run.input_len or run.output_len or shortest_tok < 2 or not any(mean and mean % 1 for mean in means)
     return 0.0 if alike else MEANS_RANGE_RATIO
-
-
-# --- the summary -------------------------------------------------------------------------------------------------
 
 
 def summary(evaluated: Sequence[Evaluated]) -> list[dict[str, Any]]:

@@ -3,23 +3,16 @@
 A fit is the maximum a posteriori of the factors, by Gauss-Newton with a robust loss on the log-ratio::
 
     minimise   sum over metrics of w^2 rho((log predicted - log measured) / sigma(metric))
-             + sum over factors of (factor / sd)^2
+             + sum over factors of (factor / sd)^2             rho(r) = 2 (sqrt(1 + r^2) - 1)
 
-with rho(r) = 2 (sqrt(1 + r^2) - 1), which is quadratic near 0 and linear beyond, so that a wrong row pulls little.
-``w`` shares the weight of a run between its metrics of one kind (prefill, or decode), and that of a source between
-its runs. At the optimum the loss is a quadratic in the factors: the fit is the mean of a normal distribution of them
-(Laplace's approximation).
-
-A user's own runs update the normal distribution of the factors that the shipped fits leave (``planner.timing.Belief``),
-those of the user's machine among them. With R a root of its covariance::
+``w`` shares the weight of a run between its metrics of one kind, and that of a source between its runs. The fit is the
+mean of a normal distribution of the factors (Laplace's approximation). A user's own runs on one GPU update that
+distribution (``planner.timing.Belief``). With R a root of its covariance::
 
     factors = R u,  u ~ N(0, 1)           the runs then give u a mean m and a covariance C
     posterior mean R m, covariance R R' - R (1 - C) R'
 
-so a file holds, for each factor, its part of R m and a row of a root of R (1 - C) R': what was learnt. Steps under
-another load differ by more than factors say, so a share of it (``OF_ITS_LOAD``) does not count. One run with
-TTFT, TPOT and throughput narrows every figure that depends on the same factors, and says little about each factor.
-The runs of each kind of GPU are fitted alone: engines on another one keep what is shipped.
+A file holds, for each factor, its part of R m and a row of a root of R (1 - C) R'.
 """
 
 from __future__ import annotations
@@ -83,7 +76,6 @@ class FitProblem:
     """Runs and factors: a fit to all of the runs, or to some."""
 
     def __init__(self, terms: Terms, design: Design, sigma: Mapping[str, float] | None = None) -> None:
-        """``sigma``: scatter of each kind of metric (``scatter_of``), by default ours."""
         self.terms, self.design = terms, design
         known = load_structure()["sigma"] if sigma is None else sigma
         kinds = zip(terms.metric_run.tolist(), terms.metric_names, strict=True)
@@ -95,10 +87,7 @@ class FitProblem:
         self, used: NDArray[np.bool_], start: Floats | None = None, *, iterations: int = 40, uncertain: bool = True,
         width: float = 1.0, settled: float = 2e-5,
     ) -> Fitted:  # fmt: skip
-        """Fit to the metrics that are ``used`` and have a sigma, until the cost falls by less than ``settled`` of it.
-
-        The loss turns from quadratic to linear at ``width`` sigmas.
-        """
+        """Fit to ``used`` metrics; the loss is linear beyond ``width`` sigmas; ``settled``: least fall of the cost."""
         rows = self.rows[used[self.rows]]
         state = FitState(self, rows, np.zeros_like(self.design.sd) if start is None else start, width)
         for _ in range(iterations):
@@ -188,8 +177,6 @@ class FitState:
         result: Floats = cho_solve(cho_factor(block), np.eye(len(block)))
         return result
 
-
-# --- a user's own runs ---------------------------------------------------------------------------------------------
 
 #: Target to its name for people.
 MEANINGS = {
@@ -358,11 +345,7 @@ class OwnFit:
                 yield Factor(target, dict(when), exp(moved), sqrt(left), sqrt(variance), len(runs), exp(before_it))
 
     def _loading(self, target: str, runs: Sequence[int]) -> Floats:
-        """How the logarithm of what ``target`` stands for depends on each factor, in ``runs``, (factors,).
-
-        A target of several efficiencies is their mean, weighted by the time that each takes in these runs: for prefill
-        that of the TTFT, else that of the other metrics.
-        """
+        """How the logarithm of ``target``, a mean weighted by time, depends on each factor in ``runs``, (factors,)."""
         weights = self._weights(targets(target), runs, prefill=target == "prefill")
         if target in OF_THE_GPU:
             whole = targets("slowdown")
@@ -373,7 +356,6 @@ class OwnFit:
         return result
 
     def _weights(self, changed: Mapping[str, int], runs: Sequence[int], *, prefill: bool) -> Floats:
-        """Of each efficiency in what a target with powers ``changed`` stands for, (parameters,)."""
         of_kind = self._is_prefill == prefill
         rows = np.isin(self.problem.terms.metric_run, runs)
         rows = rows & of_kind if prefill or (rows & of_kind).any() else rows
@@ -384,7 +366,6 @@ class OwnFit:
 
     @cached_property
     def _derivative(self) -> Floats:
-        """Of every metric by the efficiencies of its run."""
         return self.problem.terms.log_metrics(self.design.log_values(self.fitted.factors))[1]
 
     @cached_property
@@ -393,10 +374,7 @@ class OwnFit:
 
 
 def fit_own(runs: Sequence[MeasuredRun], base: Calibration) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:
-    """Return what ``runs`` teach beside ``base``, one fit for each GPU, and the runs that cannot be replayed.
-
-    They are fitted, replayed with that, and fitted again until it settles.
-    """
+    """Return what ``runs`` teach beside ``base``, one fit for each GPU, and the runs that cannot be replayed."""
     now, last = base, None
     fits: list[OwnFit] = []
     for _ in range(ROUNDS):

@@ -1,9 +1,6 @@
 """The folder of a plan: its scripts, and what they measured.
 
-``planner recommend -o DIR`` writes one folder, or one for each GPU below ``DIR``, and ``recommendation.json``, which
-lists what was considered. The scripts add ``results/`` and ``logs/server.log``. A result counts when it is of this very
-plan: the digest in its name, the number of requests and their lengths must agree. A workflow's folder has
-``points.json`` and the result of each of its points.
+A result counts when it is of this very plan: the digest in its name, the number of requests and their lengths agree.
 """
 
 from __future__ import annotations
@@ -133,15 +130,8 @@ class PlanFolders:
         return tuple((self.recommendation or {}).get("rejected", ()))
 
 
-# --- measurements of a plan ----------------------------------------------------------------------------------------
-
-
 def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredPlan:
-    """Read everything that was measured of the plan in ``directory``, or ``result_file`` and what else is there.
-
-    Raises InputError without a plan or a measurement, where a file is broken, and where the result is of
-    another plan or another load.
-    """
+    """Read what was measured of the plan in ``directory``. Raises InputError for no, a broken or another result."""
     file = read_plan(directory)
     plan = file.plan
     if result_file and plan.classes:
@@ -182,7 +172,6 @@ def _joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _result_path(folder: Path, plan: Plan) -> Path:
-    """The result of the plan's benchmark, of several the one that is written last."""
     path = folder / plan.result_names[-1]
     if path.is_file():
         return path
@@ -228,7 +217,6 @@ def _planned_result(path: Path, plan: Plan, load: PlannedWorkload, predicted: Ma
 
 
 def _read_log(path: Path, plan: Plan) -> tuple[StartupLog | None, ServerLog | None, tuple[str, ...]]:
-    """The server's log, if there is one. Raises InputError where it is of another model."""
     where = f"{path.parent.name}/{path.name}"
     if not path.is_file():
         return None, None, (f"{where} does not exist: memory is not compared",)
@@ -266,9 +254,6 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
 
 
 _TASKS = TypeAdapter(dict[str, dict[str, Any]])
-
-
-# --- all plans of a folder -----------------------------------------------------------------------------------------
 
 
 def read_plan_folders(directory: Path) -> PlanFolders:
@@ -328,9 +313,6 @@ def _shown_text(path: Path) -> str:
         raise InputError(f"{path}: {error.strerror}", hint="make it readable") from error
 
 
-# --- offline measurements of a workflow's folder -------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
     """One measurement that the scripts make, with what is predicted and published of it, as in the result file."""
@@ -361,9 +343,6 @@ def read_offline(directory: Path) -> list[tuple[PlannedPoint, float]]:
         if path.is_file():
             measured.append((point, read_number(path, parse_result(path, read_text(path)), point.key, positive=True)))
     return measured
-
-
-# --- a server's log ---------------------------------------------------------------------------------------------------
 
 
 Setting = int | float | bool | str

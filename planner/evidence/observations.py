@@ -166,10 +166,7 @@ class Terms:
         self._weights = csr_matrix((weights, batches, ends), shape=(len(every), first[-1]))
 
     def log_metrics(self, log_values: Floats) -> tuple[Floats, Floats]:
-        """Return the logarithm of every metric, and its derivative by the logarithm of every efficiency of its run.
-
-        ``log_values`` has shape (runs, parameters); the results (metrics,) and (metrics, parameters).
-        """
+        """Return logarithms of every metric and derivatives, (metrics, parameters); takes (runs, parameters)."""
         batch_s, batch_d = self._steps.seconds(log_values)
         metric_s: Floats = self._weights @ batch_s + self._fixed_s
         derivative: Floats = self._weights @ batch_d

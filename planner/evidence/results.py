@@ -1,12 +1,9 @@
-"""Result files of ``vllm bench`` and of other tools, under the keys of ``vllm bench serve``.
+"""Result files of ``vllm bench`` and of other tools, under the keys of ``vllm bench serve``; ``TOOLS`` tells which.
 
-A file is recognised by its keys, whatever its name. ``TOOLS`` lists the keys that only files of one tool have; the
-table of each tool says where it keeps our figures. Sources: vLLM 0.27 (``benchmarks/sweep/serve.py``), SGLang 0.5
-(``bench_serving.py``), GuideLLM 0.5 (``schemas/request_stats.py``), AIPerf 0.10 (``profile_export_aiperf.json``),
-inference-perf 0.6.1 (``reportgen/base.py``), InferenceX (``utils/process_result.py``).
-
-What GuideLLM, AIPerf and GenAI-Perf call the latency between tokens is (last token - first token) / (tokens - 1) of a
-request: vLLM's TPOT. AIPerf's latency between chunks is vLLM's ITL, SGLang's E2E latency its E2EL.
+Sources: vLLM 0.27 (``benchmarks/sweep/serve.py``), SGLang 0.5 (``bench_serving.py``), GuideLLM 0.5
+(``schemas/request_stats.py``), AIPerf 0.10 (``profile_export_aiperf.json``), inference-perf 0.6.1
+(``reportgen/base.py``), InferenceX (``utils/process_result.py``). The latency between tokens of GuideLLM, AIPerf and
+GenAI-Perf is vLLM's TPOT, that between chunks of AIPerf its ITL, SGLang's E2E latency its E2EL.
 """
 
 from __future__ import annotations
@@ -126,9 +123,6 @@ def is_table_of_results(text: str) -> bool:
     return "completed" in columns and "run_number" in columns and "bench" not in columns
 
 
-# --- figures of a result -------------------------------------------------------------------------------------------
-
-
 def read_number(path: Path, result: Any, name: str, *, positive: bool = False) -> float:
     """Return the figure below a dotted key. Raises InputError for another type, or unless it is ``positive``."""
     value = _at(result, name)
@@ -173,9 +167,6 @@ def check_rates(path: Path, result: Mapping[str, Any]) -> None:
             )
 
 
-# --- records of a file ---------------------------------------------------------------------------------------------
-
-
 def parse_result(path: Path, text: str) -> dict[str, Any]:
     """Return the object in the text of a result file. Raises InputError for anything else."""
     try:
@@ -194,7 +185,6 @@ def _objects(path: Path, records: list[Any]) -> list[dict[str, Any]]:
 
 
 def _records(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
-    """The objects of a file: one, a list of them, one a line, or the rows of a table."""
     if is_table_of_results(text):
         return [{name: _cell(cell) for name, cell in row.items() if cell} for row in csv.DictReader(StringIO(text))]
     try:
@@ -212,7 +202,6 @@ def _cell(text: str) -> float | str:
 
 
 def _at(record: Any, key: str) -> Any:
-    """The value below a dotted key; None where there is none."""
     for part in key.split("."):
         if not isinstance(record, Mapping):
             return None
@@ -229,7 +218,6 @@ def _list(value: Any) -> Sequence[Any]:
 
 
 def _figures(path: Path, record: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, float]:
-    """The figures of a tool's object as ``table`` places them, and the tokens of all requests."""
     figures: dict[str, float] = {}
     for key, places in table.items():
         names = places.removeprefix("?").removeprefix("s:").split("|")
@@ -250,16 +238,12 @@ def _latencies(path: Path, statistics: Mapping[str, Any], latency: str, to_ms: f
 
 
 def _with_totals(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the tokens of all requests where the tool gives those of one, and leave out what is not stated."""
     stated = {key: value for key, value in result.items() if value is not None}
     completed = stated.get("completed")
     if not completed:
         return stated
     tokens = {f"total_{side}_tokens": stated[f"mean_{side}_len"] * completed for side in ("input", "output")}
     return {**stated, "num_prompts": completed, **tokens}
-
-
-# --- the tools -----------------------------------------------------------------------------------------------------
 
 
 def _read_vllm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
@@ -310,7 +294,6 @@ def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult
 
 
 def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
-    """The load of a GuideLLM strategy, under the flags of ``vllm bench serve``."""
     strategy = _object(_at(benchmark, "config.strategy") or _at(benchmark, "args.strategy"))
     match strategy.get("type_"):
         case "synchronous":

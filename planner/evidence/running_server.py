@@ -1,10 +1,7 @@
 """A running vLLM server: its engine, its load, and what it measures of itself.
 
-They are read from ``/version``, ``/v1/models`` and ``/metrics``. The names of the metrics are those of vLLM's
-``v1/metrics/loggers.py``, 0.8 to 0.27: gaps between tokens were ``time_per_output_token_seconds`` up to 0.11, and are
-``inter_token_latency_seconds`` now. Counters are read twice, so that what happened in between is the load of now.
-
-A server may be anything: only http and https are asked, answers are small and soon there, and nothing is followed.
+Sources: ``/version``, ``/v1/models``, and ``/metrics`` with the names of vLLM's ``v1/metrics/loggers.py``, 0.8 to 0.27.
+Counters are read twice. A server may be anything: answers are small and soon there, and nothing is followed.
 """
 
 from __future__ import annotations
@@ -183,9 +180,6 @@ def _model_of(model: Mapping[str, Any]) -> str:
     return name if not root or (is_path and hub_id.fullmatch(name)) else root
 
 
-# --- Prometheus' text ----------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Samples:
     """Values of metrics, summed over engines and reasons."""
@@ -218,9 +212,6 @@ def _samples(text: str) -> Samples:
         if match["name"] == "vllm:cache_config_info":
             samples.cache = labels
     return samples
-
-
-# --- asking --------------------------------------------------------------------------------------------------------
 
 
 def _checked(url: str) -> str:

@@ -1,7 +1,6 @@
 """Measured runs of vLLM: a table with one row per run.
 
-The columns are the fields of ``MeasuredRun`` (what was run) and ``MEASUREMENTS`` (what came out). Other columns are
-ignored. An empty cell means "not stated". A cell that cannot be read costs its row, and the row says which cell it was.
+Columns are the fields of ``MeasuredRun`` and ``MEASUREMENTS``; others are ignored. An empty cell is "not stated".
 """
 
 from __future__ import annotations
@@ -113,10 +112,7 @@ _RUN, _COUNT = TypeAdapter(MeasuredRun), TypeAdapter(Count)
 
 
 def read_runs(path: Path) -> list[MeasuredRun]:
-    """Return the runs of a CSV file, each row one; of a row that cannot be read ``unread`` says why.
-
-    Raises InputError for a file that is no table of runs.
-    """
+    """Return the runs of a CSV file; ``unread`` names a faulty cell. Raises InputError for a file that is no table."""
     try:
         check_file(path, most_bytes=MOST_FILE_BYTES)
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -159,10 +155,7 @@ def runs_of(records: Iterable[Mapping[str, Any]], where: str) -> list[MeasuredRu
 
 
 def run_of(row: Mapping[str, Any], where: str, name: str) -> MeasuredRun:
-    """Return the run of one row; an empty cell leaves a field at its default. Raises InputError naming the column.
-
-    ``name``: of a row without ``run_id``.
-    """
+    """Return the run of one row, ``name`` without ``run_id``. Raises InputError naming the column."""
     hint = "correct the cell, or leave it empty"
     if None in row:
         raise InputError(f"{where}: more cells than the header has columns", hint=hint)
@@ -194,10 +187,7 @@ def _validated(cells: dict[str, str], name: str) -> MeasuredRun:
 
 
 def find_disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, str]]:
-    """Pairs of metrics of which the second is the smaller one and cannot be: their units differ.
-
-    For example a median above the 99th percentile, or a TTFT above the E2EL.
-    """
+    """Yield pairs of metrics of which the second is smaller than the first and cannot be: their units differ."""
     pairs = [(f"median_{latency}_ms", f"p99_{latency}_ms") for latency in LATENCIES]
     for low, high in (*pairs, ("mean_ttft_ms", "mean_e2el_ms")):
         least, most = figures.get(low), figures.get(high)

@@ -1,8 +1,6 @@
 """Measured runs from what a user has: tables of runs, results of ``vllm bench`` and other tools, folders of plans.
 
-A result says what was sent and what came out, but not which engine served it. The ``plan.json`` in its folder, or in a
-folder above, says so; without one, the caller has to. A result is refused where the server's log beside it says that
-another engine ran than the plan's: it would teach the wrong settings.
+The ``plan.json`` in a result's folder, or above it, says which engine ran; else the caller does.
 """
 
 from __future__ import annotations
@@ -17,14 +15,7 @@ from typing import Any
 from planner.engine import EngineArgs, tagged
 from planner.errors import InputError
 from planner.evidence.folder import MeasuredPlan, read_measured, read_server_log
-from planner.evidence.results import (
-    ReadResult,
-    check_rates,
-    is_table_of_results,
-    read_number,
-    read_results,
-    read_text,
-)
+from planner.evidence.results import ReadResult, check_rates, is_table_of_results, read_number, read_results, read_text
 from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, read_runs
 from planner.evidence.validation import find_causes, find_sweep_results
 from planner.planning import Plan, read_plan
@@ -109,10 +100,7 @@ def _holds_results(text: str) -> bool:
 
 
 def _read_table(path: Path) -> Iterator[MeasuredRun]:
-    """The rows of a table. Rows without a name take that of their file and line.
-
-    Raises InputError for a row that cannot be read: somebody's own table is there to be corrected.
-    """
+    """The rows of a table, named by file and line where they have no name. Raises InputError for an unreadable row."""
     for run in read_runs(path):
         if run.unread:
             raise InputError(run.unread, hint="correct the cell, or leave it empty")
@@ -121,7 +109,6 @@ def _read_table(path: Path) -> Iterator[MeasuredRun]:
 
 
 def _refuse_classes(path: Path, plan: Plan) -> None:
-    """Raise InputError for a plan of several classes, whose results are none of a load alone."""
     if plan.classes:
         raise InputError(
             f"{path}: the plan's clients send {len(plan.classes)} classes side by side, none of them is a run alone",
@@ -130,7 +117,6 @@ def _refuse_classes(path: Path, plan: Plan) -> None:
 
 
 def _find_plan(path: Path) -> Plan | None:
-    """The plan whose folder a result lies in. Raises InputError for a result of another plan."""
     for folder in path.absolute().parents[:LEVELS_UP]:
         if not (folder / "plan.json").is_file():
             continue
@@ -151,7 +137,6 @@ def _find_plan(path: Path) -> Plan | None:
 
 
 def _refuse_another_engine(folder: MeasuredPlan) -> None:
-    """Raise InputError where the server's log has another version of vLLM or other settings than the plan."""
     for finding in find_causes(folder, ()):
         if finding.not_the_plan:
             raise InputError(
@@ -159,9 +144,6 @@ def _refuse_another_engine(folder: MeasuredPlan) -> None:
                 hint="measure the plan again (./launch.sh, ./benchmark.sh), or move the result elsewhere and state "
                 "what ran: --gpu, --engine-version and flags of vllm serve",
             )
-
-
-# --- one result ----------------------------------------------------------------------------------------------------
 
 
 def _read_file(path: Path, text: str, plan: Plan | None, stated: Stated) -> Iterator[MeasuredRun]:

@@ -1,12 +1,7 @@
 """Measurements of a plan beside its prediction, and why they missed.
 
-``plan.json`` predicts one load. For each further load, which ``sweep.sh`` sent, the planned engine is replayed again
-with the fits that the plan names; a note says where this replay no longer gives what the plan says for its own load.
-Bounds are the prediction's own interval (``KEY_lo``, ``KEY_hi``) where the plan has one, else a share of the predicted
-value. Each line says which.
-
-Causes are found by rules: first what the log says, then the pattern of the misses. They are in order of weight: another
-engine or another GPU explains all misses, a slower prefill explains only the TTFT.
+Further loads, which ``sweep.sh`` sent, are replayed with the fits that the plan names. Causes are found by rules: first
+what the log says, then the pattern of the misses.
 """
 
 from __future__ import annotations
@@ -45,9 +40,6 @@ MEMORY_TOLERANCES = {
 SWEEP_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 #: Share by which the replay of the plan's own load, or a setting in a log, may differ from the plan's.
 SAME = 0.005
-
-
-# --- predicted beside measured -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +111,6 @@ def _line(
 
 
 def _memory(planned: Mapping[str, Any], startup: StartupLog, block_size: int) -> Iterator[ComparedLine]:
-    """The plan beside what the start-up printed: GiB on each GPU, tokens of one engine."""
     tokens = startup.kv_cache_tokens
     if tokens is None and startup.num_gpu_blocks is not None:  # V0 prints no more
         tokens = startup.num_gpu_blocks * block_size
@@ -139,8 +130,6 @@ def _with_token_bounds(planned: Mapping[str, Any]) -> Mapping[str, Any]:
     bounds = {f"kv_cache_tokens_{end}": tokens * (planned[f"kv_cache_bytes_{end}"] / size) for end in ("lo", "hi")}
     return {**planned, **bounds}
 
-
-# --- causes --------------------------------------------------------------------------------------------------------
 
 #: Prefix-cache hits below this share do not change the TTFT noticeably.
 NOTICEABLE_HITS = 0.02
@@ -169,8 +158,6 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """A plan's measurements, with the figures that rules compare."""
-
     measured: MeasuredPlan
     lines: Sequence[ComparedLine]
 
@@ -183,7 +170,6 @@ class _Evidence:
         return {line.metric: line.measured / line.predicted for line in self.lines}
 
     def finding(self, name: str, **values: Any) -> Finding:
-        """The words of ``causes.toml`` with figures in them."""
         times = {
             metric: f"{self.ratio[metric]:.2f} times" if metric in self.ratio else NOT_COMPARED for metric in METRICS
         }
@@ -193,7 +179,6 @@ class _Evidence:
         return Finding(**texts, not_the_plan=name in NOT_THE_PLAN)
 
     def missed(self, metric: str) -> ComparedLine | None:
-        """The line of ``metric`` where it is outside its bounds."""
         line = self.by_metric.get(metric)
         return line if line and not line.is_inside else None
 
@@ -205,7 +190,6 @@ class _Evidence:
 
     @property
     def wrong_gpu_or_weights(self) -> bool:
-        """True if total memory or weights are off: the size of the cache follows from them."""
         return self.missed("memory_bytes") is not None or self.missed("weights_bytes") is not None
 
     @property
@@ -219,13 +203,11 @@ class _Evidence:
 
     @property
     def small_cache(self) -> ComparedLine | None:
-        """A cache that is smaller than predicted and too small for the load."""
         line = self.missed("kv_cache_tokens")
         too_small = line and line.verdict == "below" and line.measured < self.needed_tok
         return line if too_small and not self.wrong_gpu_or_weights else None
 
     def cache(self, line: ComparedLine) -> str:
-        """The size of the cache, and the logged sizes of activations and graphs."""
         startup = self.measured.startup
         parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
         logged = ", ".join(f"{name} {value / GIB:.2f} GiB" for name, value in parts.items() if value is not None)
@@ -329,9 +311,6 @@ def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
     yield from (case.finding(name, **values) for name, holds in rules.items() if holds)
 
 
-# --- a plan's folder -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class FurtherLoad:
     """One load, by the name that ``sweep.sh`` has for it, such as ``concurrency-8``; or one class among others."""
@@ -362,18 +341,12 @@ class Validation:
 
     @property
     def as_planned(self) -> bool:
-        """True if the log shows the plan's version of vLLM and its settings. Without a log this is assumed.
-
-        With another version or other settings, a measurement within its bounds says nothing about the plan.
-        """
+        """True unless the log shows another version of vLLM, or other settings, than the plan."""
         return not any(finding.not_the_plan for finding in self.findings)
 
 
 def validate(directory: Path, result_file: Path | None = None) -> Validation:
-    """Compare what the plan in ``directory`` predicts with what its scripts measured, or with a result of another tool.
-
-    Raises InputError where there is nothing to compare; see ``read_measured``.
-    """
+    """Compare what a plan predicts with what was measured. Raises InputError where there is nothing to compare."""
     measured = read_measured(directory, result_file)
     lines = compare_plan(measured)
     swept, remarks = _compare_sweep(measured)
@@ -398,7 +371,6 @@ def find_sweep_results(directory: Path, plan: Plan) -> list[Path]:
 
 
 def _compare_sweep(measured: MeasuredPlan) -> tuple[tuple[FurtherLoad, ...], tuple[str, ...]]:
-    """Each further load beside its replay, and notes. Raises InputError for a result that is broken or incomplete."""
     plan = measured.plan
     paths = find_sweep_results(measured.directory, plan)
     if not paths:

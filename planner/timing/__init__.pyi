@@ -1,4 +1,3 @@
-from .belief import Key as Key
 from .belief import Known as Known
 from .belief import Spread as Spread
 from .drafts import SpeculativeStep as SpeculativeStep
@@ -7,6 +6,7 @@ from .efficiencies import CLIENT_DELAYS as CLIENT_DELAYS
 from .efficiencies import PARAMETERS as PARAMETERS
 from .efficiencies import SHARES as SHARES
 from .efficiencies import Efficiency as Efficiency
+from .efficiencies import Key as Key
 from .efficiencies import covariates_of as covariates_of
 from .efficiencies import prior_values as prior_values
 from .efficiencies import targets as targets

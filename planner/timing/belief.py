@@ -1,16 +1,13 @@
 """The distribution of the efficiencies: one normal distribution of their logarithms.
 
-The logarithm of an efficiency is its prior, plus the factors whose covariates match. Before any run each factor lies
-around 0 with the standard deviation of its line, and all are independent. Runs narrow and correlate them::
+The logarithm of an efficiency is its prior plus the factors whose covariates match. Before any run the factors are
+independent, around 0 with the standard deviation of their line. Runs narrow and correlate them::
 
     covariance of the factors = diag(sd^2) + U diag(sign) U'       sign -1: learnt from runs, +1: taken away again
 
-A factor without runs has no row in U: a GPU, a model or a machine that was never measured keeps the whole deviation
-of its line. The uncertainty of a figure is, to first order, the deviation of ``log figure = g' log efficiencies``,
-with g its derivatives. It is small near measured runs and grows with the distance. Two figures that depend on the same
-factors err together. A user's own runs are more columns of sign -1, for engines on the GPU of these runs alone.
-Such models are called random effects, or kriging (Rasmussen and Williams, "Gaussian Processes for Machine
-Learning", 2006, chapter 2).
+A factor without runs has no row in U and keeps its deviation. A figure has, to first order, the deviation of
+``log figure = g' log efficiencies``, with g its derivatives. A user's own runs add columns of sign -1 on their GPU.
+Source: random effects, or kriging (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 2).
 """
 
 from __future__ import annotations
@@ -25,30 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.resources import write_then_rename
-from planner.timing.efficiencies import PARAMETERS, targets
+from planner.timing.efficiencies import PARAMETERS, Key, Line, targets
 
 Floats = NDArray[np.float64]
-#: A factor: its target, and the covariates for which it holds.
-Key = tuple[str, tuple[tuple[str, str], ...]]
-#: Covariates that most engines do not have: a factor with one of them is of those that have it.
-SPECIAL = ("partition", "nodes")
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One factor for each value of ``scope``, with standard deviation ``sd`` of its logarithm before any run."""
-
-    target: str
-    scope: tuple[str, ...]
-    sd: float
-    where: Mapping[str, str] = field(default_factory=dict)  #: engines that have such a factor; empty: all
-
-    def key(self, covariates: Mapping[str, str]) -> Key | None:
-        """The factor of an engine, if it has one. A covariate that is not known is a value of its own."""
-        lacks = any(name in self.scope and not covariates.get(name) for name in SPECIAL)
-        if lacks or not self.where.items() <= covariates.items():
-            return None
-        return self.target, tuple(sorted((name, covariates.get(name, "")) for name in self.scope))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,25 +101,18 @@ class Belief:
             pairs = [(key, line.sd) for line in self.lines if (key := line.key(covariates))]
             keys = tuple(key for key, _ in pairs)
             own = (self._own_rows(gpu, keys, covariates) for gpu in self.taught)
-            rows = np.hstack([self._shipped_rows(keys), *own])
+            shipped = np.zeros((len(keys), len(self.signs)))
+            for place, key in enumerate(keys):
+                if (row := self._places.get(key)) is not None:
+                    shipped[place] = self.rows[row]
+            rows = np.hstack([shipped, *own])
             signs = np.concatenate([self.signs, np.full(rows.shape[1] - len(self.signs), -1.0)])
             self._known[where] = Known(keys, np.array([sd for _, sd in pairs]), _powers(keys), rows, signs)
         return self._known[where]
 
-    def with_taught(self, taught: Mapping[str, Mapping[Key, Sequence[float]]]) -> Belief:
-        """A copy with a user's own runs."""
-        return Belief(self.lines, self.keys, self.rows, self.signs, taught)
-
     @cached_property
     def _places(self) -> dict[Key, int]:
         return {key: row for row, key in enumerate(self.keys)}
-
-    def _shipped_rows(self, keys: Sequence[Key]) -> Floats:
-        rows = np.zeros((len(keys), len(self.signs)))
-        for place, key in enumerate(keys):
-            if (row := self._places.get(key)) is not None:
-                rows[place] = self.rows[row]
-        return rows
 
     def _own_rows(self, gpu: str, keys: Sequence[Key], covariates: Mapping[str, str]) -> Floats:
         none = [0.0] * len(next(iter(self.taught[gpu].values()), ()))

@@ -6,18 +6,10 @@
     draft  = one pass over what was just computed + (k - 1) passes of one token for each sequence
     tokens = 1 + p1 + ... + pk of each sequence, pi: share of steps that accept i drafted tokens or more
 
-With one acceptance rate a, pi = a^i and the sum is (1 - a^(k+1)) / (1 - a): Leviathan, Kalman and Matias, "Fast
-inference from transformers via speculative decoding", 2023, arXiv 2211.17192, equation 1. Verification reads weights
-and KV cache once, and multiplies k + 1 times: it is nearly free where memory is the bound, and costs k + 1 times as
-much where arithmetic is.
-
-The passes are those of vLLM's proposers (``v1/spec_decode/eagle.py`` and ``draft_model.py``): the first one covers
-prompts and all k + 1 tokens, whether accepted or not, since batches are padded to one size; logits are made for the
-last token only. A module for multi-token prediction or an EAGLE layer runs k times. The host finds drafts by
-n-gram: it searches the whole context of every request in each step, on one core, while the GPU is idle. The time of a
-suffix tree is not known and left out.
-
-V0 drafts k times and then expands the batch by the drafted tokens, which is taken to be the same work.
+With one acceptance rate a, pi = a^i (Leviathan, Kalman and Matias, 2023, arXiv 2211.17192, equation 1). The passes are
+those of vLLM's ``v1/spec_decode/eagle.py`` and ``draft_model.py``: the first covers prompts and all k + 1 tokens,
+accepted or not; only the last token gets logits. MTP modules and EAGLE layers run k times. For n-grams the host
+searches the context of every request while the GPU is idle. V0 is timed alike; suffix trees are not timed.
 """
 
 from __future__ import annotations
@@ -26,7 +18,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.engine import FLAG, RATE_FLAG, EngineConfig, SpeculativeConfig
+from planner.engine import FLAG, RATE_FLAG, SpeculativeConfig
 from planner.errors import InputError
 from planner.hardware import constant
 from planner.memory import known_draft, module_mixer
@@ -48,7 +40,6 @@ class SpeculativeStep:
     """Seconds of the steps of an engine that drafts. Batches count decoding sequences, not drafted tokens."""
 
     def __init__(self, target: StepModel, drafter: StepModel | None, speculative: SpeculativeConfig) -> None:
-        """``drafter`` times one pass of what drafts; None where the host does."""
         self.target, self.drafter = target, drafter
         self.drafted_tok = speculative.num_speculative_tokens
         self._search_s_per_tok = constant("ngram_search") if speculative.method == "ngram" else 0.0
@@ -65,7 +56,6 @@ class SpeculativeStep:
         return sum(passes * self.drafter.device_s(drafted) for passes, drafted in self._passes(batch))
 
     def _search_s(self, batch: Batch) -> float:
-        """Seconds that the host looks for drafts."""
         return self._search_s_per_tok * batch.decode_context_tok
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
@@ -116,12 +106,7 @@ class SpeculativeStep:
 
 
 def speculative_step(target: StepModel, draft: Model | None, calibration: Calibration | None = None) -> SpeculativeStep:
-    """The steps of ``target`` with the drafts that its settings ask for.
-
-    ``draft`` is the second model, if any; ``calibration`` has its efficiency, by default the one that we ship.
-
-    Raises InputError where the acceptance is not known, or where the draft is not.
-    """
+    """Steps of ``target`` with drafts, of the second model ``draft``. Raises InputError for an unknown acceptance."""
     speculative = target.config.speculative_config
     if speculative is None:
         raise ValueError("the settings do not ask for drafts")
@@ -139,37 +124,30 @@ def speculative_step(target: StepModel, draft: Model | None, calibration: Calibr
 def _drafter(
     target: StepModel, speculative: SpeculativeConfig, draft: Model | None, calibration: Calibration | None
 ) -> StepModel | None:
-    """One pass of what drafts: a model has efficiencies of its own, a module those of its model."""
     config = replace(target.config, speculative_config=None, pipeline_parallel_size=1, lora=None, cpu_offload_gb=0.0)
     if speculative.method == "mtp":
         return StepModel(module_model(target.model), target.profile, config, target.efficiency)
     if not speculative.has_draft_model:
         return None
     model = known_draft(speculative, draft)
-    if speculative.method == "eagle":
-        model = _with_projection(model)
-    config = draft_config(config, speculative, model)
+    if speculative.method == "eagle":  # one more matrix: the layer takes embedding and hidden state
+        last, width = model.layers[-1], model.hidden_size
+        fc = Weight("fc", Component.MLP, (width, 2 * width), linear=True)
+        model = replace(model, layers=(*model.layers[:-1], Layer((*last.weights, fc), last.mixer, last.moe)))
+    config = replace(
+        config,
+        tensor_parallel_size=speculative.draft_tensor_parallel_size or config.tensor_parallel_size,
+        enable_expert_parallel=config.enable_expert_parallel and model.is_moe,
+        data_parallel_size=config.data_parallel_size if model.is_moe else 1,
+        weight_dtype=model.quantization.weight_dtype,
+        quantization=None,
+    )
     efficiency = efficiency_for(model, target.profile, config, calibration)
     return StepModel(model, target.profile, config, efficiency)
 
 
-def draft_config(config: EngineConfig, speculative: SpeculativeConfig, draft: Model) -> EngineConfig:
-    """The settings that a draft model runs with: its own TP size and weights, the cache of the model."""
-    return replace(
-        config,
-        tensor_parallel_size=speculative.draft_tensor_parallel_size or config.tensor_parallel_size,
-        enable_expert_parallel=config.enable_expert_parallel and draft.is_moe,
-        data_parallel_size=config.data_parallel_size if draft.is_moe else 1,
-        weight_dtype=draft.quantization.weight_dtype,
-        quantization=None,
-    )
-
-
 def module_model(model: Model) -> Model:
-    """One multi-token-prediction module of ``model`` as a model of one layer, its lm_head among it.
-
-    The layer is the last one of the model with the module's attention; how it is quantised is the module's own.
-    """
+    """One multi-token-prediction module as a model: the last layer with its attention, its projection and lm_head."""
     mixer = module_mixer(model)
     layer = next(layer for layer in reversed(model.layers) if layer.mixer == mixer)
     projection = mtp_projections(model.mtp)[0]
@@ -196,10 +174,3 @@ def _module_quantization(model: Model) -> Quantization:
     return replace(
         whole, linear=linear_precision, expert=kinds.get("expert"), rules=(), method=whole.method or "module"
     )
-
-
-def _with_projection(draft: Model) -> Model:
-    """An EAGLE layer takes embedding and hidden state: one more matrix from twice the hidden size."""
-    last = draft.layers[-1]
-    fc = Weight("fc", Component.MLP, (draft.hidden_size, 2 * draft.hidden_size), linear=True)
-    return replace(draft, layers=(*draft.layers[:-1], Layer((*last.weights, fc), last.mixer, last.moe)))

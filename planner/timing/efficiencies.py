@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Literal
 
@@ -153,7 +154,6 @@ def _share(measured: Quantity | None, peak: Quantity | None) -> float:
 
 
 def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
-    """Latency and bandwidth of the all-reduce that was measured between so many GPUs."""
     curve = profile.interconnect.allreduce_curve(ranks) if ranks > 1 else None
     if curve is None:
         return {"link_share": constant("pcie_link_share")} if profile.interconnect.kind == "pcie" else {}
@@ -167,7 +167,28 @@ def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
     return values
 
 
-# --- covariates -----------------------------------------------------------------------------------------------------
+#: A factor: its target, and the covariates for which it holds.
+Key = tuple[str, tuple[tuple[str, str], ...]]
+#: Covariates that most engines do not have: a factor with one of them is of those that have it.
+SPECIAL = ("partition", "nodes")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One factor for each value of ``scope``, with standard deviation ``sd`` of its logarithm before any run."""
+
+    target: str
+    scope: tuple[str, ...]
+    sd: float
+    where: Mapping[str, str] = field(default_factory=dict)  #: engines that have such a factor; empty: all
+
+    def key(self, covariates: Mapping[str, str]) -> Key | None:
+        """The factor of an engine, if it has one. A covariate that is not known is a value of its own."""
+        lacks = any(name in self.scope and not covariates.get(name) for name in SPECIAL)
+        if lacks or not self.where.items() <= covariates.items():
+            return None
+        return self.target, tuple(sorted((name, covariates.get(name, "")) for name in self.scope))
+
 
 #: Architectures that vLLM serves with the kernels of another one: they differ in their peaks only.
 SAME_KERNELS = {"sm_103": "sm_100"}

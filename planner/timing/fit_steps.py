@@ -1,9 +1,7 @@
-"""The step times of many batches at once, as functions of the efficiencies, with their derivatives: what a fit needs.
+"""Step times of many batches at once, with their derivatives by the logarithm of each efficiency.
 
-The terms are those of ``step``: each cost of each term of each batch is one entry of flat arrays. A cost is
-seconds x units x one efficiency / another, so its derivative by the logarithm of an efficiency is itself, or minus
-itself. Beyond the costs only three things move a step: the share of a part that overlap hides, the experts that a
-batch touches, and the host.
+Each cost of each term of each batch is one entry of flat arrays: seconds x units x one efficiency / another. Beyond
+the costs, three things move a step: the share that overlap hides, the experts that a batch touches, and the host.
 """
 
 from __future__ import annotations
@@ -66,7 +64,6 @@ class StepTimes:
     def _costs(
         self, step: StepModel, batch: Batch, run: int, number: int, term: Term, units: float, rows: float
     ) -> Iterable[tuple[float, ...]]:
-        """The costs of a term, those of one kind as one: term, part, efficiencies, experts, seconds."""
         experts = 0
         if term.load.driver is Driver.EXPERTS:
             key = (run, term.load, step.expert_tok(term.load, batch))
@@ -81,10 +78,7 @@ class StepTimes:
                 yield number, part, times, over, experts if touches else 0, seconds
 
     def seconds(self, log_values: Floats) -> tuple[Floats, Floats]:
-        """Seconds of each batch, and the derivative by the logarithm of each efficiency of its run.
-
-        ``log_values`` has shape (runs, parameters); the results (batches,) and (batches, parameters).
-        """
+        """Seconds of each batch, and derivatives, (batches, parameters); takes (runs, parameters)."""
         free = ~(IS_SHARE & (log_values > 0))  # shares stop at 1, and no longer move anything
         values = np.exp(np.where(free, log_values, 0.0))[self.run]
         gpu_s, derivative = self._gpu(values, log_values)
@@ -99,7 +93,6 @@ class StepTimes:
         return gpu * gpu_s + launch * launch_s + host * host_s, derivative * free[self.run]
 
     def _gpu(self, values: Floats, log_values: Floats) -> tuple[Floats, Floats]:
-        """Seconds of operators and collectives of each batch, and the derivatives."""
         flat = np.hstack([values, np.ones((len(values), 1))]).ravel()
         touched, slope = self._touched_experts(log_values)
         cost_s = self._seconds * flat[self._times] / flat[self._over] * touched[self._touched]
@@ -139,7 +132,6 @@ class StepTimes:
 
 
 def _kinds_of(term: Term) -> Kinds:
-    """The costs of a term by part, efficiencies and whether its experts decide: seconds per step, unit and row."""
     kinds: dict[tuple[int, int, int, bool], list[float]] = {}
     for cost in term.costs:
         touches = cost.per is Per.UNIT and term.load.driver is Driver.EXPERTS
@@ -149,15 +141,11 @@ def _kinds_of(term: Term) -> Kinds:
 
 
 def _sums(to: Ints, values: Floats, count: int) -> Floats:
-    """For each of ``count`` results the sum of the values that belong to it."""
     return np.bincount(to, values, count).astype(np.float64, copy=False)
 
 
 def step_gradients(timer: StepModel | SpeculativeStep, batches: Sequence[Batch]) -> tuple[Floats, Floats]:
-    """Seconds of the step of each batch, and the derivative of these by the logarithm of each efficiency.
-
-    Shapes (batches,) and (batches, parameters). Drafts are taken to be as uncertain as what verifies them.
-    """
+    """Seconds of each step, (batches,), and derivatives, (batches, parameters); drafts scale with verification."""
     if isinstance(timer, SpeculativeStep):
         target, computed = timer.target, [timer.verified(batch) for batch in batches]
     else:

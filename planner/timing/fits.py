@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -18,10 +18,10 @@ from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.resources import data_dir
 from planner.timing.efficiencies import (
-    PARAMETERS,
     SHARES,
     Efficiency,
     EfficiencyBasis,
+    Line,
     covariates_of,
     prior_values,
     targets,
@@ -65,15 +65,6 @@ class Scatter(FitRecord):
     rows: int = Field(ge=0)
 
 
-class FitLine(FitRecord):
-    """A line that factors are drawn from, as ``belief.Line``."""
-
-    target: str
-    scope: tuple[str, ...]
-    sd: float = Field(gt=0)
-    where: dict[str, str] = Field(default_factory=dict)
-
-
 class Calibration(FitRecord):
     """The content of a file of fits."""
 
@@ -82,7 +73,7 @@ class Calibration(FitRecord):
     runs_over_nodes: int = Field(default=0, ge=0)  #: of these runs, those whose engine exchanged over a network
     median_error: dict[str, float] = Field(default_factory=dict)  #: by metric, of runs that the fit did not see
     effects: tuple[Effect, ...] = ()
-    lines: tuple[FitLine, ...] = ()
+    lines: tuple[Line, ...] = ()
     scatters: dict[str, Scatter] = Field(default_factory=dict)  #: by kind of metric, see ``reach``
     belief: Any = Field(default=None, exclude=True)  #: a ``Belief``, what is known of the factors; None: as shipped
 
@@ -135,7 +126,7 @@ class Calibration(FitRecord):
         for effect in self.effects:
             if effect.known:
                 rows[effect.gpu][effect.target, tuple(sorted(effect.when.items()))] = effect.known
-        return belief.with_taught(rows) if rows else belief
+        return replace(belief, taught=rows) if rows else belief
 
     def with_own(self, effects: Iterable[Effect], origin: str) -> Calibration:
         """These fits with a user's own ``effects`` on top; ``origin`` is the file that holds them."""
@@ -151,39 +142,16 @@ class Calibration(FitRecord):
 @lru_cache(maxsize=1)
 def shipped_belief() -> Belief:
     """The distribution of the factors by our runs."""
-    from planner.timing.belief import Line, load_belief  # numpy, which ``fit`` is spared
+    from planner.timing.belief import load_belief  # numpy, which ``fit`` is spared
 
-    lines = (Line(line.target, line.scope, line.sd, line.where) for line in load_calibration().lines)
-    return load_belief(data_dir("hardware") / "calibration" / COVARIANCE, lines)
-
-
-def load_calibration(path: Path | None = None) -> Calibration:
-    """Read a file of fits; the one we ship without ``path``. Raises InputError naming what is wrong."""
-    return _load(path or data_dir("hardware") / "calibration" / "efficiency.json")
+    return load_belief(data_dir("hardware") / "calibration" / COVARIANCE, load_calibration().lines)
 
 
-@lru_cache(maxsize=8)
-def _load(path: Path) -> Calibration:
-    try:
-        return parse_calibration(json.loads(path.read_text(encoding="utf-8")), str(path))
-    except OSError as error:
-        raise InputError(f"cannot read the calibration {path}: {error.strerror}", hint="check --calibration") from error
-    except ValueError as error:  # not UTF-8, or not JSON
-        raise InputError(f"{path} is not JSON: {error}", hint="write it with planner calibrate") from error
-
-
-def parse_calibration(content: Any, where: str) -> Calibration:
-    """A calibration from what was read of ``where``. Raises InputError naming the field that is wrong."""
-    try:
-        calibration = Calibration.model_validate(content)
-    except ValidationError as error:
-        raise InputError(f"{where}: {fault_in(error)}", hint="write it with planner calibrate") from error
-    for effect in calibration.effects:
-        if not targets(effect.target):
-            raise InputError(
-                f"{where}: no parameter is called {effect.target!r}", hint=f"one of {', '.join(PARAMETERS)}"
-            )
-    return calibration
+@lru_cache(maxsize=1)
+def load_calibration() -> Calibration:
+    """The fits that we ship."""
+    path = data_dir("hardware") / "calibration" / "efficiency.json"
+    return Calibration.model_validate_json(path.read_bytes())
 
 
 def to_text(calibration: Calibration) -> str:
@@ -236,10 +204,7 @@ def base_digest() -> str:
 
 
 def parse_local(content: Any, where: str) -> LocalFits:
-    """Read the ``efficiency`` of a file. Raises InputError naming the field that is wrong.
-
-    Factors on top of other fits than those shipped now mean nothing, whatever their form: their runs count.
-    """
+    """Read the ``efficiency`` of a file. Of factors on other fits only the runs count. Raises InputError."""
     hint = "write it with planner calibrate"
     if isinstance(content, dict) and content.get("base") != base_digest():
         content = {name: value for name, value in content.items() if name in ("base", "fitted_on", "runs")}

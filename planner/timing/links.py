@@ -6,15 +6,11 @@
     all-gather (S after gathering)     = latency(n) + S x (n - 1) / n / bus bandwidth
     hop of S bytes                     = latency(2) + S / bandwidth
 
-The topology decides the bus bandwidth. Behind an NVSwitch every rank reaches its full bandwidth whatever n is. In
-an xGMI mesh each pair of GPUs has one link, so n ranks use n - 1 links each: a TP 2 pair gets one link of seven
-(RCCL measures 48 GB/s for a pair and 310-330 GB/s for eight MI300X, of 64 and 448). PCIe is shared by all. Between
-nodes a ring runs once over each rank of a node, through that rank's network adapter, so the adapters add up: eight of
-50 GB/s carry a bus of 400 GB/s (RCCL measures 330-350 GB/s over two nodes of eight MI300X, NCCL 96 GB/s where a node
-of eight A100 has four adapters of 25). One rank of each node has one adapter.
-
-Ranks are numbered as vLLM numbers them (``initialize_model_parallel`` of ``distributed/parallel_state.py``): those of
-a TP group are neighbours, then come the pipeline stages, then the DP ranks; nodes are filled in this order.
+Behind an NVSwitch every rank has its full bandwidth. In an xGMI mesh each pair of GPUs has one link, so n ranks use
+n - 1 each (RCCL on MI300X: 48 GB/s for a pair, 310-330 for eight, of 64 and 448). PCIe is shared by all. Between
+nodes a ring runs once over each rank's adapter, so adapters add up (RCCL: 330-350 GB/s over two nodes of eight MI300X
+with 50 each; NCCL: 96 GB/s for eight A100 with four of 25). Ranks are numbered as ``initialize_model_parallel`` of
+vLLM's ``distributed/parallel_state.py`` does: TP group, then pipeline stages, then DP ranks.
 """
 
 from __future__ import annotations
@@ -137,19 +133,13 @@ def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Ite
 
 
 def joined_nodes(model: Model, profile: GpuProfile, config: EngineConfig) -> int:
-    """Nodes over whose network one engine exchanges anything; 1 where links join all its GPUs.
-
-    DP ranks of a model without experts exchange nothing.
-    """
+    """Nodes over whose network one engine exchanges anything; DP ranks of a dense model exchange nothing."""
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     return -(-ranks * (config.data_parallel_size if model.is_moe else 1) // profile.joined_gpus)
 
 
 def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) -> float:
-    """Peak bus bandwidth of one GPU among ``ranks`` that lie among ``span`` GPUs, one direction.
-
-    Raises InputError where the network between nodes is not known, IllegalPlanError where there are no links.
-    """
+    """Peak bus bandwidth of a rank, one direction. Raises PlannerError for no links or an unknown network."""
     links, span = profile.interconnect, span or ranks
     if span > profile.joined_gpus:
         return _network_bytes_per_s(profile, ranks, span)
@@ -233,10 +223,7 @@ def host_bytes_per_s(profile: GpuProfile, what: str) -> float:
 
 
 def host_read_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Term | None:
-    """Reads from host memory of one pass through all stages; None without ``--cpu-offload-gb``.
-
-    Raises InputError where the speed of the link is not known.
-    """
+    """Reads from host memory of a pass; None without ``--cpu-offload-gb``. Raises InputError for an unknown link."""
     if not config.cpu_offload_gb:
         return None
     remainder_last = features_of(config, profile).pipeline_remainder_last

@@ -1,8 +1,8 @@
 """The work of one engine step on one GPU: for each operator, its kernels, FLOP and bytes.
 
-The weights of the model are the only source. A matrix of shape (out, in) that n tokens pass through costs::
+A matrix of shape (out, in) that n tokens pass through costs, divided as tensor parallelism divides it::
 
-    FLOP  = 2 x out x in x n                       per rank: divided as tensor parallelism divides the matrix
+    FLOP  = 2 x out x in x n
     bytes = its stored bytes + (out + in) x 2 x n  read once per step, whatever n is
 
 Attention adds, for each pair of a query token and a cached token that it may see::
@@ -10,26 +10,8 @@ Attention adds, for each pair of a query token and a cached token that it may se
     FLOP  = 2 x heads x (head_dim + v_head_dim)    4 x heads x head_dim where both are equal
     bytes = KV elements of one rank x element size read once per sequence in decode
 
-All operators, with what one layer of them takes on one rank for each unit of the driver. Kernels are those of vLLM's
-layers; ``d`` is the hidden size, E the experts, s the elements of a recurrent state::
-
-    operator               driver   kernels  FLOP                     bytes
-    projections            tokens   1 each   2 x parameters           (in + out) x 2, and the weights once
-    attention decode       context  1        2 x heads x (dk + dv)    a row of the cache
-    attention prefill      pairs    1        2 x heads x (dk + dv)    -
-    sparse attention       tokens   7 to 12  -                        -
-    experts                experts  1        2 x parameters, per row  the weights of one, (2 d + inner) x 2 per row
-    routing                tokens   5        -                        3 x E x 4
-    state decode           decodes  2        6 s                      2 x (4 s + 2 x convolution)
-    state prefill          prefill  6        8 s                      that for each 64 tokens
-    norms and activations  tokens   6        -                        (8 d + 1.5 x gate and up + 2 x q, k, v) x 2
-    embedding              tokens   2        -                        2 d x 2
-    lm_head                sampled  1        2 x parameters           (in + out) x 2, and the weights once
-    sampler                sampled  8        -                        5 x vocabulary x 4
-    logits copy (TP)       sampled  1        -                        vocabulary x 4
-
-Every quantity is linear in its driver, so an operator is a handful of numbers worked out once, and a step is evaluated
-in microseconds. Left out: FLOP of rotary embedding and residual (their kernels and bytes count), vision towers.
+Recurrent states of s elements take 6 s FLOP for each decoded token and 8 s for each prompt token. Every quantity is
+linear in its driver. Left out: FLOP of rotary embedding and residual (their kernels and bytes count), vision towers.
 """
 
 from __future__ import annotations
@@ -134,15 +116,13 @@ class Operator:
     storage: str = "bf16"  #: precision of the weights or of the cache, in the words of ``weight_dtype``
 
 
+AMOUNTS = ("count", "flop_per_unit", "fixed_bytes", "bytes_per_unit", "bytes_per_row")  #: that add up over layers
 TOKENS = StepLoad(Driver.TOKENS)
 SAMPLED = StepLoad(Driver.SAMPLED)
 
 
 def step_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
-    """The operators of one step of ``model`` on one rank of ``config``: all layers, collectives excluded.
-
-    With pipeline parallelism these are the operators of all stages together: what one token passes through.
-    """
+    """Operators of one step on one rank: all layers and pipeline stages, collectives excluded."""
     operators: list[Operator] = []
     for kind in model.layer_kinds:
         operators += _layer_operators(model, kind.layer, kind.precisions, len(kind.indices), config)
@@ -171,14 +151,7 @@ def _layer_operators(
         yield from _expert_operators(layer, weights, precision, times, config)
     if layer.mixer is not None:
         for op in mixer_operators(layer.mixer, config):
-            yield replace(
-                op,
-                count=op.count * times,
-                flop_per_unit=op.flop_per_unit * times,
-                fixed_bytes=op.fixed_bytes * times,
-                bytes_per_unit=op.bytes_per_unit * times,
-                bytes_per_row=op.bytes_per_row * times,
-            )
+            yield replace(op, **{name: times * getattr(op, name) for name in AMOUNTS})
     yield Operator(
         "norms and activations", OperatorKind.SMALL, TOKENS, SMALL_KERNELS_PER_LAYER * times,
         bytes_per_unit=times * elements * ACTIVATION_BYTES,
@@ -186,7 +159,6 @@ def _layer_operators(
 
 
 def _launched(stored: Precision, model: Model, config: EngineConfig) -> Precision:
-    """The precision of a weight in the engine: its dtype, unless it is quantised."""
     plain = UNQUANTIZED[config.dtype]
     if stored is model.quantization.base:
         return plain
@@ -211,12 +183,7 @@ def _gemm_name(component: Component, is_output: bool) -> str:
 
 
 def _gemm(
-    name: str,
-    weights: list[Weight],
-    precision: Precision,
-    times: int,
-    config: EngineConfig,
-    load: StepLoad = TOKENS,
+    name: str, weights: list[Weight], precision: Precision, times: int, config: EngineConfig, load: StepLoad = TOKENS
 ) -> Operator:
     """Matrices that the same tokens are multiplied with; those that share input and split run as one kernel."""
     pieces = _pieces(weights, config)
@@ -333,10 +300,7 @@ def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> It
 def _indexer(
     indexer: SparseIndexer, ratio: int, config: EngineConfig, key_bytes: int, kernels: int
 ) -> Iterator[Operator]:
-    """The scorer of sparse attention, whole on every rank: a key per row, fp8 with one fp32 scale or 16 bits.
-
-    Nothing is scored where a layer takes what an earlier one picked.
-    """
+    """The scorer of sparse attention, whole on every rank: a key per row, fp8 with an fp32 scale or 16 bits."""
     if not indexer.num_heads:
         return
     flop = 2 * indexer.num_heads * indexer.head_dim
@@ -345,7 +309,6 @@ def _indexer(
 
 
 def _small_kernels(name: str, count: int) -> Operator:
-    """Kernels that take their launches and move next to nothing."""
     return Operator(f"{name} kernels", OperatorKind.SMALL, TOKENS, count)
 
 
@@ -383,7 +346,6 @@ def _state(mixer: StateMixer, tensor_parallel_size: int) -> list[Operator]:
 
 
 def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
-    """Embedding of every token; lm_head and sampler for the sequences that get a token."""
     tp = config.tensor_parallel_size
     yield Operator("embedding", OperatorKind.SMALL, TOKENS, 2, bytes_per_unit=2 * model.hidden_size * ACTIVATION_BYTES)
     head = next((w for w in model.outer if w.component is Component.LM_HEAD and w.linear), None)
@@ -400,17 +362,11 @@ def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
 
 
 def _merged(operators: Iterable[Operator]) -> tuple[Operator, ...]:
-    """Operators that differ in nothing but their layers become one."""
     merged: dict[tuple[object, ...], Operator] = {}
     for op in operators:
         key = (op.name, op.kind, op.load, op.compute_dtype, op.storage)
         old = merged.get(key)
-        merged[key] = op if old is None else Operator(
-            op.name, op.kind, op.load, old.count + op.count,
-            old.flop_per_unit + op.flop_per_unit, old.fixed_bytes + op.fixed_bytes,
-            old.bytes_per_unit + op.bytes_per_unit, old.bytes_per_row + op.bytes_per_row,
-            op.compute_dtype, op.storage,
-        )  # fmt: skip
+        merged[key] = replace(old, **{name: getattr(old, name) + getattr(op, name) for name in AMOUNTS}) if old else op
     return tuple(merged.values())
 
 
@@ -454,7 +410,6 @@ def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...
 
 
 def _adapters(load: StepLoad, kernels: int, matrices: int, sides: int, lora: LoraConfig) -> Operator:
-    """The adapters of all matrices with one load, as one operator."""
     read_bytes = lora.max_loras * lora.max_lora_rank * sides * ACTIVATION_BYTES
     token_bytes = sides * ACTIVATION_BYTES + 2 * FP32_BYTES * lora.max_lora_rank * matrices
     flop = 2 * lora.max_lora_rank * sides

@@ -7,12 +7,8 @@
     compute = FLOP / (share x peak FLOP/s)
     memory  = bytes / (share x peak bytes/s)
 
-``overlap`` 1 is the classic roofline (Williams, Waterman and Patterson, CACM 52(4), 2009); below 1, part of the
-shorter of the two is not hidden. The fixed cost is what kernel tables show at small sizes: t = t0 + bytes / BW.
-
-A ``Term`` is an operator or a collective as a list of costs: seconds at the peaks of the GPU, and the efficiency that
-stretches them. It is the only description of a term. ``step`` works the efficiencies in and evaluates one batch in
-microseconds; ``fit_steps`` evaluates thousands of batches at once, with the derivatives that a fit needs.
+``overlap`` 1 is the classic roofline (Williams, Waterman and Patterson, CACM 52(4), 2009). A ``Term`` lists costs at
+the peaks with the efficiency that stretches each; ``step`` evaluates one batch, ``fit_steps`` thousands.
 """
 
 from __future__ import annotations
@@ -80,7 +76,10 @@ class Term:
 
 def operator_term(operator: Operator, profile: GpuProfile) -> Term:
     """``operator`` on ``profile``. Raises InputError when the GPU cannot multiply in its dtype."""
-    fixed_bytes = operator.fixed_bytes * _unpacking(operator, profile)
+    fixed_bytes, bits = operator.fixed_bytes, UNPACKED_BITS.get(operator.storage)
+    emulated = profile.platform == "rocm" and operator.storage in profile.emulated
+    if bits and emulated and operator.kind is OperatorKind.GEMM:
+        fixed_bytes *= 1 + 2 * 16 / bits  # unpacked weights are written and read once more
     return Term(
         operator.name, operator.count, operator.load, tuple(_costs(operator, fixed_bytes, profile)),
         operator.flop_per_unit, fixed_bytes, operator.bytes_per_unit, operator.bytes_per_row,
@@ -129,15 +128,6 @@ class TimedTerm:
         fixed, compute, memory = map(tuple, sums)
         return cls(term, load, fixed[Per.STEP], compute, memory)  # type: ignore[arg-type]
 
-    def parts_s(self, units: float, rows: float) -> tuple[float, float]:
-        """Seconds of arithmetic and of memory traffic at ``units`` of the driver, with arithmetic on ``rows``."""
-        compute_s, compute_unit_s, compute_row_s = self.compute_s
-        memory_s, memory_unit_s, memory_row_s = self.memory_s
-        return (
-            compute_s + units * compute_unit_s + rows * compute_row_s,
-            memory_s + units * memory_unit_s + rows * memory_row_s,
-        )
-
     def time_s(self, units: float, rows: float, overlap: float) -> float:
         """Seconds at the same load, where the share ``overlap`` of the shorter part is hidden."""
         return sum_s([(0, *self.row[1:])], [(units, rows)], overlap)
@@ -149,7 +139,9 @@ class TimedTerm:
 
     def bound(self, units: float, rows: float) -> str:
         """The largest part of the time: launch, compute, memory or link."""
-        compute_s, memory_s = self.parts_s(units, rows)
+        compute_s, memory_s = (
+            step_s + units * unit_s + rows * row_s for step_s, unit_s, row_s in (self.compute_s, self.memory_s)
+        )
         return max((self.fixed_s, "launch"), (compute_s, "compute"), (memory_s, self.term.path))[1]
 
 
@@ -169,14 +161,6 @@ def sum_s(terms: Sequence[Row], drivers: Sequence[tuple[float, float]], overlap:
     return total_s
 
 
-def _unpacking(operator: Operator, profile: GpuProfile) -> float:
-    """The factor of emulation on the bytes of weights: unpacked, they are written and read once more."""
-    bits = UNPACKED_BITS.get(operator.storage)
-    if bits is None or operator.kind is not OperatorKind.GEMM or profile.platform != "rocm":
-        return 1.0
-    return 1 + 2 * 16 / bits if operator.storage in profile.emulated else 1.0
-
-
 #: The efficiency that is the fixed cost of a kernel of each kind.
 _LAUNCH = {
     OperatorKind.GEMM: "gemm_launch_s",
@@ -189,7 +173,6 @@ _LAUNCH = {
 
 
 def _shares(operator: Operator, compute_dtype: str) -> tuple[str, str]:
-    """The efficiencies that are the operator's share of peak FLOP/s and of peak bytes/s."""
     stored = STORED_BITS.get(operator.storage, 4)
     computed = COMPUTE_BITS[compute_dtype]
     match operator.kind:

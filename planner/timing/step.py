@@ -5,12 +5,7 @@
     step = max(operators + collectives, launches) + host                      the host works while the GPU waits
     step = max(operators + collectives, launches, host) + unhidden x host     asynchronous scheduling (vLLM 0.14 on)
 
-``launches`` is what the host needs to launch every kernel one by one; steps that replay a captured graph are spared
-it. ``step_s`` is called for every step of a replay: all that does not depend on the batch is worked out once.
-
->>> step = StepModel(model, profile, config)                                         # doctest: +SKIP
->>> step.step_s(Batch(decode_seqs=64, decode_context_tok=64 * 2048))                 # doctest: +SKIP
-0.0113
+``launches`` is what the host needs to launch every kernel one by one; replaying a captured graph spares it.
 """
 
 from __future__ import annotations
@@ -78,17 +73,12 @@ def distinct_experts(num_experts: Any, top_k: Any, tokens: Any, coverage_exponen
     Tokens that were routed independently have n = ``tokens``; real ones resemble each other, which n = tokens^a
     with a below 1 expresses.
     """
-    return num_experts * (1 - (1 - top_k / num_experts) ** _independent(tokens, coverage_exponent))
-
-
-def _independent(tokens: Any, exponent: Any) -> Any:
-    """tokens ** exponent above one token, unchanged below."""
-    several = tokens > 1
-    return (several * tokens + (1 - several)) ** exponent * (several + (1 - several) * tokens)
+    several = tokens > 1  # below one token n is ``tokens`` itself
+    independent = (several * tokens + (1 - several)) ** coverage_exponent * (several + (1 - several) * tokens)
+    return num_experts * (1 - (1 - top_k / num_experts) ** independent)
 
 
 def _seen(rows: float, queries: float, span: float) -> float:
-    """Rows that ``queries`` see in all, ``span`` each at most; whole where there is no limit."""
     return rows if span == inf else min(rows, queries * span)
 
 
@@ -159,7 +149,6 @@ class StepModel:
         return beside_s + sum_s(self._context_rows, self._drivers(batch, self._contexts), self.efficiency.overlap)
 
     def _without_context_s(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> float:
-        """Seconds of a step that only decodes, without the terms that read cached tokens."""
         batch = Batch(seqs, decode_query_tok=query_tok, decode_sampled=sampled, peer_tok=peer_tok)
         return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
 
@@ -225,7 +214,6 @@ class StepModel:
         return 0 if captured else self.kernels
 
     def _drivers(self, batch: Batch, loads: Sequence[StepLoad]) -> list[tuple[float, float]]:
-        """For each of ``loads`` its units in ``batch``, and the rows that arithmetic is done on."""
         share = self._share(batch)
         decodes, context = batch.decode_seqs * share, batch.decode_context_tok * share
         prefill, pairs = batch.prefill_tok * share, batch.prefill_pair_tok * share
@@ -261,7 +249,6 @@ class StepModel:
         return tokens * load.peers if batch.peer_tok is None else tokens + batch.peer_tok * share
 
     def _experts(self, load: StepLoad, tokens: float) -> tuple[float, float]:
-        """Experts that the busiest rank reads, and rows that it computes, of the ``tokens`` of all DP ranks."""
         touched = distinct_experts(load.num_experts, load.top_k, tokens, self.efficiency.coverage_exponent)
         return touched / load.ranks, hottest_rows(tokens * load.top_k, load.ranks, self._row_spread)
 
@@ -293,19 +280,22 @@ class Graphs:
 
 
 class _Parts:
-    """The terms of a step, and their times under each set of efficiencies that was asked for."""
-
     def __init__(self, model: Model, profile: GpuProfile, config: EngineConfig) -> None:
         self.profile = profile
         #: operators, collectives and reads from the host, in the order of a breakdown
-        self.terms = tuple(_each_term(model, profile, config))
+        operators = (*step_operators(model, config), *adapter_operators(model, config))
+        read = host_read_term(model, profile, config)
+        self.terms = (
+            *(operator_term(operator, profile) for operator in operators),
+            *(collective_term(collective, profile) for collective in step_collectives(model, profile, config)),
+            *((read,) if read else ()),
+        )
         loads = dict.fromkeys(term.load for term in self.terms)
         self.contexts = [load for load in loads if load.driver is CONTEXT]
         self.loads = self.contexts + [load for load in loads if load.driver is not CONTEXT]
         self._timed: dict[Efficiency, tuple[list[TimedTerm], tuple[Row, ...]]] = {}
 
     def timed(self, efficiency: Efficiency) -> tuple[list[TimedTerm], tuple[Row, ...]]:
-        """The terms under ``efficiency``, and their numbers for ``sum_s``."""
         if efficiency not in self._timed:
             values = efficiency.__getattribute__
             timed = [TimedTerm.of(term, self.loads.index(term.load), values) for term in self.terms]
@@ -322,12 +312,3 @@ def _parts_of(model: Model, profile: GpuProfile, config: EngineConfig) -> _Parts
     if not cached or cached[0].profile is not profile:
         cached[:] = [_Parts(model, profile, config)]
     return cached[0]
-
-
-def _each_term(model: Model, profile: GpuProfile, config: EngineConfig) -> Iterator[Term]:
-    for operator in (*step_operators(model, config), *adapter_operators(model, config)):
-        yield operator_term(operator, profile)
-    for collective in step_collectives(model, profile, config):
-        yield collective_term(collective, profile)
-    if read := host_read_term(model, profile, config):
-        yield read

@@ -8,8 +8,7 @@ from physics_cases import engine, gpu, llama_8b, moe_model, quantity
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import load_profile
 from planner.hardware.profiles import GpuProfile
-from planner.timing.belief import Line
-from planner.timing.efficiencies import covariates_of
+from planner.timing.efficiencies import Line, covariates_of
 from planner.timing.links import Collective, bus_bytes_per_s, collective_term, latency_factor, step_collectives
 from planner.timing.roofline import Part
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, quantity
 
 from planner.engine.version import known_version
-from planner.errors import InputError
 from planner.hardware.profiles import AllReduceCurve, Kernels, load_profile
 from planner.model.architecture import SparseIndexer
 from planner.timing.efficiencies import (
@@ -112,36 +110,10 @@ def test_what_we_ship_is_readable_physical_and_has_a_scatter_for_every_metric() 
         assert 1 < scatter.reach[LEVELS.index(0.9)] < 4, metric
 
 
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        ("{", "is not JSON"),
-        ('{"name": "x"}', "fitted_on"),
-        (
-            '{"name": "x", "fitted_on": "", "effects": [{"target": "launch", "when": {}, "factor": 0, "sd": 1}]}',
-            "factor",
-        ),
-        ('{"name": "x", "fitted_on": "", "effects": [{"target": "luck", "when": {}, "factor": 1, "sd": 1}]}', "luck"),
-    ],
-)
-def test_a_broken_file_is_refused_by_field(tmp_path: Path, content: str, cause: str) -> None:
-    path = tmp_path / "fit.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match=cause):
-        load_calibration(path)
-
-
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot read"):
-        load_calibration(tmp_path / "none.json")
-
-
-def test_a_calibration_survives_being_written(tmp_path: Path) -> None:
+def test_a_calibration_survives_being_written() -> None:
     effect = Effect(target="launch", when={"gpu": "a"}, factor=1.1, sd=0.1, rows=3)
     before = Calibration(name="test", fitted_on="three runs", effects=(effect,))
-    path = tmp_path / "fit.json"
-    path.write_text(to_text(before))
-    assert load_calibration(path) == before
+    assert Calibration.model_validate_json(to_text(before)) == before
 
 
 def test_attention_classes() -> None:
