@@ -38,17 +38,17 @@ LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
 
 
 class Design(Protocol):
-    """What a fit determines: logarithms of factors, each of which is drawn towards 0."""
+    """What a fit determines: logarithms of factors, each of which is drawn towards 0.
+
+    Gives the logarithm of every efficiency, (runs, parameters), and the derivative of every metric by every factor
+    from those by the efficiencies of its run.
+    """
 
     sd: Floats  #: before any run
 
-    def log_values(self, factors: Floats) -> Floats:
-        """Return the logarithm of every efficiency of every run, (runs, parameters)."""
-        ...
+    def log_values(self, factors: Floats) -> Floats: ...
 
-    def jacobian(self, derivative: Floats, metric_run: Ints) -> Floats:
-        """Return the derivative of every metric by every factor, from those by the efficiencies of its run."""
-        ...
+    def jacobian(self, derivative: Floats, metric_run: Ints) -> Floats: ...
 
 
 @dataclass(frozen=True)
@@ -251,12 +251,10 @@ class OwnDesign:
         self.sd: Floats = np.ones(len(place))
 
     def log_values(self, factors: Floats) -> Floats:
-        """Return the logarithm of every efficiency of every run, (runs, parameters)."""
         values: Floats = self.start + self._loads @ factors
         return values
 
     def jacobian(self, derivative: Floats, metric_run: Ints) -> Floats:
-        """Return the derivative of every metric by every column, from those by the efficiencies of its run."""
         result: Floats = np.einsum("mp,mpc->mc", derivative, self._loads[metric_run])
         return result
 
@@ -280,15 +278,6 @@ class OwnFit:
         """Fit to the runs that ``used_runs`` marks."""
         return OwnFit(self.design, self.problem, self.problem.solve(used_runs[self.problem.terms.metric_run]))
 
-    @property
-    def gpu(self) -> str:
-        return self.design.observed[0].covariates["gpu"]
-
-    @property
-    def moved(self) -> Floats:
-        """How far the logarithms of the efficiencies moved, (runs, parameters)."""
-        return self.design.log_values(self.fitted.factors) - self.design.start
-
     @cached_property
     def means(self) -> Floats:
         """Logarithms of the factors, (factors,)."""
@@ -310,7 +299,7 @@ class OwnFit:
 
     def effects(self) -> Iterator[Effect]:
         """The factors that the runs say something of, as a file holds them."""
-        left = np.diag(self.design.prior) - (self.learnt**2).sum(axis=1)
+        left, gpu = np.diag(self.design.prior) - (self.learnt**2).sum(axis=1), self.design.observed[0].covariates["gpu"]
         runs = np.abs(self.design.powers).max(axis=2).sum(axis=0)
         for row, (target, when) in enumerate(self.design.keys):
             known, mean = self.learnt[row], float(self.means[row])
@@ -322,13 +311,14 @@ class OwnFit:
                 factor=round(exp(mean), 5),
                 sd=round(sqrt(max(float(left[row]), 0.0)), 4),
                 rows=int(runs[row]),
-                gpu=self.gpu,
+                gpu=gpu,
                 known=tuple(np.round(known, 5).tolist()),
             )
 
     def factors(self, before: Sequence[Effect]) -> Iterator[Factor]:
         """Yield a factor for each of ``MEANINGS``. ``before``: the effects of the file that existed."""
-        known = {(e.target, tuple(sorted(e.when.items()))): log(e.factor) for e in before if e.gpu in ("", self.gpu)}
+        gpu = self.design.observed[0].covariates["gpu"]
+        known = {(e.target, tuple(sorted(e.when.items()))): log(e.factor) for e in before if e.gpu in ("", gpu)}
         old = np.array([known.get(key, 0.0) for key in self.design.keys])
         for target in MEANINGS:
             scope = OF_A_SETTING.get(target, ("gpu",))
@@ -356,8 +346,9 @@ class OwnFit:
         return result
 
     def _weights(self, changed: Mapping[str, int], runs: Sequence[int], *, prefill: bool) -> Floats:
-        of_kind = self._is_prefill == prefill
-        rows = np.isin(self.problem.terms.metric_run, runs)
+        terms = self.problem.terms
+        of_kind = np.array([of_prefill(name) == prefill for name in terms.metric_names])
+        rows = np.isin(terms.metric_run, runs)
         rows = rows & of_kind if prefill or (rows & of_kind).any() else rows
         power = np.array([changed.get(name, 0) for name in PARAMETERS], dtype=np.float64)
         time = np.abs(self._derivative[rows]).sum(axis=0) * np.abs(power)
@@ -367,10 +358,6 @@ class OwnFit:
     @cached_property
     def _derivative(self) -> Floats:
         return self.problem.terms.log_metrics(self.design.log_values(self.fitted.factors))[1]
-
-    @cached_property
-    def _is_prefill(self) -> NDArray[np.bool_]:
-        return np.array([of_prefill(name) for name in self.problem.terms.metric_names])
 
 
 def fit_own(runs: Sequence[MeasuredRun], base: Calibration) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:
@@ -385,7 +372,7 @@ def fit_own(runs: Sequence[MeasuredRun], base: Calibration) -> tuple[list[OwnFit
         fits = [OwnFit.to(members, base) for members in by_gpu.values()]
         if not fits:
             break
-        moved = np.concatenate([fit.moved for fit in fits])
+        moved = np.concatenate([fit.design.log_values(fit.fitted.factors) - fit.design.start for fit in fits])
         if last is not None and np.abs(moved - last).max() < SETTLED:
             break
         now, last = base.with_own(effects_of(fits), "fitted"), moved

@@ -68,6 +68,7 @@ INFERENCE_PERF = {
     "itl": "s:successes.latency.inter_token_latency",
     "e2el": "s:successes.latency.request_latency",
 }
+SHAREGPT = {"length_distribution": "sharegpt"}
 INFERENCEX = {"max_concurrency": "conc", "tensor_parallel_size": "tp", "input_len": "isl", "output_len": "osl"}
 
 
@@ -93,8 +94,15 @@ def read_results(path: Path, text: str) -> Iterator[ReadResult]:
                 "inference-perf or InferenceX",
             )
         for one in read(path, record):
-            if "completed" in one.result:
-                check_complete(path, one.result)
+            result = one.result
+            if "completed" in result:
+                completed, failed = read_number(path, result, "completed"), stated_number(path, result, "failed") or 0
+                sent = stated_number(path, result, "num_prompts") or 0
+                if failed or completed < max(sent, 1):
+                    raise InputError(
+                        f"{path}: {completed:g} of {max(sent, completed + failed):g} requests completed",
+                        hint=f"see the server's log, then {AGAIN}",
+                    )
             yield one
 
 
@@ -138,17 +146,6 @@ def read_number(path: Path, result: Any, name: str, *, positive: bool = False) -
 def stated_number(path: Path, result: Any, name: str) -> float | None:
     """Return the figure below a dotted key, or None where there is nothing. Raises InputError for another type."""
     return None if _at(result, name) is None else read_number(path, result, name)
-
-
-def check_complete(path: Path, result: Mapping[str, Any]) -> None:
-    """Raise InputError where requests of ``vllm bench serve`` were not answered."""
-    completed, failed = read_number(path, result, "completed"), stated_number(path, result, "failed") or 0
-    sent = stated_number(path, result, "num_prompts") or 0
-    if failed or completed < max(sent, 1):
-        raise InputError(
-            f"{path}: {completed:g} of {max(sent, completed + failed):g} requests completed",
-            hint=f"see the server's log, then {AGAIN}",
-        )
 
 
 def check_rates(path: Path, result: Mapping[str, Any]) -> None:
@@ -223,18 +220,14 @@ def _figures(path: Path, record: Mapping[str, Any], table: Mapping[str, str]) ->
         names = places.removeprefix("?").removeprefix("s:").split("|")
         name = next((name for name in names if _at(record, name) is not None), names[0])
         if key in LATENCIES:
-            to_ms = 1000 if places.startswith("s:") else 1
-            figures |= _latencies(path, _object(_at(record, name)), key, to_ms)
+            to_ms, given = 1000 if places.startswith("s:") else 1, _object(_at(record, name))
+            there = {**given, **_object(given.get("percentiles"))}
+            for statistic, words in STATISTICS.items():
+                if word := next((word for word in words if there.get(word) is not None), None):
+                    figures[f"{statistic}_{key}_ms"] = read_number(path, there, word) * to_ms
         elif not places.startswith("?") or _at(record, name) is not None:
             figures[key] = read_number(path, record, name)
     return figures
-
-
-def _latencies(path: Path, statistics: Mapping[str, Any], latency: str, to_ms: float) -> Iterator[tuple[str, float]]:
-    there = {**statistics, **_object(statistics.get("percentiles"))}
-    for statistic, names in STATISTICS.items():
-        if (name := next((name for name in names if there.get(name) is not None), None)) is not None:
-            yield f"{statistic}_{latency}_ms", read_number(path, there, name) * to_ms
 
 
 def _with_totals(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,11 +267,7 @@ def _read_sglang(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
             hint="measure vLLM with --backend vllm",
         )
     renamed = {key.replace("e2e_latency", "e2el"): value for key, value in record.items()}
-    yield ReadResult(renamed, _of_data_set(record.get("dataset_name")))
-
-
-def _of_data_set(name: Any) -> dict[str, Any]:
-    return {"length_distribution": "sharegpt"} if name == "sharegpt" else {}
+    yield ReadResult(renamed, SHAREGPT if record.get("dataset_name") == "sharegpt" else {})
 
 
 def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
@@ -323,7 +312,8 @@ def _read_aiperf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
         **_load_of(path, sent),
         "date": str(record.get("start_time", ""))[:10].replace("-", ""),
     }
-    yield ReadResult(_with_totals(result), _of_data_set(_at(data, "dataset") or _at(sent, "input.public_dataset")))
+    named = _at(data, "dataset") or _at(sent, "input.public_dataset")
+    yield ReadResult(_with_totals(result), SHAREGPT if named == "sharegpt" else {})
 
 
 def _load_of(path: Path, sent: Mapping[str, Any]) -> dict[str, Any]:

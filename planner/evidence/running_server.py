@@ -39,6 +39,7 @@ KEY = "VLLM_API_KEY"  #: environment variable with the key of the server, where 
 ROOT_HINT = "give the address of vllm serve, without a path"  #: where something else answers
 MOST_COUNTED = 1e15  #: tokens or seconds: no server counts so far, and sums of more lose their last digit
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 #: Histograms, the first that a server has: figure -> metric. TPOT is of a request since 0.12; before, gaps are pooled.
@@ -93,10 +94,8 @@ class SeenServer:
     @property
     def gpu_memory_utilization(self) -> float | None:
         """The share of the memory that the server took; None where it is not reported."""
-        try:
-            return float(self.cache["gpu_memory_utilization"])
-        except (KeyError, ValueError):
-            return None
+        text = self.cache.get("gpu_memory_utilization", "")
+        return float(text) if text.replace(".", "", 1).isdecimal() else None
 
 
 def look_at_server(url: str, *, window_s: float = WINDOW_S) -> SeenServer:
@@ -119,26 +118,27 @@ def look_at_server(url: str, *, window_s: float = WINDOW_S) -> SeenServer:
 def _seen(
     root: str, version: str, model: Mapping[str, Any], before: Samples, after: Samples, passed_s: float
 ) -> SeenServer:
-    ended = after.of("vllm:request_success_total") - before.of("vllm:request_success_total")
+    ended = after.values["vllm:request_success_total"] - before.values["vllm:request_success_total"]
 
     def mean(*names: str) -> float | None:
         """The mean of the window if a request ended in it, else since the start."""
         for name in names:
             for since in (before, Samples()):
-                count = after.of(f"{name}_count") - since.of(f"{name}_count")
+                count = after.values[f"{name}_count"] - since.values[f"{name}_count"]
                 if count > 0:
-                    return (after.of(f"{name}_sum") - since.of(f"{name}_sum")) / count
+                    return (after.values[f"{name}_sum"] - since.values[f"{name}_sum"]) / count
         return None
 
     waits = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    flying = sum((samples.of(name) for samples in (before, after) for name in waits), 0.0) / 2
-    generated = after.of("vllm:generation_tokens_total") - before.of("vllm:generation_tokens_total")
+    flying = sum((samples.values[name] for samples in (before, after) for name in waits), 0.0) / 2
+    generated = after.values["vllm:generation_tokens_total"] - before.values["vllm:generation_tokens_total"]
     lengths = [mean(f"vllm:request_{side}_tokens") for side in ("prompt", "generation")]
     latencies = {figure: mean(*names) for figure, names in _MEANS_S.items()}
+    name, path = str(model.get("id", "")), str(model.get("root") or "")  # a path of the server's machine, or a hub id
     return SeenServer(
         url=root,
         version=version,
-        model=_model_of(model),
+        model=name if not path or (_HUB_ID.fullmatch(name) and not _HUB_ID.fullmatch(path)) else path,
         max_model_len=model["max_model_len"] if isinstance(model.get("max_model_len"), int) else None,
         cache=after.cache,
         engines=max(len(after.engines), 1),
@@ -172,25 +172,13 @@ def likely_tensor_parallel(seen: SeenServer, model: Model, profile: GpuProfile, 
     return min(distance, key=distance.__getitem__, default=1)
 
 
-def _model_of(model: Mapping[str, Any]) -> str:
-    """The loaded model: ``root``, unless that is a path of the server's machine and the name is a hub id."""
-    name, root = str(model.get("id", "")), str(model.get("root") or "")
-    hub_id = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-    is_path = root and not hub_id.fullmatch(root)
-    return name if not root or (is_path and hub_id.fullmatch(name)) else root
-
-
 @dataclass
 class Samples:
     """Values of metrics, summed over engines and reasons."""
 
-    values: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    values: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     engines: set[str] = field(default_factory=set)
     cache: Mapping[str, str] = field(default_factory=dict)
-
-    def of(self, name: str) -> float:
-        """The value; 0 where there is none."""
-        return self.values.get(name, 0.0)
 
 
 def _samples(text: str) -> Samples:

@@ -235,19 +235,17 @@ def find_contradictions(run: MeasuredRun) -> Iterator[str]:
     if not output_len:
         return
     figures = run.metrics
-    ttft, tpot, e2el = (_mean_s(figures, name) for name in ("ttft", "tpot", "e2el"))
-    parts = None if ttft is None or tpot is None else ttft + (output_len - 1) * tpot
+    ttft, tpot, e2el = (
+        (figures.get(f"mean_{name}_ms") or figures.get(f"median_{name}_ms") or 0.0) * MS
+        for name in ("ttft", "tpot", "e2el")
+    )
+    parts = ttft + (output_len - 1) * tpot if ttft and tpot else 0.0
     if e2el and parts and not 1 / LOOSE < e2el / parts < LOOSE:
         yield f"an E2EL of {e2el:.4g} s is not TTFT and TPOT of {output_len:g} tokens, which add up to {parts:.4g} s"
     yield from _little(run, e2el or parts, output_len)
 
 
-def _mean_s(figures: Mapping[str, float], name: str) -> float | None:
-    value = figures.get(f"mean_{name}_ms") or figures.get(f"median_{name}_ms")
-    return value * MS if value else None
-
-
-def _little(run: MeasuredRun, e2el_s: float | None, output_len: float) -> Iterator[str]:
+def _little(run: MeasuredRun, e2el_s: float, output_len: float) -> Iterator[str]:
     rate = run.metrics.get("output_throughput")
     if not rate:
         return

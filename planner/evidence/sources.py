@@ -167,7 +167,10 @@ def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> M
         "date": f"{day[:4]}-{day[4:6]}-{day[6:]}" if len(day) == 8 and day.isdigit() else "",
     }
     if "avg_latency" in result:
-        run |= _latency_run(path, result, stated)
+        if not stated.batch_size:
+            raise InputError(f"{path}: a result of vllm bench latency does not say its batch", hint="add --batch-size")
+        figures = {"avg_latency_s": read_number(path, result, "avg_latency", positive=True)}
+        run |= {"bench": "latency", **_lengths(path, stated), "batch_size": stated.batch_size, "metrics": figures}
     elif "elapsed_time" in result:
         run |= _throughput_run(path, result, stated)
     else:
@@ -199,14 +202,6 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         "burstiness": number("burstiness") if paced and result.get("burstiness") else None,
         "metrics": {name: number(name) for name in MEASUREMENTS if result.get(name) is not None},
     }
-
-
-def _latency_run(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[str, Any]:
-    lengths = _lengths(path, stated)
-    if not stated.batch_size:
-        raise InputError(f"{path}: a result of vllm bench latency does not say its batch", hint="add --batch-size")
-    metrics = {"avg_latency_s": read_number(path, result, "avg_latency", positive=True)}
-    return {"bench": "latency", **lengths, "batch_size": stated.batch_size, "metrics": metrics}
 
 
 def _throughput_run(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[str, Any]:

@@ -110,25 +110,18 @@ def _line(
     yield ComparedLine(key, unit, value / scale, lo / scale, hi / scale, measured / scale, basis)
 
 
-def _memory(planned: Mapping[str, Any], startup: StartupLog, block_size: int) -> Iterator[ComparedLine]:
+def _memory(planned: dict[str, Any], startup: StartupLog, block_size: int) -> Iterator[ComparedLine]:
     tokens = startup.kv_cache_tokens
     if tokens is None and startup.num_gpu_blocks is not None:  # V0 prints no more
         tokens = startup.num_gpu_blocks * block_size
     logged = {name: getattr(startup, name) for name in MEMORY_TOLERANCES} | {"kv_cache_tokens": tokens}
-    planned = _with_token_bounds(planned)
+    tokens_of, size = planned.get("kv_cache_tokens", 0), planned.get("kv_cache_bytes", 0)
+    for end in ("lo", "hi"):  # tokens, and so their bounds, are proportional to the bytes of the cache
+        if min(tokens_of, size, bound := planned.get(f"kv_cache_bytes_{end}", 0)) >= LEAST_FIGURE:
+            planned.setdefault(f"kv_cache_tokens_{end}", tokens_of * (bound / size))  # a given cache stays exact
     for key, share in MEMORY_TOLERANCES.items():
         in_tokens = key == "kv_cache_tokens"
         yield from _line(key, "tokens" if in_tokens else "GiB", share, planned, logged, 1 if in_tokens else GIB)
-
-
-def _with_token_bounds(planned: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Tokens, and so their bounds, are proportional to the bytes of the cache."""
-    names = ("kv_cache_bytes", "kv_cache_bytes_lo", "kv_cache_bytes_hi", "kv_cache_tokens")
-    if "kv_cache_tokens_lo" in planned or not all(planned.get(name, 0) >= LEAST_FIGURE for name in names):
-        return planned
-    tokens, size = planned["kv_cache_tokens"], planned["kv_cache_bytes"]  # in this order a given cache stays exact
-    bounds = {f"kv_cache_tokens_{end}": tokens * (planned[f"kv_cache_bytes_{end}"] / size) for end in ("lo", "hi")}
-    return {**planned, **bounds}
 
 
 #: Prefix-cache hits below this share do not change the TTFT noticeably.
@@ -233,7 +226,13 @@ def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[
 
 def _from_the_log(case: _Evidence) -> Iterator[Finding]:
     plan, log, startup = case.measured.plan, case.measured.log, case.measured.startup
-    version, small, settings = log.version if log else None, case.small_cache, ", ".join(_other_settings(case.measured))
+    version, small, logged = log.version if log else None, case.small_cache, log.settings if log else {}
+    planned = {name: _planned(plan, name, value) for name, value in logged.items()}
+    settings = ", ".join(
+        f"{name} {value} instead of {planned[name]}"
+        for name, value in logged.items()
+        if planned[name] is not None and not _same(value, planned[name])
+    )
     rules = {
         "refused": startup and startup.refusal,
         "version": version and not version.startswith(UNTAGGED) and _release(version) != _release(plan.engine_version),
@@ -250,13 +249,6 @@ def _from_the_log(case: _Evidence) -> Iterator[Finding]:
 
 def _release(version: str) -> tuple[int, ...]:
     return parse_version(version).release
-
-
-def _other_settings(measured: MeasuredPlan) -> Iterator[str]:
-    for name, value in measured.log.settings.items() if measured.log else ():
-        planned = _planned(measured.plan, name, value)
-        if planned is not None and not _same(value, planned):
-            yield f"{name} {value} instead of {planned}"
 
 
 def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
@@ -350,19 +342,18 @@ def validate(directory: Path, result_file: Path | None = None) -> Validation:
     measured = read_measured(directory, result_file)
     lines = compare_plan(measured)
     swept, remarks = _compare_sweep(measured)
-    further = (*_compare_classes(measured), *swept)
+    plan, results = measured.plan, measured.of_classes
+    of_classes = (
+        FurtherLoad(one.name, name, tuple(compare_results(one.predicted, result)))
+        for one, name, result in zip(plan.classes, plan.result_names, results, strict=False)
+    )
+    further = (*of_classes, *swept)
     causes = find_causes(measured, lines)
     missed = [load for load in further if not all(line.is_inside for line in load.lines)]
     if missed and all(line.is_inside for line in lines):  # then the first other load that missed has to be explained
         new = (finding for finding in find_causes(measured, missed[0].lines) if finding not in causes)
         causes += tuple(replace(finding, cause=f"at {missed[0].load}: {finding.cause}") for finding in new)
     return Validation(measured, lines, causes, further, (*measured.notes, *remarks))
-
-
-def _compare_classes(measured: MeasuredPlan) -> Iterator[FurtherLoad]:
-    plan = measured.plan
-    for one, name, result in zip(plan.classes, plan.result_names, measured.of_classes, strict=False):
-        yield FurtherLoad(one.name, name, tuple(compare_results(one.predicted, result)))
 
 
 def find_sweep_results(directory: Path, plan: Plan) -> list[Path]:

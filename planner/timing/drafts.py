@@ -95,13 +95,8 @@ class SpeculativeStep:
                 if part.bound == "host":
                     continue
                 old = merged.get(part.name, OperatorTime(f"draft: {part.name}", 0, 0.0, 0.0, 0.0, part.bound))
-                merged[part.name] = replace(
-                    old,
-                    count=old.count + passes * part.count,
-                    time_s=old.time_s + passes * part.time_s,
-                    flop=old.flop + passes * part.flop,
-                    bytes=old.bytes + passes * part.bytes,
-                )
+                added = {name: passes * getattr(part, name) for name in ("count", "time_s", "flop", "bytes")}
+                merged[part.name] = replace(old, **{name: getattr(old, name) + more for name, more in added.items()})
         yield from merged.values()
 
 

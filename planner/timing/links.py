@@ -142,7 +142,16 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
     """Peak bus bandwidth of a rank, one direction. Raises PlannerError for no links or an unknown network."""
     links, span = profile.interconnect, span or ranks
     if span > profile.joined_gpus:
-        return _network_bytes_per_s(profile, ranks, span)
+        network = links.network_bandwidth
+        if network is None:
+            raise InputError(
+                f"the layout needs more than one node of {profile.joined_gpus} GPUs, and the network bandwidth of "
+                f"{profile.name} is not in its profile",
+                hint="state what one GPU has of it with --network-gb-per-s, such as 50 for an adapter of 400 Gbit/s "
+                "for each GPU; or use at most the GPUs of one node",
+            )
+        of_a_node = max(ranks * profile.joined_gpus // span, 1)  # their adapters add up, to the links inside at most
+        return min(of_a_node * network.base, bus_bytes_per_s(profile, of_a_node) if of_a_node > 1 else network.base)
     if span > links.domain_gpus > 1:
         return constant("beyond_links")
     if links.kind == "xgmi-mesh" and links.link_bandwidth:
@@ -153,20 +162,6 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
         f"{profile.name} has no links between GPUs, so {ranks} of them cannot share a model",
         hint="use --tensor-parallel-size 1, and more servers for more throughput",
     )
-
-
-def _network_bytes_per_s(profile: GpuProfile, ranks: int, span: int) -> float:
-    """Peak bus bandwidth between nodes: the adapters of all ranks of a node together, at most that of links inside."""
-    network = profile.interconnect.network_bandwidth
-    if network is None:
-        raise InputError(
-            f"the layout needs more than one node of {profile.joined_gpus} GPUs, and the network bandwidth of "
-            f"{profile.name} is not in its profile",
-            hint="state what one GPU has of it with --network-gb-per-s, such as 50 for an adapter of 400 Gbit/s for "
-            "each GPU; or use at most the GPUs of one node",
-        )
-    of_a_node = max(ranks * profile.joined_gpus // span, 1)
-    return min(of_a_node * network.base, bus_bytes_per_s(profile, of_a_node) if of_a_node > 1 else network.base)
 
 
 def latency_factor(profile: GpuProfile, ranks: int) -> float:
