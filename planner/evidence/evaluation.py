@@ -1,4 +1,4 @@
-"""Predicted beside measured: each run is replayed with the settings that it states, else those of ``ASSUMED``.
+"""Predicted beside measured: each run is replayed as stated, else as ``docs/reference/results.md`` assumes.
 
 ``vllm bench`` draws the same requests, arrivals and order for the same seed, so the mean of the answers tells it::
 
@@ -30,18 +30,6 @@ from planner.timing import Calibration
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Load
 
-#: Assumed values of settings that a run does not state.
-ASSUMED = {
-    "num_prompts of a closed loop": "10 x the concurrency; fixed lengths then scatter by 10 %",
-    "num_prompts otherwise": "1000",
-    "num_scheduler_steps": "10 for offline throughput on the V0 engine",
-    "lengths, where only means are stated": "the mean if whole, else uniform lengths with that mean",
-    "max_model_len": "the longest request and 256 tokens, at least 8192, at most the model's own",
-    "size of the KV cache": "as estimated, at least one request of max_model_len, or 32768 tokens",
-    "prompts": "new to the server; repeated where only request_rate differs, and in bench latency on V1 before 0.9.1",
-    "input_len of lm-arena-chat, gpqa, sourcegraph-fim": "150, 250, 400; one batch of equal requests",
-    "kv_cache_dtype": f"fp8 for weights of 8 bits or fewer (V1), unless {' and '.join(tagged('batch'))} are stated",
-}
 #: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
 PUBLISHED_PROMPTS_PER_SLOT = 10
 PUBLISHED_PROMPTS = 1000
@@ -197,7 +185,10 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
 
 
 def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
-    """Return the ids of the runs whose server has answered the same prompts before, see ``ASSUMED``."""
+    """Return the ids of the runs whose server has answered the same prompts before.
+
+    Runs with lengths of conversations that differ only in request_rate were sent to one server, the fastest first.
+    """
     sweeps: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
     for run in runs:
         if run.length_distribution == "sharegpt" and run.request_rate:

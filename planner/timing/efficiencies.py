@@ -84,8 +84,7 @@ SHARES: frozenset[str] = frozenset(
 )
 
 
-#: Targets of their own, factors on time: all of the GPU's, and that of steps with many prompt tokens. Both multiply
-#: fixed costs and divide shares.
+#: Factors on all of the GPU's time, and on that of steps with many prompt tokens: on fixed costs, and over shares.
 SLOWDOWN, PREFILL = "slowdown", "prefill"
 _FIXED_COSTS = frozenset(
     ("gemm_launch_s", "expert_launch_s", "expert_each_s", "attention_launch_s", "small_launch_s", "collective_s")
@@ -96,8 +95,7 @@ _FIXED_COSTS = frozenset(
 def targets(target: str) -> dict[str, int]:
     """The parameters that a factor on ``target`` changes, and the power of the factor that multiplies each.
 
-    A target is a parameter, a group written as the common part of its members' names (``launch``, ``expert_flop``,
-    ``host``), or ``slowdown``.
+    A target is a parameter, the common part of the names of several (``launch``, ``host``), or one of the two above.
     """
     if target == SLOWDOWN:
         rates = (name for name in PARAMETERS if "bandwidth" in name or "flop" in name or name == "link_share")

@@ -46,12 +46,10 @@ class Collective:
 def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple[Collective, ...]:
     """Collectives of a step: those of the ranks of one DP rank, and those of DP ranks that share experts.
 
-    Tensor parallelism reduces the hidden vector after each row-split matrix: after the mixer and after the MLP of
-    a layer. DP ranks of an MoE share the experts: they gather each other's tokens before them and scatter the sums
-    after (``--all2all-backend allgather_reducescatter``, vLLM's default). Each rank of a TP group does so with its
-    peers in the other DP ranks, and the group still adds up its slices of the experts; with EP the ranks of a group
-    deal its tokens out among them instead (sequence parallelism), and gather them again after. Source:
-    ``AgRsAll2AllManager`` and ``use_sequence_parallel_moe`` of vLLM 0.27.
+    Tensor parallelism reduces the hidden vector after each row-split matrix. DP ranks of an MoE gather each other's
+    tokens before the experts and scatter the sums after (``--all2all-backend allgather_reducescatter``). With EP the
+    ranks of a TP group deal its tokens out (sequence parallelism) instead of adding up slices, and gather them again.
+    Source: ``AgRsAll2AllManager`` and ``use_sequence_parallel_moe`` of vLLM 0.27.
     """
     hidden_bytes = model.hidden_size * ACTIVATION_BYTES
     tp, pp, dp = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
@@ -112,8 +110,7 @@ def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
 def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Iterator[Collective]:
     """Hops between pipeline stages: hidden vector and residual of each token.
 
-    Each rank of a TP group sends its slice, and the next stage gathers the slices (``all_gather_group`` in
-    ``execute_model`` of ``v1/worker/gpu_worker.py``, vLLM 0.11 to 0.27).
+    Each rank sends its slice, and the next stage gathers them (``v1/worker/gpu_worker.py``, vLLM 0.11 to 0.27).
     """
     if pp == 1:
         return
