@@ -26,7 +26,7 @@ from planner.errors import PlannerError
 from planner.evidence.observations import Observed, observe
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.hardware import GpuProfile, load_profile
-from planner.model import Attention, Component, Precision
+from planner.model import Attention, Component, Precision, Shard
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import resolve_deployment
 from planner.timing import operators
@@ -227,7 +227,7 @@ class TabledStep:
                 experts.append((weight, precision))
                 continue
             piece = operators._pieces([weight], config)[0]
-            is_output = operators._is_output(weight)
+            is_output = weight.shard is Shard.ROW
             name = operators._gemm_name(weight.component, is_output)
             sizes = fused[name, table_precision(precision, kernels, False), operators._kernel(weight)]
             sizes[0] += piece.copies * piece.outputs

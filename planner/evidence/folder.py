@@ -235,7 +235,7 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
         return []
     path, hint = files[-1], "run ./accuracy.sh again with FORCE=1"
     try:
-        tasks = _TASKS.validate_python(json.loads(read_text(path))["results"])
+        tasks = TypeAdapter(dict[str, dict[str, Any]]).validate_python(json.loads(read_text(path))["results"])
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"{path} is not a result of lm_eval", hint=hint) from error
     accuracy = []
@@ -251,9 +251,6 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
                 stderr = None  # lm_eval writes N/A
             accuracy.append(Accuracy(task, metric, value, stderr))
     return accuracy
-
-
-_TASKS = TypeAdapter(dict[str, dict[str, Any]])
 
 
 def read_plan_folders(directory: Path) -> PlanFolders:

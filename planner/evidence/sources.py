@@ -63,7 +63,11 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             folders.append(folder)
             _refuse_classes(path, folder.plan)
             results = path / "results" / folder.plan.result_names[-1], *find_sweep_results(path, folder.plan)
-            runs += (run for one in results for run in _read_file(one, read_text(one), folder.plan, Stated()))
+            runs += (
+                _run_of(path, one, folder.plan, Stated())
+                for path in results
+                for one in read_results(path, read_text(path))
+            )
             continue
         path = table if path.is_dir() else path
         text = read_text(path)
@@ -72,7 +76,7 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             continue
         plan = _find_plan(path)
         used = used or plan is None
-        runs += _read_file(path, text, plan, stated)
+        runs += (_run_of(path, one, plan, stated) for one in read_results(path, text))
     if paths and stated != Stated() and not used:
         raise InputError(
             "--gpu, --model and flags of the engine are for results without a plan.json",
@@ -144,11 +148,6 @@ def _refuse_another_engine(folder: MeasuredPlan) -> None:
                 hint="measure the plan again (./launch.sh, ./benchmark.sh), or move the result elsewhere and state "
                 "what ran: --gpu, --engine-version and flags of vllm serve",
             )
-
-
-def _read_file(path: Path, text: str, plan: Plan | None, stated: Stated) -> Iterator[MeasuredRun]:
-    for one in read_results(path, text):
-        yield _run_of(path, one, plan, stated)
 
 
 def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:

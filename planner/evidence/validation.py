@@ -22,7 +22,7 @@ from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
 from planner.resources import package_dir
 from planner.units import GIB, LEAST_FIGURE, MOST_FIGURE
-from planner.workload import METRICS, Load
+from planner.workload import METRICS
 
 Verdict = Literal["inside", "above", "below"]
 
@@ -369,8 +369,8 @@ def _compare_sweep(measured: MeasuredPlan) -> tuple[tuple[FurtherLoad, ...], tup
     try:
         named = Path(plan.calibration)
         deployment = redeploy(plan, local_for(plan.calibration) if named.is_file() else SHIPPED)
-        found = tuple(_compare_load(path, plan, deployment) for path in sorted(paths, key=_by_load))
-        return found, tuple(_notes(plan, deployment))
+        loads = sorted((_compare_load(path, plan, deployment) for path in paths), key=_by_load)
+        return tuple(loads), tuple(_notes(plan, deployment))
     except InputError:
         raise
     except PlannerError as error:  # such as a model that is not known here
@@ -386,25 +386,18 @@ def _compare_load(path: Path, plan: Plan, deployment: Deployment) -> FurtherLoad
         max_concurrency=int(limit) if limit else None,
         request_rate=inf if rate in (None, "inf") else read_number(path, result, "request_rate"),
     )
-    lines = tuple(line for line in compare_results(_replay(deployment, load), result) if line.metric in SWEEP_METRICS)
-    return FurtherLoad(_load_name(path), path.name, lines)
+    predicted = Prediction.of(deployment, load, percentiles=(50, 99)).result
+    lines = tuple(line for line in compare_results(predicted, result) if line.metric in SWEEP_METRICS)
+    return FurtherLoad(path.stem.removeprefix("sweep-").rpartition("-")[0], path.name, lines)
 
 
-def _replay(deployment: Deployment, load: Load) -> dict[str, Any]:
-    return Prediction.of(deployment, load, percentiles=(50, 99)).result
-
-
-def _load_name(path: Path) -> str:
-    return path.stem.removeprefix("sweep-").rpartition("-")[0]
-
-
-def _by_load(path: Path) -> tuple[str, float]:
-    kind, _, load = _load_name(path).rpartition("-")
+def _by_load(further: FurtherLoad) -> tuple[str, float]:
+    kind, _, load = further.load.rpartition("-")
     return kind, float(load) if load.replace(".", "", 1).isdecimal() else inf
 
 
 def _notes(plan: Plan, deployment: Deployment) -> Iterator[str]:
-    now = float(_replay(deployment, plan.workload.sent)["output_throughput"])
+    now = float(Prediction.of(deployment, plan.workload.sent).result["output_throughput"])
     planned = plan.predicted.get("output_throughput")
     if isinstance(planned, int | float) and planned and abs(now / planned - 1) > SAME:
         yield (

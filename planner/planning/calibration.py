@@ -59,14 +59,14 @@ class Local:
     @cached_property
     def calibration(self) -> Calibration:
         """Efficiencies: ours under the user's factors. Raises InputError for stale ones of a named file."""
-        from planner.timing import load_calibration, over_shipped
+        from planner.timing import load_calibration
 
         if self.is_stale and self.path != local_path():
             cause = f"{self.path} was fitted on top of older efficiencies than those shipped now"
             raise InputError(cause, hint=f"fit its runs again: planner calibrate -o {self.path}")
         if self.efficiency is None or self.is_stale:
             return load_calibration()
-        return over_shipped(self.efficiency, str(self.path))
+        return load_calibration().with_own(self.efficiency.effects, str(self.path))
 
     @property
     def notes(self) -> tuple[str, ...]:

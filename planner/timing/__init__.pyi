@@ -21,7 +21,6 @@ from .fits import LocalFits as LocalFits
 from .fits import base_digest as base_digest
 from .fits import efficiency_for as efficiency_for
 from .fits import load_calibration as load_calibration
-from .fits import over_shipped as over_shipped
 from .fits import parse_local as parse_local
 from .links import host_bytes_per_s as host_bytes_per_s
 from .links import step_collectives as step_collectives

@@ -216,8 +216,3 @@ def parse_local(content: Any, where: str) -> LocalFits:
     if unknown is not None:
         raise InputError(f"{where}: efficiency.effects: no parameter is called {unknown!r}", hint=hint)
     return local
-
-
-def over_shipped(local: LocalFits, origin: str) -> Calibration:
-    """Our fits with those of ``local`` on top; ``origin`` is the file that holds these."""
-    return load_calibration().with_own(local.effects, origin)

@@ -136,7 +136,7 @@ def _layer_operators(
     for weight, stored in zip(layer.weights, precisions, strict=True):
         if weight.linear:
             precision = _launched(stored, model, config)
-            groups[weight.component, _is_output(weight), precision].append(weight)
+            groups[weight.component, weight.shard is Shard.ROW, precision].append(weight)
     experts: dict[Precision, list[Weight]] = defaultdict(list)
     elements = float(NORM_PASSES * model.hidden_size)  # that the small kernels read or write for each token
     for (component, is_output, precision), weights in groups.items():
@@ -170,10 +170,6 @@ def _pieces(weights: Iterable[Weight], config: EngineConfig) -> list[Piece]:
     return [held_piece(weight, layout) for weight in weights]
 
 
-def _is_output(weight: Weight) -> bool:
-    return weight.shard is Shard.ROW
-
-
 def _gemm_name(component: Component, is_output: bool) -> str:
     if component is Component.ATTENTION:
         return "attention output" if is_output else "qkv projection"
@@ -187,7 +183,7 @@ def _gemm(
 ) -> Operator:
     """Matrices that the same tokens are multiplied with; those that share input and split run as one kernel."""
     pieces = _pieces(weights, config)
-    kernels = (weight.name if _is_output(weight) else (weight.shape[-1], weight.shard) for weight in weights)
+    kernels = (weight.name if weight.shard is Shard.ROW else (weight.shape[-1], weight.shard) for weight in weights)
     inputs = {kernel: piece.copies * piece.inputs for kernel, piece in zip(kernels, pieces, strict=True)}
     elements = sum(inputs.values()) + sum(piece.copies * piece.outputs for piece in pieces)
     return Operator(
@@ -305,11 +301,7 @@ def _indexer(
         return
     flop = 2 * indexer.num_heads * indexer.head_dim
     yield from _attention(key_bytes, flop, flop, StepLoad(Driver.CONTEXT, ratio=ratio), config, "indexer")
-    yield _small_kernels("indexer", kernels)
-
-
-def _small_kernels(name: str, count: int) -> Operator:
-    return Operator(f"{name} kernels", OperatorKind.SMALL, TOKENS, count)
+    yield Operator("indexer kernels", OperatorKind.SMALL, TOKENS, kernels)
 
 
 def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: float) -> Iterator[Operator]:
@@ -319,7 +311,7 @@ def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: floa
     yield from _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, mixer.window), config)
     if not mixer.compress_ratio:
         return
-    yield _small_kernels("compressed attention", COMPRESSOR_KERNELS)
+    yield Operator("compressed attention kernels", OperatorKind.SMALL, TOKENS, COMPRESSOR_KERNELS)
     span = mixer.indexer.top_k if mixer.indexer else inf
     seen = StepLoad(Driver.CONTEXT, span, mixer.compress_ratio)
     yield from _attention(row_bytes, flop, flop, seen, config, "compressed attention")
