@@ -227,11 +227,10 @@ def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[
 def _from_the_log(case: _Evidence) -> Iterator[Finding]:
     plan, log, startup = case.measured.plan, case.measured.log, case.measured.startup
     version, small, logged = log.version if log else None, case.small_cache, log.settings if log else {}
-    planned = {name: _planned(plan, name, value) for name, value in logged.items()}
     settings = ", ".join(
-        f"{name} {value} instead of {planned[name]}"
+        f"{name} {value} instead of {planned}"
         for name, value in logged.items()
-        if planned[name] is not None and not _same(value, planned[name])
+        if (planned := _planned(plan, name, value)) is not None and not _same(value, planned)
     )
     rules = {
         "refused": startup and startup.refusal,
