@@ -30,7 +30,7 @@ from planner.workload import Targets
 
 if TYPE_CHECKING:
     from planner.output import FleetAnswer
-    from planner.planning import Disaggregated, Fleets, NotDivided
+    from planner.planning import Disaggregated, Fleets, Refused
     from planner.workload import Load
 
 FLEET = "Fleet"
@@ -142,7 +142,7 @@ def _classes(load: "Load", targets: Targets, given: Mapping[str, Any]) -> "tuple
     return load, (load,)
 
 
-def _divided(fleets: "Fleets", transfer_bytes_per_s: float | None) -> "tuple[Disaggregated | NotDivided, ...]":
+def _divided(fleets: "Fleets", transfer_bytes_per_s: float | None) -> "tuple[Disaggregated | Refused, ...]":
     """Prefill and decode servers for each GPU that has a fleet, with the engine that carries most on each GPU."""
     from planner.planning import disaggregate
 

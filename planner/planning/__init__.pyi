@@ -73,6 +73,7 @@ from .search.space import Space as Space
 from .search.space import Objective as Objective
 from .search.candidate import Candidate as Candidate
 from .search.candidate import Rejected as Rejected
+from .search.candidate import Refused as Refused
 from .search.candidate import Ranking as Ranking
 from .search.candidate import Merit as Merit
 from .search.plans import plans_best_first as plans_best_first
@@ -103,7 +104,6 @@ from .search.fleet import plan_fleets as plan_fleets
 from .search.fleet import times as times
 from .search.disaggregated import Disaggregated as Disaggregated
 from .search.disaggregated import SideLaunch as SideLaunch
-from .search.disaggregated import NotDivided as NotDivided
 from .search.disaggregated import disaggregate as disaggregate
 from .search.disaggregated import beside as beside
 from .search.disaggregated import Apart as Apart

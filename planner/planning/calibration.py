@@ -115,9 +115,6 @@ def read_local(path: Path) -> Local:
     return Local(path, parse_constants(table, str(path), hint=_HINT), efficiency)
 
 
-# --- writing -------------------------------------------------------------------------------------------------------
-
-
 def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = None, path: Path | None = None) -> Path:
     """Add constants of memory to the file, replace its factors where ``efficiency`` is given, and return its path.
 

@@ -62,21 +62,13 @@ class Capacity:
         most = self._most(most)
         return min(self.carried(0.95, most), most), max(self.carried(0.05, most), most)
 
-    def by_confidence(self, most: float | None = None) -> dict[float, float]:
-        """The largest load at each confidence of ``LADDER`` and the one that is asked for; it falls with confidence."""
-        most = self._most(most)
-        loads = {}
-        for confidence in sorted({*defaults.LADDER, self.confidence}):
-            bound = max if confidence < self.confidence else min
-            loads[confidence] = bound(self.carried(confidence, most), most) if confidence != self.confidence else most
-        return loads
-
     def carried(self, confidence: float, most: float | None = None) -> float:
         """About the largest load with ``confidence``, where ``most`` is that with the confidence that is asked for.
 
         To first order, less the share that the queue of a slower engine takes of ``most``.
         """
-        first, most = self._edge(self.confidence), self._most(most)
+        most = self._most(most)  # before the edges: each load that is replayed moves the next estimate
+        first = self._edge(self.confidence)
         return self._edge(confidence) * (min(most / first, 1.0) if first else 1.0)
 
     def _most(self, given: float | None) -> float:
@@ -158,12 +150,7 @@ def measure(
 
 
 def against(
-    prediction: Prediction,
-    slos: Sequence[Slo],
-    confidence: float,
-    *,
-    exactly: bool = True,
-    steady: Steady | None = None,
+    prediction: Prediction, slos: Sequence[Slo], confidence: float, exactly: bool = True, steady: Steady | None = None
 ) -> ServedLoad:
     """A prediction beside targets. ``steady``: full batches of a like load, where they are at hand."""
     load, stable = prediction.as_found, True

@@ -81,9 +81,6 @@ def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     return causes
 
 
-# --- equal hardware
-
-
 @dataclass(frozen=True)
 class Question:
     """A model with its settings, and the GPUs of each type."""
@@ -163,8 +160,6 @@ def count_gpus(question: Question, profile: GpuProfile, share: int) -> int:
         return profile.gpus_per_node
     return share * (profile.parts if question.per == "package" else 1)
 
-
-# --- under a load
 
 LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
 
@@ -357,9 +352,6 @@ def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, 
     )
 
 
-# --- who leads
-
-
 Figure = Callable[[ComparedPoint], Forecast | None]
 At = Callable[[ComparedPoint], float]
 #: Figures that points are ordered by, largest first: heading -> figure; None for who does not keep up.
@@ -528,16 +520,13 @@ class Comparison:
 
 
 def compare_hardware(
-    question: Question,
-    profiles: Sequence[GpuProfile],
-    workloads: Sequence[Load],
-    prices: Mapping[str, float] | None = None,
+    question: Question, profiles: Sequence[GpuProfile], loads: Sequence[Load], prices: Mapping[str, float] | None = None
 ) -> Comparison:
     """Every GPU under every load on equal hardware; ``prices`` as for ``cost.price_of``.
 
     A load is that of all servers together. ``num_prompts`` of 1 means as many as a steady state needs.
     """
-    longest = max(workload.max_total_len for workload in workloads)
+    longest = max(workload.max_total_len for workload in loads)
     share = find_share(question, profiles, longest) if question.per != "node" else 1
     points: list[ComparedPoint] = []
     refused: list[RefusedGpu] = []
@@ -547,8 +536,8 @@ def compare_hardware(
             refused.append(setups)
             continue
         price = price_of(profile, prices)
-        points += [_best_point(setups, workload, price) for workload in workloads]
-    return Comparison(question, share, tuple(workloads), tuple(points), tuple(refused))
+        points += [_best_point(setups, workload, price) for workload in loads]
+    return Comparison(question, share, tuple(loads), tuple(points), tuple(refused))
 
 
 def compare_partitions(

@@ -4,15 +4,11 @@ from typing import Final, Literal
 
 from planner.workload import CONFIDENCE as CONFIDENCE
 
-# --- What can be asked for
-
 Goal = Literal["min-latency", "max-throughput", "balanced"]
 #: The unit of equal hardware: whole GPUs (``package``), nodes, or logical GPUs, where a partition counts as one.
 Per = Literal["package", "node", "gpu"]
 Objective = Literal["usd", "gpus", "watts"]  #: quantity that a fleet minimises
 RentedBy = Literal["gpu", "node"]  #: ``gpu``: single GPUs, of partitions whole packages
-
-# --- What a command plans for
 
 MODEL = "meta-llama/Llama-3.3-70B-Instruct"
 GPUS = ("mi300x", "mi355x", "b200-sxm", "h100-sxm")
@@ -25,8 +21,6 @@ COMPARED_CONCURRENCY = (8, 32, 128)  #: requests in flight at which GPUs are com
 LATENCY_CONCURRENCY = 8  #: requests in flight of ``min-latency``; ``balanced`` searches from here on
 PERCENTILES = (50, 90, 95, 99)  #: of latencies, in a plan and in its benchmark
 
-# --- How much may be asked for
-
 LONGEST_REPLAY_S = 1_000_000  #: eleven days; beyond, the clock gets too coarse for single steps
 LEAST_RATE, MOST_RATE = 1e-3, 1e6  #: requests per second
 LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6  #: of a link: 1 KB/s to 1 PB/s
@@ -36,16 +30,12 @@ MOST_LOADS = 64  #: of one comparison: a longer table is not read
 MOST_NODES = 8  #: of one server
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
 
-# --- How many requests a replay sends
-
 PROMPTS_PER_SLOT = 5  #: of a closed loop: the recipes send at least five times the concurrency, for a steady state
 PROMPTS_PER_FLYING = 3  #: of an open loop, which does not begin with a burst: this many for each request in flight
 PROMPTS_BEYOND = 2  #: above the percentile that a target names: two beyond the 99th make 200
 LEAST_SEARCH_PROMPTS, MOST_SEARCH_PROMPTS = 200, 10_000  #: where the largest load is searched
 LEAST_SWEEP_PROMPTS, MOST_SWEEP_PROMPTS = 100, 4000  #: at each load of a chart
 TRACE_PROMPTS = 2000  #: of a trace, on each server
-
-# --- How far a search goes
 
 FEW_GPUS = 8  #: types of GPUs up to which each is searched finely
 MAX_NUM_SEQS = 1024  #: vLLM's own default on large GPUs; larger batches are not searched
@@ -81,8 +71,6 @@ TIMES_WITHOUT_OFFLOADING = 4  #: as many servers as with blocks in host memory, 
 SUSPICIOUS_TIMES = 2.0  #: GPUs over those of the expected value, and servers over requests in flight
 SUSPICIOUS_WAIT_S = 60.0  #: mean TTFT
 
-
-# --- Judgement: what nothing measured decides, and why
 
 TOLERANCE = 0.03  #: ratio of loads that differ: a replay of so many requests scatters by as much
 IDLE = 0.02  #: share of the time that an almost idle server is busy; an engine that misses targets here always does

@@ -302,9 +302,6 @@ def resolve_deployment(
     return Deployment(served, profile, config, basis, calibration, checkpoint=stored, least_cache_bytes=least_bytes)
 
 
-# --- start-up checks --------------------------------------------------------------------------------------------------
-
-
 #: The condition that fails where graphs are captured outside the budget and do not fit there.
 GRAPHS = "CUDA graphs exceed memory"
 Verdict = Literal["fits", "does not fit", "too close to call"]
@@ -347,10 +344,8 @@ class Checked:
 
     @property
     def verdict(self) -> Verdict:
-        verdicts = {condition.verdict for condition in self.conditions}
-        if "does not fit" in verdicts:
-            return "does not fit"
-        return "too close to call" if "too close to call" in verdicts else "fits"
+        order: tuple[Verdict, ...] = ("fits", "too close to call", "does not fit")
+        return max((condition.verdict for condition in self.conditions), key=order.index, default="fits")
 
     @property
     def probability_fits(self) -> float:
@@ -394,34 +389,31 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
 
 
 def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Condition]:
-    available = stage.available
+    available, length = stage.available, budget.config.max_model_len
+    loaded, memory = stage.weights.loaded_bytes, budget.memory_bytes
     if stage.given_bytes is not None:
         free = _beside(stage.left, budget.start_up)
         yield Condition(
             "KV cache exceeds memory",
             _less(free, stage.given_bytes),
-            f"Available memory ({free.mid / GIB:.2f}/{budget.memory_bytes / GIB:.2f} GiB) on kv cache allocation is "
-            f"less than requested memory for kv ({stage.given_bytes / GIB:.2f} GiB): decrease "
-            f"{budget.config.kv_cache_given_by}",
+            f"Available memory ({free.mid / GIB:.2f}/{memory / GIB:.2f} GiB) on kv cache allocation is less than "
+            f"requested memory for kv ({stage.given_bytes / GIB:.2f} GiB): decrease {budget.config.kv_cache_given_by}",
         )
         available = Interval.exact(stage.given_bytes)
-    over = stage.weights.loaded_bytes - stage.requested_bytes
     yield Condition(
-        "weights exceed budget" if over > 0 else "no cache blocks",
+        "weights exceed budget" if loaded > stage.requested_bytes else "no cache blocks",
         _less(available, stage.block_bytes),
-        f"No available memory for the cache blocks: {stage.weights.loaded_bytes / GIB:.2f} GiB of weights in a "
-        f"budget of {stage.requested_bytes / GIB:.2f} GiB leave {available.mid / GIB:.2f} GiB",
+        f"No available memory for the cache blocks: {loaded / GIB:.2f} GiB of weights in a budget of "
+        f"{stage.requested_bytes / GIB:.2f} GiB leave {available.mid / GIB:.2f} GiB",
     )
-    length = budget.config.max_model_len
-    if not budget.pool.groups:
-        return
-    needed = budget.needed_bytes(stage, length)
-    yield Condition(
-        "max_model_len larger than cache",
-        _less(available, needed),
-        f"To serve at least one request with the model's max seq len ({length}), {needed / GIB:.2f} GiB KV cache is "
-        f"needed, which is larger than the available KV cache memory ({available.mid / GIB:.2f} GiB)",
-    )
+    if budget.pool.groups:
+        needed = budget.needed_bytes(stage, length)
+        yield Condition(
+            "max_model_len larger than cache",
+            _less(available, needed),
+            f"To serve at least one request with the model's max seq len ({length}), {needed / GIB:.2f} GiB KV cache "
+            f"is needed, which is larger than the available KV cache memory ({available.mid / GIB:.2f} GiB)",
+        )
 
 
 def _beside(total: Interval, taken: Interval) -> Interval:

@@ -370,8 +370,6 @@ def _notes(serving: Serving) -> Iterator[str]:
     yield from (note for note, holds in notes.items() if holds)
 
 
-# --- ways out: single changes where one is enough, else as few as possible, each checked ------------------------------
-
 #: The largest share of memory that is still sane to ask for.
 LARGEST_UTILIZATION = 0.97
 #: A shorter context is no way out.
@@ -588,9 +586,6 @@ def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, m
         named += len(options)
         if named == most:
             return
-
-
-# --- the arithmetic, line by line -------------------------------------------------------------------------------------
 
 
 class ArithmeticLine(NamedTuple):

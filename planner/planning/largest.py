@@ -22,12 +22,10 @@ class Tried(Protocol):
     def meets(self) -> bool: ...
 
     @property
-    def excess(self) -> float:
-        """Ratio of what it has to what it may have: above 1 where it does not meet the condition."""
+    def excess(self) -> float: ...  #: ratio of what it has to what it may have, above 1 where it does not meet
 
     @property
-    def whole(self) -> bool:
-        """True if ``excess`` is exact; False where the trial ended early."""
+    def whole(self) -> bool: ...  #: False where the trial ended early, so that ``excess`` is not exact
 
 
 One = TypeVar("One", bound=Tried)

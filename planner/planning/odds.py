@@ -34,16 +34,12 @@ class Forecast:
 
     def beats(self, other: Forecast) -> float:
         """Probability that a measurement of this is larger than one of ``other``."""
-        ratio, sd = log(self.value / other.value), self._difference_sd(other)
+        ratio, sd = log(self.value / other.value), hypot(self.power * self.noise, other.power * other.noise)
+        if self.spread is not None and other.spread is not None:
+            sd = hypot(self.spread.times(self.power).difference_sd(other.spread.times(other.power)), sd)
         if not sd:
             return 0.5 if not ratio else float(ratio > 0)
         return NormalDist().cdf(ratio / sd)
-
-    def _difference_sd(self, other: Forecast) -> float:
-        noise = hypot(self.power * self.noise, other.power * other.noise)
-        if self.spread is None or other.spread is None:
-            return noise
-        return hypot(self.spread.times(self.power).difference_sd(other.spread.times(other.power)), noise)
 
 
 def percent(probability: float) -> str:

@@ -114,8 +114,6 @@ class Prediction:
         """Uncertainty of the figures; in an open loop the queue of a slower engine is replayed."""
         return self.first_order.reacting()
 
-    # --- as the benchmark writes it
-
     def reported(self, percentiles: Sequence[float], goodput: Mapping[str, float] | None = None) -> Prediction:
         """A copy with other percentiles and targets in its result."""
         made = replace(self, percentiles=tuple(percentiles), goodput=goodput or {})
@@ -178,8 +176,6 @@ class Prediction:
             return None
         bare = replace(self.deployment, config=replace(config, kv_offloading_size=None))
         return Prediction.of(bare, self.load, percentiles=self.percentiles, goodput=self.goodput)
-
-    # --- beside targets
 
     @property
     def by(self) -> By:

@@ -249,9 +249,6 @@ class Serving:
         return self.offline if args is self.args else self.changed(args=args).offline
 
 
-# --- names ------------------------------------------------------------------------------------------------------------
-
-
 def load_model(
     model: ModelName,
     *,
@@ -355,9 +352,6 @@ def check_context(load: Load, max_model_len: int, model: str) -> None:
         lengths = f"--input-len {load.input_len} and --output-len {load.output_len} make requests of"
         cause = f"{lengths} {load.max_total_len} tokens, {served}"
         raise InputError(cause, hint=f"shorten them, {change}, or choose a model of longer context")
-
-
-# --- values -----------------------------------------------------------------------------------------------------------
 
 
 def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineArgs:

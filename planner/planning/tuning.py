@@ -16,7 +16,7 @@ Of draws from it, with b the best measured worth::
 from __future__ import annotations
 
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -138,9 +138,6 @@ class Standing:
     def next(self) -> int | None:
         """The setting that gains most; None: none is open."""
         return max(self.gains, key=self.gains.__getitem__, default=None)
-
-
-# --- the state of a tuning --------------------------------------------------------------------------------------------
 
 
 SCHEMA_VERSION = 1
@@ -283,9 +280,6 @@ def read_state(path: Path, digest: str) -> TuningState | None:
     return state
 
 
-# --- what is tuned over -----------------------------------------------------------------------------------------------
-
-
 #: Settings that a search chooses, so that they are open again unless the plan's command gave them.
 OPEN: Mapping[str, Any] = {name: SETTINGS[name].default for name in tagged("searched")}
 #: Probability of being better than the best prediction, below which a setting is not worth a run.
@@ -386,31 +380,25 @@ def _under_load(search: Search, plan: Plan, merit: Merit, rankings: Iterable[Ran
     Of each engine with each token budget the largest batch, and that of the plan.
     """
     sent = plan.workload.sent
-    tried: dict[tuple[object, int], list[tuple[Ranking, Candidate]]] = {}
+    tried: dict[tuple[object, int], list[tuple[Ranking, Candidate]]] = defaultdict(list)
     for ranking in rankings:
         for candidate in ranking.candidates:
-            key = candidate.engine, candidate.config.max_num_batched_tokens
-            tried.setdefault(key, []).append((ranking, candidate))
-    settings: list[TunedSetting] = []
-    engines: list[object] = []
+            tried[candidate.engine, candidate.config.max_num_batched_tokens].append((ranking, candidate))
+    settings: list[tuple[object, TunedSetting]] = []
     for (engine, _), pairs in tried.items():
-        largest = max(candidate.config.max_num_seqs for _, candidate in pairs)
+        batches = {max(candidate.config.max_num_seqs for _, candidate in pairs), plan.max_num_seqs}
         for ranking, candidate in pairs:
-            if candidate.config.max_num_seqs in (largest, plan.max_num_seqs):
+            if candidate.config.max_num_seqs in batches and not _is_planned(candidate, plan):
                 prediction = _replayed(candidate.deployment, sent)
-                one = replace(candidate, prediction=None)
-                if not _is_planned(candidate, plan):
-                    settings.append(_setting(search.plan(ranking, one, load=sent), merit, prediction, plan.targets))
-                    engines.append(engine)
-    if not settings:
-        return []
-    worth = Prospects.of([setting.prospects for setting in settings]).standing({}).gains
-    of_engine: Counter[object] = Counter()
-    kept: list[TunedSetting] = []
+                made = search.plan(ranking, candidate.without_replay(), load=sent)
+                settings.append((engine, _setting(made, merit, prediction, plan.targets)))
+    worth = Prospects.of([one.prospects for _, one in settings]).standing({}).gains if settings else {}
+    of_engine, kept = Counter[object](), list[TunedSetting]()
     for number in sorted(worth, key=lambda number: -worth[number]):
-        if worth[number] > 0 and of_engine[engines[number]] < MOST_PER_ENGINE and len(kept) < MOST_SETTINGS - 1:
-            of_engine[engines[number]] += 1
-            kept.append(settings[number])
+        engine, setting = settings[number]
+        if worth[number] > 0 and of_engine[engine] < MOST_PER_ENGINE and len(kept) < MOST_SETTINGS - 1:
+            of_engine[engine] += 1
+            kept.append(setting)
     return kept
 
 

@@ -190,13 +190,7 @@ class UncertaintyOfReplay(Uncertainty):
     """Uncertainty from the steps of a replay, and from two more replays where the queue reacts."""
 
     def __init__(
-        self,
-        deployment: Deployment,
-        load: Load,
-        served: Replay,
-        *,
-        offline: bool = False,
-        queue_reacts: bool = True,
+        self, deployment: Deployment, load: Load, served: Replay, *, offline: bool = False, queue_reacts: bool = True
     ) -> None:
         """``served`` is the replay of ``load``, with its steps where they are at hand.
 

@@ -29,6 +29,22 @@ DRAFTS = (
     ("Draft tokens:", "draft_tokens", 0),
     ("Accepted tokens:", "accepted_tokens", 0),
 )
+#: Lines above the latencies: the release and pull request of vLLM that they came with, label, key, digits.
+TOTALS = (
+    ((), "Successful requests:", "completed", 0),
+    ((0, 11, 1), "Failed requests:", "failed", 0),  # 26478
+    ((0, 10, 0), "Maximum request concurrency:", "max_concurrency", 0),  # 21095
+    ((0, 10, 0), "Request rate configured (RPS):", "request_rate", 2),  # 21095
+    ((), "Benchmark duration (s):", "duration", 2),
+    ((), "Total input tokens:", "total_input_tokens", 0),
+    ((), "Total generated tokens:", "total_output_tokens", 0),
+    ((), "Request throughput (req/s):", "request_throughput", 2),
+    ((), "Request goodput (req/s):", "request_goodput", 2),
+    ((), "Output token throughput (tok/s):", "output_throughput", 2),
+    ((0, 10, 2), "Peak output token throughput (tok/s):", "max_output_tokens_per_s", 2),  # 23867
+    ((0, 10, 2), "Peak concurrent requests:", "max_concurrent_requests", 2),  # 23867
+    ((), "Total Token throughput (tok/s):", "total_token_throughput", 2),
+)
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 NEWEST_RELEASE = (0, 33, 0)
 ROUNDING = 1e-9  #: by how much a figure must be above a limit, relative, to be above it for certain
@@ -257,7 +273,11 @@ def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) 
     lines = [f"{' Serving Benchmark Result ':=^{width}}"]
     if wide:
         lines.append(f"{'':<40} {'predicted':<10} {'low':<10} {'high':<10}".rstrip())
-    lines += [_row(result, label, key, digits) for label, key, digits in _totals(result, release)]
+    for since, label, key, digits in TOTALS:
+        if release >= since and result[key] not in (None, "inf"):
+            # 0.11.1 still had the capital, 0.13.0 not; which of the two releases between dropped it is not known
+            label = label.replace("Token", "token") if release >= (0, 12, 0) else label
+            lines.append(_row(result, label, key, digits))
     for name, heading in LATENCIES.items():
         if f"mean_{name}_ms" in result:
             parts = [key.partition("_") for key in result]
@@ -274,31 +294,6 @@ def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) 
         lines += [f"{f'  Position {place}:':<40} {100 * rate:<10.2f}" for place, rate in enumerate(rates)]
     lines.append("=" * width)
     return "\n".join(lines)
-
-
-def _totals(result: BenchResult, release: tuple[int, ...]) -> Iterable[tuple[str, str, int]]:
-    """Lines above the latencies: label, key, digits. Pull requests of vLLM name when a line came or changed."""
-    yield "Successful requests:", "completed", 0
-    if release >= (0, 11, 1):  # 26478
-        yield "Failed requests:", "failed", 0
-    if release >= (0, 10, 0):  # 21095
-        if result["max_concurrency"] is not None:
-            yield "Maximum request concurrency:", "max_concurrency", 0
-        if result["request_rate"] != "inf":
-            yield "Request rate configured (RPS):", "request_rate", 2
-    yield "Benchmark duration (s):", "duration", 2
-    yield "Total input tokens:", "total_input_tokens", 0
-    yield "Total generated tokens:", "total_output_tokens", 0
-    yield "Request throughput (req/s):", "request_throughput", 2
-    if result["request_goodput"] is not None:
-        yield "Request goodput (req/s):", "request_goodput", 2
-    yield "Output token throughput (tok/s):", "output_throughput", 2
-    if release >= (0, 10, 2):  # 23867
-        yield "Peak output token throughput (tok/s):", "max_output_tokens_per_s", 2
-        yield "Peak concurrent requests:", "max_concurrent_requests", 2
-    # 0.11.1 still had the capital, 0.13.0 not; which of the two releases between dropped it is not known
-    unit = "token" if release >= (0, 12, 0) else "Token"
-    yield f"Total {unit} throughput (tok/s):", "total_token_throughput", 2
 
 
 def _row(result: BenchResult, label: str, key: str, digits: int) -> str:

@@ -137,8 +137,6 @@ class KvBlocks:
         return fit
 
 
-# --- blocks that know what they hold -------------------------------------------------------------------------------
-
 OPEN = 1 << 62  #: where the private part of a request ends
 LOST = -OPEN  #: the node of blocks that will not be found again
 

@@ -63,13 +63,10 @@ def replay(
     keep_gaps: bool = True,
     hopeless: Hopeless | None = None,
 ) -> Replay:
-    """Serve ``load`` under ``limits`` and return what the client measures.
+    """Serve ``load`` under ``limits`` and return what the client measures; ``timer`` gives the steps of one DP rank.
 
-    ``timer`` gives the time of a step of one DP rank. With ``keep_steps`` the result lists every step that ran; without
-    ``keep_gaps`` it has no gaps between tokens, and takes half the memory. ``hopeless`` ends the replay early, which
-    then is that of the requests that have ended. The result depends on nothing but the arguments.
-
-    Raises InputError when a request can never be scheduled within ``limits``.
+    With ``keep_steps`` the result lists every step; without ``keep_gaps`` it takes half the memory. Once ``hopeless``
+    it is that of the requests that have ended. Raises InputError when a request can never be scheduled.
     """
     sender = _Sender(timer, load, limits, client or Client(), keep_gaps)
     if keep_steps:
@@ -130,7 +127,7 @@ class _Sender:
             done = first.end()
             for index in done:
                 end_s[index] = time_s
-                if hopeless and hopeless(self._metrics_s(index), self._class_of(index)):
+                if hopeless and hopeless(*self._metrics_s(index)):
                     return
                 if index % PROGRESS_EACH == PROGRESS_EACH - 1:
                     progress.say(f"{index + 1:,} of {count:,} requests")
@@ -140,8 +137,7 @@ class _Sender:
     def _open(self, time_s: float) -> bool:
         """Send what the engine may look at up to ``time_s`` and a while longer, and for each rank one request more.
 
-        Of a burst send little more than the ranks can admit: a million would take half a gigabyte. Return whether
-        anything was sent.
+        Of a burst send little more than the ranks can admit: a million would take half a gigabyte. Return whether any.
         """
         before = len(self.sent_s)
         while self._ahead_s < time_s + AHEAD_S and not (self._in_parts and all(r.has_plenty for r in self.ranks)):
@@ -173,16 +169,13 @@ class _Sender:
         else:
             self.ranks[place].submit(ready_s, sequence)
 
-    def _metrics_s(self, index: int) -> dict[str, float]:
-        """Metrics of a request that has ended, in s; 0 for the TPOT of a single token, as in vLLM."""
+    def _metrics_s(self, index: int) -> tuple[dict[str, float], str]:
+        """Metrics of a request that has ended, in s (0 for the TPOT of a single token, as in vLLM), and its class."""
         sent_s, first_s, end_s = self.sent_s[index], self.log.first_token_s[index], self.log.end_s[index]
-        response_s, more_tok = self.client.response_s, self.output_len[index] - 1
+        response_s, more_tok, sent = self.client.response_s, self.output_len[index] - 1, self.requests
         tpot_s = (end_s - first_s) / more_tok if more_tok else 0.0
-        return {"ttft": first_s + response_s - sent_s, "tpot": tpot_s, "e2el": end_s + response_s - sent_s}
-
-    def _class_of(self, index: int) -> str:
-        sent = self.requests
-        return sent.groups[sent.group[index]] if sent.group is not None else ""
+        metrics_s = {"ttft": first_s + response_s - sent_s, "tpot": tpot_s, "e2el": end_s + response_s - sent_s}
+        return metrics_s, sent.groups[sent.group[index]] if sent.group is not None else ""
 
     def result(self) -> Replay:
         log = self.log

@@ -309,9 +309,6 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
-# --- the DP rank ---------------------------------------------------------------------------------------------------
-
-
 class OffloadRank(DpRank):
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks, host: HostBlocks) -> None:
         super().__init__(timer, limits, log, kv)

@@ -391,8 +391,6 @@ class DpRank:
         self._endings[ends].append(sequence)
 
 
-# --- priority ------------------------------------------------------------------------------------------------------
-
 _rank = attrgetter("rank")
 
 
@@ -484,8 +482,6 @@ class PriorityRank(DpRank):
             self._join(sequence, sequence.last_token_s)
         self._missed.clear()
 
-
-# --- lockstep ------------------------------------------------------------------------------------------------------
 
 #: Amounts of work in a batch; what a DP rank does not fill is left out.
 _work = attrgetter(

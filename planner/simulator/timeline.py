@@ -57,9 +57,11 @@ class Timeline:
         self._steps: Floats = np.array([run.steps for run in runs], dtype=np.float64)
         self._busy_s = float((self._end_s - self._start_s).sum())
         self.batches, self._ends = _representatives(runs)
+        # for each request, how many were sent at the same moment
+        _, number, counts = np.unique(served.sent_s, return_inverse=True, return_counts=True)
         self._delays = {
             "request_s": np.ones(len(served.sent_s)),
-            "frontend_s": _together(served.sent_s),
+            "frontend_s": counts[number].astype(np.float64),
             "tokenize_s": served.input_len.astype(np.float64),
         }
 
@@ -146,8 +148,3 @@ def _likeness(loads: Floats) -> Ints:
     digits = np.where(sizes > 0, np.rint(LOADS_PER_OCTAVE * octaves) + DIGITS // 2, 0.0).astype(np.int64)
     likeness: Ints = DIGITS ** np.arange(len(digits)) @ digits
     return likeness
-
-
-def _together(sent_s: Floats) -> Floats:
-    _, number, counts = np.unique(sent_s, return_inverse=True, return_counts=True)
-    return counts[number].astype(np.float64)

@@ -12,15 +12,7 @@ from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.planning.capacity import (
-    Capacity,
-    at_concurrency,
-    at_load,
-    doubt_at,
-    measure,
-    queued_load,
-    steady_rate,
-)
+from planner.planning.capacity import Capacity, at_concurrency, at_load, doubt_at, measure, queued_load, steady_rate
 from planner.planning.defaults import LADDER, TOLERANCE
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.largest import bracket, largest, smallest
@@ -73,11 +65,7 @@ def test_full_batches_are_those_that_the_cache_holds() -> None:
     assert steady_rate(many, long) == pytest.approx(steady_rate(few, long), rel=0.02)
 
 
-@given(
-    st.lists(st.floats(0.0, 2.0), min_size=1, max_size=60),
-    st.floats(1.0, 100.0),
-    st.floats(0.5, 1.5),
-)
+@given(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=60), st.floats(1.0, 100.0), st.floats(0.5, 1.5))
 def test_requests_are_called_hopeless_only_where_numpys_percentile_of_all_is_above(
     values: list[float], percentile: float, limit_s: float
 ) -> None:

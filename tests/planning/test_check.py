@@ -39,18 +39,12 @@ def words_of(script: str) -> list[str]:
     return list(server_of(script).argv)
 
 
-# --- finding the line in a script ----------------------------------------------------------------------------------
-
-
 def test_a_line_in_an_image_is_judged_by_the_rules_of_its_version() -> None:
     """--swap-space is an option of vLLM up to 0.17."""
     line = ["docker", "run", "--gpus=all", "vllm/vllm-openai:v0.11.0", LLAMA, "--swap-space", "4"]
     assert answer("--gpu", "h100", "--", *line)["engine_version"] == "0.11.0"
     asked = answer("--gpu", "h100", "--engine-version", "0.27.1", "--", *line, status=1)
     assert asked["engine_version"] == "0.27.1" and not asked["starts"]
-
-
-# --- branches, functions, loops, and what stands beside the server ---------------------------------------------------
 
 
 def test_what_a_run_decides_is_asked_for() -> None:
@@ -172,9 +166,6 @@ def line_of(text: str) -> ServeLine:
     return read_line(shlex.split(text), NEW)
 
 
-# --- reading the line ----------------------------------------------------------------------------------------------
-
-
 def settings(line: str, version: str = "0.32.0") -> dict[str, Any]:
     """What a line sets, beside the defaults."""
     args = read_line(shlex.split(f"vllm serve org/model {line}"), parse_version(version)).args
@@ -276,9 +267,6 @@ def test_no_line_is_too_strange_to_be_read_or_refused(version: Any, words: list[
         assert line.model is not None
 
 
-# --- two engines ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("version", "line", "only_v0"),
     [
@@ -339,9 +327,6 @@ def test_plans_get_the_engine_that_the_version_would_take(args: dict[str, Any], 
     asked = engine_args(args)
     resolved = resolve_model(LLAMA)
     assert resolve(asked, resolved.model, load_profile("h100"), parse_version(version)).engine == engine
-
-
-# --- the answer ----------------------------------------------------------------------------------------------------
 
 
 def answer(*words: str, status: int = 0) -> dict[str, Any]:

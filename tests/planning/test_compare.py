@@ -57,9 +57,6 @@ def setup(gpu: str, num_gpus: int = 1) -> Setup:
     return found[0]
 
 
-# ---------------------------------------------------------------------------------------------- equal hardware
-
-
 def test_a_package_equals_a_package() -> None:
     """One MI300X in SPX mode against all eight of its CPX partitions, each a server of its own."""
     comparison = compared("mi300x", "mi300x-cpx", "h100-mig-1g.20gb")
@@ -92,9 +89,6 @@ def test_what_cannot_hold_the_model_says_why_and_stops_nobody() -> None:
     assert [refused.gpu for refused in comparison.refused] == ["mi300x-cpx"]
     assert "GiB of weights" in comparison.refused[0].reason
     assert comparison.share == 1
-
-
-# -------------------------------------------------------------------------------------------------- equal load
 
 
 @given(st.integers(1, 300), st.integers(1, 64))
@@ -148,9 +142,6 @@ def test_at_a_price_of_zero_nothing_is_divided_by_it() -> None:
     assert row["output_throughput"] > 0
 
 
-# ------------------------------------------------------------------------------------ against published comparisons
-
-
 def test_eight_cpx_servers_lose_to_one_spx_server() -> None:
     """dstack, July 2025: Llama-3.1-8B on 8 CPX partitions was slower than on the whole MI300X, more so under load:
     16 GB of weights in each 24 GB leave little KV cache."""
@@ -170,9 +161,6 @@ def test_two_dpx_servers_win_only_where_latency_is_long() -> None:
         for load in (8, 64, 512)
     }
     assert gain[8] < gain[64] < 1 < gain[512] < 1.3
-
-
-# ------------------------------------------------------------------------------------------------ what limits
 
 
 def bound(workload: Load, gpu: str = "h100-sxm") -> str:
@@ -203,9 +191,6 @@ def test_what_arrives_faster_than_it_is_served_queues_without_end() -> None:
     assert not found.keeps_up
     assert found.bound_by.startswith("queueing")
     assert found.latency_ms("mean_ttft_ms") is None and found.tok_per_s_per_user is None
-
-
-# -------------------------------------------------------------------------------------------------- who leads
 
 
 def stub(gpu: str, load: float, value: float, noise: float = 0.0) -> ComparedPoint:
@@ -293,9 +278,6 @@ def test_lengths_are_an_axis_of_their_own() -> None:
     }
     for order in comparison.orders():
         assert [standing.at for standing in order.standings] in ([4, 32], [512, 8192])
-
-
-# ---------------------------------------------------------------------------------------------- command line
 
 
 def test_gpus_that_are_paid_for_and_idle_are_told() -> None:

@@ -16,9 +16,6 @@ def by_id(profile: GpuProfile) -> str:
     return profile.id
 
 
-# -------------------------------------------------------------------------------------------------- arithmetic
-
-
 def usd_per_million_tok(usd_per_h: Span, tok_per_s: Span) -> Span:
     return usd_per_h.times(MILLION / HOUR_S).over(tok_per_s)
 
@@ -42,9 +39,6 @@ def test_the_cheapest_offer_and_the_fastest_end_make_the_low_end() -> None:
 def test_costs_ascend(usd: list[float], rate: list[float]) -> None:
     cost = usd_per_million_tok(Span(*usd), Span(*rate))
     assert cost.low <= cost.mid <= cost.high
-
-
-# ------------------------------------------------------------------------------------------------------ prices
 
 
 def test_an_mi300x_costs_what_the_aggregators_say() -> None:

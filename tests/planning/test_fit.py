@@ -309,9 +309,6 @@ def test_several_changes_together_where_none_is_enough() -> None:
     assert sixteen.settings["tensor_parallel_size"] == 8 and 8_192 < int(sixteen.settings["max_model_len"]) < 131_072
 
 
-# --- questions that people asked, and what helped them ----------------------------------------------------------------
-
-
 def flags_of(name: str, gpu: str, release: str, **flags: Any) -> list[str]:
     """The ways out, best first."""
     return [" ".join(option.flags) for option in fitted(name, gpu, release, **flags).options]

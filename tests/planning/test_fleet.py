@@ -53,9 +53,6 @@ def planned(*gpus: str, tpot_ms: float = 60.0, rate: float = 20.0, rent: RentedB
     return plan_fleets(asked(*gpus, slos=slos, load=replace(CHAT, request_rate=rate), **settings), terms)
 
 
-# ------------------------------------------------------------------------------------------- the programme
-
-
 def brute_force(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence[Rent], spares: int) -> float:
     """The least price over every number of servers that could make sense; infinite where nothing does."""
     counts = [
@@ -133,9 +130,6 @@ def test_what_is_not_in_stock_cannot_be_rented() -> None:
     mix = only(cheapest_mix([6.0], offers, [Rent(1.0, stock=2), Rent(5.0)]))
     assert mix.units == (2, 1)
     assert cheapest_mix([6.0], offers[:1], [Rent(1.0, stock=2)]) is None
-
-
-# ------------------------------------------------------------------------------------------------------- sizes
 
 
 def test_servers_for_a_load_by_hand() -> None:
@@ -241,9 +235,6 @@ def test_targets_that_nothing_keeps_leave_no_fleet_and_a_reason() -> None:
     assert "TPOT" in fleets.refused[0].reason
 
 
-# ------------------------------------------------------------------------------------------------ classes
-
-
 def test_a_class_of_requests_by_its_words() -> None:
     demand = Load.parse("chat=2.5:1024:256")
     assert (demand.name, demand.request_rate, demand.input_len, demand.output_len) == ("chat", 2.5, 1024, 256)
@@ -304,9 +295,6 @@ def test_requests_of_one_length_are_one_class(tmp_path: Path) -> None:
     file.write_text("arrival_s,input_len,output_len\n" + "".join(f"{second},500,200\n" for second in range(100)))
     (only,) = Load.classes_of_trace(read_trace(file))
     assert only.name == "700 tokens" and only.request_rate == pytest.approx(100 / 99)
-
-
-# ------------------------------------------------------------------------------------- prefill and decode apart
 
 
 @cache
@@ -378,9 +366,6 @@ def test_prefill_and_decode_have_one_target_each(slos: tuple[Slo, ...]) -> None:
     (pool,) = fleet.pools
     with pytest.raises(InputError, match="--ttft and --tpot"):
         disaggregate(asked("h100", slos=slos), pool.kind.candidate, pool.load, 24.0)
-
-
-# ------------------------------------------------------------------------------------------------ command line
 
 
 def test_the_table_names_whose_fits_predicted() -> None:

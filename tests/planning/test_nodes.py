@@ -126,8 +126,6 @@ def test_the_plan_carries_its_network() -> None:
     assert inside["network_gb_per_s"] is None
 
 
-# ------------------------------------------------------------------------------ prefill and decode apart, beside a plan
-
 CHAT = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--ttft", "2000", "--tpot", "60")
 
 

@@ -93,8 +93,6 @@ def test_what_cannot_be_replayed_is_refused(gpu: str, flags: dict[str, Any], wor
     assert error.value.hint
 
 
-# --- plans and fleets with it
-
 PLANNED = (
     "nvidia/Llama-3.1-8B-Instruct-FP8", "--max-model-len", "32768", "--max-num-seqs", "2", "--max-num-batched-tokens",
     "2048", "--calibration", "none", "--kv-offloading-size", "16",

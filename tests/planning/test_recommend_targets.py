@@ -44,9 +44,6 @@ from planner.workload.targets import Targets, parse_slos
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
 
-# --- the search finds what trying everything finds ---------------------------------------------------------------
-
-
 def cheapest_of_all(asked: Search) -> float:
     """GPUs of the cheapest plan, by trying every engine with 1, 2, 3, ... servers."""
     (profile,), args, best = asked.space.gpus, asked.space.args, inf
@@ -249,9 +246,6 @@ def test_engines_with_no_shorter_steps_than_one_that_failed_are_not_replayed(mon
     assert few < 0.8 * len(replayed)
 
 
-# --- bounds -------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Steps:
     """A clock whose steps take any time that grows with the batch."""
@@ -272,9 +266,6 @@ def test_no_schedule_of_steps_decodes_faster_than_the_bound(growth_s: list[float
     engine = SimpleNamespace(timer=timer, config=SimpleNamespace(max_num_seqs=64, data_parallel_size=1))
     bound = decode_bound(cast(Deployment, engine), 1, seen_s)
     assert sum(batches) / sum(times_s) <= bound * (1 + 1e-9)
-
-
-# --- what is considered -------------------------------------------------------------------------------------------
 
 
 def axes(model: str, gpu: str, version: str = "0.19.0", types: int = 1) -> set[Layout]:
@@ -329,9 +320,6 @@ def test_a_plan_with_copies_of_attention_says_so_on_its_command_line() -> None:
     words = list(plan.serve_argv)
     assert words[words.index("--data-parallel-size") + 1] == str(plan.data_parallel_size)
     assert "--enable-expert-parallel" in words and plan.num_gpus == plan.tensor_parallel_size * plan.data_parallel_size
-
-
-# --- what comes out -----------------------------------------------------------------------------------------------
 
 
 @cache
@@ -511,8 +499,6 @@ def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() 
     ttft, tpot = ranking.closest.load.readings
     assert not ttft.met and tpot.met
 
-
-# --- the command line ---------------------------------------------------------------------------------------------
 
 TARGETS = ("--ttft", "2000", "--tpot", "100")
 

@@ -303,10 +303,7 @@ def test_latency() -> None:
     result = latency_result(served, model_id="a/model")
     assert result["avg_latency"] == 3
     assert list(result["percentiles"]) == ["10", "25", "50", "75", "90", "99"]
-    assert latency_table(result).splitlines()[:2] == [
-        "Avg latency: 3.0 seconds",
-        "10% percentile latency: 3.0 seconds",
-    ]
+    assert latency_table(result).splitlines()[:2] == ["Avg latency: 3.0 seconds", "10% percentile latency: 3.0 seconds"]
 
 
 @given(rate=st.sampled_from([0.5, 3.0, inf]), seed=st.integers(0, 50))

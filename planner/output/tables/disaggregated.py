@@ -9,7 +9,7 @@ from planner.errors import IllegalPlanError
 from planner.output.answer import fields_of, to_plain
 from planner.output.render import Column, command_lines, table_text
 from planner.output.tables.shared import asked_load, card, items, layout_in_words, milliseconds, on_loopback, seconds
-from planner.planning import Apart, Disaggregated, NotDivided, Objective, SideLaunch
+from planner.planning import Apart, Disaggregated, Objective, Refused, SideLaunch
 from planner.units import GB, MB, MS, figure
 
 FIELDS = (
@@ -35,9 +35,9 @@ SIDES = (
 )
 
 
-def divided_object(plan: Disaggregated | NotDivided) -> dict[str, Any]:
+def divided_object(plan: Disaggregated | Refused) -> dict[str, Any]:
     """The plan, or why there is none."""
-    if isinstance(plan, NotDivided):
+    if isinstance(plan, Refused):
         return {"gpu": plan.profile.id, "refused": plan.reason}
     return {
         **fields_of(plan, *FIELDS),

@@ -83,7 +83,7 @@ class FleetAnswer(Answer):
     record: planning.Fleets
     doubts: tuple[planning.Doubt, ...]  #: figures of a suspicious size in the best fleet
     divided: tuple[
-        planning.Disaggregated | planning.NotDivided, ...
+        planning.Disaggregated | planning.Refused, ...
     ] = ()  #: fleets with prefill and decode on servers of their own
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
@@ -207,7 +207,7 @@ class FleetAnswer(Answer):
         fleets, space, best = self.record, self.record.search.space, self.record.best
         yield from self._fits()
         yield from (f"{refused.profile.id} is left out: {refused.reason}" for refused in fleets.refused)
-        missing = [plan for plan in self.divided if isinstance(plan, planning.NotDivided)]
+        missing = [plan for plan in self.divided if isinstance(plan, planning.Refused)]
         yield from (f"{plan.profile.id} is not split: {plan.reason}" for plan in missing)
         taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
         yield from price_notes([profile for profile in space.gpus if profile.id in taking_part], space.prices)

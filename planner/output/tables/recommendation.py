@@ -107,7 +107,7 @@ class Recommendation(Answer):
     defaults_taken: Mapping[str, Any]
     command: str  #: the equivalent command line
     doubts: tuple[planning.Doubt, ...] = ()  #: figures of a suspicious size, of the best plan or of each refusal
-    divisions: Mapping[str, planning.Disaggregated | planning.NotDivided] = field(
+    divisions: Mapping[str, planning.Disaggregated | planning.Refused] = field(
         default_factory=dict
     )  #: disaggregated, by GPU
     apart: Mapping[str, planning.Apart] = field(
@@ -167,18 +167,18 @@ class Recommendation(Answer):
         """The best of all plans; None where there is none."""
         return next(iter(self._best_first(self._made)), None)
 
-    def _divisions(self) -> dict[str, planning.Disaggregated | planning.NotDivided]:
+    def _divisions(self) -> dict[str, planning.Disaggregated | planning.Refused]:
         """Disaggregated serving beside the best plan, or beside each where that may be the answer."""
         plans = self._best_first(self._made)
         pairs = ((plan.gpu, self._beside(plan)) for plan in (plans if self.disaggregated else plans[:1]))
         return {gpu: division for gpu, division in pairs if division}
 
     @property
-    def divided(self) -> planning.Disaggregated | planning.NotDivided | None:
+    def divided(self) -> planning.Disaggregated | planning.Refused | None:
         """Disaggregated serving beside the best plan."""
         return self.divisions.get(self.best.gpu) if self.best else None
 
-    def _beside(self, plan: planning.Plan) -> planning.Disaggregated | planning.NotDivided | None:
+    def _beside(self, plan: planning.Plan) -> planning.Disaggregated | planning.Refused | None:
         """Disaggregated serving on the GPUs of a plan of several servers, or of the nodes that were given.
 
         None if one server takes the load and it was not asked for, or if many GPU types are compared.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from math import floor, inf
 
@@ -28,7 +29,7 @@ from planner.planning.search.space import Objective
 from planner.planning.uncertainty import least_upper
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Load, Requests, Slo
+from planner.workload import Requests, Slo
 
 GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 
@@ -38,27 +39,22 @@ def alone(deployment: Deployment, objective: Objective) -> ServedLoad:
 
     Recorded requests come so slowly that the server idles, with what earlier ones have left in the cache.
     """
-
-    def sent(load: Load, engine: Deployment = deployment) -> ServedLoad:
-        return measure(engine, load, objective.slos, confidence=objective.confidence)
-
-    if objective.load.unsendable:
-        load = objective.load.at_rate(idle_load(deployment, objective.load, "rate"), defaults.TRACE_PROMPTS)
-        places = max(deployment.config.max_num_seqs, defaults.USUAL_BATCH)
-        places = min(places, deployment.config.max_num_batched_tokens)
-        return sent(
-            load, replace(deployment, config=replace(deployment.config, max_num_seqs=places))
-        )  # no bunch queues
-    load = at_load(deployment, objective.load, objective.slos, "concurrency", 1)
+    load, slos, config = objective.load, objective.slos, deployment.config
+    sent = partial(measure, slos=slos, confidence=objective.confidence)
+    if load.unsendable:
+        places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.max_num_batched_tokens)
+        roomy = replace(deployment, config=replace(config, max_num_seqs=places))  # no bunch queues
+        return sent(roomy, load.at_rate(idle_load(deployment, load, "rate"), defaults.TRACE_PROMPTS))
+    load = at_load(deployment, load, slos, "concurrency", 1)
     if load.recorded is None:
-        longest = sent(load.longest(2))
+        longest = sent(deployment, load.longest(2))
         # with speculative decoding few tokens may come at a slower pace than many
         if not load.range_ratio or (longest.meets and deployment.tokens_per_step == 1):
             return longest
-    elif all(slo.group for slo in objective.slos):  # else the shares of the classes matter
+    elif all(slo.group for slo in slos):  # else the shares of the classes matter
         few = _two_of_each(load.recorded)
         load = replace(load, recorded=few, num_prompts=len(few.arrival_s))
-    return sent(load)
+    return sent(deployment, load)
 
 
 def _two_of_each(requests: Requests) -> Requests:
@@ -80,26 +76,26 @@ class Missed:
 
 def missed_for_certain(deployment: Deployment, objective: Objective) -> Missed | None:
     """The worst target that no request meets, whatever else is in the engine; None where that is not certain."""
-    config, load = deployment.config, objective.load
+    config, load, client = deployment.config, objective.load, deployment.client
     if load.recorded is not None or config.speculative_config:
         return None
-    shortest = (max(floor(length * (1 - load.range_ratio)), 1) for length in (load.input_len, load.output_len))
-    input_len, output_len = shortest
+    input_len, output_len = (
+        max(floor(length * (1 - load.range_ratio)), 1) for length in (load.input_len, load.output_len)
+    )
     new_tok = input_len + (0 if config.enable_prefix_caching else load.prefix_len)
     pairs = new_tok * (load.prefix_len + input_len - new_tok + (new_tok + 1) / 2)
     # a full pipeline has a share of the prompt in each stage; chunks before the last never have it to themselves
     going_on = config.pipeline_parallel_size > 1
     share = Batch(0, 0.0, 1 + going_on, new_tok, pairs, prefill_finishing=1 - going_on, peer_tok=0)
-    client = deployment.client
     ttft_s = client.delay_s(new_tok, 1) + deployment.timer.breakdown(share).gpu_s + client.response_s
     tpot_s = deployment.timer.step_s(Batch(1, input_len, peer_tok=0)) if output_len > 1 else 0.0
     least_s = {"ttft": ttft_s, "tpot": tpot_s, "e2el": ttft_s + (output_len - 1) * tpot_s}
-    missed = []
+    worst: Missed | None = None
     for slo in objective.slos:
         least_ms = least_s.get(slo.metric, 0.0) / MS * least_upper(deployment, slo.key, objective.confidence)
-        missed.append(Missed(slo, least_ms / slo.limit_ms))
-    worst = max(missed, key=lambda one: one.excess, default=None)
-    return worst if worst and worst.excess > 1 else None
+        if least_ms / slo.limit_ms > (worst.excess if worst else 1.0):
+            worst = Missed(slo, least_ms / slo.limit_ms)
+    return worst
 
 
 def rate_bound(deployment: Deployment, objective: Objective, bound: float) -> float:
@@ -122,31 +118,23 @@ def rate_bound(deployment: Deployment, objective: Objective, bound: float) -> fl
 
 def decode_bound(deployment: Deployment, input_len: int, limit_s: float) -> float:
     """Decode steps of requests per second, of all DP ranks, that take ``limit_s`` on average at most."""
-    config = deployment.config
-    batches = _grid(config.max_num_seqs)
+    config, batches = deployment.config, [1]
+    while batches[-1] < config.max_num_seqs:
+        batches.append(min(max(batches[-1] + 1, int(batches[-1] * GRID)), config.max_num_seqs))
     # between two batches of the grid a step takes at least as long as with the smaller one
     corners = [(1.0, deployment.timer.step_s(Batch(1, input_len)))]
     for small, large in pairwise(batches):
         corners.append((float(large), deployment.timer.step_s(Batch(small, small * input_len))))
-    best = 0.0
-    hull = _lower_hull(corners)
-    for index, (batch, time_s) in enumerate(hull):
-        if time_s <= limit_s:
-            best = max(best, batch / time_s)
-            continue
-        if index:  # where the line from the corner before reaches the limit
-            before, before_s = hull[index - 1]
-            share = (limit_s - before_s) / (time_s - before_s)
-            best = max(best, (before + share * (batch - before)) / limit_s)
-        break
+    best, before, before_s = 0.0, 0.0, 0.0
+    for batch, time_s in _lower_hull(corners):
+        if time_s > limit_s:
+            if before:  # where the line from the corner before reaches the limit
+                share = (limit_s - before_s) / (time_s - before_s)
+                best = max(best, (before + share * (batch - before)) / limit_s)
+            break
+        best = max(best, batch / time_s)
+        before, before_s = batch, time_s
     return best * config.data_parallel_size
-
-
-def _grid(most: int) -> list[int]:
-    batches = [1]
-    while batches[-1] < most:
-        batches.append(min(max(batches[-1] + 1, int(batches[-1] * GRID)), most))
-    return batches
 
 
 def _lower_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

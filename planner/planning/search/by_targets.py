@@ -138,8 +138,6 @@ class _Search:
             return least * (1 + TOLERANCE) < self.best_cost
         return least < self.best_cost or (least == self.best_cost and len(self.plans) <= self.alternatives)
 
-    # ------------------------------------------------------------------ families and their bounds
-
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in self.choices.checkpoints():
             for args in self.choices.engines(resolved):
@@ -282,8 +280,6 @@ class _Search:
             doubt = usual_doubt(deployment, self.load).at_own_pace()
             self._usual = {slo: doubt.upper(slo.key, self.objective.confidence) for slo in self.objective.slos}
         return queued_load(deployment, self.classes, self._usual)
-
-    # ------------------------------------------------------------------ members and their replays
 
     def _search_family(self, family: RankedEngine) -> None:
         tried: list[tuple[RankedEngine, ServedLoad]] = []
@@ -441,8 +437,6 @@ class _Search:
             engine.deployment, self.load.input_len, self.load.output_len, concurrency, self.load.prefix_len
         )  # fmt: skip
         return Candidate(engine.resolved, engine.deployment, figures, servers=servers, load=load, capacity=capacity)
-
-    # ------------------------------------------------------------------ the answer
 
     def ranking(self) -> Ranking:
         self.run()

@@ -57,6 +57,14 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A GPU without an answer, and why."""
+
+    profile: GpuProfile
+    reason: str
+
+
+@dataclass(frozen=True)
 class Candidate:
     """One engine that fits, at one concurrency; under targets, the servers that carry the load together."""
 

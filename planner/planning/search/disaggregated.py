@@ -29,7 +29,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import Plan
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate
+from planner.planning.search.candidate import Candidate, Refused
 from planner.planning.search.plans import cost, mean_usd, recipe_of, served_name
 from planner.planning.search.search import Search
 from planner.planning.search.space import Choices
@@ -151,14 +151,6 @@ class Disaggregated:
 
 
 @dataclass(frozen=True)
-class NotDivided:
-    """The reason why there is no such plan for a GPU."""
-
-    profile: GpuProfile
-    reason: str
-
-
-@dataclass(frozen=True)
 class Apart:
     """A disaggregated plan that is cheaper than servers that do both, at the same confidence."""
 
@@ -174,7 +166,7 @@ class Apart:
         return paid / self.load, self.packages / self.load
 
 
-def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | NotDivided:
+def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | Refused:
     """Plan disaggregated serving beside ``candidate``, for the same load at the same confidence.
 
     ``most``: requests per second that one of its servers carries, None where only its share is known. Without a load:
@@ -183,24 +175,20 @@ def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) 
     objective, load, profile = search.objective, candidate.load, candidate.profile
     assert load is not None
     if objective.by != "rate" or objective.load.recorded is not None:
-        return NotDivided(profile, "planned for a load of --request-rate and lengths alone")
+        return Refused(profile, "planned for a load of --request-rate and lengths alone")
     if candidate.deployment.covariates["nodes"]:
-        return NotDivided(profile, "a side over several nodes is not planned")
+        return Refused(profile, "a side over several nodes is not planned")
     most = max(most or 0.0, load.value)
     rate = objective.value if objective.value is not None else gpus // candidate.config.num_gpus * most
     try:
         return disaggregate(search, candidate, replace(load, value=most), rate)
     except InputError as error:
-        return NotDivided(profile, error.cause)
+        return Refused(profile, error.cause)
 
 
 def disaggregate(
-    search: Search,
-    candidate: Candidate,
-    aggregated: ServedLoad,
-    rate: float,
-    transfer_bytes_per_s: float | None = None,
-) -> Disaggregated | NotDivided:
+    search: Search, candidate: Candidate, aggregated: ServedLoad, rate: float, transfer_bytes_per_s: float | None = None
+) -> Disaggregated | Refused:
     """Plan prefill and decode servers with the settings of ``candidate``, at the sizes that carry most per GPU.
 
     ``aggregated`` is the largest load of one server that does both, ``rate`` the requests per second to carry.
@@ -211,7 +199,7 @@ def disaggregate(
         profile = profile.with_node(search.space.node_size(profile))
     _check_targets(search.objective.targets)
     sizes = _Sizes(search, candidate, profile, rate)
-    division: Disaggregated | NotDivided = NotDivided(profile, "no decode server meets the targets")
+    division: Disaggregated | Refused = Refused(profile, "no decode server meets the targets")
     try:
         decode = sizes.decode()
         if decode is None:
@@ -220,10 +208,10 @@ def disaggregate(
         for within_node in (True, False) if fits_node else (False,):
             transfer = Transfer(0.0, *transfer_rate(profile, within_node, transfer_bytes_per_s))
             division = sizes.division(decode, transfer, aggregated)
-            if transfer_bytes_per_s or isinstance(division, NotDivided) or division.num_gpus <= profile.gpus_per_node:
+            if transfer_bytes_per_s or isinstance(division, Refused) or division.num_gpus <= profile.gpus_per_node:
                 break
     except PlannerError as error:
-        return NotDivided(profile, error.cause)
+        return Refused(profile, error.cause)
     return division
 
 
@@ -317,11 +305,11 @@ class _Sizes:
                 best = side if side and (best is None or side.rate_per_gpu > best.rate_per_gpu) else best
         return best
 
-    def division(self, decode: Side, transfer: Transfer, aggregated: ServedLoad) -> Disaggregated | NotDivided:
+    def division(self, decode: Side, transfer: Transfer, aggregated: ServedLoad) -> Disaggregated | Refused:
         """The plan over one way of transfer."""
         found = self.prefill(decode, transfer)
         if found is None:
-            return NotDivided(self.profile, "no prefill server meets the TTFT target once the transfer is added")
+            return Refused(self.profile, "no prefill server meets the TTFT target once the transfer is added")
         prefill, transfer = found
         both = max(ceil(self.rate / aggregated.value - ROUNDING), 0)
         gpus = both * self.candidate.config.num_gpus

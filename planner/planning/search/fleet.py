@@ -24,7 +24,7 @@ from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate, Ranking
+from planner.planning.search.candidate import Candidate, Ranking, Refused
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.next_run import NextRun
 from planner.planning.search.search import Search
@@ -71,14 +71,6 @@ class Kind:
     def capacity(self) -> tuple[float, ...]:
         """Requests per second of each class; 0 where it cannot serve it."""
         return tuple(load.value if load else 0.0 for load in self.loads)
-
-
-@dataclass(frozen=True)
-class NoServer:
-    """A GPU on which no engine meets the targets, and the reason."""
-
-    profile: GpuProfile
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -215,8 +207,6 @@ class Fleet:
         known = weights[minimise]
         return inf if known is None else known
 
-    # ------------------------------------------------------------------ other confidences and routers
-
     @property
     def _only(self) -> Pool | None:
         return self.pools[0] if len(self.pools) == 1 else None
@@ -325,7 +315,7 @@ class Fleets:
     single: tuple[Fleet, ...]
     mix: Fleet | None
     minimised: Minimised  #: without any price, GPUs
-    refused: tuple[NoServer, ...]
+    refused: tuple[Refused, ...]
     shapes: tuple[Fleet | None, Fleet | None] | None = None  #: of several classes: a pool for each, and one for all
 
     @property
@@ -361,11 +351,11 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
 
 def _largest(search: Search, terms: Terms) -> Fleets:
     fleets: list[Fleet] = []
-    refused: list[NoServer] = []
+    refused: list[Refused] = []
     for ranking in search.run():
         candidate = ranking.best
         if candidate is None or candidate.load is None:
-            refused.append(NoServer(ranking.profile, ranking.why_none))
+            refused.append(Refused(ranking.profile, ranking.why_none))
             continue
         rate = candidate.servers * candidate.load.value
         load = search.objective.load.at_rate(rate, search.objective.load.count)
@@ -400,11 +390,11 @@ class _Solver:
             slos = tuple(replace(slo, group="") for slo in slos if slo.group in ("", demand.name))
         return replace(targets, slos=slos, by="rate", value=demand.request_rate)
 
-    def fleets(self) -> tuple[list[Fleet], Fleet | None, Minimised, list[NoServer]]:
+    def fleets(self) -> tuple[list[Fleet], Fleet | None, Minimised, list[Refused]]:
         """The best fleet of each GPU, the mix, the quantity that is minimised, and the GPUs without a fleet."""
         rankings = [replace(self.search, objective=objective).run() for objective in self.objectives]
         single: list[Fleet] = []
-        refused: list[NoServer] = []
+        refused: list[Refused] = []
         kinds: list[Kind] = []
         for serving, *of_classes in zip(self.search.space.servings, *rankings, strict=True):
             own = self._kinds(of_classes)
@@ -416,7 +406,7 @@ class _Solver:
             if fleets:
                 single.append(min(fleets, key=lambda fleet: fleet.gpus))
             else:
-                refused.append(NoServer(serving.profile, self._why_none(own, of_classes)))
+                refused.append(Refused(serving.profile, self._why_none(own, of_classes)))
         minimise = self.terms.minimise
         priced = [kind for kind in kinds if price_of(kind.profile, self.search.space.prices)]
         if minimise == "usd" and not priced:
@@ -513,7 +503,7 @@ def _answer(
     single: Iterable[Fleet],
     mix: Fleet | None,
     minimise: Minimised,
-    refused: Iterable[NoServer],
+    refused: Iterable[Refused],
 ) -> Fleets:
     """The fleets in their order, a GPU without a price at the mean of the others; a mix only where it is better."""
     single = list(single)

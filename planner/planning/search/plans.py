@@ -190,9 +190,6 @@ def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
     }
 
 
-# --- under targets ----------------------------------------------------------------------------------------------------
-
-
 def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
     space, objective, candidate = servers.space, servers.objective, servers.candidate
     load, profile, config, reused = candidate.load, candidate.profile, candidate.config, objective.load.reused
@@ -279,9 +276,6 @@ def _offloading(servers: Servers) -> PlannedOffloading | None:
     return PlannedOffloading(host_share=share, gpu_share=load.replay.cached_share - share, without=unaided)
 
 
-# --- order ------------------------------------------------------------------------------------------------------------
-
-
 def mean_usd(plans: Iterable[Plan]) -> float:
     """Mean USD per hour of one whole GPU, which stands in for a price that is not known; 1 where none is."""
     services = [plan.service for plan in plans if plan.service]
@@ -329,9 +323,6 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
     names = ", ".join(dict.fromkeys(unpriced))
     words = f"; no price is known for {names}: counted at {mean_usd(plans):,.2f} USD/h, the mean of the others"
     return f"USD per hour, the cheapest first{words if unpriced else ''}"
-
-
-# --- reasons ----------------------------------------------------------------------------------------------------------
 
 
 def _why(
@@ -464,9 +455,6 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-# --- where no plan meets the targets ----------------------------------------------------------------------------------
-
-
 def little_in_words(load: ServedLoad) -> str:
     """The load under which the closest plan already misses a target."""
     return "one request at a time" if load.by == "concurrency" else f"{figure(load.value)} requests/s"
@@ -499,9 +487,6 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
         predicted, most = figure(reading.predicted_ms, 4), figure(reading.expected_ms, 4)
         yield f"{verdict} {reading.slo}: {predicted} ms predicted, up to {most} ms"
     yield f"bottleneck: {what_limits(candidate.deployment, load)}"
-
-
-# --- warnings ---------------------------------------------------------------------------------------------------------
 
 
 def _warnings(

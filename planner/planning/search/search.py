@@ -71,19 +71,14 @@ class Search:
 
     def _check_offloading(self) -> None:
         """Raise InputError where no GPU replays what ``--kv-offloading-size`` keeps of prompts that share prefixes."""
-        if not (self.space.args.kv_offloading_size and self.objective.targets and self.objective.load.reused):
-            return
-        refusals: list[InputError] = []
-        for serving in self.space.servings:
+        refusals, wanted = list[InputError](), self.space.args.kv_offloading_size and self.objective.load.reused
+        for serving in self.space.servings if wanted and self.objective.targets else ():
             choices = Choices(self.space, self.objective, serving)
-            args = next(iter(choices.engines(self.space.model)), None)
-            try:
-                if args is not None:
+            if args := next(iter(choices.engines(self.space.model)), None):
+                try:
                     choices.deployed(self.space.model, args).check_host_blocks()
-            except InputError as error:  # other layouts are refused for the same reason, or for one of their own
-                refusals.append(error)
-                continue
-            if args is not None:
-                return
+                    return
+                except InputError as error:  # other layouts are refused for the same reason, or for one of their own
+                    refusals.append(error)
         if refusals:
             raise refusals[0]

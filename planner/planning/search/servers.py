@@ -90,11 +90,9 @@ def capacity_of(objective: Objective, candidate: Candidate) -> Capacity:
 
     The search's replays are reused, but where prompts share prefixes not that of fewer servers: it found more.
     """
-    load = objective.load
-    replayed = (candidate.load, None if load.reused else candidate.too_much)
-    servers = candidate.servers
+    load, servers, own = objective.load, candidate.servers, (candidate.load, candidate.too_much)
+    known = [one for one in (own[:1] if load.reused else own) if one]
     load = load.share_of(servers, objective.router) if load.unsendable else objective.dealt(servers)
-    known = [one for one in replayed if one]
     return Capacity(candidate.deployment, load, objective.targets or Targets(), known=known)
 
 
@@ -107,16 +105,13 @@ def largest(
     if space.coarse or candidate.load is None:
         return None
     capacity = capacity or candidate.capacity or capacity_of(objective, candidate)
-    most = capacity.largest()
+    most, confidence = capacity.largest(), objective.confidence
     if most is None or most.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=most.bound_by if most else "")
     if objective.load.unsendable and not objective.load.drawn:  # all requests of a trace, not the last ones alone
-        sent = capacity.load.at_rate(most.value, capacity.load.count)
-        entire = measure(
-            capacity.deployment, sent, capacity.slos, confidence=objective.confidence, whole=False, exactly=True
-        )  # fmt: skip
-        if not entire.meets:
-            return replace(candidate.load, bound_by=entire.binding)
+        sent, engine = capacity.load.at_rate(most.value, capacity.load.count), capacity.deployment
+        entire = measure(engine, sent, capacity.slos, confidence=confidence, whole=False, exactly=True)
+        return most if entire.meets else replace(candidate.load, bound_by=entire.binding)
     return most
 
 

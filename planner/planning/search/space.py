@@ -161,8 +161,6 @@ class Choices:
         self.rejected: list[Rejected] = []
         self._deployed: dict[tuple[str, EngineArgs], Deployment] = {}
 
-    # ------------------------------------------------------------------ engines
-
     def checkpoints(self) -> Iterator[ResolvedModel]:
         """Yield the asked model and the checkpoints made of it that this GPU runs; a quantised one has none."""
         asked = self.space.model
@@ -266,8 +264,6 @@ class Choices:
         servers = self.servers_in_stock(num_gpus)
         return num_gpus if self.most_gpus is None else self.most_gpus / servers if servers else inf
 
-    # ------------------------------------------------------------------ what was turned down
-
     def reject(self, model: str, reason: str, **settings: str | int | None) -> None:
         self.rejected.append(Rejected(self.profile.id, model, reason=reason, **settings))  # type: ignore[arg-type]
 
@@ -299,8 +295,6 @@ class Choices:
         }
         for reason in (reason for reason, holds in reasons.items() if holds):
             yield Rejected(self.profile.id, space.model.resolved, reason=f"left out: {reason}")
-
-    # ------------------------------------------------------------------ layouts
 
     def tensor_parallel_sizes(self, model: Model, *, experts: bool = False, most: int | None = None) -> list[int]:
         """Powers of two that are legal inside one node, or up to ``most``, of the newest version.
@@ -364,8 +358,6 @@ class Choices:
                 yield Layout(most, 1, 1, experts)
             if experts:
                 yield from (Layout(size, 1, most // size, True) for size in fitting)
-
-    # ------------------------------------------------------------------ settings
 
     def _kv_cache_dtypes(self, model: Model) -> tuple[str, ...]:
         """fp8 where the checkpoint has measured scales for it; under targets also without, which a warning names."""
