@@ -33,7 +33,7 @@ from planner.model import resolve_model
 from planner.planning import LEVEL, SHIPPED, Local, Serving, launched_args, read_local, read_start, save
 from planner.timing import LocalFits, base_digest, load_calibration
 
-#: With fewer runs none is left out; with more than the second number, each part that is left out has several runs.
+#: Runs from which on some are left out, and most parts that are left out.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
 #: Measured and predicted speeds that differ by a larger factor have different units, such as s and ms. A machine
 #: without measurements may well be off by a factor of ten.
@@ -80,7 +80,7 @@ def calibrate(
 ) -> CalibrationOutcome:
     """Fit the factors of this machine to ``sources`` and, unless ``fresh``, to the runs of ``path``."""
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
-    earlier = there.efficiency or _NOTHING
+    earlier = there.efficiency or LocalFits(base="", fitted_on="")
     old = runs_of(earlier.runs, str(path))
     usable, unusable, remarks = _usable([run for run in sources.runs if not run.suspect])
     new = [one.run for one in usable]
@@ -129,7 +129,6 @@ def calibrate(
     return replace(answer, reason=_reason(shipped, answer))
 
 
-_NOTHING = LocalFits(base="", fitted_on="")
 _SEE_EVALUATE = "planner evaluate gives the reason for each run"
 
 
@@ -234,8 +233,7 @@ def _widths(evaluated: Iterable[Evaluated]) -> list[float]:
 def _score(evaluated: Sequence[Evaluated]) -> float:
     """Mean interval score of the logarithms (Gneiting and Raftery, JASA 102, 2007), less is better.
 
-    It is the width, and 2 / (1 - 0.9) times how far a measurement lies outside. Figures without an interval, of metrics
-    that no fit uses, count by their error.
+    It is the width, and 2 / (1 - 0.9) times how far a measurement lies outside; without an interval, the error.
     """
     missed = [max(log(f.lo / f.measured), log(f.measured / f.hi), 0.0) for f in figures_of(evaluated) if f.lo and f.hi]
     if not missed:

@@ -34,11 +34,10 @@ from planner.workload import NAMED_DISTRIBUTIONS, Load
 PUBLISHED_PROMPTS_PER_SLOT = 10
 PUBLISHED_PROMPTS = 1000
 LEAST_PUBLISHED_PROMPTS, MOST_PUBLISHED_PROMPTS = 20, 5120
-#: A closed loop of fixed lengths that does not state its prompts was not run by ``vllm bench``: lengths of other
-#: clients scatter, so that requests which start together do not end together.
+#: A closed loop of fixed lengths that does not state its prompts was run by another client: its lengths scatter.
 OTHER_RANGE_RATIO = 0.1
-#: Lengths of which a source tells only means that are no whole numbers were not alike. Those of the one source of such
-#: runs are as wide as this: the seed that draws its means draws them from such lengths, and from no narrower ones.
+#: Lengths with means that are no whole numbers were not alike. The seed that draws those of the one such source draws
+#: them from lengths as wide as this, and from no narrower ones.
 MEANS_RANGE_RATIO = 0.9
 V0_SCHEDULER_STEPS = 10
 #: Published runs of such weights that do not state their cache hold more requests than fit in 16 bits.
@@ -364,13 +363,9 @@ def statistics(figures: Sequence[PredictedFigure]) -> dict[str, Any]:
 
 
 def evaluation_json(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-    rows = [
-        {
-            "run_id": one.run.run_id,
-            "refused": one.refused,
-            "calibration": one.calibration,
-            "metrics": {name: asdict(figure) for name, figure in one.figures.items()},
-        }
-        for one in evaluated
-    ]
+    rows = []
+    for one in evaluated:
+        metrics = {name: asdict(figure) for name, figure in one.figures.items()}
+        stated = {"run_id": one.run.run_id, "refused": one.refused, "calibration": one.calibration}
+        rows.append({**stated, "metrics": metrics})
     return {"rows": rows, "summary": summary(evaluated)}

@@ -189,17 +189,16 @@ MEANINGS = {
     "collective_s": "latency of a collective",
     "link_share": "bandwidth of the links",
 }
-#: Targets of which every setting has its own: model shape, precision and TP. The others are the machine's.
-OF_A_SETTING = {"slowdown": ("gpu", "shape", "weights", "tp"), "prefill": ("gpu", "shape", "weights", "tp")}
+#: Targets of which every setting has its own; the others are the machine's.
+OF_A_SETTING = dict.fromkeys(("slowdown", "prefill"), ("gpu", "shape", "weights", "tp"))
 #: Targets that are part of the GPU's time: what is said of them is said beside it.
 OF_THE_GPU = ("prefill", "launch", "collective_s", "link_share")
 #: The runs determine a factor when they narrow its standard deviation to this share of the prior, or less.
 DETERMINED = 0.9
 #: Share of the prior variance that runs take away, below which a direction is not worth a column.
 LEAST_KNOWN = 1e-3
-#: Share of what a run teaches that holds for its own load alone: so much of the variance that it takes away stays. By
-#: the interval score of other loads of published runs, on half of the groups of ``benchmarks/own_runs.py``, among 0,
-#: 0.15, 0.3, 0.4 and 0.5: no one of them is the best for all, from 0.15 (TTFT after three runs) to 0.5 (TPOT).
+#: Share of what a run teaches that holds for its own load alone. By the interval score of other loads on half of the
+#: groups of ``benchmarks/own_runs.py``: best from 0.15 (TTFT after three runs) to 0.5 (TPOT).
 OF_ITS_LOAD = 0.4
 #: Logarithms and loadings below this are not worth a line.
 NEGLIGIBLE = 1e-4

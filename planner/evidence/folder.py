@@ -117,17 +117,8 @@ class PlanFolders:
 
     directory: Path
     entries: tuple[PlanFolder, ...]
-    recommendation: Mapping[str, Any] | None
+    recommendation: Mapping[str, Any]  #: settings that are Pareto-optimal, or rejected; empty without the file
     notes: tuple[str, ...] = ()
-
-    @property
-    def pareto(self) -> tuple[Mapping[str, Any], ...]:
-        """Settings of all GPUs that no other setting beats in both rates."""
-        return tuple((self.recommendation or {}).get("pareto", ()))
-
-    @property
-    def rejected(self) -> tuple[Mapping[str, Any], ...]:
-        return tuple((self.recommendation or {}).get("rejected", ()))
 
 
 def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredPlan:
@@ -258,7 +249,7 @@ def read_plan_folders(directory: Path) -> PlanFolders:
     entries = tuple(_read_plan_folder(folder) for folder in _plan_directories(directory))
     home = next((path for path in (directory, directory.parent) if (path / RECOMMENDATION).is_file()), None)
     if home is None or (home != directory and not (directory / "plan.json").is_file()):
-        return PlanFolders(directory, entries, None, (f"{RECOMMENDATION} does not exist: {_WRITE_AGAIN}",))
+        return PlanFolders(directory, entries, {}, (f"{RECOMMENDATION} does not exist: {_WRITE_AGAIN}",))
     recommendation = _read_recommendation(home / RECOMMENDATION)
     gpus = {entry.plan.gpu for entry in entries}
     if home != directory:  # the folder of one GPU among several

@@ -66,10 +66,9 @@ def observe(
     processes: int = 1,
     seen: Container[str] | None = None,
 ) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:
-    """Return the runs to fit to, and those that cannot be replayed with the reason. Suspect runs are left out.
+    """Return the sound runs to fit to, replayed with ``calibration``, and those that cannot be with the reason.
 
-    ``calibration``: the fits to replay with, by default ours. ``seen``: the ids of runs whose prompts the server had
-    answered before, by default those of ``runs``.
+    ``seen``: ids of runs whose prompts the server had answered before, by default those among ``runs``.
     """
     sound = [run for run in runs if not run.suspect]
     seen = resent(sound) if seen is None else seen

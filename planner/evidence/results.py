@@ -32,8 +32,7 @@ SLACK = 0.1
 #: Statistics of a latency, and their names in files of other tools.
 STATISTICS = {"mean": ("mean", "avg"), "median": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
 
-#: Where each tool keeps our figures: key -> dotted keys, of which the first that a file has counts. ``?``: a file may
-#: lack them all. A latency is an object with statistics, in ms or, after ``s:``, in seconds.
+#: Key to dotted keys of each tool, of which the first that a file has counts; ``?``: optional; ``s:``: in seconds.
 GUIDELLM = {
     "completed": "metrics.request_totals.successful|request_totals.successful",  # beside the metrics up to 0.4
     "failed": "?metrics.request_totals.errored|request_totals.errored",
@@ -338,8 +337,7 @@ def _read_inference_perf(path: Path, record: Mapping[str, Any]) -> Iterator[Read
         )
     load = {"max_concurrency": flying} if flying else {"request_rate": rate, "burstiness": EVENLY}
     figures = _figures(path, record, INFERENCE_PERF)
-    # Early releases took an empty chunk for a token: then figures between tokens count events, and a TPOT is not what
-    # TTFT and E2EL leave for the tokens after the first.
+    # Early releases took an empty chunk for a token: then TPOT is not what TTFT and E2EL leave for later tokens.
     ttft, tpot, e2el = (figures.get(f"mean_{name}_ms", 0.0) for name in ("ttft", "tpot", "e2el"))
     left = (e2el - ttft) / max(figures["mean_output_len"] - 1, 1)
     if left and abs(tpot / left - 1) > SLACK:

@@ -43,15 +43,8 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 #: Histograms, the first that a server has: figure -> metric. TPOT is of a request since 0.12; before, gaps are pooled.
-_MEANS_S = {
-    "mean_ttft_ms": ("vllm:time_to_first_token_seconds",),
-    "mean_tpot_ms": (
-        "vllm:request_time_per_output_token_seconds",
-        "vllm:inter_token_latency_seconds",
-        "vllm:time_per_output_token_seconds",
-    ),
-    "mean_e2el_ms": ("vllm:e2e_request_latency_seconds",),
-}
+_TPOT = "request_time_per_output_token", "inter_token_latency", "time_per_output_token"
+_MEANS_S = {"mean_ttft_ms": ("time_to_first_token",), "mean_tpot_ms": _TPOT, "mean_e2el_ms": ("e2e_request_latency",)}
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ def _seen(
     flying = sum((samples.values[name] for samples in (before, after) for name in waits), 0.0) / 2
     generated = after.values["vllm:generation_tokens_total"] - before.values["vllm:generation_tokens_total"]
     lengths = [mean(f"vllm:request_{side}_tokens") for side in ("prompt", "generation")]
-    latencies = {figure: mean(*names) for figure, names in _MEANS_S.items()}
+    latencies = {figure: mean(*(f"vllm:{name}_seconds" for name in names)) for figure, names in _MEANS_S.items()}
     name, path = str(model.get("id", "")), str(model.get("root") or "")  # a path of the server's machine, or a hub id
     return SeenServer(
         url=root,

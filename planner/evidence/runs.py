@@ -209,13 +209,8 @@ def _of_one_server(run: MeasuredRun, replicas: int) -> MeasuredRun:
     )
 
 
-# --- Do the metrics of a run agree with each other? Where they do not, units or runs were mixed up
-#
-#     E2EL  =  TTFT + (output tokens - 1) x TPOT                     of means, where requests are alike
-#     requests in flight  =  throughput x E2EL / output tokens       Little's law; in a closed loop the concurrency
-
-#: Both sums hold on average only and may be off by this factor: lengths vary, and a rate covers a run's whole time.
-#: Mixed-up units are off by 60 or more.
+#: Factor by which means may miss E2EL = TTFT + (output tokens - 1) x TPOT, and Little's law: requests in flight =
+#: throughput x E2EL / output tokens. Lengths vary, and a rate covers a run's whole time; mixed-up units are off by 60.
 LOOSE = 2.0
 #: A run that starts and ends empty may have this many times fewer requests in flight than its concurrency.
 EMPTY = 10.0

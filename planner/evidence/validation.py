@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import ceil, inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from planner.engine import SHORT_NAMES, parse_version
 from planner.errors import InputError, PlannerError
@@ -26,8 +26,7 @@ from planner.workload import METRICS
 
 Verdict = Literal["inside", "above", "below"]
 
-#: Shares by which a prediction without an interval may miss. Two runs of one load on one server differ by 2 to 6 % in
-#: the mean (TTFT once by 27 %); the rest is for the model of a step.
+#: Shares by which a prediction without an interval may miss; two runs of one load differ by 2 to 6 % (TTFT once 27 %).
 TOLERANCES = {"throughput": 0.15, "tpot": 0.20, "itl": 0.20, "e2el": 0.20, "ttft": 0.35}
 TAIL = 1.5  #: times as much for the 90th and 99th percentile
 MEMORY_TOLERANCES = {
@@ -256,8 +255,7 @@ def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
         flag = f"--{name.replace('_', '-')}"
         asked = plan.serve_argv[plan.serve_argv.index(flag) + 1] if flag in plan.serve_argv else "auto"
         return None if asked == "auto" else asked
-    planned: Setting = getattr(plan, name)
-    return planned
+    return cast("Setting", getattr(plan, name))
 
 
 def _same(logged: Setting, planned: Setting) -> bool:

@@ -171,7 +171,8 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> charts.Chart |
 
 
 def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[str, Any]]]:
-    rows = [row for row in folder.pareto if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
+    known = folder.recommendation.get("pareto", ())
+    rows = [row for row in known if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
     return [
         (f"TP {row.get('tensor_parallel_size')}, batch {row.get(BATCH)}, {row.get('weight_dtype')}", row)
         for row in sorted(rows, key=lambda row: float(row[USER_RATE]))
@@ -353,7 +354,7 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
         "pareto": picture(pareto_chart(folder, sweeps)),
         "entries": [_section(entry, swept) for entry, swept in zip(entries, sweeps, strict=True)],
         "too_many": len(entries) > SHOWN_WHOLE,
-        "rejected": table_of(REJECTED, folder.rejected),
+        "rejected": table_of(REJECTED, folder.recommendation.get("rejected", ())),
         "notes": folder.notes,
         "palette": charts.style_sheet(),
     }
@@ -380,7 +381,7 @@ def environment(folder: str) -> jinja2.Environment:
 
 def _best_first(folder: PlanFolders) -> tuple[PlanFolder, ...]:
     """In the order of ``recommend``, if it is known."""
-    order = [plan.get("gpu") for plan in (folder.recommendation or {}).get("plans", ()) if isinstance(plan, Mapping)]
+    order = [plan.get("gpu") for plan in folder.recommendation.get("plans", ()) if isinstance(plan, Mapping)]
     return tuple(sorted(folder.entries, key=lambda e: order.index(e.plan.gpu) if e.plan.gpu in order else len(order)))
 
 

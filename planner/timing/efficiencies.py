@@ -195,9 +195,8 @@ SAME_KERNELS = {"sm_103": "sm_100"}
 def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> dict[str, str]:
     """The covariates of an engine, which its efficiencies may depend on.
 
-    ``machine`` stands for the differences of machines with the same GPUs. ``gpu`` is the whole GPU of a partition,
-    ``partition`` its mode or empty, ``nodes`` the number that a network joins or empty. ``release`` is the major and
-    minor version of vLLM, ``kind`` dense or moe, ``shape`` one architecture at one size, whoever trained it.
+    ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty, ``nodes`` the number that a network joins
+    or empty, ``release`` major and minor version of vLLM, ``shape`` one architecture at one size.
     """
     nodes = joined_nodes(model, profile, config)
     return {
@@ -231,11 +230,7 @@ def attention_class(model: Model) -> str:
 
 
 def engine_generation(config: EngineConfig, profile: GpuProfile) -> str:
-    """The generation of the engine: versions that share the way they schedule and capture graphs.
-
-    ``v0``; ``v1`` (graphs leave attention out), ``v1-full`` (graphs of whole decode steps), ``v1-async`` (scheduling
-    overlaps the GPU); ``atom`` (AMD's plugin).
-    """
+    """``v0``; ``v1``, ``v1-full`` (graphs of whole decode steps), ``v1-async`` (scheduling overlaps); ``atom``."""
     if config.version.build == "vllm+atom-plugin":
         return "atom"
     if config.engine == "V0":

@@ -83,9 +83,8 @@ def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
         all-gather of the sums         one exponent of each head, of every rank, in fp32
         reduce-scatter of the output   each rank keeps its own heads, of 512 in MLA
 
-    Source: ``forward`` of ``v1/attention/backends/mla/common.py`` and ``cp_lse_ag_out_rs`` of vLLM 0.11.0; the group
-    is of neighbours (``initialize_model_parallel``). Left out: prompts that go on from cached tokens gather those, of
-    MLA 1,152 bytes of a token and layer. Raises InputError for a sparse index: it is not known who scores what.
+    Source: ``v1/attention/backends/mla/common.py`` and ``cp_lse_ag_out_rs`` of vLLM 0.11.0. Left out: prompts that go
+    on from cached tokens gather these, of MLA 1,152 bytes of a token and layer. Raises InputError for a sparse index.
     """
     ranks = config.decode_context_parallel_size
     if ranks == 1:
@@ -198,9 +197,8 @@ def _reductions(layer: Layer) -> int:
 #
 #     time = bytes / (share x peak of the link, one direction)
 #
-# A rank reads every weight that ``--cpu-offload-gb`` leaves in host memory once in each step, whatever is computed
-# (zero-copy access of ``model_executor/offloader/uva.py``, vLLM 0.27). This is the least: kernels that read a tile
-# again, and ranks that share a switch, take longer.
+# A rank reads every weight that ``--cpu-offload-gb`` leaves in host memory once in each step (zero-copy access of
+# ``model_executor/offloader/uva.py``, vLLM 0.27): a lower bound.
 
 
 def host_bytes_per_s(profile: GpuProfile, what: str) -> float:

@@ -48,14 +48,11 @@ STATE_CHUNK_TOK = 64  #: tokens that chunked linear attention works on at a time
 SMALL_KERNELS_PER_LAYER = 6  #: two norms, rotary embedding, KV write, activation, quantise or residual
 #: Times the norms of a layer read or write one hidden vector: each of two reads and writes it and the residual.
 NORM_PASSES = 8
-#: Times the small kernel behind a projection reads or writes what came out of it: gate and up make one product;
-#: rotary embedding and KV write read and write.
+#: Times the small kernel behind a projection reads or writes what came out of it.
 PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.ATTENTION: 2.0}
-#: Small kernels of sparse attention beside those. DeepSeek's indexer: norm of keys, rotary embedding, two
-#: concatenations, quantise, scale of weights, cache write, fill, top-k, conversion of indices (``Indexer`` of
-#: ``deepseek_v2.py`` of vLLM). That of MiniMax-M3: two norms, rotary embedding, cache write, pooling by block, top-k,
-#: conversion. Compressed attention, assumed: gate, pool, norm, rotary embedding and cache write of the compressed rows,
-#: rotary embedding of the output and back, hyper-connections before and after.
+#: Small kernels of sparse attention beside those: of DeepSeek's indexer (``Indexer`` of vLLM's ``deepseek_v2.py``), of
+#: MiniMax-M3's (two norms, rotary embedding, cache write, pooling, top-k, conversion), and of compressed attention,
+#: assumed: gate, pool, norm, rotary embedding, cache write, rotary embedding of the output, hyper-connections.
 INDEXER_KERNELS, BLOCK_INDEXER_KERNELS, COMPRESSOR_KERNELS = 10, 7, 12
 ROUTING_PASSES = 3  #: times the scores of the experts are read or written
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
@@ -260,8 +257,7 @@ def _attention(
 ) -> list[Operator]:
     """One attention layer: ``row_bytes`` of cache per token seen, FLOP per (query, key) pair.
 
-    Ranks that share the tokens of the cache (``--decode-context-parallel-size``) each read their share of them, for the
-    heads of all: as many FLOP as for all tokens and their own heads.
+    With ``--decode-context-parallel-size`` each rank reads its share of the tokens for the heads of all: as many FLOP.
     """
     pairs = StepLoad(Driver.PAIRS, seen.span, seen.ratio)
     row_bytes /= config.decode_context_parallel_size
@@ -275,11 +271,7 @@ def _attention(
 
 
 def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> Iterator[Operator]:
-    """MLA. Decode multiplies in the latent space (weights absorbed), and every rank reads the whole latent cache.
-
-    A sparse indexer bounds what attention sees to ``top_k``, and itself scores every cached token; sparse
-    attention works in the latent space in prefill too.
-    """
+    """MLA: decode, and prefill with an indexer, in the latent space; every rank reads the whole latent cache."""
     heads = held_heads(mixer.num_heads, config.tensor_parallel_size)
     latent_flop = 2 * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
     direct_flop = 2 * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
@@ -370,9 +362,8 @@ def _merged(operators: Iterable[Operator]) -> tuple[Operator, ...]:
 #     bytes = adapters x rank x (inputs + outputs) x 2          read once per step
 #           + (inputs + outputs) x 2 + rank x 8 for each token  the product of the first is kept in 32 bits
 #
-# vLLM's Punica kernels shrink and then expand: two launches for each matrix, fused ones counted once (``lora/ops/
-# triton_ops`` of 0.27). No GPU here has published shares of the peaks for them, so they get those of the model's own
-# matrices. Every adapter that fits is taken to be in use, which is the most that they can cost.
+# vLLM's Punica kernels take two launches for each matrix, fused ones counted once (``lora/ops/triton_ops`` of 0.27),
+# at the shares of the model's own matrices. Every adapter that fits is taken to be in use: an upper bound.
 
 
 def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:

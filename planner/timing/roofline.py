@@ -25,9 +25,8 @@ STORED_BITS = {
     "fp32": 16, "bf16": 16, "fp16": 16, "float32": 16, "bfloat16": 16, "float16": 16,
     "fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "fp8_inc": 8, "mxfp8": 8, "int8": 8, "int8-gptq": 8,
 }  # fmt: skip
-#: Bits of a value with its scales in formats that AMD GPUs without them unpack to bf16 before each matrix
-#: multiplication, in a kernel of its own (``quark_ocp_mx.py`` and ``nvfp4/emulation.py`` of vLLM 0.27). Elsewhere, and
-#: in grouped GEMMs of experts, values are unpacked on their way to the matrix unit.
+#: Bits of a value with its scales in formats that AMD GPUs without them unpack to bf16 before each GEMM but those of
+#: experts, in a kernel of its own (``quark_ocp_mx.py`` and ``nvfp4/emulation.py`` of vLLM 0.27).
 UNPACKED_BITS = {"mxfp4": 4.25, "nvfp4": 4.5}
 COMPUTE_BITS = {"fp32": 16, "tf32": 16, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp6": 8, "fp4": 4}
 
@@ -87,11 +86,7 @@ def operator_term(operator: Operator, profile: GpuProfile) -> Term:
 
 
 def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Iterator[Cost]:
-    """The costs of an operator.
-
-    A matrix multiplication of few rows is padded to the tile of matrix units: by ``tile_tok`` rows, or by
-    ``expert_tile_tok`` for each expert. Plain fp32 units have none. An expert costs ``expert_each_s`` beside its bytes.
-    """
+    """GEMMs are padded by ``tile_tok`` rows, or ``expert_tile_tok`` for each expert; plain fp32 units have no tile."""
     peak_flop_per_s, dtype = compute_peak(operator, profile)
     flop, bandwidth = _shares(operator, dtype)
     row_s, byte_s = operator.flop_per_unit / peak_flop_per_s, 1 / profile.memory_bandwidth_bytes_per_s
@@ -189,11 +184,7 @@ def _shares(operator: Operator, compute_dtype: str) -> tuple[str, str]:
 
 
 def compute_peak(operator: Operator, profile: GpuProfile) -> tuple[float, str]:
-    """Dense peak that the operator's arithmetic runs against, and its dtype.
-
-    A format that the GPU emulates runs in the dtype that the profile says. bf16 and fp16 share a peak where only one
-    is given. fp32 activations run on tf32 or plain fp32 units. Raises InputError when there is none.
-    """
+    """Dense peak that the operator's arithmetic runs against, and its dtype. Raises InputError when there is none."""
     wanted = profile.emulated.get(operator.storage, operator.compute_dtype)
     for dtype in (wanted, *_STAND_INS.get(wanted, ())):
         if profile.supports(dtype):

@@ -68,11 +68,7 @@ class StepBreakdown:
 
 
 def distinct_experts(num_experts: Any, top_k: Any, tokens: Any, coverage_exponent: Any = 1.0) -> Any:
-    """Expected number of experts that ``tokens`` tokens touch: E (1 - (1 - k / E)^n). For numbers, and for arrays.
-
-    Tokens that were routed independently have n = ``tokens``; real ones resemble each other, which n = tokens^a
-    with a below 1 expresses.
-    """
+    """Expected number of experts touched: E (1 - (1 - k / E)^n), n = tokens^a: a below 1 for tokens that are alike."""
     several = tokens > 1  # below one token n is ``tokens`` itself
     independent = (several * tokens + (1 - several)) ** coverage_exponent * (several + (1 - several) * tokens)
     return num_experts * (1 - (1 - top_k / num_experts) ** independent)
@@ -93,10 +89,9 @@ def hottest_rows(rows: float, ranks: int, spread: float = 1.0) -> float:
 
 
 def combine_shares(gpu_s: Any, launch_s: Any, host_s: Any, asynchronous: Any, unhidden: float) -> tuple[Any, Any, Any]:
-    """Shares of the GPU's time, of launches and of the host's time in a step. For numbers, and for arrays.
+    """Shares of the GPU's time, of launches and of the host's time in a step: numbers or arrays.
 
-    The longer of GPU and launches counts. Asynchronous scheduling hides it behind the host where the host takes
-    longer still, and hides all but ``unhidden`` of the host's time where it does not.
+    The longer of GPU and launches counts. Asynchronous scheduling hides it, or all but ``unhidden`` of the host's time.
     """
     launches = launch_s > gpu_s
     busy_s = launches * launch_s + (1 - launches) * gpu_s
@@ -125,11 +120,9 @@ class StepModel:
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
     def step_s(self, batch: Batch, besides_s: float = 0.0) -> float:
-        """Seconds of one engine step, scheduling and sampling included; 0 for an empty batch.
+        """Seconds of one engine step, and of ``besides_s`` on the GPU; 0 for an empty batch.
 
-        ``besides_s``: what else the GPU does in that step, such as drafting. Never less for more of anything in
-        ``batch``. With pipeline parallelism: the pass through all stages of one of the batches that fill the
-        pipeline.
+        With pipeline parallelism: the pass of one of the batches that fill the pipeline through all stages.
         """
         seqs = batch.decode_seqs + batch.prefill_seqs
         if not seqs:
@@ -189,8 +182,7 @@ class StepModel:
     def _share(self, batch: Batch) -> float:
         """In a pipeline of p stages, p batches are under way at once and each has its share of the work.
 
-        A prompt that goes on fills it alone: its next chunk enters behind this one, for it waits for no token. A step
-        that has the pipeline to itself, as ``planner.engine.features`` says, passes through all stages whole.
+        A prompt that goes on fills it alone, chunk behind chunk; a step that is alone in it passes all stages whole.
         """
         stages = self.config.pipeline_parallel_size
         if stages == 1 or self._lone == "all":
@@ -268,11 +260,7 @@ class Graphs:
 
     @classmethod
     def of(cls, config: EngineConfig, profile: GpuProfile) -> Graphs:
-        """vLLM's defaults: V0 captures decode steps, V1 any step.
-
-        V0 before 0.6 ran eager beyond a context of 8,192 tokens (``max_context_len_to_capture``); runs of later V0
-        releases show no such step.
-        """
+        """vLLM's defaults: V0 captures decode steps (before 0.6 up to 8,192 tokens of context), V1 any step."""
         features = features_of(config, profile)
         sizes = graph_batches(config, features)
         most_context_tok = 8192 if config.version.release < (0, 6) else inf
@@ -307,7 +295,7 @@ _cache: PerModel[list[_Parts]] = PerModel(lambda _model, _gpu, _config: [])
 
 
 def _parts_of(model: Model, profile: GpuProfile, config: EngineConfig) -> _Parts:
-    """The parts from a cache: engines that differ in the limits of a step alone share them."""
+    """Cached: engines that differ in the limits of a step alone share them."""
     cached = _cache(model, profile.id, config.changed(**dict.fromkeys(tagged("batch"), 0)))
     if not cached or cached[0].profile is not profile:
         cached[:] = [_Parts(model, profile, config)]
