@@ -1,9 +1,4 @@
-"""The commands: one function each, which the library offers and the command line calls.
-
-A function takes what the flags say, under their names, and returns an answer; it prints nothing and never exits.
-``main`` parses, calls, prints, and turns errors into exit statuses. No arithmetic here, and nothing heavy is imported
-before it is needed.
-"""
+"""The commands: one function each, for the library and the command line. It prints nothing and never exits."""
 
 import os
 import sys

@@ -1,13 +1,6 @@
 """Run a declared command: parse the words, call the function, print its answer.
 
-``planner.toml`` in the working directory sets other defaults: a table for each command, a key for each flag::
-
-    [recommend]
-    gpu = ["mi300x", "h100"]
-    random-input-len = 512
-
-    [predict.serve]
-    max-concurrency = 32
+``planner.toml`` has a table for each command (``[predict.serve]``) with a key for each flag (``max-concurrency``).
 """
 
 from __future__ import annotations
@@ -145,10 +138,7 @@ def _call(
 
 
 def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
-    """Defaults of all commands below ``root``, in the form that the parser takes; empty where there is no file.
-
-    Raises InputError, naming the table or the key, for anything that is not a flag of a command.
-    """
+    """Defaults of all commands below ``root``, as the parser takes them. Raises InputError for unknown names."""
     if not path.exists():
         return {}
     try:
@@ -199,7 +189,6 @@ def _key(name: str) -> str:
 
 
 def _value(parameter: Any, value: Any, where: str) -> Any:
-    """The value as the parser takes it: a list for a flag that may be repeated."""
     repeatable = getattr(parameter, "multiple", False) or parameter.nargs == -1
     switch = bool(getattr(parameter, "is_flag", False))
     values = value if isinstance(value, list) and repeatable else [value]

@@ -11,19 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from planner import planning
+from planner.commands import options as opt
 from planner.commands.declare import Argument, Option, command
-from planner.commands.options import (
-    LOAD,
-    Calibration,
-    EngineVersion,
-    Explain,
-    HubOptions,
-    NetworkGbPerS,
-    RandomInputLen,
-    RandomOutputLen,
-    complete_model,
-    gpu_option,
-)
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.resources import may_be_path, read_given
@@ -32,15 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from planner.engine import Launch, ServeLine
-    from planner.evidence import SeenServer
     from planner.hardware import GpuProfile
-    from planner.model import Model
     from planner.output import CheckAnswer
     from planner.planning import GpuName, LineRequest, LineVerdict, Local, Plan
 
 
 def _line_of(words: list[str]) -> str | list[str]:
-    """The line that was typed; ``-`` is stdin."""
     if words[0].startswith("-") and words[0] != "-":  # in front of the line it was meant for this command
         raise InputError(f"No such option: {words[0].partition('=')[0]}", hint="see planner check --help")
     if words == ["-"]:
@@ -65,15 +51,17 @@ Url = Annotated[
 Seconds = Annotated[
     float | None, Interval(ge=0), Option("--url-seconds", help="Seconds to watch that server. Default: 5.")
 ]
-OneGpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
+OneGpu = Annotated["GpuName", opt.gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
 AsModel = Annotated[
     str | None,
-    Option(metavar="MODEL", autocompletion=complete_model, help="Model to assume for a local path in the line."),
+    Option(metavar="MODEL", autocompletion=opt.complete_model, help="Model to assume for a local path in the line."),
 ]
 Concurrency = Annotated[
-    int | None, Interval(ge=1), Option(panel=LOAD, help="Concurrent requests. Default: as many as run at once.")
+    int | None, Interval(ge=1), Option(panel=opt.LOAD, help="Concurrent requests. Default: as many as run at once.")
 ]
-NumPrompts = Annotated[int | None, Interval(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")]
+NumPrompts = Annotated[
+    int | None, Interval(ge=1), Option(panel=opt.LOAD, help="Requests. Default: 5 x the concurrency.")
+]
 Given = Annotated[
     "Mapping[str, str] | Sequence[str]",
     Option("--set", kind=list[str], metavar="NAME=VALUE", help="Variable of the script. Repeatable."),
@@ -88,7 +76,7 @@ Gpus = Annotated[
 @command(
     "check",
     help="Would this vllm serve line start, what would it deliver, and what would deliver more?",
-    groups=(HubOptions,),
+    groups=(opt.HubOptions,),
     settings={"ignore_unknown_options": True},
 )
 def check_command(
@@ -97,38 +85,33 @@ def check_command(
     *,
     url: Url = None,
     url_seconds: Seconds = None,
-    engine_version: EngineVersion = None,
+    engine_version: opt.EngineVersion = None,
     as_model: AsModel = None,
     variables: Given = (),
-    input_len: RandomInputLen = None,
-    output_len: RandomOutputLen = None,
+    input_len: opt.RandomInputLen = None,
+    output_len: opt.RandomOutputLen = None,
     max_concurrency: Concurrency = None,
     num_prompts: NumPrompts = None,
     goal: Goal = "balanced",
     gpus: Gpus = None,
-    network_gb_per_s: NetworkGbPerS = None,
-    calibration: Calibration = None,
-    explain: Explain = False,
+    network_gb_per_s: opt.NetworkGbPerS = None,
+    calibration: opt.Calibration = None,
+    explain: opt.Explain = False,
     **hub: Any,
 ) -> "CheckAnswer":
-    """Check whether a ``vllm serve`` line starts on GPUs of this kind, what it delivers, and what delivers more.
+    """Check whether a ``vllm serve`` line starts on GPUs of this kind, its speed, and faster settings.
 
-    ``line`` is the command or the text of a script with it; or its words; or the path of a script, a compose file or a
-    Kubernetes manifest. It may be a plan's folder, whose plan gives the GPU and the load where nothing else does. A
-    client beside the server (``vllm bench serve``) says the load; ``vllm bench latency`` and ``throughput`` are judged
-    as engines of their own. If a text starts several engines, each is judged: ``answer.branches``. ``variables`` are
-    those that the script leaves to its caller. ``as_model`` is what a path in the line stands for. Lengths are tokens;
-    where no load is given it is 1024 in and out, and as many requests as run at once. ``goal`` is the goal of a better
-    plan, ``gpus`` how many it may use (as many as the line). ``url`` is a running vLLM server. It is asked what it
-    runs, unless ``line`` says so, and watched for ``url_seconds`` (5) to see its load; ``answer.seen`` has the rest.
-
-    ``answer.ok`` is true if every engine starts; ``answer.record`` has the rest. Raises InputError where there
-    is no such line, or several that differ, and for a load that its context does not hold.
+    ``line`` is the command, its words, or the path of a script, manifest or plan's folder; ``url`` a running server.
+    ``answer.ok`` is true if every engine starts, ``answer.branches`` has each of several. Raises InputError where there
+    is no such line, and for a load that its context does not hold.
     """
+    from planner.evidence import likely_tensor_parallel, look_at_server
     from planner.output import CheckAnswer
     from planner.planning import LineRequest
 
-    seen = _watched(url, url_seconds)
+    if url is None and url_seconds is not None:
+        raise InputError("--url-seconds is how long to watch a server", hint="add --url")
+    seen = look_at_server(url, **({"window_s": url_seconds} if url_seconds else {})) if url is not None else None
     if line is None and seen is None:
         raise InputError("Missing argument 'LINE': there is nothing to check", hint="see planner check --help")
     text, plan = _text_of(line or ())
@@ -148,37 +131,16 @@ def check_command(
     if seen:
         version = version or seen.version
     if seen and line is None:
-        text, notes = _as_served(seen, planning.load_model(as_model or seen.model, **hub).model, profile, version)
-        remarks = (*remarks, *notes)
+        model = planning.load_model(as_model or seen.model, **hub).model
+        size = likely_tensor_parallel(seen, model, profile, planning.version_for(version, profile))
+        text = list(seen.words(size))
+        remarks += (f"TP {size} is assumed: the server does not report it; give its line after -- if it differs",)
     if plan:
         asked = asked.as_planned(plan)
     judge = _Judge(profile, version, as_model, asked, planning.local_for(calibration), hub, plan)
     judged = [judge.verdict(launch) for launch in _launches(text, profile, variables)]
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
     return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), seen, explain)
-
-
-def _watched(url: str | None, seconds: float | None) -> "SeenServer | None":
-    if url is None:
-        if seconds is not None:
-            raise InputError("--url-seconds is how long to watch a server", hint="add --url")
-        return None
-    from planner.evidence import look_at_server
-
-    return look_at_server(url) if seconds is None else look_at_server(url, window_s=seconds)
-
-
-def _as_served(
-    seen: "SeenServer", model: "Model", profile: "GpuProfile", version: str | None
-) -> tuple[list[str], tuple[str, ...]]:
-    """The words of the line that a server runs with, and the assumptions in them."""
-    from planner.evidence import likely_tensor_parallel
-
-    size = likely_tensor_parallel(seen, model, profile, planning.version_for(version, profile))
-    remark = f"the server does not say its tensor parallel size: {size} is taken"
-    if seen.kv_cache_tokens:
-        remark += f", whose KV cache is nearest to its {seen.kv_cache_tokens:,} tokens"
-    return list(seen.words(size)), (f"{remark}; say its line behind -- where it is another",)
 
 
 @dataclass
@@ -195,7 +157,6 @@ class _Judge:
     remarks: tuple[str, ...] = field(default=())
 
     def verdict(self, launch: "Launch") -> "LineVerdict":
-        """One engine with the client beside it; a client alone with the server of its plan, or of its model."""
         from planner.engine import Found, read_line
         from planner.planning import Serving, check_line
 
@@ -259,7 +220,6 @@ _MANIFEST = re.compile(r"^(?:services|apiVersion|kind)\s*:", re.MULTILINE)
 
 
 def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[str], Plan | None]":
-    """The script or the words, and the plan beside it where it is a file of a plan's folder."""
     from planner.planning import read_plan
 
     if not isinstance(line, str | PathLike):
@@ -279,7 +239,6 @@ def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[s
 
 
 def _exists(text: str) -> bool:
-    """True if ``text`` is the path of something; a text too long for a path is none."""
     try:
         return may_be_path() and Path(text).exists()
     except (OSError, ValueError):

@@ -7,23 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from planner import planning
+from planner.commands import options as opt
 from planner.commands.declare import Option, command
 from planner.commands.load import checked_workload, load_of, refuse_contradictions, rivals
-from planner.commands.options import (
-    LOAD,
-    SERVING,
-    TIME,
-    Burstiness,
-    Explain,
-    GpusOrDefault,
-    ModelOrDefault,
-    Partitions,
-    Price,
-    RangeRatio,
-    Seed,
-    WorkloadName,
-    assignments,
-)
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.workload import Load
@@ -38,8 +24,6 @@ Positive = Annotated[float, Interval(gt=0, lt=inf)]
 
 
 def _several(flag: str, *names: str, text: str) -> Any:
-    """An option that takes one number, or several with commas."""
-
     def read(words: str) -> list[float]:
         try:
             numbers = [float(part) for part in words.split(",")]
@@ -49,7 +33,7 @@ def _several(flag: str, *names: str, text: str) -> Any:
             ) from error
         return [int(number) if number.is_integer() else number for number in numbers]
 
-    return Option(flag, *names, kind=str, read=read, metavar="N,N", panel=LOAD, help=text)
+    return Option(flag, *names, kind=str, read=read, metavar="N,N", panel=opt.LOAD, help=text)
 
 
 Per = Annotated[
@@ -82,40 +66,35 @@ RequestRates = Annotated[
 @command(
     "compare",
     help="GPUs and partition modes side by side, on equal hardware under equal load.",
-    groups=SERVING,
-    engine=TIME,
+    groups=opt.SERVING,
+    engine=opt.TIME,
     searched=("tensor_parallel_size",),
     rivals=rivals(planned=True),
 )
 def compare_gpus(
-    model: ModelOrDefault = defaults.MODEL,
-    gpu: GpusOrDefault = defaults.GPUS,
+    model: opt.ModelOrDefault = defaults.MODEL,
+    gpu: opt.GpusOrDefault = defaults.GPUS,
     *,
-    partitions: Partitions = False,
+    partitions: opt.Partitions = False,
     per: Per = "package",
     packages: Packages = None,
     input_len: InputLens = defaults.LEN,
     output_len: OutputLens = defaults.LEN,
     max_concurrency: Concurrencies = None,
     request_rate: RequestRates = None,
-    burstiness: Burstiness = 1.0,
-    random_range_ratio: RangeRatio = 0.0,
-    workload: WorkloadName = None,
-    seed: Seed = 0,
-    price: Price = (),
-    explain: Explain = False,
+    burstiness: opt.Burstiness = 1.0,
+    random_range_ratio: opt.RangeRatio = 0.0,
+    workload: opt.WorkloadName = None,
+    seed: opt.Seed = 0,
+    price: opt.Price = (),
+    explain: opt.Explain = False,
     **options: Any,
 ) -> "ComparisonAnswer":
     """Compare GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, odds.
 
-    Equal are whole GPUs with all their partitions (``per="package"``, ``packages`` of them), nodes, or logical GPUs.
-    Lengths are tokens; ``workload`` names usual ones instead. ``max_concurrency`` (by default 8, 32 and 128 requests)
-    or ``request_rate`` (requests per second) are those of all servers of a GPU type; several make a table for each.
-    ``price`` are USD per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``). The layout is searched unless
-    ``tensor_parallel_size`` is given; the other keywords are those of ``Serving``.
-
-    ``answer.record.points`` has every figure, with its interval. Raises InputError for a load or a price that cannot
-    be, and what ``Serving`` raises.
+    ``max_concurrency`` (8, 32, 128 requests) or ``request_rate`` are those of all servers of a GPU type; ``price`` is
+    USD per GPU and hour. ``answer.record.points`` has every figure, with its interval. Raises InputError for an
+    impossible load or price, and what ``Serving`` raises.
     """
     from planner.output import ComparisonAnswer
     from planner.planning import Question, compare_hardware, parse_prices
@@ -131,7 +110,7 @@ def compare_gpus(
     loads = _loads(input_len, output_len, max_concurrency, request_rate, rhythm)
     servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     asked, profiles = servings[0], [serving.profile for serving in servings]
-    prices = parse_prices(assignments(price), profiles)
+    prices = parse_prices(opt.assignments(price), profiles)
     for load in loads:
         planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     sizes = (asked.args.tensor_parallel_size,) if "tensor_parallel_size" in options else ()
@@ -147,7 +126,6 @@ def _loads(
     request_rate: "float | Sequence[float] | None",
     rhythm: "Mapping[str, Any]",
 ) -> list[Load]:
-    """Every pair of lengths under every load, each once."""
     arrivals: list[dict[str, Any]]
     if request_rate is not None:
         arrivals = [{"request_rate": rate, **rhythm} for rate in _numbers("request_rate", request_rate, Positive)]

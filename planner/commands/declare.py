@@ -1,15 +1,5 @@
-"""Declarations of commands: their options with types, bounds and help, and the check of values. An example::
+"""Declarations of commands: their options with types, bounds and help, and the check of values.
 
-    Count = Annotated[int, Interval(ge=1), Option(help="Number of runs.")]
-
-    class Common:
-        verbose: Annotated[bool, Option(help="More details.")] = False
-
-    @command("fit", help="Does it fit?", groups=(Common,), engine=("max_model_len",))
-    def fit(model: Model, *, count: Count = 1, **options: Any) -> FitAnswer: ...
-
-The annotation of a parameter is an alias, or ``ALIAS | None``. ``Interval`` bounds the value; ``Option`` says
-how it is typed. The decorated function checks its keywords, whoever calls it; ``adapter`` makes a command line of it.
 Nothing here imports typer, so that a program that uses the library does not wait for it.
 """
 
@@ -35,11 +25,9 @@ REQUIRED = inspect.Parameter.empty
 
 
 class Option:
-    """The spelling of a parameter: ``Annotated[int, Option(help="...")]``.
+    """The spelling of a parameter: ``Annotated[int, Option(help="...")]``; ``settings`` are those of ``typer.Option``.
 
-    ``names`` are the flags, by default the parameter's name with dashes. ``kind`` is the type of the words that are
-    typed, where it is not the parameter's, and ``read`` turns such a value into the parameter's. ``default`` is shown
-    in the help where the parameter's own default is None. The settings are those of ``typer.Option``.
+    ``kind`` is the type of the typed words, which ``read`` turns into the parameter's; ``default`` is for the help.
     """
 
     def __init__(
@@ -89,11 +77,7 @@ class Parameter:
         return {word: value for word, value in pairs if value is not None}
 
     def check(self, value: Any, see: str) -> Any:
-        """The value as a plain one of its type; also numbers of numpy.
-
-        ``see`` is where the known names are listed. Raises InputError, naming the flag, for a value of another type or
-        out of bounds.
-        """
+        """The value as a plain one of its type. Raises InputError, naming the flag, for another type or value."""
         kinds = [kind for kind in _kinds(self.type) if kind is not NoneType]
         checked = all(kind in SCALARS or get_origin(kind) in (Literal, dict, tuple) for kind in kinds)
         if value is None or not kinds or not checked:
@@ -108,11 +92,9 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Command:
-    """A declared command.
+    """A declared command: ``groups`` are classes of further options, ``engine`` the settings that it takes.
 
-    ``words`` is what is typed. ``groups`` are classes whose annotated names are options too, given as keywords.
-    ``engine`` names the engine settings that the command takes, of which those in ``searched`` are found where they are
-    not given. ``settings`` go to typer.
+    Those in ``searched`` are found where they are not given. ``settings`` go to typer.
     """
 
     words: str
@@ -174,7 +156,6 @@ def taken(options: dict[str, Any], group: type) -> dict[str, Any]:
 
 
 def _members(group: type) -> dict[str, Any]:
-    """The annotations of a group, before those of the groups that it extends."""
     return {name: alias for one in group.__mro__ for name, alias in inspect.get_annotations(one).items()}
 
 
@@ -193,14 +174,12 @@ def _of_function(function: Callable[..., Any]) -> Iterator[Parameter]:
 
 
 def _declared(name: str, alias: Any, default: Any, positional: bool = False) -> Iterator[Parameter]:
-    """The parameter, where its alias says how it is typed."""
     kind, *metadata = get_args(alias) or (None,)
     bounds = tuple(rule for rule in metadata if not isinstance(rule, Option))
     yield from (Parameter(name, kind, default, one, bounds, positional) for one in metadata if isinstance(one, Option))
 
 
 def _of_engine(name: str, *, searched: bool) -> Parameter:
-    """The option of one setting. Bounds of counts are in the help; the setting checks the others."""
     from annotated_types import Interval
 
     from planner.engine import SETTINGS

@@ -39,9 +39,7 @@ def fit(
 ) -> FitAnswer | FitTable:
     """Check one GPU, several GPUs (a row for each) or, with ``sweep``, many settings.
 
-    ``options`` are those of ``planner.Serving``. Combinations that vLLM refuses are left out of a sweep; among several
-    GPUs one that does not run the settings has a row too. Raises IllegalPlanError where that is so on all, and what
-    ``Serving`` raises.
+    Raises IllegalPlanError where vLLM refuses the settings on all GPUs, and what ``Serving`` raises.
     """
     from planner.output import FitTable
     from planner.planning import Serving, find_gpus, sweep_settings

@@ -8,20 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from planner import planning
+from planner.commands import options as opt
 from planner.commands.declare import Option, command, taken
 from planner.commands.load import gpus_in, planned_load, rivals, stock_of, stocks
-from planner.commands.options import (
-    Explain,
-    Force,
-    GpusOrDefault,
-    ModelOrDefault,
-    Partitions,
-    PlannedLoad,
-    ServerOptions,
-    SizeOptions,
-    Speculation,
-    assignments,
-)
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.planning import defaults
@@ -30,8 +19,6 @@ from planner.workload import Targets
 
 if TYPE_CHECKING:
     from planner.output import FleetAnswer
-    from planner.planning import Disaggregated, Fleets, Refused
-    from planner.workload import Load
 
 FLEET = "Fleet"
 
@@ -55,7 +42,7 @@ class FleetOptions:
         "Mapping[str, int] | Sequence[str]",
         _fleet("Largest number of whole GPUs of a type. Repeatable.", kind=list[str], metavar="GPU=N"),
     ] = ()
-    speculation: Speculation = True
+    speculation: opt.Speculation = True
     disaggregated: Annotated[bool, _fleet("Also plan separate servers for prefill and decode.")] = False
     kv_transfer_gb_per_s: Annotated[
         float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), _fleet(_KV)
@@ -65,39 +52,32 @@ class FleetOptions:
 @command(
     "fleet",
     help="Servers, GPUs, dollars and watts for a load under latency targets.",
-    groups=(PlannedLoad, SizeOptions, FleetOptions, ServerOptions),
+    groups=(opt.PlannedLoad, opt.SizeOptions, FleetOptions, opt.ServerOptions),
     engine=tagged("fleet"),
     rivals=rivals(planned=True),
 )
 def size_fleet(
-    model: ModelOrDefault = defaults.MODEL,
-    gpu: GpusOrDefault | None = None,
+    model: opt.ModelOrDefault = defaults.MODEL,
+    gpu: opt.GpusOrDefault | None = None,
     *,
-    partitions: Partitions = False,
+    partitions: opt.Partitions = False,
     output: OutputDir = None,
-    force: Force = False,
-    explain: Explain = False,
+    force: opt.Force = False,
+    explain: opt.Explain = False,
     command_line: str = "",
     **options: Any,
 ) -> "FleetAnswer":
     """Size servers, GPUs, dollars and watts that carry a load under latency targets.
 
-    The load is a ``request_rate`` (requests per second, of all servers together) of ``input_len`` and ``output_len``
-    tokens (1024 each by default) or of a ``workload`` by name. Or it is several ``classes``
-    (``Load.of_class("chat", 20, 1024, 256)``: a name, requests per second, tokens in and out). Or it is a ``trace``, a
-    file of recorded arrivals, which a ``router`` deals to the servers.
-    ``ttft``, ``tpot`` and ``e2el`` are targets in ms at a ``percentile``. ``headroom`` is the share of the load that is
-    carried on top of it. ``spares`` is the number of spare servers of each kind. ``stock`` limits whole GPUs of a type.
-    ``price`` is USD per GPU and hour instead of the profiles'. Settings of the engine may be given instead of
-    searched; the other keywords are those of ``Serving``.
-
+    The load is a ``request_rate`` (requests per second, of all servers), ``classes`` or a ``trace``; targets are in ms.
     ``answer.fleets`` are all fleets, the best first. Raises InputError for an impossible load, target or price, and
     what ``Serving`` raises.
     """
     from planner.output import FleetAnswer, note, write_folder
-    from planner.planning import Objective, Search, Space, Terms, parse_prices, plan_fleets
+    from planner.planning import Objective, Search, Space, Terms, disaggregate, parse_prices, plan_fleets
+    from planner.workload import Load
 
-    given, size, fleet = (taken(options, group) for group in (PlannedLoad, SizeOptions, FleetOptions))
+    given, size, fleet = (taken(options, group) for group in (opt.PlannedLoad, opt.SizeOptions, FleetOptions))
     transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
     if transfer_gb_per_s is not None and not divide:
         raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
@@ -109,11 +89,17 @@ def size_fleet(
     if targets is None or (targets.value is None and not filled):
         raise InputError("no load is given", hint="add --request-rate, --class or --trace; or --budget or --have")
     gpu = (gpus_in(size) if gpu is None else gpu) or defaults.GPUS
-    load, demands = _classes(load, targets, given)
+    if load.classes:
+        load, demands = replace(load, name="all"), load.classes
+    elif load.origin is not None:
+        demands = Load.classes_of_trace(load.origin, "request_rate" in given and targets.value)
+    else:
+        load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
+        demands = (load,)
     servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     first, profiles = servings[0], tuple(serving.profile for serving in servings)
-    prices = parse_prices(assignments(given.get("price", ())), profiles)
-    limits = stocks("--stock", assignments(fleet.get("stock", ())), profiles)
+    prices = parse_prices(opt.assignments(given.get("price", ())), profiles)
+    limits = stocks("--stock", opt.assignments(fleet.get("stock", ())), profiles)
     stock = stock_of(size, profiles, prices)
     for demand in demands:
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
@@ -121,35 +107,16 @@ def size_fleet(
     objective = Objective("balanced", load, targets, **size)
     search = Search(Space(servings, prices=prices, stock=stock, speculation=fleet.get("speculation", True)), objective)
     fleets = plan_fleets(search, Terms(stock=limits, **terms), demands)
-    divided = _divided(fleets, transfer_gb_per_s and transfer_gb_per_s * GB) if divide else ()
-    answer = FleetAnswer.of(fleets, divided, first.notes, (*load.notes, *first.resolved.notes), explain)
+    divided = []
+    for each in fleets.single if divide else ():  # with the engine that carries most on each GPU
+        kind = max(each.kinds, key=lambda kind: kind.capacity[0] / kind.num_gpus)
+        one, rate = kind.loads[0], each.solver.demands[0].request_rate
+        assert one is not None
+        sent_bytes_per_s = transfer_gb_per_s and transfer_gb_per_s * GB
+        divided.append(disaggregate(each.solver.search, kind.candidate, one, rate, sent_bytes_per_s))
+    answer = FleetAnswer.of(fleets, tuple(divided), first.notes, (*load.notes, *first.resolved.notes), explain)
     files = answer.split_files(command_line) if output is not None else {}
     if output is not None and files:
         write_folder(Path(output), files, force=force)
         note(f"wrote {', '.join(files)} into {output}")
     return answer
-
-
-def _classes(load: "Load", targets: Targets, given: Mapping[str, Any]) -> "tuple[Load, tuple[Load, ...]]":
-    """The load by its name, and the classes of requests that it is made of."""
-    from planner.workload import Load
-
-    if load.classes:
-        return replace(load, name="all"), load.classes
-    if load.origin is not None:
-        return load, Load.classes_of_trace(load.origin, "request_rate" in given and targets.value)
-    load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
-    return load, (load,)
-
-
-def _divided(fleets: "Fleets", transfer_bytes_per_s: float | None) -> "tuple[Disaggregated | Refused, ...]":
-    """Prefill and decode servers for each GPU that has a fleet, with the engine that carries most on each GPU."""
-    from planner.planning import disaggregate
-
-    sides = []
-    for each in fleets.single:
-        kind = max(each.kinds, key=lambda kind: kind.capacity[0] / kind.num_gpus)
-        load, rate = kind.loads[0], each.solver.demands[0].request_rate
-        assert load is not None
-        sides.append(disaggregate(each.solver.search, kind.candidate, load, rate, transfer_bytes_per_s))
-    return tuple(sides)

@@ -154,7 +154,6 @@ def deploy(
 
 
 def _emission(directory: Path) -> "Emission":
-    """The plan of a folder and its predicted lines."""
     from planner.hardware import load_profile
     from planner.output import Emission, predicted_lines
     from planner.planning import read_plan
@@ -189,11 +188,8 @@ def validate_plan(
 ) -> "ValidationAnswer | OfflineValidation":
     """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
 
-    ``directory`` is the folder of a plan after its ``benchmark.sh`` ran; ``result`` is the file of another tool that
-    measured it. ``answer.ok`` is true if every measurement lies within its bounds (``answer.record.inside``) and the
-    server's log, if any, shows the plan's vLLM and settings (``answer.record.as_planned``). For a workflow of which
-    only the offline scripts ran, ``answer.lines`` has their measurements beside the predicted and the printed ones.
-    Raises InputError without a plan or a result.
+    ``result`` is the file of another tool that measured it. ``answer.ok`` is true if every measurement lies within its
+    bounds and the server's log shows the plan's vLLM and settings. Raises InputError without a plan or a result.
     """
     from planner.evidence import validate
     from planner.output import ValidationAnswer, validate_offline
@@ -228,18 +224,11 @@ def tune_plan(
     calibration: Calibration = None,
     command_line: str = "",
 ) -> "TuningAnswer":
-    """Measure the plan of ``directory`` and promising alternatives until the best settings are known.
+    """Measure the plan of ``directory`` and what may be better, until the best settings are known.
 
-    Each run launches a server with the emitted scripts, measures and stops it. Next comes what gains most by what the
-    runs so far say; the end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or
-    ``minutes``. Of a plan with targets one server gets its share of the load, and a setting that misses a target as
-    measured is not the best. All is kept below ``directory/tune``: the same call goes on after a break, and measures
-    nothing twice. ``retry`` tries settings again that did not start. ``calibration`` as of ``Serving``; it counts
-    when a tuning begins.
-
-    ``answer.best`` is the folder of the best measured plan, ``answer.ok`` is true if it is known to be the best. Raises
-    InputError without a plan, for a plan of a recorded load, and for a damaged state. Also where the machine does not
-    pass ``preflight.sh``, and where several settings fail and none was measured.
+    The end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or ``minutes``. All is
+    kept below ``directory/tune``: the same call goes on after a break. ``answer.best`` is the folder of the best
+    measured plan. Raises InputError without a plan, where the machine is not ready, and where several settings fail.
     """
     from planner.output import Tuner, TuningAnswer
 

@@ -69,10 +69,7 @@ EXCLUSIONS = (
 
 
 def refuse_contradictions(given: Mapping[str, Any], *, planned: bool) -> None:
-    """Raise InputError for two options of ``EXCLUSIONS`` that are both said: neither None nor empty.
-
-    ``planned``: servers are planned for the load; else it is sent as a benchmark sends it.
-    """
+    """Raise InputError for two options of ``EXCLUSIONS`` that are both said; ``planned``: servers are planned."""
     present = [name for name, value in given.items() if value is not None and value != () and value != ""]
     for rule in EXCLUSIONS:
         both = [name for name in rule.excluded if name in present]
@@ -108,10 +105,7 @@ def load_of(
     burstiness: float | None = None,
     scheduling_policy: str | None = None,
 ) -> Load:
-    """The load that these options name, in an open loop where a rate is given.
-
-    Raises InputError for values that ``vllm bench`` would not accept, and UnknownNameError for an unknown workload.
-    """
+    """The load that these options name, an open loop if a rate is given. Raises InputError for impossible values."""
     if request_rate is not None:
         check_rate(request_rate)
     rate = None if request_rate is None or not isfinite(request_rate) else request_rate
@@ -162,7 +156,12 @@ def planned_load(
 ) -> tuple[Load, Targets | None]:
     """The load and the targets of ``PlannedLoad``. Raises InputError where options contradict each other."""
     refuse_contradictions({**given, **size}, planned=True)
-    check_burstiness(given.get("burstiness"))
+    burstiness, least = given.get("burstiness"), defaults.LEAST_BURSTINESS
+    if burstiness is not None and not burstiness >= least:
+        raise InputError(
+            f"--burstiness must be a positive number of {least:g} or more, got {burstiness:g}",
+            hint="planner predict serve takes smaller ones",
+        )
     names = ("input_len", "output_len", "random_range_ratio", "workload", "trace", "classes", "request_rate", "seed")
     of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
     load = load_of(**of_load, scheduling_policy=scheduling_policy)
@@ -194,7 +193,11 @@ def targets_of(
     single = "--percentile" if percentile else "--confidence" if confidence else ""
     if single and not slos:
         raise InputError(f"{single} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
-    check_router(router, (load,))
+    if router == "prefix-aware" and not (load.reused or load.origin):
+        raise InputError(
+            "--router prefix-aware has nothing to go with: what these prompts have in common is not known",
+            hint="add --trace, or --workload with one of " + ", ".join(named_sessions()),
+        )
     trust = confidence or defaults.CONFIDENCE
     if load.recorded is not None:
         for one in load.classes:
@@ -213,10 +216,7 @@ def targets_of(
 
 
 def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], percentile: str | None) -> tuple[Slo, ...]:
-    """The targets: of all, or of each class its own, which take the place of those of all.
-
-    Gaps between tokens are those of all requests. Raises InputError for gaps where answers have one token.
-    """
+    """The targets of all, or of each class its own. Raises InputError for gaps where answers have one token."""
     slos = parse_slos(limits_ms, percentile)
     if any(one.limits_ms for one in classes):
         of_the_server = tuple(slo for slo in slos if slo.metric not in OF_A_REQUEST)
@@ -227,15 +227,6 @@ def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], perc
         if one.recorded is None and not one.range_ratio:
             refuse_gaps_of_one_token([slo for slo in slos if slo.group in ("", one.name)], one.output_len)
     return slos
-
-
-def check_router(router: Router | None, loads: Sequence[Load]) -> None:
-    """Raise InputError for a prefix-aware router where it is not known what prompts have in common."""
-    if router == "prefix-aware" and not any(one.reused or one.origin for one in loads):
-        raise InputError(
-            "--router prefix-aware has nothing to go with: what these prompts have in common is not known",
-            hint="add --trace, or --workload with one of " + ", ".join(named_sessions()),
-        )
 
 
 def gpus_in(size: Mapping[str, Any]) -> list[str] | None:
@@ -289,14 +280,4 @@ def check_planned_rate(rate: float, flag: str = "--request-rate", more: str = ""
         raise InputError(
             f"{flag} must be a positive number from {defaults.LEAST_RATE:g} to {defaults.MOST_RATE:,.0f}, got {rate:g}",
             hint=f"requests per second of all servers together{more}",
-        )
-
-
-def check_burstiness(burstiness: float | None) -> None:
-    """Raise InputError for gaps between requests that no servers are planned for."""
-    least = defaults.LEAST_BURSTINESS
-    if burstiness is not None and not burstiness >= least:
-        raise InputError(
-            f"--burstiness must be a positive number of {least:g} or more, got {burstiness:g}",
-            hint="plans are made for gaps that vary by ten times their mean at most; planner predict serve takes more",
         )

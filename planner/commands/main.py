@@ -1,8 +1,6 @@
 """The entry point: it turns errors into exit statuses, and it alone writes to the terminal.
 
-0 yes · 1 no · 2 bad input · 3 the hub could not be reached or refused · 70 a bug · 130 Ctrl-C.
-
-What a command prints is collected and written when the command has ended, so an error leaves nothing half printed.
+0 yes, 1 no, 2 bad input, 3 the hub could not be reached or refused, 70 a bug, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -83,7 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return complain("interrupted", INTERRUPTED)
     except PlannerError as error:
-        return complain(_as_typed(error.cause, words), error.exit_status, hint=error.hint)
+        cause = error.cause
+        for side in ("input", "output"):  # the name that was typed: that of vllm bench serve begins with random
+            if any(word.partition("=")[0] == f"--random-{side}-len" for word in words):
+                cause = cause.replace(f"--{side}-len", f"--random-{side}-len")
+        return complain(cause, error.exit_status, hint=error.hint)
     except ParserError as error:
         return complain(_cause(error), 2, hint=_usage_hint(error))
     except OSError as error:
@@ -96,16 +98,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _bug() -> int:
-    """For what is being handled: a person gets its trace, a script its exit status."""
     traceback.print_exc()
     return complain("this is a bug in planner", BUG, hint="please report it with the command and the trace above")
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
-    """The command line with the command that ``words`` name, and no other: to declare all takes longer than to answer.
-
-    Help, errors and planner.toml need all commands.
-    """
+    """The command line with the command that ``words`` name alone: declaring all takes longer than to answer."""
     app = typer.Typer(
         name="planner",
         help="Plan how to serve a large language model with vLLM, before renting a GPU.",
@@ -133,20 +131,15 @@ def app_for(words: Sequence[str]) -> typer.Typer:
 
 
 def _run(typed: Typed) -> int:
-    """The exit status of a command line. Raises whatever its command raises."""
+    called = Path(sys.argv[0]).stem  # shells complete words by this name
+    program = called if called in PROGRAMS else PROGRAMS[0]
     try:
-        status = app_for(typed.words)(args=typed.words, prog_name=_program(), standalone_mode=False, obj=typed)
+        status = app_for(typed.words)(args=typed.words, prog_name=program, standalone_mode=False, obj=typed)
     except SystemExit as done:  # typer ends so when it has completed a word, or installed that it does
         status = done.code
     if status == INTERRUPTED:  # newer versions of typer answer Ctrl-C so
         raise KeyboardInterrupt
     return status if isinstance(status, int) else 0
-
-
-def _program() -> str:
-    """The name that the command was called by: shells complete its words by it."""
-    called = Path(sys.argv[0]).stem
-    return called if called in PROGRAMS else PROGRAMS[0]
 
 
 def _print_version(value: bool) -> None:
@@ -175,16 +168,7 @@ def _root(
     context.default_map = read_defaults(context.command)
 
 
-def _as_typed(cause: str, words: Sequence[str]) -> str:
-    """The cause with the lengths under the names that were typed: those of ``vllm bench serve`` begin with random."""
-    for side in ("input", "output"):
-        if any(word.partition("=")[0] == f"--random-{side}-len" for word in words):
-            cause = cause.replace(f"--{side}-len", f"--random-{side}-len")
-    return cause
-
-
 def _cause(error: Exception) -> str:
-    """The parser's message, after the name of the file where the value is from ``planner.toml``."""
     message = str(getattr(error, "format_message", error.__str__)()).replace("Value error, ", "")
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context and parameter and source_of(context, parameter.name) == FROM_FILE:
@@ -193,7 +177,6 @@ def _cause(error: Exception) -> str:
 
 
 def _usage_hint(error: Exception) -> str:
-    """The nearest of several words for a wrong one; else the command that lists the options."""
     context, message = getattr(error, "ctx", None), str(getattr(error, "message", ""))
     if choices := re.search(r"'(.*)' is not one of (.*)", message):
         names = re.findall(r"'([^']+)'", choices[2])

@@ -65,14 +65,11 @@ def evaluate_runs(
     ] = None,
     **facts: Any,
 ) -> "Evaluation":
-    """Predict every measured run of a table (CSV) or of a result file, and say how far off the predictions are.
+    """Predict every measured run of a table (CSV) or of a result file, and compare.
 
     ``facts`` are those that a result does not hold: ``gpu``, ``model``, ``input_len``, settings of the engine, ...
-
     ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
-    A run that cannot be predicted is counted and named, one whose figures contradict each other is named in
-    ``answer.notes``. ``calibration`` as of ``Serving``. Raises InputError, naming line and column, for a file that is
-    no table of runs.
+    Raises InputError, naming line and column, for a file that is no table of runs.
     """
     from planner.evidence import evaluate, notes_on_runs, read_measurements
     from planner.output import Evaluation, note, write_file
@@ -112,12 +109,9 @@ def calibrate_from(
 ) -> "CalibrationAnswer":
     """Calibrate with a user's own runs; later predictions use it if it is better.
 
-    ``sources`` are tables of runs (CSV), results of ``vllm bench`` (JSON) or folders of plans; none: the runs that are
-    kept, once more. ``output`` is the file that it is kept in (default: the user's own), ``fresh`` leaves out the runs
-    of earlier calibrations. ``facts`` are those that a result does not hold, as of ``evaluate_runs``.
-
-    ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where there is no run,
-    where none can be replayed, and where the file cannot be written.
+    ``sources`` are tables of runs, results of ``vllm bench`` or folders of plans; ``fresh`` leaves out earlier runs.
+    ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where no run can be
+    replayed, and where the file cannot be written.
     """
     from planner.evidence import calibrate, read_sources
     from planner.output import CalibrationAnswer

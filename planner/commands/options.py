@@ -1,7 +1,4 @@
-"""Options that several commands share, each declared once. The load has the names of ``vllm bench``.
-
-An option of one command alone stands beside that command.
-"""
+"""Options that several commands share, each declared once. The load has the names of ``vllm bench``."""
 
 from collections import Counter
 from os import PathLike

@@ -9,30 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from planner import planning
+from planner.commands import options as opt
 from planner.commands.declare import Option, command, taken
 from planner.commands.load import load_of, refuse_contradictions, rivals
-from planner.commands.options import (
-    LOAD,
-    SERVING,
-    TIME,
-    Burstiness,
-    Classes,
-    Explain,
-    Gpu,
-    InputLen,
-    MaxConcurrency,
-    Model,
-    NumPrompts,
-    OutputLen,
-    PathName,
-    PrefixCacheHitRate,
-    PrefixLen,
-    RandomInputLen,
-    RandomOutputLen,
-    RangeRatio,
-    Seed,
-    WorkloadName,
-)
 from planner.errors import InputError
 from planner.workload import Load
 
@@ -65,43 +44,45 @@ Ms = Annotated[float, Interval(gt=0, lt=inf)]
 class ServeLoad:
     """The load of ``vllm bench serve``, with its defaults."""
 
-    input_len: RandomInputLen = 1024
-    output_len: RandomOutputLen = 128
-    num_prompts: NumPrompts = 1000
-    max_concurrency: MaxConcurrency = None
-    request_rate: Annotated[float, Option(panel=LOAD, help="Requests per second.")] = inf
-    burstiness: Burstiness = 1.0
-    random_range_ratio: RangeRatio = 0.0
-    seed: Seed = 0
-    random_prefix_len: PrefixLen = 0
-    prefix_cache_hit_rate: PrefixCacheHitRate = 0.0
-    workload: WorkloadName = None
+    input_len: opt.RandomInputLen = 1024
+    output_len: opt.RandomOutputLen = 128
+    num_prompts: opt.NumPrompts = 1000
+    max_concurrency: opt.MaxConcurrency = None
+    request_rate: Annotated[float, Option(panel=opt.LOAD, help="Requests per second.")] = inf
+    burstiness: opt.Burstiness = 1.0
+    random_range_ratio: opt.RangeRatio = 0.0
+    seed: opt.Seed = 0
+    random_prefix_len: opt.PrefixLen = 0
+    prefix_cache_hit_rate: opt.PrefixCacheHitRate = 0.0
+    workload: opt.WorkloadName = None
     trace: Annotated[
-        PathName | None,
+        opt.PathName | None,
         Option(
             kind=Path,
             metavar="FILE",
-            panel=LOAD,
+            panel=opt.LOAD,
             help="Recorded requests instead of lengths, at their own rate or at --request-rate.",
         ),
     ] = None
-    classes: Classes = ()
+    classes: opt.Classes = ()
 
 
 @command(
     "predict serve",
     help="A client against a server: vllm bench serve.",
-    groups=(ServeLoad, *SERVING),
-    engine=TIME,
+    groups=(ServeLoad, *opt.SERVING),
+    engine=opt.TIME,
     rivals=rivals(planned=False),
 )
 def predict_serve(
-    model: Model,
-    gpu: Gpu,
+    model: opt.Model,
+    gpu: opt.Gpu,
     *,
     metric_percentiles: Annotated[
         tuple[float, ...],
-        Option(kind=str, read=_percentiles, default="99", panel=LOAD, help="Percentiles to report, such as 50,90,99."),
+        Option(
+            kind=str, read=_percentiles, default="99", panel=opt.LOAD, help="Percentiles to report, such as 50,90,99."
+        ),
     ] = (99,),
     goodput: Annotated[
         dict[str, Ms] | None,
@@ -109,24 +90,18 @@ def predict_serve(
             kind=list[str],
             read=_targets_of,
             metavar="NAME:MS",
-            panel=LOAD,
+            panel=opt.LOAD,
             help="Target of ttft, tpot or e2el, in ms, that counts a request as good, such as ttft:500. Repeatable.",
         ),
     ] = None,
-    explain: Explain = False,
+    explain: opt.Explain = False,
     **options: Any,
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict what ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
 
-    Lengths are tokens, ``workload`` names usual ones instead, ``request_rate`` is requests per second (infinite:
-    all at once), ``goodput`` holds targets in ms by metric (``{"ttft": 500}``). ``classes`` (``Load.of_class("chat",
-    4, 1024, 256)``: a name, requests per second, tokens in and out) are sent together; those without targets of their
-    own have the ``goodput``. The other keywords are those of ``Serving``.
-
-    ``answer.result`` has the keys of the bench's result file (``mean_ttft_ms``, ``output_throughput`` in tokens/s, ...)
-    and beside each figure ``KEY_lo`` and ``KEY_hi``, its 90 % interval. Where the KV cache does not hold one request,
-    ``answer.ok`` is false and ``answer.reason`` is the reason. Raises InputError for a load that the benchmark would
-    refuse or that does not end, and what ``Serving`` raises.
+    Lengths are tokens, ``request_rate`` is requests per second (infinite: all at once), ``goodput`` has targets in ms.
+    ``answer.result`` has the keys of the bench's result file, and ``KEY_lo`` and ``KEY_hi``, the 90 % interval.
+    Where the KV cache does not hold one request, ``answer.ok`` is false. Raises InputError for an impossible load.
     """
     given = taken(options, ServeLoad)
     refuse_contradictions(given, planned=False)
@@ -142,18 +117,23 @@ def predict_serve(
     return _predict("serve", load, planning.Serving(model, gpu, **options), explain, **asked)
 
 
-@command("predict throughput", help="Offline, all prompts at once: vllm bench throughput.", groups=SERVING, engine=TIME)
+@command(
+    "predict throughput",
+    help="Offline, all prompts at once: vllm bench throughput.",
+    groups=opt.SERVING,
+    engine=opt.TIME,
+)
 def predict_throughput(
-    model: Model,
-    gpu: Gpu,
+    model: opt.Model,
+    gpu: opt.Gpu,
     *,
-    input_len: InputLen,
-    output_len: OutputLen,
-    num_prompts: NumPrompts = 1000,
-    seed: Seed = 0,
-    random_prefix_len: PrefixLen = 0,
-    prefix_cache_hit_rate: PrefixCacheHitRate = 0.0,
-    explain: Explain = False,
+    input_len: opt.InputLen,
+    output_len: opt.OutputLen,
+    num_prompts: opt.NumPrompts = 1000,
+    seed: opt.Seed = 0,
+    random_prefix_len: opt.PrefixLen = 0,
+    prefix_cache_hit_rate: opt.PrefixCacheHitRate = 0.0,
+    explain: opt.Explain = False,
     **options: Any,
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict what ``vllm bench throughput`` would measure: all prompts at once, without a server."""
@@ -164,15 +144,17 @@ def predict_throughput(
     return _predict("throughput", load, planning.Serving(model, gpu, **options), explain)
 
 
-@command("predict latency", help="One batch from start to end: vllm bench latency.", groups=SERVING, engine=TIME)
+@command(
+    "predict latency", help="One batch from start to end: vllm bench latency.", groups=opt.SERVING, engine=opt.TIME
+)
 def predict_latency(
-    model: Model,
-    gpu: Gpu,
+    model: opt.Model,
+    gpu: opt.Gpu,
     *,
-    input_len: InputLen = 32,
-    output_len: OutputLen = 128,
-    batch_size: Annotated[int, Interval(ge=1), Option(panel=LOAD, help="Prompts of the one batch.")] = 8,
-    explain: Explain = False,
+    input_len: opt.InputLen = 32,
+    output_len: opt.OutputLen = 128,
+    batch_size: Annotated[int, Interval(ge=1), Option(panel=opt.LOAD, help="Prompts of the one batch.")] = 8,
+    explain: opt.Explain = False,
     **options: Any,
 ) -> "PredictionAnswer | PredictionRefused":
     """Predict what ``vllm bench latency`` would measure: seconds of one batch from start to end."""
@@ -183,7 +165,6 @@ def predict_latency(
 def _predict(
     bench: "Bench", load: Load, serving: "planning.Serving", explain: bool, **asked: Any
 ) -> "PredictionAnswer | PredictionRefused":
-    """Predict ``load``; ``asked`` is for the result of the bench."""
     from planner.output import PredictionAnswer, PredictionRefused
 
     resolved, notes = serving.resolved, (*serving.notes, *load.notes)

@@ -10,22 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Interval
 
 from planner import planning
+from planner.commands import options as opt
 from planner.commands.declare import COMMANDS, Option, command, taken
 from planner.commands.load import gpus_in, planned_load, rivals, stock_of
-from planner.commands.options import (
-    LOAD,
-    Explain,
-    Force,
-    GpusOrDefault,
-    MaxConcurrency,
-    Partitions,
-    PlannedLoad,
-    ServerOptions,
-    SizeOptions,
-    Speculation,
-    assignments,
-    model_argument,
-)
 from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError
 from planner.planning import defaults
@@ -39,7 +26,7 @@ if TYPE_CHECKING:
 
 #: Settings that the search does not choose, so that they can be given.
 GIVEN = tagged("recommend")
-Served = Annotated["ModelName", model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
+Served = Annotated["ModelName", opt.model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
 OutputDir = Annotated[str | None, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
 _NODES = "Nodes that one server may fill. Default: 1, more for what does not fit."
 
@@ -47,9 +34,9 @@ _NODES = "Nodes that one server may fill. Default: 1, more for what does not fit
 class ClosedLoop:
     """A load in a closed loop, and the length of a replay."""
 
-    max_concurrency: MaxConcurrency = None
+    max_concurrency: opt.MaxConcurrency = None
     num_prompts: Annotated[
-        int | None, Interval(ge=1), Option(panel=LOAD, help="Requests. Default: 5 x the concurrency.")
+        int | None, Interval(ge=1), Option(panel=opt.LOAD, help="Requests. Default: 5 x the concurrency.")
     ] = None
 
 
@@ -62,61 +49,43 @@ class SearchOptions:
     disaggregated: Annotated[
         bool, Option(help="Use separate prefill and decode servers where they take fewer GPUs.")
     ] = False
-    speculation: Speculation = True
+    speculation: opt.Speculation = True
     pick: Annotated[int, Interval(ge=1), Option(help="Plan to print and to write; 1 is the best.")] = 1
 
 
 @command(
     "recommend",
     help="Settings for a goal or for latency targets, and the scripts that launch and check them.",
-    groups=(SearchOptions, PlannedLoad, ClosedLoop, SizeOptions, ServerOptions),
+    groups=(SearchOptions, opt.PlannedLoad, ClosedLoop, opt.SizeOptions, opt.ServerOptions),
     engine=GIVEN,
     rivals=rivals(planned=True),
 )
 def recommend_plans(
     model: Served | None = None,
-    gpu: GpusOrDefault | None = None,
+    gpu: opt.GpusOrDefault | None = None,
     *,
-    partitions: Partitions = False,
+    partitions: opt.Partitions = False,
     output: OutputDir = None,
-    force: Force = False,
-    explain: Explain = False,
+    force: opt.Force = False,
+    explain: opt.Explain = False,
     command_line: str = "",
     **options: Any,
 ) -> "Recommendation":
     """Find the best settings for each GPU, for a goal or for latency targets under a load.
 
-    Defaults are those of ``planner recommend``; ``answer.defaults_taken`` names them. They are the model
-    ``meta-llama/Llama-3.3-70B-Instruct``, four GPUs, ``goal="balanced"`` (others: ``"min-latency"``,
-    ``"max-throughput"``), ``gpus=8`` in a node, and 1024 tokens in and out.
-
-    The load is given by lengths in tokens, or by a ``workload`` by name (chat, rag, summarise, code, agent, reasoning).
-    ``max_concurrency`` (requests in flight) or ``request_rate`` (requests per second, of all servers) go with it. Or it
-    is a ``trace``, a file of recorded arrivals and lengths. Or it is several ``classes`` (``Load.of_class("chat", 20,
-    1024, 256)``), which share each server and have targets and priorities of their own. A ``router`` deals a trace, or
-    a workload of several turns (multi-turn-chat, coding-agent), to servers.
-
-    ``ttft``, ``tpot``, ``itl`` and ``e2el`` are targets in ms at a ``percentile`` (95, ``"mean"``). The cheapest plan
-    is found that meets them with probability ``confidence`` (0.8). ``headroom`` is the share of the load that is
-    carried on top of it, ``spares`` the number of spare servers. Several GPUs are sorted by USD per hour; ``price``
-    is USD per GPU and hour instead of the profiles' (``{"mi355x": 2.5}``). With ``disaggregated``, separate prefill and
-    decode servers are the answer where they take fewer GPUs: ``answer.answer_apart``.
-
-    ``pick`` takes another plan than the best. Settings of the engine may be given, except those of the layout, which
-    are searched. ``output`` is a folder to write the scripts into. The other keywords are those of ``Serving``.
-
+    The load is given by lengths in tokens, a ``workload`` by name, a ``trace`` or ``classes``; targets in ms at a
+    ``percentile``, met with probability ``confidence``. ``answer.defaults_taken`` names what was left open,
     ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
-    Raises InputError for options that contradict each other, a trace that cannot be read, a request longer than the
-    model's context and a ``pick`` beyond the last plan. Raises also what ``Serving`` raises.
+    Raises InputError for options that contradict each other, and what ``Serving`` raises.
     """
-    from planner.output import Recommendation
+    from planner.output import Recommendation, note
     from planner.planning import Objective, Search, Space, check_apart, parse_prices
 
     directory = _directory(output, force)
     stated = _stated(options)
     options = dict(stated)
-    searched, size = taken(options, SearchOptions), taken(options, SizeOptions)
-    given = taken(options, PlannedLoad) | taken(options, ClosedLoop)
+    searched, size = taken(options, SearchOptions), taken(options, opt.SizeOptions)
+    given = taken(options, opt.PlannedLoad) | taken(options, ClosedLoop)
     load, targets = planned_load(given, size, options.get("scheduling_policy"))
     gpu = gpus_in(size) if gpu is None else gpu
     servings = planning.Serving.on_each(
@@ -126,7 +95,7 @@ def recommend_plans(
         **options,
     )
     asked, profiles = servings[0], tuple(serving.profile for serving in servings)
-    prices = parse_prices(assignments(given.get("price", ())), profiles)
+    prices = parse_prices(opt.assignments(given.get("price", ())), profiles)
     stock = stock_of(size, profiles, prices)
     load, targets = _sized(load, targets, stocked=stock is not None, **size)
     if prices and targets is None:
@@ -173,13 +142,17 @@ def recommend_plans(
         explain=explain,
         disaggregated=disaggregated,
     )
-    if directory:
-        _write(answer, directory, force=force)
+    if directory and (written := write_scripts(answer, directory, force=force)):
+        apart = answer.answer_apart
+        best, first = (apart.plan, "prefill.sh") if apart else (answer.best, "RUNBOOK.md")
+        of_best = f"{best.gpu}/{first}" if best else ""
+        start = directory / (of_best if of_best in written else first)
+        note(f"wrote {len(written)} files into {directory}; start with {start}")
     return answer
 
 
 def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that differ from what is taken without them. Raises InputError for a setting that is searched."""
+    """The options that differ from their defaults. Raises InputError for a setting that is searched."""
     declared = COMMANDS["recommend"].parameters
     for name in options:
         if name not in declared:
@@ -205,10 +178,7 @@ def _sized(
 
 
 def script_files(recommendation: "Recommendation") -> dict[str, str]:
-    """Scripts that launch, benchmark and validate the picked plans, by name; empty without a plan.
-
-    One GPU's scripts have plain names, those of several are in a folder for each.
-    """
+    """Scripts of the picked plans by name, those of several GPUs in a folder for each; empty without a plan."""
     from planner import __version__
     from planner.output import plan_files, split_files
     from planner.planning import PlanFile
@@ -237,11 +207,9 @@ def script_files(recommendation: "Recommendation") -> dict[str, str]:
 def write_scripts(
     recommendation: "Recommendation", directory: str | PathLike[str], *, force: bool = False
 ) -> tuple[str, ...]:
-    """Write what launches, benchmarks and validates the picked plans into ``directory``; all of it or nothing.
+    """Write the scripts of the picked plans into ``directory``, all or none; several GPUs get a folder each.
 
-    One GPU's scripts go into ``directory`` itself, those of several into a folder for each below it. Returns the names
-    of the files, empty without a plan. Raises InputError for a folder that exists, unless ``force``, and for one that
-    cannot be written.
+    Returns the names of the files, empty without a plan. Raises InputError for a folder that exists, unless ``force``.
     """
     from planner.output import write_folder
 
@@ -251,21 +219,7 @@ def write_scripts(
     return tuple(files)
 
 
-def _write(answer: "Recommendation", directory: Path, *, force: bool) -> None:
-    from planner.output import note
-
-    written = write_scripts(answer, directory, force=force)
-    if written:
-        best, first = answer.best, "RUNBOOK.md"
-        if apart := answer.answer_apart:
-            best, first = apart.plan, "prefill.sh"
-        of_best = f"{best.gpu}/{first}" if best else ""
-        start = directory / (of_best if of_best in written else first)
-        note(f"wrote {len(written)} files into {directory}; start with {start}")
-
-
 def _directory(name: str | None, force: bool) -> Path | None:
-    """The folder of ``-o``, refused before anything is computed. Writing checks again: it may exist by then."""
     if name is None:
         return None
     if not name.strip():
@@ -284,7 +238,6 @@ def _directory(name: str | None, force: bool) -> Path | None:
 
 
 def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
-    """The picked plan of a GPU; None where nothing fits."""
     if not ranking.candidates:
         return None
     if pick > len(ranking.candidates):
@@ -295,7 +248,6 @@ def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
 
 
 def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dict[str, Any]:
-    """Parameters that were left open, with what was taken."""
     from planner.workload import DEFAULT_PERCENTILE
 
     latency = stated.get("goal") == "min-latency"
@@ -318,7 +270,6 @@ def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dic
 
 
 def _words(given: Mapping[str, Any]) -> Iterator[str]:
-    """The command line that asks the same."""
     yield from ("planner", "recommend")
     declared = COMMANDS["recommend"].parameters
     for name, value in given.items():
@@ -330,7 +281,7 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
         elif name == "speculative_config" and (drafts := planning.engine_args({name: value}).speculative_config):
             yield from (flag_of(name), drafts.text)
         elif declared[name].kind == list[str]:  # repeated
-            for one in assignments(value):
+            for one in opt.assignments(value):
                 yield from (declared[name].flag, getattr(one, "word", one))
         else:
             yield flag_of(name)

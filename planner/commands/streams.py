@@ -1,7 +1,6 @@
-"""Writing to stdout and stderr, whatever they are: a terminal, a closed pipe, a full disk, a locale without Unicode.
+"""Writing to stdout and stderr: a terminal, a closed pipe, a full disk, a locale without Unicode.
 
-Colours have a meaning: green is a yes, red a no and what lost, yellow a warning, cyan a command to type next; dim text
-may be skipped. The text is the same without them: in pipes, with ``NO_COLOR``, and on terminals without colours.
+Green is a yes, red a no, yellow a warning, cyan a command to type next; the text is the same without colours.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -38,33 +37,29 @@ MEANINGS = {
 
 
 def write(text: str, stream: TextIO | None, *, verdict: str = "") -> None:
-    """Write ``text`` and flush it. Nothing happens where the stream was closed, by us or by its reader.
+    """Write ``text`` and flush it; nothing where the stream is closed. What it cannot show becomes escapes.
 
-    Control characters, and characters that the stream's encoding lacks, become escapes; a terminal gets colours, its
-    ``verdict`` that style. Raises InputError where the stream cannot be written for another reason.
+    Raises InputError where the stream cannot be written for another reason.
     """
     if stream is None or not text:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"
     shown = _printable(text)
     try:
-        if has_colours(stream):
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown")
+        if stream.isatty() and not plain:
             shown = coloured(shown, verdict=verdict)
         stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except OSError as error:
-        _forget(stream)
+        with suppress(OSError, UnsupportedOperation):  # else the interpreter would try to write the rest at its end
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
         if error.errno not in (errno.EPIPE, errno.EBADF):
             raise InputError(
                 f"the output cannot be written: {error.strerror}", hint="free some space, or write it elsewhere"
             ) from error
-
-
-def has_colours(stream: TextIO | None) -> bool:
-    """True if ``stream`` is a terminal that shows colours, and ``NO_COLOR`` is not set."""
-    if stream is None or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        return False
-    return stream.isatty()
 
 
 def coloured(text: str, *, verdict: str = "") -> str:
@@ -105,10 +100,7 @@ def progress_on(stream: TextIO | None) -> Iterator[None]:
 
 
 class _Bar:
-    """A progress bar that appears once a computation takes long.
-
-    Long computations may report nothing for a while, so it is drawn by a thread of its own.
-    """
+    """A progress bar, drawn by a thread of its own once a computation takes long."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream, self.began_s = stream, time.monotonic()
@@ -128,9 +120,18 @@ class _Bar:
             if self.closed or not self.text or time.monotonic() - self.began_s < FIRST_WORD_S:
                 return
             if self.drawn is None:
-                self.drawn = _progress(
-                    self.stream
-                )  # before it starts: Ctrl-C may come then, and the cursor has to come back
+                from rich.console import Console
+                from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+                columns = (
+                    SpinnerColumn("line"), TextColumn("{task.description}", markup=False), BarColumn(24),
+                    TimeElapsedColumn(),
+                )  # fmt: skip
+                # before it starts: Ctrl-C may come then, and the cursor has to come back
+                self.drawn = Progress(
+                    *columns, console=Console(file=self.stream), transient=True, refresh_per_second=SHOWN_PER_S,
+                    redirect_stdout=False, redirect_stderr=False,
+                )  # fmt: skip
                 self.task = self.drawn.add_task(self.text)
                 self.drawn.start()
             total = None if self.share is None else 1.0  # unknown until a share is reported
@@ -143,17 +144,6 @@ class _Bar:
                 self.drawn.stop()
 
 
-def _progress(stream: TextIO) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = SpinnerColumn("line"), TextColumn("{task.description}", markup=False), BarColumn(24), TimeElapsedColumn()
-    return Progress(
-        *columns, console=Console(file=stream), transient=True, refresh_per_second=SHOWN_PER_S, redirect_stdout=False,
-        redirect_stderr=False,
-    )  # fmt: skip
-
-
 def complain(cause: str, status: int, *, hint: str = "") -> int:
     """Print an error and its hint on stderr, one line each; gives ``status`` back."""
     lines = [f"error: {' '.join(cause.split())}\n", f"hint: {' '.join(hint.split())}\n" if hint else ""]
@@ -162,17 +152,6 @@ def complain(cause: str, status: int, *, hint: str = "") -> int:
 
 
 def _printable(text: str) -> str:
-    """``text`` with escapes for what would steer a terminal, or is no character at all."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
-
-
-def _forget(stream: TextIO) -> None:
-    """Discard what the stream still holds: the interpreter would try to write it again at its end."""
-    try:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
-    except (OSError, UnsupportedOperation):
-        return

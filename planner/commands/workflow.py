@@ -6,30 +6,18 @@ from typing import Annotated, Any
 from annotated_types import Interval
 
 from planner import planning
+from planner.commands import options as opt
 from planner.commands.declare import Argument, Option, command
-from planner.commands.options import (
-    LOAD,
-    Calibration,
-    EngineVersion,
-    Force,
-    Format,
-    HubOptions,
-    MaxConcurrency,
-    beginning,
-    complete_model,
-    gpu_option,
-    model_argument,
-)
 
 
 def complete_workflow(incomplete: str) -> list[str]:
     from planner.output import list_workflows
 
-    return beginning(incomplete, ("list", *list_workflows()))
+    return opt.beginning(incomplete, ("list", *list_workflows()))
 
 
 Name = Annotated[str, Argument(metavar="list|NAME", autocompletion=complete_workflow, help="Name of the workflow.")]
-Gpu = Annotated[str, gpu_option("Profile id, alias or file; or 'local'. Default: the document's.")]
+Gpu = Annotated[str, opt.gpu_option("Profile id, alias or file; or 'local'. Default: the document's.")]
 Show = Annotated[bool, Option(help="Show the document's numbers beside the predictions, and write nothing.")]
 OutputDir = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")]
 Count = Annotated[int | None, Interval(ge=1)]
@@ -38,14 +26,16 @@ Count = Annotated[int | None, Interval(ge=1)]
 class ChoiceOptions:
     """Choices that take the place of the document's."""
 
-    model: Annotated[str | None, model_argument("[MODEL]", "Default: the document's.")] = None
-    engine_version: EngineVersion = None
-    input_len: Annotated[Count, Option("--random-input-len", panel=LOAD, help="Prompt tokens.")] = None
-    output_len: Annotated[Count, Option("--random-output-len", panel=LOAD, help="Output tokens.")] = None
-    max_concurrency: MaxConcurrency = None
-    num_prompts: Annotated[Count, Option(panel=LOAD, help="Requests that are sent. Default: the document's.")] = None
+    model: Annotated[str | None, opt.model_argument("[MODEL]", "Default: the document's.")] = None
+    engine_version: opt.EngineVersion = None
+    input_len: Annotated[Count, Option("--random-input-len", panel=opt.LOAD, help="Prompt tokens.")] = None
+    output_len: Annotated[Count, Option("--random-output-len", panel=opt.LOAD, help="Output tokens.")] = None
+    max_concurrency: opt.MaxConcurrency = None
+    num_prompts: Annotated[Count, Option(panel=opt.LOAD, help="Requests that are sent. Default: the document's.")] = (
+        None
+    )
     draft: Annotated[
-        str | None, Option(metavar="MODEL", autocompletion=complete_model, help="Draft model, for 'speculative'.")
+        str | None, Option(metavar="MODEL", autocompletion=opt.complete_model, help="Draft model, for 'speculative'.")
     ] = None
     image: Annotated[
         str | None, Option(metavar="NAME", help="Image to run, by its full tag. Default: the one of the version.")
@@ -65,7 +55,7 @@ class ChoiceOptions:
 @command(
     "workflow",
     help="Scripts of the published recipes: 'list' shows them, a NAME writes them.",
-    groups=(ChoiceOptions, HubOptions),
+    groups=(ChoiceOptions, opt.HubOptions),
 )
 def workflow(
     name: Name,
@@ -73,9 +63,9 @@ def workflow(
     gpu: Gpu | None = None,
     show: Show = False,
     output: OutputDir | None = None,
-    force: Force = False,
-    calibration: Calibration = None,
-    format: Format = "table",
+    force: opt.Force = False,
+    calibration: opt.Calibration = None,
+    format: opt.Format = "table",
     command_line: str,
     **choices: Any,
 ) -> None:

@@ -1,7 +1,4 @@
-"""Answers and launches: tables, JSON, charts, reports, scripts, workflows, deployables.
-
-The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
-"""
+"""Answers and launches. Names for other packages stand in ``__init__.pyi``, each imported when it is first used."""
 
 import lazy_loader as lazy
 

@@ -13,10 +13,7 @@ from planner.units import MS
 
 
 class Answer:
-    """An answer. ``print(answer)`` shows what the command prints.
-
-    Subclasses have the typed records behind the answer as attributes.
-    """
+    """An answer, with the typed records behind it as attributes; ``print(answer)`` shows what the command prints."""
 
     remarks: tuple[str, ...] = ()  #: notes on the question, such as which GPUs ``local`` means
     verdict_first: ClassVar[bool] = False  #: whether the text begins with the answer in a sentence
@@ -49,10 +46,7 @@ class Answer:
         return json_text(self._object())
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """The rows of ``--format csv``: key to value, None where there is none.
-
-        ``pandas.DataFrame(answer.to_rows())`` makes a data frame of it.
-        """
+        """The rows of ``--format csv``, for a data frame: key to value, None where there is none."""
         return rows_of(self._records(), self._columns())
 
     rows = to_rows
@@ -71,7 +65,6 @@ class Answer:
     __repr__ = __str__
 
     def sentences(self) -> Iterable[str]:
-        """The text for a terminal, the verdict first."""
         yield table_text(self._records(), self._columns())
 
     def _object(self) -> Row | Sequence[Row]:
@@ -112,10 +105,7 @@ class MetricAnswer(Answer):
 
 
 def fields_of(record: Any, *fields: str) -> dict[str, Any]:
-    """Fields of a record as JSON has them: ``key``, ``path.to.key`` or ``key=path.to.field``.
-
-    Records become objects. A field in seconds becomes milliseconds where its key says so.
-    """
+    """Fields as JSON has them: ``key``, ``path.to.key`` or ``key=path.to.field``; seconds become ms for keys in ms."""
     known = {}
     for field in fields:
         name, _, path = field.rpartition("=")

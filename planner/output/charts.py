@@ -1,7 +1,4 @@
-"""Charts: series or bars as data, drawn as SVG, and a table of the same figures.
-
-One unit is one CSS pixel at full size. No chart relies on colour alone: series differ in marker and dash.
-"""
+"""Charts as data, drawn as SVG (one unit is one CSS pixel), with a table. No chart relies on colour alone."""
 
 from __future__ import annotations
 
@@ -60,6 +57,12 @@ class LinePanel:
     marks: tuple[Mark, ...] = ()
     equal: bool = False  #: both axes have the same limits
 
+    def height(self, width: float, *, alone: bool) -> float:
+        title = TITLE_HEIGHT + 16 * self.title.count("\n") if self.title else 0
+        if self.equal:
+            return round(0.9 * width) + title
+        return min(round(width), SINGLE_HEIGHT) if alone else LINE_HEIGHT + title
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -93,6 +96,11 @@ class BarPanel:
     title: str = ""
     labels_above: bool = False  #: for long labels and few bars
 
+    def height(self, width: float, *, alone: bool) -> float:
+        del width, alone
+        title = TITLE_HEIGHT + 16 * self.title.count("\n") if self.title else 0
+        return len(self.bars) * (BAR_ABOVE if self.labels_above else BAR) + AXIS_HEIGHT + title
+
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -107,7 +115,6 @@ class Chart:
 
 
 def _printable(value: Any) -> Any:
-    """Replace what cannot be drawn in a chart, or in a part of one: control characters, half surrogate pairs."""
     if isinstance(value, str):
         return "".join(letter if letter.isprintable() or letter in "\n\u00a0" else "\ufffd" for letter in value)
     if isinstance(value, tuple):
@@ -262,14 +269,17 @@ class _Drawing:
         if titled:
             self.text(2, 17, chart.title, size=13, ink="ink", bold=True)
             top = TITLE_HEIGHT
-        top = self.legend(_legend_entries(panels), width, top)
+        entries: dict[str, Series | Segment | Mark] = {}
+        for what in chain.from_iterable(map(_named, panels)):
+            entries.setdefault(what.label if isinstance(what, Mark) else what.name, what)
+        top = self.legend(entries, width, top)
         least = max(EQUAL_WIDTH if isinstance(one, LinePanel) and one.equal else PANEL_WIDTH for one in panels)
         rows = -(-len(panels) // max(1, width // least))
         columns = -(-len(panels) // rows)
         each = (width - GAP * (columns - 1)) / columns
         for row in range(rows):
             shown = panels[row * columns : (row + 1) * columns]
-            height = max(_height(panel, each, alone=len(panels) == 1) for panel in shown)
+            height = max(panel.height(each, alone=len(panels) == 1) for panel in shown)
             for at, panel in enumerate(shown):
                 if isinstance(panel, LinePanel):
                     self.lines(panel, at * (each + GAP), top, each, height)
@@ -279,7 +289,6 @@ class _Drawing:
         return ceil(top)
 
     def path(self, d: str, into: Element | None = None, **style: Any) -> None:
-        """A path; the style has underscores for dashes."""
         words = "; ".join(f"{name.replace('_', '-')}: {value}" for name, value in style.items() if value != "")
         SubElement(self.root if into is None else into, f"{{{_SVG}}}path", d=d, style=words)
 
@@ -287,7 +296,6 @@ class _Drawing:
         self, x: float, y: float, words: str, *, size: float = 10.5, ink: str = "muted", anchor: str = "start",
         bold: bool = False, upright: bool = False,
     ) -> None:  # fmt: skip
-        """Words with their baseline at ``y``; ``upright`` turns them to the left."""
         weight = " bold" if bold else ""
         for at, line in enumerate(words.split("\n")):
             place = {"x": f"{x:g}", "y": f"{y + 16 * at:g}"}
@@ -297,7 +305,6 @@ class _Drawing:
             SubElement(self.root, f"{{{_SVG}}}text", place, style=style).text = line
 
     def clipped(self, x: float, y: float, width: float, height: float) -> Element:
-        """A group of which nothing shows beyond a rectangle."""
         self.clips += 1
         name = f"{self.key}-clip{self.clips}"
         clip = SubElement(SubElement(self.root, f"{{{_SVG}}}defs"), f"{{{_SVG}}}clipPath", id=name)
@@ -354,7 +361,6 @@ class _Drawing:
             self.mark(inside, mark, x_scale, y_scale)
 
     def axis(self, scale: Scale, y: float, ticks: Sequence[float], label: str, *, gap: int) -> None:
-        """Draw a level axis with its numbers and its label."""
         for value in ticks:
             self.text(scale.at(value), y + gap, _number(value), anchor="middle")
         if ticks:
@@ -430,7 +436,6 @@ class _Drawing:
         self.axis(x_scale, top + len(panel.bars) * size + 4, ticks, panel.x_label, gap=15)
 
     def bar(self, bar: Bar, x_scale: Scale, y: float, height: float) -> None:
-        """The pieces of a bar, with a gap of the ground's colour between them."""
         start = 0.0
         for segment in bar.segments:
             x, end = x_scale.at(start), x_scale.at(start + segment.value)
@@ -442,7 +447,6 @@ class _Drawing:
 
 
 def _scales(panel: LinePanel, left: float, top: float, width: float, height: float) -> tuple[Scale, Scale]:
-    """The axes, inside of the numbers at the left, the title above, and the label below."""
     xs = [value for one in panel.series for value in (*one.x, *one.x_lo, *one.x_hi)]
     ys = [value for one in panel.series for value in (*one.y, *one.lo, *one.hi)]
     xs += [mark.x for mark in panel.marks if mark.x is not None]
@@ -457,15 +461,6 @@ def _scales(panel: LinePanel, left: float, top: float, width: float, height: flo
     return Scale(*x_ends, left + 26 + letters * 10.5 * LETTER, left + width - 8, panel.x_log), y_scale
 
 
-def _height(panel: LinePanel | BarPanel, width: float, *, alone: bool) -> float:
-    title = TITLE_HEIGHT + 16 * panel.title.count("\n") if panel.title else 0
-    if isinstance(panel, BarPanel):
-        return len(panel.bars) * (BAR_ABOVE if panel.labels_above else BAR) + AXIS_HEIGHT + title
-    if panel.equal:
-        return round(0.9 * width) + title
-    return min(round(width), SINGLE_HEIGHT) if alone else LINE_HEIGHT + title
-
-
 def _line(places: Points) -> str:
     return "M " + " L ".join(f"{x:g} {y:g}" for x, y in places) if places else "M 0 0"
 
@@ -475,7 +470,6 @@ def _box(x: float, y: float, width: float, height: float) -> str:
 
 
 def _marker(kind: str, x: float, y: float, r: float) -> str:
-    """A shape around a point; the kinds are circle, square, diamond, triangles and plus."""
     if kind == "o":
         return f"M {x - r:g} {y:g} a {r:g} {r:g} 0 1 0 {2 * r:g} 0 a {r:g} {r:g} 0 1 0 {-2 * r:g} 0 Z"
     d, t = r * 1.2, r * 0.4
@@ -495,17 +489,9 @@ def _hue(place: int) -> str:
 
 
 def _paint(segment: Segment) -> dict[str, Any]:
-    """Parts are filled; what is left over has an outline only."""
     if segment.color is None:
         return {"fill": "var(--raised)", "stroke": "var(--muted)", "stroke_width": 0.8}
     return {"fill": _hue(segment.color), "stroke": "var(--ground)", "stroke_width": 1}
-
-
-def _legend_entries(panels: Sequence[LinePanel | BarPanel]) -> dict[str, Series | Segment | Mark]:
-    entries: dict[str, Series | Segment | Mark] = {}
-    for what in chain.from_iterable(map(_named, panels)):
-        entries.setdefault(what.label if isinstance(what, Mark) else what.name, what)
-    return entries
 
 
 def _named(panel: LinePanel | BarPanel) -> Iterator[Series | Segment | Mark]:

@@ -1,7 +1,6 @@
 """One list of rows, printed as a table, JSON, CSV or Markdown.
 
-CSV and JSON are for programs: they have exact values, and nothing where there is none. Tables and Markdown are for
-people: thousands are separated, ``-`` stands for no value, numbers are right-aligned, tables fit the terminal.
+CSV and JSON have exact values. In tables ``-`` stands for no value, and numbers are right-aligned.
 """
 
 from __future__ import annotations
@@ -103,7 +102,20 @@ def records_text(records: Sequence[Any], output: str, columns: Sequence[Column])
     if output == "table":
         return f"{table_text(records, columns)}\n"
     rows = rows_of(records, columns)
-    return {"csv": _csv, "markdown": _markdown}[output](rows, columns) if output != "json" else json_text(rows)
+    if output == "json":
+        return json_text(rows)
+    if output == "csv":
+        text = StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([[column.key for column in columns], *(map(_plain, row.values()) for row in rows)])
+        return text.getvalue()
+    numeric = [rows and all(_is_number(row[column.key]) for row in rows) for column in columns]
+    lines = [
+        [column.title for column in columns],
+        ["---:" if right else "---" for right in numeric],
+        *([_LIVE.sub(r"\\\1", " ".join(c.cell(row[c.key]).split("\n"))) for c in columns] for row in rows),
+    ]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
@@ -120,9 +132,16 @@ def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
     for column, cells in grid.items():
         if column.wraps and (excess := _excess(grid)) > 0:
             width = max(_widest(cells[1:]) - excess, NARROWEST, len(column.title))
-            grid[column] = [_folded(cell, width) for cell in cells]
+            grid[column] = [
+                textwrap.fill(cell, width, break_long_words=False, break_on_hyphens=False) for cell in cells
+            ]
     if terminal_width() and _excess(grid) > 0:
-        return "\n".join(_list_lines(grid))
+        titles, *listed = zip(*grid.values(), strict=True)
+        lists = []
+        for record in listed:
+            pairs = ((title, " ".join(cell.split())) for title, cell in zip(titles, record, strict=True))
+            lists.append("\n".join(pair_lines(pairs, indent=0, label_width=_widest(titles))))
+        return "\n\n".join(lists)
     return "\n".join(_aligned(grid, rows))
 
 
@@ -154,21 +173,8 @@ def _aligned(grid: Grid, rows: Sequence[Row]) -> Iterator[str]:
             yield "  ".join("-" * width for width in widths)
 
 
-def _list_lines(grid: Grid) -> Iterator[str]:
-    titles, *records = zip(*grid.values(), strict=True)
-    for place, cells in enumerate(records):
-        if place:
-            yield ""
-        pairs = ((title, " ".join(cell.split())) for title, cell in zip(titles, cells, strict=True))
-        yield from pair_lines(pairs, indent=0, label_width=_widest(titles))
-
-
 def _widest(texts: Iterable[str]) -> int:
     return max((len(line) for text in texts for line in text.splitlines()), default=0)
-
-
-def _folded(text: str, width: int) -> str:
-    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def pair_lines(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width: int = 30) -> Iterator[str]:
@@ -204,7 +210,6 @@ def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Itera
 
 
 def _cut_in_quotes(line: str, width: int) -> Iterator[str]:
-    """A line with a long quoted word in pieces, behind commas: a shell joins what begins in the first column."""
     while len(line) > width and line.endswith("'") and (end := line.rfind(",", line.index("'") + 2, width) + 1):
         yield f"{line[:end]}'\\"
         line = f"'{line[end:]}"
@@ -241,28 +246,11 @@ def screen_width() -> int:
     return terminal_width() or WIDTH
 
 
-def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    text = StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([[column.key for column in columns], *(map(_plain, row.values()) for row in rows)])
-    return text.getvalue()
-
-
 def _plain(value: Any) -> Any:
     """A value for programs. The csv module writes nothing for None, and exact floats."""
     if isinstance(value, bool):
         return str(value).lower()
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-
-def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
-    numeric = [rows and all(_is_number(row[column.key]) for row in rows) for column in columns]
-    lines = [
-        [column.title for column in columns],
-        ["---:" if right else "---" for right in numeric],
-        *([_LIVE.sub(r"\\\1", " ".join(c.cell(row[c.key]).split("\n"))) for c in columns] for row in rows),
-    ]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def _is_number(value: Any) -> bool:

@@ -1,8 +1,4 @@
-"""Pages without network or fonts of their own: the report on the plans of a folder, and the page of ``planner ui``.
-
-The template substitutes and escapes; every decision is made here. Each chart is drawn for a wide and for a narrow
-window, and the style sheet shows the one that fits.
-"""
+"""Pages without network or fonts of their own: the report on the plans of a folder, and the page of ``planner ui``."""
 
 from __future__ import annotations
 
@@ -25,7 +21,6 @@ from planner.output.tables.recommendation import Recommendation
 from planner.output.tables.shared import batch_in_words, counted, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.resources import data_dir
-from planner.timing import StepBreakdown
 from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US
 from planner.workload import OF_A_REQUEST
 
@@ -80,9 +75,6 @@ def size_of(plan: Plan) -> str:
     return f"{counted(gpus)}: {servers:,} x {layout_in_words(plan)}"
 
 
-# --- charts ------------------------------------------------------------------------------------------------------
-
-
 def charts_of(folder: PlanFolders, local: Local, name: ChartName) -> list[charts.Chart]:
     """The charts of that name; latency and operators have one for each plan."""
     entries = folder.entries
@@ -105,7 +97,11 @@ def memory_chart(plans: Sequence[Plan]) -> charts.Chart:
     """The memory of each GPU, a bar for each plan."""
     parts = {name: Column(name, form=",.2f", of=f"memory.{key}", unit=GIB) for key, name, _ in PIECES}
     whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
-    parts[FREE] = Column(FREE, form=",.2f", of=_unused_bytes, unit=GIB)
+    held = [key for key, _, _ in PIECES]
+    parts[FREE] = Column(
+        FREE, form=",.2f", unit=GIB,
+        of=lambda plan: max(plan.memory.get("memory_bytes", 0) - sum(plan.memory.get(key, 0) for key in held), 0),
+    )  # fmt: skip
     hues = (*(hue for _, _, hue in PIECES), None)
 
     def bar(plan: Plan) -> charts.Bar:
@@ -125,11 +121,6 @@ def memory_chart(plans: Sequence[Plan]) -> charts.Chart:
         ),
         plans,
     )  # fmt: skip
-
-
-def _unused_bytes(plan: Plan) -> float:
-    held = sum(plan.memory.get(key, 0) for key, _, _ in PIECES)
-    return max(float(plan.memory.get("memory_bytes", 0) - held), 0.0)
 
 
 def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> charts.Chart | None:
@@ -180,7 +171,6 @@ def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[st
 
 
 def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Name, marker and rates of the plan itself, and of its measurement."""
     if entry.plan.predicted.get(GPU_RATE) and entry.plan.predicted.get(USER_RATE):
         yield "plan", "o", entry.plan.predicted
     if entry.measured:
@@ -201,8 +191,6 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
 def _rates(
     name: str, place: int, marker: str, figures: Sequence[Mapping[str, Any]], style: charts.Style = "solid"
 ) -> charts.Series:
-    """Points of both rates, with the intervals that all of them have; those of a single point as a cross."""
-
     def all_of(key: str) -> tuple[float, ...]:
         return tuple(float(one[key]) for one in figures) if all(one.get(key) is not None for one in figures) else ()
 
@@ -218,10 +206,7 @@ def _rates(
 
 
 def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float] | None = None) -> charts.Chart | None:
-    """Median and 99th percentile of TTFT, TPOT and E2EL at several loads; None without a replay.
-
-    ``limits_ms`` are targets by latency, instead of the plan's own.
-    """
+    """Median and p99 latencies at several loads, with ``limits_ms`` or the plan's targets; None without a replay."""
     if not swept.points:
         return None
     if limits_ms is None:
@@ -231,7 +216,8 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
     columns = [Column(axis, of=_load_words)]
     for metric in OF_A_REQUEST:
         for statistic in ("median", "p99"):
-            of = partial(_latency_at, f"{statistic}_{metric}_ms")
+            key = f"{statistic}_{metric}_ms"
+            of = partial(lambda key, point: f"{number(point.figures[key])} ({interval_of(point.figures, key)})", key)
             columns.append(Column(f"{statistic} {metric.upper()}, ms", of=of))
     return charts.Chart(
         "latency",
@@ -249,14 +235,16 @@ def _load_words(point: LoadPoint) -> str:
     return f"{point.load:,.3g} (plan)" if point.planned else f"{point.load:,.4g}"
 
 
-def _latency_at(key: str, point: LoadPoint) -> str:
-    return f"{number(point.figures[key])} ({interval_of(point.figures, key)})"
-
-
 def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limit_ms: float | None) -> charts.LinePanel:
     planned = next((point.load for point in swept.points if point.planned), None)
-    lines = [_latency_line(f"median_{metric}_ms", swept, 0, "solid", "o")]
-    lines.append(_latency_line(f"p99_{metric}_ms", swept, 1, "dashed", "s"))
+    figures, lines = [point.figures for point in swept.points], list[charts.Series]()
+    styles: tuple[tuple[str, charts.Style, str], ...] = (("median", "solid", "o"), ("p99", "dashed", "s"))
+    for color, (statistic, style, marker) in enumerate(styles):
+        keys = (f"{statistic}_{metric}_ms{end}" for end in ("", "_lo", "_hi"))
+        y, lo, hi = (tuple(float(one[name]) for one in figures if name in one) for name in keys)
+        ends = (lo, hi) if len(lo) == len(y) else ((), ())
+        x = tuple(point.load for point in swept.points)
+        lines.append(charts.Series(statistic, x, y, color, style, marker, *ends))
     result = entry.measured.result if entry.measured else {}
     for line in tuple(lines):
         value = _positive(result, f"{line.name}_{metric}_ms")
@@ -271,26 +259,26 @@ def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limi
     return charts.LinePanel(axis, "ms", tuple(lines), metric.upper(), marks=tuple(marks), **logs)
 
 
-def _latency_line(key: str, swept: Sweep, color: int, style: charts.Style, marker: str) -> charts.Series:
-    figures = [point.figures for point in swept.points]
-    y, lo, hi = (tuple(float(one[name]) for one in figures if name in one) for name in (key, f"{key}_lo", f"{key}_hi"))
-    lo, hi = (lo, hi) if len(lo) == len(y) else ((), ())
-    return charts.Series(
-        key.split("_")[0], tuple(point.load for point in swept.points), y, color, style, marker, lo, hi
-    )
-
-
 def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
     """The time of an average step by operator; None without a replay."""
     if not swept.steps:
         return None
+    panels = []
+    for name, step in swept.steps.items():
+        parts = sorted(((part.name, part.time_s, part.bound) for part in step.parts), key=lambda part: -part[1])
+        others = sum(time_s for _, time_s, _ in parts[SHOWN_OPERATORS:])
+        bars = tuple(
+            charts.Bar(one, (charts.Segment(time_s / US, BOUNDS.get(bound, 5)),), f"{time_s / US:,.0f} {bound}".strip())
+            for one, time_s, bound in (*parts[:SHOWN_OPERATORS], *([("others", others, "")] if others else []))
+        )
+        panels.append(charts.BarPanel("microseconds", bars, f"{name}: {step.total_s / MS:,.2f} ms"))
     return charts.Chart(
         "operators",
         f"Where a step spends its time: {layout_of(entry.plan)}",
         "The average decode step and the average step with prompt tokens, at the load of the plan. Each bar gives "
         "microseconds and the bottleneck of the operator. With asynchronous scheduling the host works while the GPU "
         "does, so the parts add up to more than the whole.",
-        tuple(_step_panel(name, step) for name, step in swept.steps.items()),
+        tuple(panels),
         (
             Column("step", of="0"),
             Column("operator", of="1.name"),
@@ -303,20 +291,6 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
         [(name, part) for name, step in swept.steps.items() for part in step.parts],
     )
 
-
-def _step_panel(name: str, step: StepBreakdown) -> charts.BarPanel:
-    parts = sorted(((part.name, part.time_s, part.bound) for part in step.parts), key=lambda part: -part[1])
-    others = sum(time_s for _, time_s, _ in parts[SHOWN_OPERATORS:])
-    bars = tuple(
-        charts.Bar(
-            operator, (charts.Segment(time_s / US, BOUNDS.get(bound, 5)),), f"{time_s / US:,.0f} {bound}".strip()
-        )
-        for operator, time_s, bound in (*parts[:SHOWN_OPERATORS], *([("others", others, "")] if others else []))
-    )
-    return charts.BarPanel("microseconds", bars, f"{name}: {step.total_s / MS:,.2f} ms")
-
-
-# --- the page ----------------------------------------------------------------------------------------------------
 
 _NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
 MEASURED = (
@@ -331,24 +305,34 @@ MEASURED = (
 REJECTED = (
     Column("GPU", of="gpu"),
     Column("model"),
-    Column("setting", of=lambda row: _rejected_setting(row)),
+    Column("setting", of=lambda row: _rejected_words(row)),
     Column("reason"),
 )
 
 
 def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
     """The report as HTML. The curves are predicted with the fits of ``local``."""
-    entries = _best_first(folder)
+    order = [plan.get("gpu") for plan in folder.recommendation.get("plans", ()) if isinstance(plan, Mapping)]
+    place = {gpu: at for at, gpu in reversed(list(enumerate(order)))}
+    entries = tuple(sorted(folder.entries, key=lambda entry: place.get(entry.plan.gpu, len(order))))
     folder = replace(folder, entries=entries)
     sweeps = _sweeps(entries, local, entries if len(entries) <= SHOWN_WHOLE else ())
     plans = [entry.plan for entry in entries]
+    service = plans[0].service
+    targets = [
+        f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()}"
+        f"{target.of_class and f' for {target.of_class}'} at most {target.limit_ms:,.5g} ms: "
+        f"{number(target.predicted_ms)} ms predicted, at most {number(target.expected_ms)} ms with "
+        f"{service.confidence:.0%} confidence"
+        for target in service.targets
+    ] if service else []  # fmt: skip
     context = {
         "title": f"{plans[0].requested_model} on {', '.join(plan.gpu for plan in plans)}",
         "model": plans[0].requested_model,
         "goal": entries[0].file.goal,
         "load": "; ".join(f"{one.name}: {_lengths(one.workload)}" for one in plans[0].classes)
         or _lengths(plans[0].workload),
-        "targets": _targets(plans[0]),
+        "targets": targets,
         "planner_version": __version__,
         "memory": picture(memory_chart(plans)),
         "pareto": picture(pareto_chart(folder, sweeps)),
@@ -379,37 +363,9 @@ def environment(folder: str) -> jinja2.Environment:
     )
 
 
-def _best_first(folder: PlanFolders) -> tuple[PlanFolder, ...]:
-    """In the order of ``recommend``, if it is known."""
-    order = [plan.get("gpu") for plan in folder.recommendation.get("plans", ()) if isinstance(plan, Mapping)]
-    return tuple(sorted(folder.entries, key=lambda e: order.index(e.plan.gpu) if e.plan.gpu in order else len(order)))
-
-
 def _lengths(sent: PlannedWorkload) -> str:
     varied = f", varied by {sent.range_ratio:.0%}" if sent.range_ratio else ""
     return f"{sent.input_len:,} input and {sent.output_len:,} output tokens{varied}"
-
-
-def _arrival(plan: Plan) -> str:
-    sent = plan.workload
-    rate = f"{sent.request_rate:g} requests/s" if sent.request_rate else ""
-    limit = f"{sent.max_concurrency:,} requests in flight" if sent.max_concurrency else ""
-    return ", ".join(filter(None, (rate, limit))) or "all requests sent at once"
-
-
-def _targets(plan: Plan) -> list[str]:
-    service = plan.service
-    return (
-        [
-            f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()}"
-            f"{target.of_class and f' for {target.of_class}'} at most {target.limit_ms:,.5g} ms: "
-            f"{number(target.predicted_ms)} ms predicted, at most {number(target.expected_ms)} ms with "
-            f"{service.confidence:.0%} confidence"
-            for target in service.targets
-        ]
-        if service
-        else []
-    )
 
 
 def figures_of(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -426,14 +382,24 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     plan = entry.plan
     anchor = "plan-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in plan.gpu)
     held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}
-    usd = plan.service.usd_per_hour if plan.service else None
+    usd, sent = plan.service.usd_per_hour if plan.service else None, plan.workload
+    arrival = [f"{sent.request_rate:g} requests/s"] if sent.request_rate else []
+    arrival += [f"{sent.max_concurrency:,} requests in flight"] if sent.max_concurrency else []
+    sources = {
+        "engine": f"vLLM {plan.engine_version}",
+        "image": f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM",
+        "calibration": plan.calibration,
+        **({"efficiencies": BASIS.get(swept.basis, swept.basis)} if swept.basis else {}),
+        "planner": f"{entry.file.planner_version}, plan {plan.digest}",
+        "command": entry.file.command,
+    }
     return {
         "plan": plan,
         "anchor": anchor,
         "layout": layout_of(plan),
         "size": size_of(plan) + ("" if usd is None else f", {usd:,.2f} USD/h"),
         "figures": figures_of(plan.predicted),
-        "arrival": _arrival(plan),
+        "arrival": ", ".join(arrival) or "all requests sent at once",
         "command": command_text(plan),
         "settings": [
             *((name, _plain(getattr(plan, name))) for name in PLANNED),
@@ -447,22 +413,11 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "not_measured": entry.not_measured,
         "scripts": entry.scripts,
         "folder": entry.directory.name or str(entry.directory),
-        "sources": list(_sources(entry, swept)),
+        "sources": list(sources.items()),
     }
 
 
-def _sources(entry: PlanFolder, swept: Sweep) -> Iterator[tuple[str, str]]:
-    file, plan = entry.file, entry.plan
-    yield "engine", f"vLLM {plan.engine_version}"
-    yield "image", f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM"
-    yield "calibration", plan.calibration
-    if swept.basis:
-        yield "efficiencies", BASIS.get(swept.basis, swept.basis)
-    yield "planner", f"{file.planner_version}, plan {plan.digest}"
-    yield "command", file.command
-
-
-def _rejected_setting(row: Mapping[str, Any]) -> str:
+def _rejected_words(row: Mapping[str, Any]) -> str:
     sizes = [f"{name} {row[key]}" for key, name in SIZES if row.get(key) and (row[key] != 1 or name == "TP")]
     cache = row.get("kv_cache_dtype")
     return ", ".join([*sizes, *([f"{cache} KV cache"] if cache and cache != "auto" else [])]) or "-"
@@ -496,16 +451,22 @@ def table_of(columns: Sequence[Column], records: Sequence[Any]) -> dict[str, Any
     return {"headings": [column.title for column in columns], "rows": rows, "numeric": numeric}
 
 
-# --- the page of planner ui -------------------------------------------------------------------------------------------
-
-
 PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
 NOWHERE = Path()  #: plans of the page lie in no folder
+
+
+def _setting(plan: Plan) -> tuple[str, ...]:
+    return layout_in_words(plan), plan.weight_dtype, batch_in_words(plan)
+
+
 #: The best plan of a search at one confidence level.
 LEVELS = (
     Column("confidence", form=".0%", of="asked.confidence"),
     Column("GPU", of=lambda one: one.plan.gpu if one.plan else "no plan meets the targets with this confidence"),
-    Column("setting", of=lambda one: one.plan and _setting(one.plan)),
+    Column(
+        "setting",
+        of=lambda one: ", ".join(_setting(one.plan)) if one.plan else None,
+    ),
     Column("servers", form=",", of="plan.service.replicas"),
     Column("GPUs", form=",", of="plan.service.total_gpus"),
     Column("USD/h", form=",.2f", of="plan.service.usd_per_hour"),
@@ -591,10 +552,6 @@ def ladder(searches: Sequence[Played]) -> str:
     return _render("ladder.html.j2", {"levels": table_of(LEVELS, searches)})
 
 
-def _setting(plan: Plan) -> str:
-    return f"{layout_in_words(plan)}, {plan.weight_dtype}, {batch_in_words(plan)}"
-
-
 def whole_answer(played: Played, search: Recommendation, query: str, *, key: str, seconds: float) -> str:
     """The answer of a search; ``query`` is the address that asks it, ``key`` names it while it is remembered."""
     answer, plan = search.to_dict(), played.plan
@@ -605,7 +562,10 @@ def whole_answer(played: Played, search: Recommendation, query: str, *, key: str
         "seconds": f"{seconds:.1f}",
         "live": live_answer(played, None) if plan else "",
         "plan": plan,
-        "closest": [f"nearest: {_closest(one)}" for one in answer.get("closest", ())],
+        "closest": [
+            "nearest: " + ", ".join(f"{k} {v}" for k, v in one.items() if isinstance(v, int | float | str))
+            for one in answer.get("closest", ())
+        ],
         "pareto": picture(pareto_chart(folders, [played.sweep])) if plan else None,
         "memory": picture(memory_chart([plan])) if plan else None,
         "levels": f"/ladder?{query}" if plan and played.asked.targets else "",
@@ -631,46 +591,29 @@ def live_answer(played: Played, moved: Probed | None) -> str:
         others = (replace(one, planned=False) for one in sweep.points if one.load != point.load)
         sweep = replace(sweep, points=tuple(sorted((*others, point), key=lambda one: one.load)))
     entry = _entry(played, plan)
+    asked, servers = played.asked, plan.service.replicas if plan.service else 1
+    many = f"{servers} servers of " if servers > 1 else ""
+    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} in flight"
+    rate = f"{number(figures.get('output_throughput'))} output tokens/s a server"
+    if figures.get("output_throughput_lo"):
+        rate += f" ({interval_of(figures, 'output_throughput')})"
+    statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
+    for name, chance in (probed.chances if probed else {}).items():  # a word for each: never by colour alone
+        expected = f"{number(figures.get(f'{statistic}_{name}_ms'))} ms predicted, met with {chance:.0%} probability"
+        word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
+        limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.4g} ms"
+        targets.append((limit, f"{expected} (target {asked.confidence:.0%})", word))
     context = {
-        "headline": _headline(plan, figures, played.asked),
+        "headline": f"Serve {plan.model} on {many}{plan.num_gpus} x {plan.gpu}, {layout_in_words(plan)}: at {load}, "
+        f"{rate}, TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms",
         "figures": figures_of(figures),
-        "targets": list(_target_chances(figures, played.asked, probed.chances if probed else {})),
+        "targets": targets,
         "why": plan.why[:3] if point is None else (),
         "latency": picture(latency_chart(entry, sweep, played.asked.targets)),
         "missing": sweep.missing,
         "moved": point is not None,
     }
     return _render("live.html.j2", context)
-
-
-def _headline(plan: Plan, figures: Mapping[str, Any], asked: Asked) -> str:
-    servers = plan.service.replicas if plan.service else 1
-    many = f"{servers} servers of " if servers > 1 else ""
-    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} in flight"
-    rate = f"{number(figures.get('output_throughput'))} output tokens/s a server"
-    if figures.get("output_throughput_lo"):
-        rate += f" ({interval_of(figures, 'output_throughput')})"
-    return (
-        f"Serve {plan.model} on {many}{plan.num_gpus} x {plan.gpu}, {layout_in_words(plan)}: at {load}, {rate}, "
-        f"TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms"
-    )
-
-
-def _target_chances(
-    figures: Mapping[str, Any], asked: Asked, chances: Mapping[str, float]
-) -> Iterator[tuple[str, str, str]]:
-    """Each target with its prediction and a word: met, open or missed; never by colour alone."""
-    statistic = "mean" if asked.percentile == "mean" else f"p{asked.percentile}"
-    for name, chance in chances.items():
-        what = f"{statistic} {name.upper()} at most {asked.targets[name]:,.4g} ms"
-        expected = f"{number(figures.get(f'{statistic}_{name}_ms'))} ms predicted, met with {chance:.0%} probability"
-        word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
-        yield what, f"{expected} (target {asked.confidence:.0%})", word
-
-
-def _closest(point: Mapping[str, Any]) -> str:
-    """The setting nearest to targets that no setting meets."""
-    return ", ".join(f"{key} {value}" for key, value in point.items() if isinstance(value, int | float | str))
 
 
 def _entry(played: Played, plan: Plan) -> PlanFolder:

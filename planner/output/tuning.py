@@ -1,8 +1,6 @@
 """Tune a machine: measure the plan, then what may be better, until the best is known or the budget is spent.
 
-Each setting has a plan's folder with its scripts, below ``tune/`` in the folder of the plan; ``validate.sh`` there
-checks the machine, starts the server, measures and stops it. ``tune/state.json`` is replaced whole after each step, so
-the tuning goes on after any break, and a result that is there is never measured again.
+``tune/state.json`` is replaced whole after each step: the tuning goes on after any break, and measures nothing twice.
 """
 
 from __future__ import annotations
@@ -50,11 +48,7 @@ class Tuner:
         return self._state
 
     def run(self, local: planning.Local, *, runs: int | None, minutes: float | None, retry: bool = False) -> None:
-        """Measure until the best is known, or all runs together took ``runs`` or ``minutes``.
-
-        ``retry``: try settings that failed once more. Raises InputError where the machine does not pass preflight.sh,
-        or nothing starts; all runs so far are kept.
-        """
+        """Measure until the best is known, or ``runs`` or ``minutes`` are spent. Raises InputError if all fail."""
         self.path.parent.mkdir(exist_ok=True)
         with _alone(self.directory):  # not tune/, which is locked while a folder is written into it
             self._state = planning.read_state(self.path, self.file.plan.digest) or self._begin(local)
@@ -105,7 +99,6 @@ class Tuner:
     # --- one run -----------------------------------------------------------------------------------------------------
 
     def _measure(self, number: int) -> None:
-        """Measure a setting, or read what was measured of it before."""
         folder, state, began_s = self.folder(number), self.state, time.monotonic()
         log = folder / "logs" / LOG
         resumed = state.running == number
@@ -146,10 +139,7 @@ class Tuner:
             raise _not_ready(folder, _printed(log, begin))
 
     def _fail(self, number: int, seconds: float) -> None:
-        """Keep that a setting does not run, and those that need no less memory with it where that ran out.
-
-        Raises InputError where several failed for another reason and none was measured.
-        """
+        """Keep that a setting fails, and larger ones with it if memory ran out. Raises InputError if several fail."""
         reason, out_of_memory = _reason(self.folder(number))
         self._add(planning.TunedRun(setting=number, reason=reason, seconds=seconds))
         self.tell(f"  out: {reason}")
@@ -165,7 +155,6 @@ class Tuner:
             )
 
     def _larger(self, number: int) -> Iterator[int]:
-        """Settings still open that differ in a larger batch or token budget alone."""
         one = self.plan(number)
         sizes = attrgetter(*tagged("batch"), "max_model_len")
         layout = attrgetter("model", *tagged("axes"), "kv_cache_dtype")
@@ -208,7 +197,6 @@ def _name(number: int, plan: planning.Plan) -> str:
 
 
 def _reason(folder: Path) -> tuple[str, bool]:
-    """The reason for a missing measurement, from the server or else the scripts, and True if memory ran out."""
     logs = folder / "logs"
     with suppress(OSError, InputError):
         server = read_given(logs / "server.log", most_bytes=MOST_LOG_BYTES, errors="replace")
@@ -221,7 +209,6 @@ def _reason(folder: Path) -> tuple[str, bool]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Raise InputError where another planner tunes there."""
     import fcntl  # the scripts need a system that has it
 
     handle = os.open(folder, os.O_RDONLY)

@@ -96,7 +96,7 @@ def by_hand(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test reads the words alone: drawing takes most of the time."""
-    monkeypatch.setattr("planner.output.report.svg", lambda *_, **__: "")
+    monkeypatch.setattr("planner.output.charts.svg", lambda *_, **__: "")
 
 
 @pytest.fixture

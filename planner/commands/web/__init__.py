@@ -1,8 +1,4 @@
-"""Interactive web page, and the commands as an HTTP API: ``planner ui``.
-
-``api`` has the commands, ``play`` the page, ``places`` the processes that compute, ``guard`` who may ask, ``app`` the
-server. Only GET is answered, and it changes nothing.
-"""
+"""Interactive web page, and the commands as an HTTP API: ``planner ui``. Only GET is answered; it changes nothing."""
 
 from __future__ import annotations
 
@@ -34,10 +30,7 @@ Seconds = Annotated[float, Interval(gt=0, le=3600), Option("--timeout", metavar=
 
 @command("ui", help="Interactive web page and HTTP API; needs llm-serving-planner[ui].")
 def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds: Seconds = 10.0) -> None:
-    """Serve the page until Ctrl-C. Raises InputError where its packages are missing, and for an address in use.
-
-    Every request has to bring a token: ``PLANNER_TOKEN``, else a random one in the address that is printed.
-    """
+    """Serve the page until Ctrl-C. Every request needs the token: ``PLANNER_TOKEN``, else a random one."""
     try:
         import uvicorn
 
@@ -68,7 +61,6 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds
 
 
 def _reachable(host: str) -> str:
-    """The address by which others reach a server on ``host``: this machine's own for all its addresses."""
     target = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}.get(host)  # noqa: S104 - documentation addresses
     if target is None:
         return host

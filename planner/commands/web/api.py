@@ -1,8 +1,6 @@
-"""The commands as an HTTP API: parameters, checks and documentation follow from the declarations.
+"""The commands as an HTTP API: ``GET /api/fit?model=...&gpu=...`` calls the function of ``planner fit``.
 
-``GET /api/fit?model=...&gpu=...`` calls the function of ``planner fit`` with these keywords. A parameter that is a list
-is repeated. Nothing names a file: a model and a GPU are names, a line is text, and parameters that are paths (a trace,
-a calibration, a start-up log) are not offered. Neither are other servers.
+Nothing names a file: parameters that are paths are not offered, and neither are other servers.
 """
 
 from __future__ import annotations
@@ -103,7 +101,6 @@ def _kind(parameter: Parameter) -> Any:
 
 
 def _names_a_file(parameter: Parameter) -> bool:
-    """True if a value is the path of a file; a model and a GPU are names, a line is text."""
     if isinstance(parameter.type, str) or parameter.name == LINE:
         return False
     kinds = {parameter.type, *get_args(parameter.type), parameter.option.kind}
@@ -111,7 +108,6 @@ def _names_a_file(parameter: Parameter) -> bool:
 
 
 def _value(parameter: Parameter, texts: list[str]) -> Any:
-    """The value that texts stand for; the function checks bounds and names."""
     kind, option, name = _kind(parameter), parameter.option, parameter.name
     if name == LINE:
         return texts[0] if len(texts) == 1 else texts

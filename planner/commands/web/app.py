@@ -1,10 +1,7 @@
-"""The application of ``planner ui``: the page, its answers, the scripts, the API, and access to them.
+"""The application of ``planner ui``. Every computation has a place in a worker process.
 
-Only cheap work is done in the server itself; every computation has a place in a worker process (``places``).
-
-A request has to be a GET with the token, from this page or from an address bar: browsers visit other pages too. On a
-loopback address it has to name this machine, so that DNS rebinding is refused. The page may load only its own script,
-style sheet and answers, and cannot be framed. Connections have time limits.
+A request has to be a GET with the token, from this page or an address bar. On a loopback address it has to name this
+machine (DNS rebinding). The page loads only its own files and cannot be framed.
 """
 
 from __future__ import annotations
@@ -49,10 +46,7 @@ REMEMBERED = 24  #: searches
 
 
 def make_app(*, token: str, loopback: bool = True, seconds: float = 10.0) -> Guard:
-    """The application, which asks for ``token``; one answer takes ``seconds`` at most.
-
-    A server on a ``loopback`` address answers requests that name this machine.
-    """
+    """The application, which asks for ``token``; one answer takes ``seconds`` at most."""
     pages = Pages(seconds)
     routes = [
         Route("/", pages.front),
@@ -171,7 +165,6 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _on_page(error: PlannerError) -> tuple[str, int, dict[str, str]]:
-    """An error in place of an answer, with its status and headers. A bad question is answered like any other."""
     from planner.output import refused
 
     status, headers = _status(error)
@@ -232,7 +225,6 @@ class Guard:
         return self._without_token(request)
 
     def _without_token(self, request: Request) -> Response | None:
-        """Check the token: in the address, then in a cookie, or ``Authorization: Bearer`` of a program."""
         cookie = f"planner-token-{request.scope['server'][1]}"  # browsers send cookies to all ports of a machine
         path, fields = request.scope["path"], parse_qsl(query_of(request), keep_blank_values=True)
         if self._is_token(dict(fields).get("token", "")):
@@ -348,10 +340,7 @@ class Places:
         self._free, self._seconds, self._waiting = asyncio.Semaphore(at_once), seconds, 0
 
     async def run(self, request: Request, function: Callable[..., Result], *args: Any) -> Result:
-        """Return what ``function`` returns in a worker process, which names of files cannot reach.
-
-        Raises Refused for an error, for a full queue, and when the time is over or the client has gone.
-        """
+        """Return what ``function`` returns in a worker process. Raises Refused for errors and lost time."""
         outcome: Any = GONE
         async with create_task_group() as group:
 
@@ -396,7 +385,6 @@ class Places:
 
 
 def _work(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call ``function`` in a worker process; gives a ``Failure`` for what it raises."""
     _bound()
     try:
         with resources.names_only():

@@ -1,8 +1,4 @@
-"""The page's questions: from its address to ``recommend_plans``, and one replay while a slider moves.
-
-``search`` gives the answer and a ``Played`` in bytes. The server keeps both, so that the plan can be replayed at
-another load in a fraction of a second. What is computed here runs in worker processes.
-"""
+"""The page's questions: from its address to ``recommend_plans``, and one replay while a slider moves."""
 
 from __future__ import annotations
 
@@ -144,13 +140,11 @@ def move(before: bytes, asked: Asked) -> str | None:
 
 @lru_cache(maxsize=4)
 def _remembered(before: bytes) -> tuple[Played, Deployment | None]:
-    """A search with the engine of its plan, which keeps the times of its steps."""
     played = pickle.loads(before)  # noqa: S301 - written by ``search``
     return played, planning.redeploy(played.plan, planning.local_for(None)) if played.plan else None
 
 
 def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
-    """One replay of a plan's server at the load that is asked for."""
     from planner.output import Probed
     from planner.planning import LoadPoint, Prediction
 
@@ -168,7 +162,6 @@ def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
 
 
 def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
-    """The load of one server, and its place on the curve."""
     if asked.by == "rate":
         rate = asked.rate / servers
         return replace(sent, request_rate=rate, num_prompts=min(sent.num_prompts, LIVE_PROMPTS)), rate

@@ -1,7 +1,4 @@
-"""The platforms that a plan can be deployed on; docker compose, Slurm and disaggregated servers.
-
-Slurm's containers share the network of their node: the plan's ``--host`` is replaced, by 127.0.0.1 as a default.
-"""
+"""Deployables of a plan: docker compose, Slurm and disaggregated servers; Kubernetes from ``kubernetes``."""
 
 from __future__ import annotations
 
@@ -15,16 +12,7 @@ from planner.errors import IllegalPlanError, InputError, UnknownNameError
 from planner.output.deploy.kubernetes import kubernetes, lws
 from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, MOST_REPLICAS, Pods, Site, describe
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
-from planner.output.scripts.emission import (
-    MODEL_CACHE,
-    PLACEMENT_VARIABLES,
-    PORT,
-    Emission,
-    dealt_by,
-    gpus_of_server,
-    join_names,
-    servers_per_node,
-)
+from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
 from planner.units import GIB, whole_number
@@ -38,17 +26,14 @@ _HEALTH = (
 _MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}/hub"  # not the folder above it, in which hf keeps the token
 ROUTED_PORT = 8200  #: first port of decode servers; prefill servers have vLLM's own
 #: Variables of a side that its script sets itself.
-_SIDE_PLACED = {*PLACEMENT_VARIABLES, "VLLM_NIXL_SIDE_CHANNEL_PORT"}
+_SIDE_PLACED = {*scripts.PLACEMENT_VARIABLES, "VLLM_NIXL_SIDE_CHANNEL_PORT"}
 
 
 # --- docker compose
 
 
 def compose(pods: Pods) -> dict[str, str]:
-    """``compose.yaml``, and ``nginx.conf`` for several servers on the node.
-
-    Compose interpolates values, so every ``$`` of a value is doubled.
-    """
+    """``compose.yaml``, and ``nginx.conf`` for several servers. Compose interpolates: every ``$`` is doubled."""
     pods.require_one_node("compose")
     copies = pods.replicas
     names = [f"vllm-{index}" for index in range(copies)] if copies > 1 else ["vllm"]
@@ -57,14 +42,14 @@ def compose(pods: Pods) -> dict[str, str]:
     files = {}
     if copies > 1:
         healthy = {name: {"condition": "service_healthy", "restart": True} for name in names}
-        own = {"image": BALANCER_IMAGE, "ports": [_published(pods, PORT)], "servers": healthy}
+        own = {"image": BALANCER_IMAGE, "ports": [_published(pods, scripts.PORT)], "servers": healthy}
         services["balancer"] = fill("compose.yaml", "balancer", own)
         title = f"Docker compose: {copies} servers like the planned one, behind nginx."
         balanced = {
             "balancer_of": "compose.yaml",
-            **dealt_by(pods.plan),
+            **scripts.dealt_by(pods.plan),
             "balanced_addresses": [f"{name}:{pods.port}" for name in names],
-            "balancer_address": f"{EVERYWHERE}:{PORT}",
+            "balancer_address": f"{EVERYWHERE}:{scripts.PORT}",
         }
         files["nginx.conf"] = render_template("nginx.conf.j2", balanced, ("workflows",))
     remarks = [
@@ -82,7 +67,12 @@ def compose(pods: Pods) -> dict[str, str]:
 def _service(pods: Pods, index: int) -> Json:
     plan, docker, copies = pods.plan, pods.docker, pods.replicas
     folder = escape_dollars(pods.model_folder)
-    models = {"type": "bind", "source": _MODELS, "target": f"{MODEL_CACHE}/hub", "bind": {"create_host_path": True}}
+    models = {
+        "type": "bind",
+        "source": _MODELS,
+        "target": f"{scripts.MODEL_CACHE}/hub",
+        "bind": {"create_host_path": True},
+    }
     model = [{"type": "bind", "source": folder, "target": folder, "read_only": True}] if folder else []
     devices = [device if ":" in device else f"{device}:{device}" for device in docker["--device"]]
     seccomp = {"seccomp=unconfined", "seccomp:unconfined"}
@@ -94,7 +84,7 @@ def _service(pods: Pods, index: int) -> Json:
         unset = ":?UUID of a MIG instance, see nvidia-smi -L"
         gpus["device_ids"] = [f"${{{_mig(index, gpu)}{unset}}}" for gpu in range(plan.num_gpus)]
     elif copies > 1:
-        gpus["device_ids"] = gpus_of_server(plan, index).split(",")
+        gpus["device_ids"] = scripts.gpus_of_server(plan, index).split(",")
     else:
         gpus["count"] = plan.num_gpus if count is None else count
     names = {
@@ -123,9 +113,9 @@ def _environment(pods: Pods, index: int) -> dict[str, str | None]:
     """Variables; None: taken from the environment by its name."""
     plan, given = pods.plan, dict(pods.env)
     if pods.replicas > 1 and plan.platform == "rocm":
-        given["HIP_VISIBLE_DEVICES"] = gpus_of_server(plan, index)
+        given["HIP_VISIBLE_DEVICES"] = scripts.gpus_of_server(plan, index)
     elif pods.replicas == 1 and not (pods.emission.profile.partition and plan.platform == "cuda"):
-        given = {**plan.env, "HF_HOME": MODEL_CACHE}  # a MIG instance is passed by its UUID instead
+        given = {**plan.env, "HF_HOME": scripts.MODEL_CACHE}  # a MIG instance is passed by its UUID instead
     variables: dict[str, str | None] = {name: escape_dollars(value) for name, value in given.items()}
     return variables | {name: None for name in PASSED_BY_NAME if name not in given}
 
@@ -162,12 +152,12 @@ def slurm(pods: Pods) -> dict[str, str]:
         "container_port": pods.port,
         "reached_at": reached_at,
         "loopback": reached_at == LOOPBACK,
-        "model_cache": MODEL_CACHE,
+        "model_cache": scripts.MODEL_CACHE,
         "model_mount": f"{folder}:{folder}:ro" if folder else "",
         "start_timeout_s": pods.start_timeout_s,
         "pyxis": pyxis,
         "several": pods.nodes > 1,
-        **(join_names(plan, pods.join, pods.nodes) if pods.join else {}),
+        **(scripts.join_names(plan, pods.join, pods.nodes) if pods.join else {}),
         "mem_per_gpu": f"{ceil(pods.emission.checkpoint_bytes / GIB / plan.num_gpus) + MEMORY_GIB_PER_GPU}G",
         "whole_nodes": pods.gpus == plan.gpus_per_node,
         "image_uri": enroot if pyxis else f"docker://{plan.image}",
@@ -182,10 +172,9 @@ def slurm(pods: Pods) -> dict[str, str]:
 
 
 def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
-    """``prefill.sh`` and ``decode.sh``, whose servers find each other by NIXL's side channel.
+    """``prefill.sh`` and ``decode.sh``, joined by NIXL's side channel and a router (vLLM's ``toy_proxy_server.py``).
 
-    A router (vLLM's ``toy_proxy_server.py``) sends each prompt to a prefill server first and passes the place of its
-    cache to the decode server. Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
+    Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
     """
     if plan.model.startswith("/"):
         raise IllegalPlanError(
@@ -218,7 +207,7 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
         "first_port": option(side.serve_argv, "--port"),
         "side_port": side.env["VLLM_NIXL_SIDE_CHANNEL_PORT"],
         "env_words": [f"{name}={value}" for name, value in side.env.items() if name not in _SIDE_PLACED],
-        "model_cache": MODEL_CACHE,
+        "model_cache": scripts.MODEL_CACHE,
         "entrypoint": side.serve_argv[0],
         "serve_args": without_option(without_option(side.serve_argv[1:], "--port"), "--host"),
     }
@@ -262,13 +251,9 @@ FILES = ("compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "server.sb
 
 
 def render_deployable(
-    emission: Emission, target: str, site: Site | None = None, *, command: str = "planner deploy"
+    emission: scripts.Emission, target: str, site: Site | None = None, *, command: str = "planner deploy"
 ) -> dict[str, str]:
-    """File name to content for one target; ``command`` is the command line that the headers show.
-
-    Raises UnknownNameError for an unknown target, InputError for an option without effect on the target, and
-    IllegalPlanError for a plan that does not fit the target.
-    """
+    """File name to content for one target. Raises PlannerError for what the target does not know or cannot run."""
     if target not in TARGETS:
         raise UnknownNameError("target", target, TARGETS, see=f"--target: {', '.join(TARGETS)}")
     platform, asked = TARGETS[target], site or Site()
@@ -280,7 +265,10 @@ def render_deployable(
             )
     files = platform.make(
         describe(
-            emission, asked, command, servers_per_node(emission.file.plan) if platform.most is None else platform.most
+            emission,
+            asked,
+            command,
+            scripts.servers_per_node(emission.file.plan) if platform.most is None else platform.most,
         )
     )
     refuse_tokens(files)

@@ -6,7 +6,6 @@ from math import ceil
 from typing import Any
 
 from planner.errors import IllegalPlanError
-from planner.hardware import GpuProfile
 from planner.output.deploy.pods import RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts.emission import (
@@ -54,7 +53,6 @@ def _fill(template: str, **names: Any) -> Json:
 
 
 def _file(pods: Pods, title: str, *objects: Json) -> str:
-    """The objects, behind a new claim for the models if the site asks for one."""
     claims = []
     if pods.site.cache == "pvc":
         mode = "ReadWriteMany" if pods.replicas * pods.nodes > 1 else "ReadWriteOnce"  # pods on nodes share it
@@ -69,7 +67,6 @@ def _labels(pods: Pods) -> dict[str, str]:
 
 
 def _object(pods: Pods, version: str, kind: str, spec: Json, *, name: str = "", **metadata: object) -> Json:
-    """An object with name, namespace if one was given, and labels."""
     namespace = {"namespace": pods.site.namespace} if pods.site.namespace else {}
     labels = {**_labels(pods), "planner/plan": pods.plan.digest}
     meta = {"name": name or pods.name, **namespace, "labels": labels, **metadata}
@@ -82,7 +79,6 @@ def _service(pods: Pods, selector: dict[str, str]) -> Json:
 
 
 def _remarks(pods: Pods) -> list[str]:
-    """The command that creates the Secret (no file holds its value), the device plugin, and what policies refuse."""
     site, profile, lines = pods.site, pods.emission.profile, []
     if site.hf_secret:
         need = "The model is gated: first" if pods.plan.gated is True else "If the hub asks for a token, first"
@@ -129,7 +125,6 @@ def _pod(pods: Pods, container: Json) -> Json:
 
 
 def _container(pods: Pods) -> Json:
-    """The planned server, whole on one node."""
     if ":" in pods.model_folder:
         raise IllegalPlanError(
             f"{pods.model_folder!r}: Kubernetes mounts no path with a colon", hint="rename the folder"
@@ -153,7 +148,6 @@ def _container(pods: Pods) -> Json:
 
 
 def _resources(pods: Pods, *, on_disk: bool) -> Json:
-    """Limits and requests of a pod; ``on_disk``: the weights lie on the container's own disk."""
     disk = {"ephemeral-storage": f"{SCRATCH_GIB + (pods.cache_gib if on_disk else 0)}Gi"}
     devices = {gpu_resource(pods): pods.gpus} | ({pods.site.rdma_resource: 1} if pods.site.rdma_resource else {})
     reserved = RESERVED_GIB_PER_GPU * pods.gpus + host_kv_gib(pods.plan)
@@ -164,7 +158,6 @@ def _resources(pods: Pods, *, on_disk: bool) -> Json:
 
 
 def _member(pods: Pods) -> Json:
-    """One pod of a group. All have the same script; the planned command is its arguments."""
     join = pods.require_several_nodes()
     given = "export NODE_RANK=$LWS_WORKER_INDEX NODES=$LWS_GROUP_SIZE HEAD=$LWS_LEADER_ADDRESS\n"
     numbers = join_numbers(pods.plan, join, pods.nodes) | {"START_TIMEOUT_S": pods.start_timeout_s}
@@ -178,7 +171,6 @@ def _member(pods: Pods) -> Json:
 
 
 def _environment(pods: Pods) -> list[Json]:
-    """The plan's variables, and the token by the name of its Secret."""
     variables: list[Json] = [{"name": k, "value": escape_dollars(v)} for k, v in pods.env.items()]
     if pods.site.hf_secret:
         optional = pods.plan.gated is not True  # unless the model is known to be gated
@@ -188,19 +180,11 @@ def _environment(pods: Pods) -> list[Json]:
 
 
 def gpu_resource(pods: Pods) -> str:
-    """The name under which the device plugin offers these GPUs.
-
-    Partitions have a name for each mode, of the strategy ``mixed`` of both vendors' plugins, so that a pod gets
-    exactly the planned part of a GPU.
-    """
+    """The GPUs' name in the device plugin; partitions by mode, as both plugins' strategy ``mixed``."""
     profile = pods.emission.profile
     if pods.site.gpu_resource or profile.partition is None:
-        return pods.site.gpu_resource or _whole_gpu(profile)
+        return pods.site.gpu_resource or ("amd.com/gpu" if profile.vendor == "amd" else "nvidia.com/gpu")
     mode = profile.partition.compute_mode.lower()
     if profile.vendor == "amd":
         return f"amd.com/{mode}_{profile.partition.memory_mode.lower()}"
     return f"nvidia.com/{mode.replace(' ', '-').replace('+', '.')}"
-
-
-def _whole_gpu(profile: GpuProfile) -> str:
-    return "amd.com/gpu" if profile.vendor == "amd" else "nvidia.com/gpu"

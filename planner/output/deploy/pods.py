@@ -11,20 +11,8 @@ from typing import Literal
 
 from planner.engine import EVERYWHERE, LOOPBACK
 from planner.errors import IllegalPlanError, InputError
-from planner.output.scripts.emission import (
-    MODEL_CACHE,
-    PLACEMENT_VARIABLES,
-    PORT,
-    Emission,
-    Join,
-    check_exposure,
-    container_name,
-    describe_load,
-    host_kv_gib,
-    join_of,
-    local_folder,
-    start_timeout_s,
-)
+from planner.output.scripts import emission as scripts
+from planner.output.scripts.emission import start_timeout_s
 from planner.output.scripts.text import option
 from planner.planning import Plan
 from planner.units import GIB, whole_number
@@ -71,17 +59,14 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Options of a deployment beside the plan. Empty and None stand for the target's own default.
-
-    Raises InputError for a name that the platform would refuse.
-    """
+    """Options of a deployment beside the plan. Raises InputError for a name that the platform would refuse."""
 
     replicas: int | None = None  #: servers like the planned one; None: as many as the plan needs
     nodes: int | None = None  #: nodes of one server; None: as many as the planned node size needs
     name: str = ""
     namespace: str = ""
     host: str = LOOPBACK  #: address of the server, where containers use the network of their node
-    port: int = PORT
+    port: int = scripts.PORT
     hf_secret: str = HF_SECRET  #: name of a Secret with the key HF_TOKEN
     cache: str = "pvc"  #: ``emptydir``, ``pvc`` (a new claim), or ``claim/NAME``
     gpu_resource: str = ""  #: as the device plugin names it
@@ -140,7 +125,7 @@ class Site:
 class Pods:
     """One server of a plan: a pod for each node, all with the same image, variables, GPUs and volumes."""
 
-    emission: Emission
+    emission: scripts.Emission
     site: Site
     command: str  #: that deploys it
     name: str  #: of everything that is made
@@ -148,7 +133,7 @@ class Pods:
     planned_nodes: int
     replicas: int  #: servers like the planned one
     gpus: int  #: logical GPUs of one pod
-    join: Join | None  #: how several pods form one server
+    join: scripts.Join | None  #: how several pods form one server
     env: Mapping[str, str]  #: the plan's variables without those that choose GPUs, and the models' folder
     docker: Mapping[str, Sequence[str]]  #: values of the options of ``docker run``
     port: int  #: in the container
@@ -197,7 +182,7 @@ class Pods:
                 hint="deploy it with --target lws or slurm",
             )
 
-    def require_several_nodes(self) -> Join:
+    def require_several_nodes(self) -> scripts.Join:
         """Return the way in which the nodes are joined. Raises InputError for a server on one node."""
         if self.join is None:
             raise InputError(
@@ -217,7 +202,7 @@ class Pods:
             f"planned by: {file.command}",
             f"deployed by: {self.command}",
             "",
-            f"predicted for one server and {describe_load(plan)}:",
+            f"predicted for one server and {scripts.describe_load(plan)}:",
             *(f"  {line}" for line in self.emission.predicted_lines),
         ]
         if self.needed > 1 or self.replicas > 1:
@@ -231,11 +216,10 @@ class Pods:
         return [*lines, *(("", *remarks) if remarks else ())]
 
 
-def describe(emission: Emission, site: Site, command: str, most: int) -> Pods:
+def describe(emission: scripts.Emission, site: Site, command: str, most: int) -> Pods:
     """The pods of a plan at a site that holds ``most`` such servers.
 
-    Raises IllegalPlanError for a plan that no platform runs in a container. Raises InputError for a number of nodes
-    that does not divide its GPUs, and for more servers than the site holds.
+    Raises IllegalPlanError for a plan that cannot run in a container, InputError for impossible numbers.
     """
     plan = emission.file.plan
     if site.replicas is not None and site.replicas > most:
@@ -248,26 +232,30 @@ def describe(emission: Emission, site: Site, command: str, most: int) -> Pods:
     planned = ceil(plan.num_gpus / plan.gpus_per_node)
     nodes = planned if site.nodes is None else site.nodes
     _check_nodes(emission, nodes, planned)
+    text = option(plan.serve_argv, "--port") or str(scripts.PORT)
+    port = whole_number(text)
+    if port is None or not 1 <= port <= 65535:
+        raise IllegalPlanError(f"--port {text!r} of the plan cannot be used", hint="from 1 to 65535")
     gpus = plan.num_gpus // nodes
-    own_env = {name: value for name, value in plan.env.items() if name not in PLACEMENT_VARIABLES}
+    own_env = {name: value for name, value in plan.env.items() if name not in scripts.PLACEMENT_VARIABLES}
     return Pods(
         emission,
         site,
         command,
-        name=site.name or container_name(plan),
+        name=site.name or scripts.container_name(plan),
         nodes=nodes,
         planned_nodes=planned,
         replicas=site.replicas or min(most, plan.service.replicas if plan.service else 1),
         gpus=gpus,
-        join=join_of(plan, gpus) if nodes > 1 else None,
-        env={**own_env, "HF_HOME": MODEL_CACHE},
+        join=scripts.join_of(plan, gpus) if nodes > 1 else None,
+        env={**own_env, "HF_HOME": scripts.MODEL_CACHE},
         docker=_docker_options(plan.docker_args),
-        port=_port(plan),
+        port=port,
         start_timeout_s=site.start_timeout_s or start_timeout_s(emission.checkpoint_bytes),
         # vLLM also has KV blocks of the host in shared memory (0.32, NVIDIA)
-        shm_gib=max(SHM_GIB_AT_LEAST, SHM_GIB_PER_GPU * gpus) + host_kv_gib(plan),
+        shm_gib=max(SHM_GIB_AT_LEAST, SHM_GIB_PER_GPU * gpus) + scripts.host_kv_gib(plan),
         cache_gib=ceil(1.2 * emission.checkpoint_bytes / GIB) + 1,
-        model_folder=local_folder(plan),
+        model_folder=scripts.local_folder(plan),
     )
 
 
@@ -279,13 +267,13 @@ def _check_container(plan: Plan) -> None:
         )
     if not _IMAGE.fullmatch(plan.image):
         raise IllegalPlanError(f"{plan.image!r} is not the name of an image", hint="such as vllm/vllm-openai:v0.14.0")
-    check_exposure(plan)
+    scripts.check_exposure(plan)
     for name in plan.env:
         if not _VARIABLE.fullmatch(name):
             raise IllegalPlanError(f"{name!r} is not the name of a variable", hint="letters, digits and underscores")
 
 
-def _check_nodes(emission: Emission, nodes: int, planned: int) -> None:
+def _check_nodes(emission: scripts.Emission, nodes: int, planned: int) -> None:
     plan = emission.file.plan
     if nodes < 1 or plan.num_gpus % nodes:
         raise InputError(
@@ -316,11 +304,3 @@ def _docker_options(docker_args: Sequence[str]) -> dict[str, list[str]]:
             )
         values[flag].append(value if equals or flag == "--privileged" else next(words, ""))
     return values
-
-
-def _port(plan: Plan) -> int:
-    text = option(plan.serve_argv, "--port") or str(PORT)
-    number = whole_number(text)
-    if number is None or not 1 <= number <= 65535:
-        raise IllegalPlanError(f"--port {text!r} of the plan cannot be used", hint="from 1 to 65535")
-    return number

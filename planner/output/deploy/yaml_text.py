@@ -38,10 +38,7 @@ class Script(str):
 
 
 def dump(*documents: object) -> str:
-    """The documents as YAML, keys in the order given.
-
-    Raises InputError for a NUL and for bytes that are not UTF-8: no command line holds them.
-    """
+    """The documents as YAML, keys in the order given. Raises InputError for a NUL and for bytes that are not UTF-8."""
     return yaml.dump_all(
         documents,
         Dumper=_Dumper,
@@ -53,10 +50,7 @@ def dump(*documents: object) -> str:
 
 
 def fill(file: str, template: str, names: Mapping[str, Any]) -> Json:
-    """A part of a YAML file below ``templates/deploy`` with ``names`` in place of its values ``$name``.
-
-    A key is left out if its value is None.
-    """
+    """A part of a file below ``templates/deploy`` with ``names`` for its values ``$name``; None leaves the key out."""
     filled: Json = _filled(_templates(file)[template], names)
     return filled
 

@@ -1,13 +1,6 @@
-"""The scripts of a plan: ``plan.json``, the runbook and what launches, measures and validates the server.
+"""The scripts of a plan. Everything is computed here; templates only insert the names of ``template_names``.
 
-Everything is decided and computed here. The templates only insert the names of ``template_names``.
-
-A small script joins the nodes of one server, on every platform the same::
-
-    mp    --nnodes, --node-rank, --master-addr: vLLM's own processes, from 0.11.1 on
-    ray   a Ray cluster, before that
-    dp    --data-parallel-address, --data-parallel-start-rank: DP ranks, whole ones on each node
-
+Nodes of one server are joined by vLLM's processes (mp, from 0.11.1 on), a Ray cluster before that, or DP ranks (dp).
 Sources: ``ParallelConfig`` of vLLM 0.27, and its page "Data Parallel Deployment".
 """
 
@@ -98,8 +91,7 @@ class Emission:
 def render_scripts(emission: Emission) -> dict[str, str]:
     """File name to content: ``plan.json``, the scripts that the plan needs and the runbook.
 
-    Raises IllegalPlanError for a plan whose server is unreachable, or reachable from other machines. Raises InputError
-    if a secret, or a word that no command line can hold, would be written.
+    Raises IllegalPlanError as ``check_exposure``, InputError if a secret or an impossible word would be written.
     """
     names, plan = template_names(emission), emission.file.plan
     # templates for plans without a container, or over several nodes, replace those of the same name
@@ -124,11 +116,6 @@ def render_scripts(emission: Emission) -> dict[str, str]:
 def container_name(plan: Plan) -> str:
     """Name of the container, the same in all scripts of one plan."""
     return f"planner-{plan.digest}"
-
-
-def result_name(plan: Plan) -> str:
-    """Name of the benchmark's result file in ``results/``; the last one written if there are several."""
-    return plan.result_names[-1]
 
 
 def served_name(plan: Plan) -> str:
@@ -179,12 +166,7 @@ def _load_words(load: PlannedWorkload) -> str:
 
 
 def check_exposure(plan: Plan) -> None:
-    """Make sure that only this machine reaches the server.
-
-    The port of a container is published on 127.0.0.1, so the server in it listens on all addresses. Without a
-    container the server itself listens on 127.0.0.1. Raises IllegalPlanError for anything else, and for a container
-    that would share the host's network.
-    """
+    """Raise IllegalPlanError unless only this machine reaches the server, by a port published on 127.0.0.1."""
     host = option(plan.serve_argv, "--host")
     if not plan.image:
         if host not in {engine.LOOPBACK, "localhost", "::1"}:
@@ -243,10 +225,7 @@ def node_script(join: Join) -> str:
 
 
 def warm_up_argv(plan: Plan, bench_argv: Sequence[str] = (), servers: int = 1) -> tuple[str, ...]:
-    """The benchmark's command with a few short answers, to prompts outside the measurement.
-
-    ``bench_argv``: the benchmark of several servers, if it is not the plan's own.
-    """
+    """``bench_argv``, or the plan's own benchmark, with a few short answers to prompts outside the measurement."""
     load, words = plan.workload, tuple(bench_argv) or plan.bench_argv
     if not words:
         longest = max(plan.classes, key=lambda one: one.workload.input_len)
@@ -290,7 +269,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
     file, plan, profile = emission.file, emission.file.plan, emission.profile
     check_exposure(plan)
     built_by, local = build_script(plan), local_folder(plan)
-    nvidia = profile.vendor == "nvidia"
+    nvidia, partition, servers = profile.vendor == "nvidia", profile.partition, servers_per_node(plan)
+    mig_profile = partition.compute_mode.removeprefix("MIG ") if partition and nvidia else ""
     return {
         "plan": plan,
         "goal": file.goal,
@@ -310,7 +290,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "clients": tuple(_clients(plan)),
         "num_clients": len(plan.classes),
         "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
-        **_benchmark(plan, plan.bench_argv, result_name(plan)),
+        **_benchmark(plan, plan.bench_argv, plan.result_names[-1]),
         "results": RESULTS,
         "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
         "image_gb": IMAGE_GB.get(plan.platform, 0),
@@ -340,14 +320,19 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",
         "model_folder": local,
         "model_mount": f"{local}:{local}:ro" if local else "",
+        "partition": partition,
+        "partitions_per_gpu": partition.count if partition else 0,
+        "servers": f"{servers} such server{'s' if servers != 1 else ''}",
+        "several": servers > 1 and plan.platform != "cpu",
+        "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
+        "mig_profile": mig_profile,
+        "mig_profiles": ",".join([mig_profile] * partition.count) if partition else "",
         **_node(profile, plan),
-        **_partition(profile, plan),
         **_accuracy(emission),
     }
 
 
 def _benchmark_words(plan: Plan) -> Iterator[str]:
-    """Options that make the benchmark line of the serving line."""
     words = plan.benchmark_line.serve_argv if plan.benchmark_line else ()
     for flag in ("--max-model-len", "--max-num-seqs"):
         if (value := option(words, flag)) and value != option(plan.serve_argv, flag):
@@ -356,7 +341,6 @@ def _benchmark_words(plan: Plan) -> Iterator[str]:
 
 
 def _client_argv(plan: Plan, words: Sequence[str]) -> tuple[str, ...]:
-    """Without a container the scripts add the port: PORT may be another one."""
     return tuple(words) if plan.image else without_option(words, "--port")
 
 
@@ -371,7 +355,6 @@ def _benchmark(plan: Plan, words: Sequence[str], result: str) -> dict[str, Any]:
 
 
 def _next_run(plan: Plan) -> dict[str, Any]:
-    """Names of ``measure_next.sh`` that differ from those of ``benchmark.sh``; empty without such a script."""
     run = plan.service and plan.service.measure_next
     if not run or run.script != "measure_next.sh":
         return {}
@@ -381,7 +364,6 @@ def _next_run(plan: Plan) -> dict[str, Any]:
 
 
 def _clients(plan: Plan) -> Iterator[dict[str, Any]]:
-    """The clients that benchmark.sh runs side by side for several classes of requests."""
     for place, (one, name) in enumerate(zip(plan.classes, plan.result_names, strict=False), 1):
         yield {
             "place": place,
@@ -429,7 +411,6 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
 
 
 def _drivers(plan: Plan) -> dict[str, Any]:
-    """The NVIDIA driver of the image's CUDA, and the oldest that can run it."""
     version = engine.parse_version(plan.engine_version)
     cuda_12 = "cu12" in plan.image.rpartition(":")[2]
     since = (0, 0) if cuda_12 else next(since for since in CUDA_DRIVERS if version.release >= since)
@@ -442,24 +423,6 @@ def _drivers(plan: Plan) -> dict[str, Any]:
             f"; on a data-centre GPU with {OLDEST_COMPATIBLE_DRIVER} or newer, plan with --env {CUDA_COMPATIBILITY}=1"
         )
     return {"planned_driver": planned, "oldest_driver": oldest, "driver_fix": fix}
-
-
-def _partition(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
-    """Names for the partitions of the GPUs, and for those that the server gets."""
-    partition, servers = profile.partition, servers_per_node(plan)
-    names: dict[str, Any] = {
-        "partition": partition,
-        "servers": f"{servers} such server{'s' if servers != 1 else ''}",
-        "several": servers > 1 and plan.platform != "cpu",
-        "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
-        "mig_profile": "",
-    }
-    if partition:
-        names["partitions_per_gpu"] = partition.count
-    if partition and profile.vendor == "nvidia":
-        names["mig_profile"] = partition.compute_mode.removeprefix("MIG ")
-        names["mig_profiles"] = ",".join([names["mig_profile"]] * partition.count)
-    return names
 
 
 def _accuracy(emission: Emission) -> dict[str, Any]:
@@ -496,7 +459,6 @@ def _typed(value: str) -> Any:
 
 
 def _manual_steps(emission: Emission) -> Iterator[str]:
-    """Steps without a script, in their order: the machine, its mode, the licence, the disk."""
     plan, profile = emission.file.plan, emission.profile
     drivers = {
         "rocm": "install the amdgpu driver (of ROCm 6.4 or newer for partitions) and docker; add your user to the "

@@ -37,12 +37,9 @@ LEAST_WAIT_S = 120  #: that a script gets to stop its server: docker stop alone 
 def write_folder(
     directory: Path, files: Mapping[str, str], *, force: bool, replaces: Collection[str] = ALL_FILES
 ) -> None:
-    """Write ``files`` (name to content; a name may have folders in it) into ``directory``. Scripts become executable.
+    """Write ``files`` (name to content) into ``directory``, all or none. Scripts become executable.
 
-    Everything is written beside the folder first and then moved: a failure leaves the folder as it was. Leftovers of
-    killed runs are removed. With ``force`` an existing folder keeps foreign files (results, logs); files in
-    ``replaces`` that only the old plan needed are removed.
-
+    With ``force`` an existing folder keeps foreign files; old ones in ``replaces`` are removed.
     Raises InputError if the folder exists without ``force``, is a file, or cannot be written.
     """
     if directory.is_symlink() and not directory.exists():
@@ -125,10 +122,9 @@ def _exchange(directory: Path, new: Path, old: Path, files: Mapping[str, str], r
 def run_script(
     script: Path, *words: str, log: Path, started: Callable[[int], None] = lambda _: None, **variables: str
 ) -> int:
-    """Run ``script``, append its output to ``log`` and return its exit status. ``started`` gets its process number.
+    """Run ``script`` and return its exit status; ``started`` gets its process number.
 
     The end of this program, kill -9 included, ends the script with SIGTERM, and the script then stops its server.
-    Raises InputError if the script cannot be started or its log cannot be written.
     """
     environment = {name: value for name, value in os.environ.items() if name not in _UNSET}
     try:

@@ -1,8 +1,6 @@
 """Text of scripts and runbooks: values quoted for their place, templates filled in, options of command lines.
 
-``sh``, ``argv`` and ``comment`` are filters for shell scripts, ``text``, ``cell`` and ``fenced`` for Markdown,
-``endpoint`` for nginx. A value passes exactly one of them: it stays one word, one argument list, one comment line, one
-cell or one block.
+Filters: ``sh``, ``argv``, ``comment`` for shell, ``text``, ``cell``, ``fenced`` for Markdown, ``endpoint`` for nginx.
 """
 
 from __future__ import annotations
@@ -88,7 +86,6 @@ def _flat(value: object) -> str:
 
 
 def _breaks(character: str) -> bool:
-    """True for control, format, surrogate and private characters, and for separators of lines and paragraphs."""
     category = unicodedata.category(character)
     return category.startswith("C") or category in {"Zl", "Zp"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -107,20 +107,22 @@ class CheckAnswer(Answer):
         return [*measured, *unserved, *self.launches[0].rows()]
 
     def sentences(self) -> Iterator[str]:
-        """The verdict, the remarks on options, the memory, and the speed beside that of better plans."""
-        yield from self._every_launch() if self.explain else self._one_screen()
-        if self.seen:
-            yield from _seen_lines(self.seen, self.record)
-
-    def _every_launch(self) -> Iterator[str]:
         before: list[str] = []
-        for launch in self.launches:
+        for launch in self.launches if self.explain else ():
             start = list(_start(launch))
             if start != before:  # an engine that several loads share is shown once
                 yield from ([""] if before else [])
                 yield from (*start, *([""] if launch.has_speed else []))
             before = start
             yield from _speed(launch)
+        if not self.explain:
+            yield from self._one_screen()
+        if seen := self.seen:
+            means = "of now" if seen.ended_in_window else "since it started: no request ended meanwhile"
+            where = f"{seen.url}, vLLM {seen.version}, watched for {seen.window_s:.1f} s"
+            yield wrapped(f"\n{where}; its means are {means}:")
+            rows = [{"what": "measured", **seen.measured}, _row("predicted", self.record.served)]
+            yield table_text(rows, tuple(column for column in COLUMNS if column.key in ("what", *seen.measured)))
 
     def _one_screen(self) -> Iterator[str]:
         """The verdict; of several launches one line each, and the first that does not start whole."""
@@ -193,14 +195,6 @@ def _row(what: str, served: Served | None) -> dict[str, Any]:
     return {"what": what, **(_figures(served) if served else {})}
 
 
-def _seen_lines(seen: SeenServer, record: LineVerdict) -> Iterator[str]:
-    """The server's own figures beside the prediction for the load that it has."""
-    means = "of now" if seen.ended_in_window else "since it started: no request ended meanwhile"
-    yield wrapped(f"\n{seen.url}, vLLM {seen.version}, watched for {seen.window_s:.1f} s; its means are {means}:")
-    rows = [{"what": "measured", **seen.measured}, _row("predicted", record.served)]
-    yield table_text(rows, tuple(column for column in COLUMNS if column.key in ("what", *seen.measured)))
-
-
 def _headline(record: LineVerdict) -> str:
     size = record.fit.config.num_gpus if record.fit else record.settings.get("tensor_parallel_size", 1)
     serving = record.serving
@@ -209,14 +203,12 @@ def _headline(record: LineVerdict) -> str:
 
 
 def _start(launch: JudgedLaunch) -> Iterator[str]:
-    """The verdict, the remarks on options, and the memory."""
     yield wrapped(_headline(launch.record))
     yield from _problem_lines(launch.record)
     yield from _memory_lines(launch.record)
 
 
 def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str]:
-    """The remarks on options, fatal ones first."""
     problems = sorted(record.line.problems, key=lambda one: not one.fatal)
     for problem in problems[:most]:
         yield from items("x" if problem.fatal else "!", [str(problem)])
@@ -226,19 +218,16 @@ def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str
 
 def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
     if launch.record.offline:
-        yield _offline_line(launch.record.workload, launch.record.offline.result)
+        load, result = launch.record.workload, launch.record.offline.result
+        latency = ("avg_latency", "seconds", ",.3f")
+        key, unit, digits = latency if latency[0] in result else ("tokens_per_second", "tokens/s, in and out", ",.0f")
+        ends = " to ".join(format(result[end], digits) for end in (f"{key}_lo", f"{key}_hi") if end in result)
+        words = ""
+        if load:
+            words = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, "
+        yield f"{words}offline: {result[key]:{digits}} {unit}{f' ({ends})' if ends else ''}"
     elif launch.has_speed:
         yield from _load_lines(launch, brief=brief, with_command=with_command)
-
-
-def _offline_line(load: Load | None, result: Mapping[str, Any]) -> str:
-    words = (
-        f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, " if load else ""
-    )
-    latency = ("avg_latency", "seconds", ",.3f")
-    key, unit, digits = latency if latency[0] in result else ("tokens_per_second", "tokens/s, in and out", ",.0f")
-    ends = " to ".join(format(result[end], digits) for end in (f"{key}_lo", f"{key}_hi") if end in result)
-    return f"{words}offline: {result[key]:{digits}} {unit}{f' ({ends})' if ends else ''}"
 
 
 def _verdict(record: LineVerdict) -> str:
@@ -274,7 +263,6 @@ def _memory_lines(record: LineVerdict) -> Iterator[str]:
 
 
 def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Iterator[str]:
-    """The speed of the line beside that of better plans, their changes and commands; ``brief``: of the best."""
     record, most = launch.record, 1 if brief else None
     rows, shown = launch.rows(most), launch.better[:most]
     if record.workload:

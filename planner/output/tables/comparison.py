@@ -53,6 +53,8 @@ LENGTHS = (
     Column("input_len", "in", ",", of="workload.input_len"),
     Column("output_len", "out", ",", of="workload.output_len"),
 )
+FLIP = ("ahead_until=before", "ahead_since=after", "until", "since", "probability_until=probabilities.0",
+        "probability_since=probabilities.1", "certain")  # fmt: skip
 BRIEF_ROWS = 18
 BRIEF_REASONS = 3
 BRIEF_DOUBTS = 2
@@ -89,7 +91,19 @@ class ComparisonAnswer(Answer):
             **fields_of(self.record, "model=question.serving.model.id", "question.per", "share"),
             "rows": self._records(),
             "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
-            "orders": list(map(_order_object, self.orders)),
+            "orders": [
+                {
+                    **fields_of(order, "metric", "axis=axis.name", "axis.fixed"),
+                    "words": f"{order.metric}: {order.words}",
+                    "standings": [
+                        fields_of(one, "at", "order", "probability", "certain", "tied")
+                        | ({} if len(one.order) > 1 else {"probability": None})
+                        for one in order.standings
+                    ],
+                    "flips": [fields_of(flip, *FLIP) for flip in order.flips],
+                }
+                for order in self.orders
+            ],
             "prices": price_rows(self.profiles, self.prices),
             "refused": to_plain(self.record.refused),
         }
@@ -101,26 +115,30 @@ class ComparisonAnswer(Answer):
         return [Column(key) for key in next(iter(self._records()), ("gpu",))]
 
     def sentences(self) -> Iterator[str]:
-        """The leaders, then a table; with ``explain`` a table for each load and every order of leaders."""
         yield wrapped(self._verdict())
         yield from items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
         if self.explain:
             yield ""
-            yield from self._every_load()
+            for workload in self.record.workloads:
+                if points := [point for point in self.record.points if point.workload == workload]:
+                    yield f"{_load_words(workload)}, on {self._hardware}\n\n{table_text(points, TABLE)}\n"
+            for fixed, group in groupby(self.orders, key=lambda order: order.axis.fixed):
+                yield f"{fixed}, figures per {self._unit}:"
+                yield from (wrapped(line, first="  ", rest="    ") for line in _order_lines(list(group)))
         elif self.record.points:
             yield from self._one_screen()
         else:
             yield from items("x", (f"{one.gpu}: {one.reason}" for one in self.record.refused[:BRIEF_ROWS]))
 
     def _verdict(self) -> str:
-        """The fastest and the cheapest GPU, in a sentence; of one GPU alone its throughput."""
         model, points = self.record.question.serving.model.id, self.record.points
         if not points:
             return f"No GPU holds {model}: {self._hardware}"
         first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(self.orders)}
         if not first:
             best = self._fastest
-            rate = _span_words(best.tok_per_s_per_gpu, "tokens/s per GPU")
+            span = best.tok_per_s_per_gpu
+            rate = figure_between(span.mid, span.low, span.high, "tokens/s per GPU")
             return f"{card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
         figures = {
             "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in self._keeping],
@@ -132,7 +150,7 @@ class ComparisonAnswer(Answer):
                 _, span, unit, best = max(known, key=lambda one: one[0])
                 at = f" on {best.gpu} at {_load_in_row(best)}" if len(self.record.workloads) > 1 else ""
                 of = f"Most {metric} of {model}" if not words else f"most {metric}"
-                words.append(f"{of}: {first[metric]}, {_span_words(span, unit)}{at}")
+                words.append(f"{of}: {first[metric]}, {figure_between(span.mid, span.low, span.high, unit)}{at}")
         return "; ".join(words or [f"{metric}: {order}" for metric, order in first.items()])
 
     @property
@@ -148,30 +166,31 @@ class ComparisonAnswer(Answer):
         lengths = dict.fromkeys(map(_lengths, loads))
         same = f"{next(iter(lengths))}, " if len(lengths) == 1 else ""
         yield f"\n{same}{self._hardware}; mean latencies, figures per {self._unit}:\n"
-        shown = _first_of_each_load(points, loads)
+        chosen: set[int] = set()  # the fastest points of each load, as many as fit one screen
+        for load in loads[:BRIEF_ROWS]:
+            of_load = sorted((p for p in points if p.workload == load), key=lambda point: -point.tok_per_s_per_gpu.mid)
+            chosen |= {id(point) for point in of_load[: max(BRIEF_ROWS // len(loads), 1)]}
+        shown = [point for load in loads for point in points if point.workload == load and id(point) in chosen]
         lead = () if same else LENGTHS
         yield known_table(shown, (*lead, *BRIEF))
         if left_out := len(points) - len(shown):
             yield f"and {left_out} more rows"
         yield from items("-", list(_order_lines(self.orders))[:BRIEF_REASONS])
         if self._keeping:
-            yield from items("-", [f"bottleneck: {_bottlenecks(self._keeping)}"])
+            # without the share of the cause, which differs from load to load
+            limits = ((planning.limit_in_words(p.bound_by).partition(", ")[0], p.gpu) for p in self._keeping)
+            causes = sorted(grouped(limits).items(), key=lambda pair: -len(pair[1]))[: BRIEF_REASONS + 1]
+            words = (f"{cause} on {listed(gpus, BRIEF_REASONS)}" for cause, gpus in causes)
+            yield from items("-", [f"bottleneck: {'; '.join(words)}"])
         if overloaded := [point for point in points if not point.keeps_up]:
-            yield from items("!", [_overloaded(overloaded)])
+            by_load = grouped((_load_in_row(point), point.gpu) for point in overloaded)
+            where = "; ".join(f"at {load} on {listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
+            yield from items("!", [f"overloaded, so without latencies and not ranked: {where}"])
         network = self._fastest.setup.profile.stated_network_gb_per_s
         stated = [f"--network-gb-per-s={network:g}"] if network else []
         yield from command_lines(
             {}, ["planner", "recommend", self.record.question.serving.model.id, "--gpu", self._fastest.gpu, *stated]
         )
-
-    def _every_load(self) -> Iterator[str]:
-        for workload in self.record.workloads:
-            if points := [point for point in self.record.points if point.workload == workload]:
-                yield f"{_load_words(workload)}, on {self._hardware}\n\n{table_text(points, TABLE)}\n"
-        for fixed, group in groupby(self.orders, key=lambda order: order.axis.fixed):
-            yield f"{fixed}, figures per {self._unit}:"
-            for line in _order_lines(list(group)):
-                yield wrapped(line, first="  ", rest="    ")
 
     @property
     def _hardware(self) -> str:
@@ -203,10 +222,8 @@ class ComparisonAnswer(Answer):
             yield "brackets: 90 % interval, for USD with the range of prices; joules assume boards at their TDP"
         if len(profiles) > 1:
             yield "percentages: probability that the ranking is correct, at typical prices"
-        sizes = ((s.profile.id, s.idle_gpus, s.num_gpus, s.deployment.config.num_gpus) for s in setups if s.idle_gpus)
-        for gpu, idle, num_gpus, size in dict.fromkeys(sizes):
-            verb = "is paid for and stays idle" if idle == 1 else "are paid for and stay idle"
-            yield f"{gpu}: {idle} of {num_gpus} GPUs {verb}: each server takes {size}"
+        idle = dict.fromkeys((one.profile.id, one.idle_gpus, one.num_gpus) for one in setups if one.idle_gpus)
+        yield from (f"{gpu}: {unused} of {gpus} GPUs stay idle and are paid for" for gpu, unused, gpus in idle)
         shared = [one.id for one in profiles if one.partition and not one.partition.isolated_bandwidth]
         if shared:
             yield f"{', '.join(shared)}: all partitions of the GPU are assumed to be busy at once"
@@ -220,40 +237,7 @@ class ComparisonAnswer(Answer):
         yield from dict.fromkeys(words for engine in engines for words in engine_remarks(engine))
 
 
-def _span_words(span: planning.Span, unit: str) -> str:
-    return figure_between(span.mid, span.low, span.high, unit)
-
-
-def _first_of_each_load(
-    points: Sequence[planning.ComparedPoint], loads: Sequence[Load]
-) -> list[planning.ComparedPoint]:
-    """The fastest points of each load, as many as fit one screen, in their own order."""
-    chosen: set[int] = set()
-    for load in loads[:BRIEF_ROWS]:
-        of_load = sorted((p for p in points if p.workload == load), key=lambda point: -point.tok_per_s_per_gpu.mid)
-        chosen |= {id(point) for point in of_load[: max(BRIEF_ROWS // len(loads), 1)]}
-    return [point for load in loads for point in points if point.workload == load and id(point) in chosen]
-
-
-def _bottlenecks(points: Sequence[planning.ComparedPoint]) -> str:
-    # without the share of the cause, which differs from load to load
-    by_cause = grouped((planning.limit_in_words(point.bound_by).partition(", ")[0], point.gpu) for point in points)
-    gpus = {point.gpu for point in points}
-    words = [
-        cause if len(of) == len(gpus) else f"{cause} on {listed(of, BRIEF_REASONS)}"
-        for cause, of in sorted(by_cause.items(), key=lambda pair: -len(pair[1]))
-    ]
-    return "; ".join(words[: BRIEF_REASONS + 1])
-
-
-def _overloaded(points: Sequence[planning.ComparedPoint]) -> str:
-    by_load = grouped((_load_in_row(point), point.gpu) for point in points)
-    where = "; ".join(f"at {load} on {listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
-    return f"overloaded, so without latencies and not ranked: {where}"
-
-
 def _order_lines(orders: Sequence[planning.Order]) -> Iterator[str]:
-    """A line for each order of leaders with its metrics, then for each other pair that changes places."""
     lines = [(order.words, order.metric) for order in orders]
     for order in orders:
         leaders = {standing.order[0] for standing in order.standings}
@@ -263,21 +247,6 @@ def _order_lines(orders: Sequence[planning.Order]) -> Iterator[str]:
                 line = f"{flip.before} is ahead of {flip.after} up to {order.axis.name} {flip.until:,g} ({before}), "
                 lines.append((f"{line}behind from {flip.since:,g} on ({since})", order.metric))
     return (f"{', '.join(metrics)}: {words}" for words, metrics in grouped(lines).items())
-
-
-def _order_object(order: planning.Order) -> dict[str, Any]:
-    names = ("ahead_until=before", "ahead_since=after", "until", "since", "probability_until=probabilities.0",
-            "probability_since=probabilities.1", "certain")  # fmt: skip
-    return {
-        **fields_of(order, "metric", "axis=axis.name", "axis.fixed"),
-        "words": f"{order.metric}: {order.words}",
-        "standings": [
-            fields_of(one, "at", "order", "probability", "certain", "tied")
-            | ({} if len(one.order) > 1 else {"probability": None})
-            for one in order.standings
-        ],
-        "flips": [fields_of(flip, *names) for flip in order.flips],
-    }
 
 
 def _lengths(workload: Load) -> str:

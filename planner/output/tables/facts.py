@@ -65,12 +65,8 @@ WORKFLOW_COLUMNS = (
 FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 
 
-def _print(records: Sequence[Any], output: str, columns: Sequence[Column]) -> None:
-    print(records_text(records, output, columns), end="")
-
-
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
-    _print(profiles, output, HARDWARE_COLUMNS)
+    print(records_text(profiles, output, HARDWARE_COLUMNS), end="")
     if output == "table":
         note("note: memory as the engine sees it; TFLOP/s: dense peaks; TB/s: peak; node: (logical) GPUs of one node")
 
@@ -81,29 +77,26 @@ def print_profile(profile: GpuProfile, output: str) -> None:
         return
     rows = [_figure(path, fact) for path, fact in profile.figures()]
     if output != "table":
-        _print(rows, output, FIGURE_COLUMNS)
+        print(records_text(rows, output, FIGURE_COLUMNS), end="")
         return
     names = f" (also {', '.join(profile.aliases)})" if profile.aliases else ""
     print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
-    _print(rows, output, FIGURE_COLUMNS)
+    print(records_text(rows, output, FIGURE_COLUMNS), end="")
     print()
     for key, source in profile.sources.items():
         print(wrapped(f"{key}: {source.title} ({source.retrieved})", rest="  "))
         if source.url:
             print(f"  {source.url}")
-    print_notes((*profile.notes, _price_note(profile)))
-
-
-def _price_note(profile: GpuProfile) -> str:
     if profile.price is None:
-        return f"no on-demand price is known: give one to compare and fleet with --price {profile.id}=USD_PER_HOUR"
-    date = profile.price.date
-    collected = date if date == "undated" else f"collected in {date}"
-    return f"prices are on demand, for one GPU and hour, {collected}; they age within weeks"
+        price = f"no on-demand price is known: give one to compare and fleet with --price {profile.id}=USD_PER_HOUR"
+    else:
+        date = profile.price.date
+        collected = date if date == "undated" else f"collected in {date}"
+        price = f"prices are on demand, for one GPU and hour, {collected}; they age within weeks"
+    print_notes((*profile.notes, price))
 
 
 def _figure(path: str, fact: Quantity | PartitionRule | AllReduceCurve) -> tuple[str, str, str, str, str | None]:
-    """The row of a number, a rule or a curve, by ``FIGURE_COLUMNS``."""
     if isinstance(fact, Quantity):
         return path, f"{fact.value:g} {fact.unit}", fact.kind, fact.source, fact.note or None
     if isinstance(fact, PartitionRule):
@@ -116,7 +109,8 @@ def _figure(path: str, fact: Quantity | PartitionRule | AllReduceCurve) -> tuple
 
 
 def print_catalog(entries: Sequence[CatalogEntry], output: str) -> None:
-    _print(entries, output, (*CATALOG_COLUMNS, *([Column("base"), Column("kind")] if output == "json" else [])))
+    columns = (*CATALOG_COLUMNS, *([Column("base"), Column("kind")] if output == "json" else []))
+    print(records_text(entries, output, columns), end="")
     if output == "table":
         note(f"note: {len(entries)} models; any other id is looked up on the hub")
 
@@ -128,7 +122,7 @@ def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
         return
     shown = [row for row in rows if "error" not in row]
     if shown:
-        _print(shown, output, MODEL_COLUMNS)
+        print(records_text(shown, output, MODEL_COLUMNS), end="")
     if output == "table":
         print_notes(f"{row['resolved']}: {remark}" for row in shown for remark in row["notes"])
 
@@ -138,4 +132,4 @@ def print_workflows(rows: Sequence[Row], output: str) -> None:
 
 
 def print_files(purposes: Mapping[str, str], output: str) -> None:
-    _print(list(purposes.items()), output, FILE_COLUMNS)
+    print(records_text(list(purposes.items()), output, FILE_COLUMNS), end="")

@@ -94,7 +94,6 @@ class FitAnswer(Answer):
         return (self.record,)
 
     def sentences(self) -> Iterator[str]:
-        """The headline, the figures, ways out, and with ``explain`` the calculation."""
         result = self.record
         config, gpu = result.config, result.gpu_id
         where = f"{config.num_gpus} x {gpu}" if config.num_gpus > 1 else gpu
@@ -166,7 +165,6 @@ class FitTable(Answer):
         return f"{model} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among} {what}{where}; {then}"
 
     def sentences(self) -> Iterator[str]:
-        """The verdict and the table; on one screen those that fit first, and of these the ones that hold most."""
         yield wrapped(self._verdict()) + "\n"
         if self.explain:
             yield table_text(self._records(), COLUMNS)
@@ -272,7 +270,6 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
 
 
 def _per_token(result: Fit) -> str:
-    """Bytes of a token, and of one more token where windows, states or compressed rows make that another figure."""
     more, length = result.kv_bytes_per_next_token, result.config.max_model_len
     mean, dtype = result.kv_bytes_per_request / length, result.config.kv_cache_dtype
     if abs(mean - more) <= 0.01 * mean:
@@ -281,12 +278,10 @@ def _per_token(result: Fit) -> str:
 
 
 def _logged(line: LogLine, value: float) -> str:
-    """Bytes in GiB, everything else as logged."""
     return f"{value / GIB:,.2f}" if line.unit == "bytes" else f"{value:{',.2f' if line.unit == 'requests' else ',.0f'}}"
 
 
 def _left(left: Interval) -> str:
-    """Memory left for the KV cache, or missing, with the interval of the estimate."""
     low, high = f"{left.low / GIB:,.2f}", f"{left.high / GIB:,.2f}"
     if left.mid >= 0:
         return f"{format_bytes(left.mid)} ({low} to {high})"

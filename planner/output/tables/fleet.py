@@ -32,7 +32,7 @@ from planner.output.tables.shared import (
     price_rows,
     with_interval,
 )
-from planner.units import GB, MB, MS, figure
+from planner.units import MB, MS, figure
 from planner.workload import DEFAULT_PERCENTILE, targets_in_words
 
 USD_PER_1M = "usd_per_million_output_tokens"
@@ -42,7 +42,12 @@ START = (
     Column("gpus", "GPUs", ","),
     Column("nodes", form=","),
     Column("usd_per_hour", "USD/h", ",.2f", of="usd_per_h.mid"),
-    Column("request_rate", "req/s", figure, of=lambda fleet: fleet.request_rate if _stocked(fleet) else None),
+    Column(
+        "request_rate",
+        "req/s",
+        figure,
+        of=lambda fleet: fleet.request_rate if _stocked(fleet) else None,
+    ),
 )
 END = (
     Column("utilisation", "used", ".0%", of=lambda fleet: fleet.utilisation(fleet.busiest)),
@@ -62,10 +67,12 @@ BRIEF = (
 )
 DISAGGREGATED = (
     Column("gpu", of="profile.id"),
-    Column("prefill", of=lambda plan: _side_words(plan, 0)),
-    Column("decode", of=lambda plan: _side_words(plan, 1)),
+    Column("prefill", of=lambda plan: _side_words(plan, *sides_of(plan)[0][1:])),
+    Column("decode", of=lambda plan: _side_words(plan, *sides_of(plan)[1][1:])),
     Column("num_gpus", "GPUs", ","),
-    Column("transfer", wraps=True, of=lambda plan: _transfer_words(plan)),
+    Column("kv_mb", "KV MB", ",.0f", of="transfer.kv_bytes", unit=MB),
+    Column("transfer_ms", "sent in ms", ",.1f", of="transfer.time_s", unit=MS),
+    Column("transfer", "over", of="transfer.over"),
     Column("ttft_ms", "TTFT ms", ",.0f"),
     Column("tpot_ms", "TPOT ms", ",.1f"),
     Column("verdict", "on equal GPUs", wraps=True, of=equal_words),
@@ -143,7 +150,6 @@ class FleetAnswer(Answer):
         return [Column(key) for key in next(iter(self._records()), ("gpu",)) if key != "pools"]
 
     def sentences(self) -> Iterator[str]:
-        """The verdict, a table of fleets, and the reasons for the best."""
         fleets, best = self.record, self.record.best
         yield wrapped(_verdict_of(fleets))
         yield from items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
@@ -162,7 +168,7 @@ class FleetAnswer(Answer):
         yield from command_lines({}, _next_command(best))
 
     def _whole(self) -> Iterator[str]:
-        yield wrapped(_question(self.record)) + "\n"
+        yield ""
         yield table_text(self.fleets, COLUMNS) if self.fleets else "no fleet: no GPU carries this load"
         if self.record.best:
             yield from items("-", _reasons(self.record, self.record.best))
@@ -175,10 +181,7 @@ class FleetAnswer(Answer):
         return [plan for plan in self.divided if isinstance(plan, planning.Disaggregated)]
 
     def split_files(self, command: str) -> dict[str, str]:
-        """Scripts and values that launch both sides, of several GPUs in a folder for each; none where none is divided.
-
-        Raises IllegalPlanError where no image or no connector of the version is known.
-        """
+        """Scripts that launch both sides, of several GPUs in a folder each; empty where none is divided."""
         from planner.output.deploy.hosts import split_files  # slow to import, for the few that write scripts
 
         return {
@@ -223,13 +226,12 @@ class FleetAnswer(Answer):
         yield from self.said
 
 
-def _stocked(fleet: planning.Fleet) -> bool:
-    """Whether the load is the largest that the GPUs carry, not an asked one."""
-    return fleet.solver.search.space.stock is not None
-
-
 def _rung(rung: planning.Rung) -> dict[str, Any]:
     return fields_of(rung, "confidence", "gpus", "usd_per_hour=usd_per_h.mid")
+
+
+def _stocked(fleet: planning.Fleet) -> bool:
+    return fleet.solver.search.space.stock is not None
 
 
 def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
@@ -246,22 +248,7 @@ def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
     }
 
 
-def _asked_margin(objective: planning.Objective) -> str:
-    asked = objective.headroom or objective.spares
-    return f", {margin_words(objective.headroom, objective.spares)}" if asked else ""
-
-
-def _question(fleets: planning.Fleets) -> str:
-    objective = fleets.search.objective
-    loads = ", ".join(
-        f"{d.request_rate:,.4g} requests/s of {d.input_len:,} in / {d.output_len:,} out" for d in fleets.demands
-    )
-    targets = targets_in_words(objective.slos) if objective.slos else "no latency target"
-    return f"{loads}, {targets}{_asked_margin(objective)}"
-
-
 def _verdict_of(fleets: planning.Fleets) -> str:
-    """The best fleet in a sentence."""
     search, best = fleets.search, fleets.best
     loads = asked_load(sum(demand.request_rate for demand in fleets.demands))
     loads += f" in {len(fleets.demands)} classes" if len(fleets.demands) > 1 else ""
@@ -282,64 +269,48 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
 
 
-def _reuse_words(fleet: planning.Fleet) -> str:
-    """The share of the prefix caches, with the router of the plan and with others."""
-    asked = fleet.solver.search.objective.router
-    others = [f"{share:.1%} {router}" for router, share in fleet.reuse.items() if router != asked]
-    words = f"{fleet.reuse.get(asked, 0.0):.1%} of the prompt tokens come from the prefix cache, {asked}"
-    return f"{words}; {', '.join(others)}" if others else words
-
-
-def _without_host(fleet: planning.Fleet, offloading: planning.Offloading) -> str:
-    if offloading.without_gpus is None:
-        return "any number of such servers misses the targets"
-    gpus = f"{offloading.without_gpus:,} GPUs" if offloading.without_gpus != fleet.gpus else "as many GPUs"
-    return f"one such server carries {figure(offloading.without_rate)} requests/s, and the load takes {gpus}"
-
-
 def _limit(pool: planning.Pool) -> str:
     return pool.load.bound_by or pool.load.binding
 
 
 def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
-    """The number of servers, alternatives, and the bottleneck."""
     objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
     servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
     servers += f" behind a {objective.router} router" if best.servers > 1 else ""
     yield (
         f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s"
-        f"{_asked_margin(objective)}"
+        + (f", {margin_words(objective.headroom, objective.spares)}" if objective.headroom or objective.spares else "")
     )
     if best.with_margin:
         yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(best.with_margin)}"
     if _stocked(best):
         yield load_in_words(best.requests_in_flight, best.output_tok_per_day)
     if fleets.shapes:
-        yield _shapes_words(*fleets.shapes)
+        apart, together = fleets.shapes
+        one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
+        yield f"one pool for all classes {one}, a pool for each {f'takes {apart.gpus:,}' if apart else 'misses them'}"
     if (others := fleets.fleets[1:]) and not _stocked(best):
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ", whose price is not known"
         usd = "" if fleets.minimised != "usd" and not others[0].usd_per_h else usd
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     yield f"bottleneck: {_limit(pool)}"
     if found := best.offloading:
-        yield from_host(found, found.without_gpu_share, _without_host(best, found))
+        then = "any number of such servers misses the targets"
+        if found.without_gpus is not None:
+            gpus = f"{found.without_gpus:,} GPUs" if found.without_gpus != best.gpus else "as many GPUs"
+            then = f"one such server carries {figure(found.without_rate)} requests/s, and the load takes {gpus}"
+        yield from_host(found, found.without_gpu_share, then)
     elif unused := pool.kind.deployment.unused_host_remark:
         yield unused
     if best.reuse:
-        yield _reuse_words(best)
-
-
-def _shapes_words(apart: planning.Fleet | None, together: planning.Fleet | None) -> str:
-    """The GPUs of a pool for each class, and of one pool for all of them, at the same confidence."""
-    one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
-    each = f"takes {apart.gpus:,}" if apart else "misses them"
-    words = f"one pool for all classes {one}, a pool for each {each}"
-    return f"{words}, spares included" if apart and together and together.spares else words
+        asked = objective.router
+        rest = ", ".join(f"{share:.1%} {router}" for router, share in best.reuse.items() if router != asked)
+        words = f"{best.reuse.get(asked, 0.0):.1%} of the prompt tokens come from the prefix cache, {asked}"
+        yield f"{words}; {rest}" if rest else words
 
 
 def _certainty(best: planning.Fleet) -> Iterator[str]:
-    """The cost of other confidences, and the measurement that is worth most."""
     objective = best.solver.search.objective
     if not objective.slos:
         return
@@ -354,7 +325,6 @@ def _certainty(best: planning.Fleet) -> Iterator[str]:
 
 
 def _next_command(best: planning.Fleet) -> list[str]:
-    """The command that plans one server of the busiest pool and writes its scripts."""
     search, pool = best.solver.search, best.busiest
     kind, args = pool.kind, search.space.args
     demand = planning.times(pool.demand, 1 / (1 + best.solver.headroom))
@@ -426,13 +396,6 @@ def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:
     }
 
 
-def _side_words(plan: planning.Disaggregated, side: int) -> str:
-    _, engine, servers = sides_of(plan)[side]
+def _side_words(plan: planning.Disaggregated, engine: Any, servers: int) -> str:
     extra = f" + {plan.spares}" if plan.spares else ""
     return f"{servers}{extra} x TP {engine.deployment.config.tensor_parallel_size}"
-
-
-def _transfer_words(plan: planning.Disaggregated) -> str:
-    transfer = plan.transfer
-    size = f"{transfer.kv_bytes / MB:,.0f} MB in {transfer.time_s / MS:,.1f} ms"
-    return f"{size}, {transfer.over} at {transfer.bytes_per_s / GB:,.0f} GB/s"

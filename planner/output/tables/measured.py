@@ -103,7 +103,6 @@ class CalibrationAnswer(Answer):
 
 
 def _metrics(outcome: evidence.CalibrationOutcome) -> Iterator[dict[str, Any]]:
-    """The errors of each metric, before, after, and of each run when it is left out."""
     for metric in outcome.metrics:
         figures = {name: evidence.figures_of(getattr(outcome, name), metric) for name in FITS}
         errors = {
@@ -211,10 +210,7 @@ class OfflineValidation(Answer):
 
 
 def validate_offline(directory: Path) -> OfflineValidation | None:
-    """Measurements of a folder's offline scripts; None where there is no such result, or one of the server.
-
-    Raises InputError for a result, or a list of points, that is broken.
-    """
+    """Measurements of a folder's offline scripts; None without one. Raises InputError for a broken file."""
     table, results = directory / "points.json", directory / "results"
     if not table.is_file() or any(results.glob("serve-*.json")):
         return None
@@ -223,7 +219,6 @@ def validate_offline(directory: Path) -> OfflineValidation | None:
 
 
 def _verdict_of(line: evidence.ComparedLine) -> str:
-    """Above or below its bounds, in words that say whether that is good."""
     if line.is_inside:
         return "inside"
     if line.unit in ("GiB", "tokens"):

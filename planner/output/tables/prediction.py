@@ -51,6 +51,7 @@ EXPERTS_IN_FP8 = (
     "(vLLM 0.11.1) was measured at 388 tokens/s in BF16 and 316 in FP8 with 8 requests in flight, at 908 and 1,017 "
     "with 32"
 )
+OPERATOR = ("name", "count", "time_s", "flop", "bytes", "bound")
 PRECISIONS_ALIKE = 1.01  #: steps that differ by less than this factor take equally long
 LINKS_BIND = 0.4  #: share of a decode step from which on it is said that collectives take it
 
@@ -91,13 +92,18 @@ class PredictionAnswer(MetricAnswer):
             for one in self.record.classes
         ]
         more = {"classes": classes, "kv_offloading": self._offloading}
-        breakdown = {name: _breakdown(step) for name, step in self.steps.items()}
+        breakdown = {
+            name: {
+                **fields_of(step, "total_s", "gpu_s", "launch_s", "host_s"),
+                "operators": [fields_of(part, *OPERATOR) for part in step.parts],
+            }
+            for name, step in self.steps.items()
+        }
         known = {name: value for name, value in more.items() if value}
         return {**self.result, **known, "notes": list(self._notes()), "breakdown": breakdown}
 
     @property
     def _offloading(self) -> dict[str, Any] | None:
-        """The gain by KV blocks in host memory for a trace: shares of its prompt tokens, and figures without them."""
         replay, unaided = self.record.replay, self.record.unaided
         if unaided is None:
             return None
@@ -110,7 +116,6 @@ class PredictionAnswer(MetricAnswer):
         return {"host_share": replay.host_share, "gpu_share": gpu_share, "without": without}
 
     def sentences(self) -> Iterator[str]:
-        """The table of the bench; with ``explain`` the model, the peaks, and the operators of a step."""
         for line in TABLES[self.bench](self.result).splitlines():
             yield line if len(line) <= screen_width() else wrapped(line, rest="  ")
         if self.record.classes:
@@ -216,11 +221,6 @@ def _ends(result: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {"value": result[key], "lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
 
 
-def _breakdown(step: StepBreakdown) -> dict[str, Any]:
-    operators = [fields_of(part, "name", "count", "time_s", "flop", "bytes", "bound") for part in step.parts]
-    return {**fields_of(step, "total_s", "gpu_s", "launch_s", "host_s"), "operators": operators}
-
-
 def _ms(time_s: float) -> str:
     return f"{time_s / MS:.3f}"
 
@@ -246,7 +246,6 @@ def _basis_lines(deployment: Deployment) -> Iterator[str]:
 
 
 def _sum(step: StepBreakdown) -> str:
-    """The parts of the step time: operators, or their launches, and host time."""
     besides_s = step.total_s - max(step.gpu_s, step.launch_s)
     hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
     gpu = f"{_ms(step.gpu_s)} ms, the sum of the operators,"

@@ -132,7 +132,9 @@ class Recommendation(Answer):
     ) -> Recommendation:
         """The answer, with everything computed that its text shows; ``more`` are the other fields."""
         answer = cls(search, rankings, plans, pick, defaults_taken, command, **more)
-        answer = replace(answer, divisions=answer._divisions())
+        best_first = answer._best_first(answer._made)
+        pairs = ((plan.gpu, answer._beside(plan)) for plan in (best_first if answer.disaggregated else best_first[:1]))
+        answer = replace(answer, divisions={gpu: division for gpu, division in pairs if division})
         divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, planning.Disaggregated)}
         if answer.disaggregated:
             found = (
@@ -167,22 +169,8 @@ class Recommendation(Answer):
         """The best of all plans; None where there is none."""
         return next(iter(self._best_first(self._made)), None)
 
-    def _divisions(self) -> dict[str, planning.Disaggregated | planning.Refused]:
-        """Disaggregated serving beside the best plan, or beside each where that may be the answer."""
-        plans = self._best_first(self._made)
-        pairs = ((plan.gpu, self._beside(plan)) for plan in (plans if self.disaggregated else plans[:1]))
-        return {gpu: division for gpu, division in pairs if division}
-
-    @property
-    def divided(self) -> planning.Disaggregated | planning.Refused | None:
-        """Disaggregated serving beside the best plan."""
-        return self.divisions.get(self.best.gpu) if self.best else None
-
     def _beside(self, plan: planning.Plan) -> planning.Disaggregated | planning.Refused | None:
-        """Disaggregated serving on the GPUs of a plan of several servers, or of the nodes that were given.
-
-        None if one server takes the load and it was not asked for, or if many GPU types are compared.
-        """
+        """Disaggregated serving beside a plan; None if one server takes the load and it was not asked for."""
         space = self.search.space
         if plan.service is None or space.coarse or plan.platform == "cpu":
             return None
@@ -213,16 +201,8 @@ class Recommendation(Answer):
 
     @cached_property
     def _candidates(self) -> dict[int, planning.Candidate]:
-        """The candidate of each picked plan, by the plan's ``id``."""
         picked = zip(self.plans, self.rankings, strict=True)
         return {id(plan): ranking.candidates[self.pick - 1] for plan, ranking in picked if plan}
-
-    def _others(self) -> Iterator[tuple[planning.Plan, planning.Candidate]]:
-        """The plans that could be picked instead; only JSON has them, and they take a fifth of the search."""
-        for ranking in self.rankings:
-            for place, candidate in enumerate(ranking.candidates[:LISTED], 1):
-                if place != self.pick:
-                    yield self.search.plan(ranking, candidate), candidate
 
     @cached_property
     def _merit(self) -> planning.Merit:
@@ -234,10 +214,7 @@ class Recommendation(Answer):
     def _behind(
         self, plans: Sequence[planning.Plan], more: Iterable[tuple[planning.Plan, planning.Candidate]] = ()
     ) -> list[float | None]:
-        """Probability that the first of ``plans``, picked ones or of ``more``, serves the goal better than each.
-
-        None for the first plan, and for all plans when targets are given.
-        """
+        """Probability that the first of ``plans`` serves the goal better than each; None where targets are given."""
         if self.objective.targets or not plans:
             return [None for _ in plans]
         candidates = self._candidates | {id(plan): candidate for plan, candidate in more}
@@ -246,14 +223,26 @@ class Recommendation(Answer):
 
     def _object(self) -> dict[str, Any]:
         objective, rankings = self.objective, self.rankings
-        others = list(self._others())
+        others = [  # they take a fifth of the search, and only JSON has them
+            (self.search.plan(ranking, candidate), candidate)
+            for ranking in rankings
+            for place, candidate in enumerate(ranking.candidates[:LISTED], 1)
+            if place != self.pick
+        ]
+        targets = objective.targets and {
+            "confidence": objective.targets.confidence,
+            "limits": [
+                {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
+                for slo in objective.targets.slos
+            ],
+        }
         first = self._best_first(self._made)[:1]  # what is printed and written
         plans = first + self._best_first(p for p in (*self._made, *(plan for plan, _ in others)) if p not in first)
         return {
             "goal": objective.goal,
             "workload": _workload(self.search),
-            "targets": _targets(objective),
-            "defaults_taken": [f"{name} = {_plain(value)}" for name, value in self.defaults_taken.items()],
+            "targets": targets,
+            "defaults_taken": [f"{name} = {taken_words(value)}" for name, value in self.defaults_taken.items()],
             "order": planning.order_words(self._made, objective.goal) if self._made else None,
             "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
             "plans": [plan.model_dump(mode="json") for plan in plans],
@@ -262,12 +251,11 @@ class Recommendation(Answer):
             "closest": [planning.closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": list(map(divided_object, self.divisions.values())),
             "answer": self._answer(),
-            "published": {ranking.profile.id: list(_published(ranking)) for ranking in rankings},
+            "published": {ranking.profile.id: list(ranking_published(ranking)) for ranking in rankings},
             "rejected": to_plain([rejected for ranking in rankings for rejected in ranking.rejected]),
         }
 
     def _answer(self) -> dict[str, Any] | None:
-        """The shape, GPUs and price of the best plan."""
         apart, best = self.answer_apart, self.best
         if apart:
             return {"shape": "disaggregated", "gpu": apart.plan.gpu, "num_gpus": apart.division.num_gpus,
@@ -284,7 +272,6 @@ class Recommendation(Answer):
         return TARGET_COLUMNS if self.objective.targets else COLUMNS
 
     def sentences(self) -> Iterator[str]:
-        """The verdict and a table; on one screen the best plan, with ``explain`` the plan of each GPU."""
         yield wrapped(self._verdict())
         yield from items("!", map(str, self.doubts))
         yield from self._every_gpu() if self.explain else self._one_screen()
@@ -308,7 +295,7 @@ class Recommendation(Answer):
             return
         if best:
             made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
-            yield "\n" + known_table(made, _brief_target_columns(made[0]) if self.objective.targets else BRIEF)
+            yield "\n" + known_table(made, _brief_columns(made[0]))
             if best.classes:
                 rows = [row for one in best.classes for row in _class_rows(best, one)]
                 yield "\n" + known_table(rows, CLASS_COLUMNS)
@@ -324,16 +311,15 @@ class Recommendation(Answer):
             yield from command_lines(best.env, local_argv(best))
 
     def _reasons(self, ranking: planning.Ranking, plan: planning.Plan, ahead: str) -> Iterator[str]:
-        """Three reasons, the bottleneck, the cost of more confidence, and warnings on accuracy."""
         candidate, service = self._candidates[id(plan)], plan.service
         yield from items("-", _brief_reasons(ranking, plan, ahead))
         yield from items("-", [f"bottleneck: {_bottleneck(self.bottleneck, candidate, service)}"])
         if service and service.prefix_cache_share is not None:
             dealt = f", {service.router}" if service.replicas > 1 else ""
             cached = f"{service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
-            yield from items("-", [*_host_lines(service)] or [cached + _replayed(self.objective, candidate)])
+            yield from items("-", [*_host_lines(service)] or [cached])
         if service:
-            yield from items("-", [*_ladder_lines(service), *_margin_lines(service), *self._divided_words()])
+            yield from items("-", [*_ladder_lines(service), *self._divided_words()])
         urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
         yield from items("!", urgent[:BRIEF_WARNINGS])
 
@@ -348,7 +334,7 @@ class Recommendation(Answer):
         yield "; ".join([*engine_note(plan.engine_version for plan in self._made), *fits, *scripts, MORE])
 
     def _taken(self) -> str:
-        return ", ".join(f"{name}={_plain(value)}" for name, value in self.defaults_taken.items())
+        return ", ".join(f"{name}={taken_words(value)}" for name, value in self.defaults_taken.items())
 
     def _every_gpu(self) -> Iterator[str]:
         yield ""
@@ -373,10 +359,9 @@ class Recommendation(Answer):
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
                 yield from items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())
-                yield from _rejected_lines(ranking)
+                yield from items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
 
     def _in_order(self) -> list[tuple[planning.Ranking, planning.Plan | None]]:
-        """In the order of the table; GPUs without a plan are last."""
         order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
         pairs = zip(self.rankings, self.plans, strict=True)
         return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
@@ -393,7 +378,6 @@ class Recommendation(Answer):
                 yield f"disaggregated serving is not compared{on}: {division.reason}"
 
     def _odds_words(self) -> str:
-        """The probability of the first place, where a goal decides."""
         plans = self._best_first(self._made)
         behind = self._behind(plans)[1]
         return (
@@ -411,8 +395,9 @@ class Recommendation(Answer):
             yield f"write the scripts with: {self.command} -o plans"
 
 
-def _brief_target_columns(plan: planning.Plan) -> Sequence[Column]:
-    """With the prediction for each target of all requests; without such targets the mean latencies."""
+def _brief_columns(plan: planning.Plan) -> Sequence[Column]:
+    if plan.service is None:
+        return BRIEF
     targets = [
         Column(target.metric, f"{_named(target)} ms", figure, of=f"service.targets.{place}.predicted_ms")
         for place, target in enumerate(plan.targets)
@@ -421,13 +406,18 @@ def _brief_target_columns(plan: planning.Plan) -> Sequence[Column]:
     return (*BRIEF_TARGETS, *(targets or (TTFT, TPOT)))
 
 
+def taken_words(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def ranking_published(ranking: planning.Ranking) -> Iterator[str]:
+    """Published accuracies of the checkpoints that were compared."""
+    return published_accuracy({one.resolved.resolved for one in ranking.candidates}, ranking.profile.id)
+
+
 def _named(target: planning.PlannedTarget) -> str:
     """``p99 TTFT`` of ``p99_ttft_ms``."""
     return f"{target.slo.statistic} {target.slo.metric.upper()}"
-
-
-def _latency(target: planning.PlannedTarget) -> str:
-    return _latency_form(target.slo.metric)(target.predicted_ms)
 
 
 def _latency_form(metric: str) -> Callable[[float], str]:
@@ -456,8 +446,10 @@ def plan_in_words(plan: planning.Plan) -> str:
         even_words = even_odds(service.total_gpus, even)
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout} behind a {service.router} router"
-        of_class = {id(target): f" for {target.of_class}" if target.of_class else "" for target in service.targets}
-        met = [f"{_named(target)} {_latency(target)}{of_class[id(target)]}" for target in service.targets]
+        met = [
+            f"{_named(one)} {_latency_form(one.slo.metric)(one.predicted_ms)}{one.of_class and f' for {one.of_class}'}"
+            for one in service.targets
+        ]
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
         if service.usd_per_million_output_tokens:
             price += [f"{service.usd_per_million_output_tokens:,.2f} USD per 1M output tokens"]
@@ -483,7 +475,6 @@ def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dic
 
 
 def _why_none(ranking: planning.Ranking) -> str:
-    """Why a GPU has no plan, and the targets that its closest plan would meet."""
     closest = ranking.closest
     if closest is None or closest.load is None:
         return next((rejected.reason for rejected in _rejected_of_each(ranking)), "nothing fits")
@@ -499,7 +490,6 @@ def _why_none(ranking: planning.Ranking) -> str:
 
 
 def _host_lines(service: planning.Service) -> Iterator[str]:
-    """The gain by KV blocks in host memory: for the targets of as many servers, and in GPUs."""
     offloading = service.kv_offloading
     if offloading is None:
         return
@@ -518,16 +508,7 @@ def _host_lines(service: planning.Service) -> Iterator[str]:
     yield from_host(offloading, without.gpu_share, figures + then)
 
 
-def _replayed(objective: planning.Objective, candidate: planning.Candidate) -> str:
-    """The part of a long load that was replayed; empty where that was all of it."""
-    if candidate.load is None or objective.load.recorded is None:
-        return ""
-    sent, known = len(candidate.load.replay.sent_s) * candidate.servers, objective.load.count
-    return f"; the last {sent:,} of {known:,} requests are replayed" if sent < known else ""
-
-
 def _bottleneck(limit: str, candidate: planning.Candidate, service: planning.Service | None) -> str:
-    """The limit of a server. For a target: its predicted value and upper bound."""
     if service is None:
         return limit
     if not limit.startswith(service.bound_by):  # a larger load misses something else first
@@ -542,30 +523,25 @@ def _bottleneck(limit: str, candidate: planning.Candidate, service: planning.Ser
 
 
 def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
-    """The best other engine, and how far it is behind."""
     if plan.service is None:
         lost = next((one for one in ranking.rejected if one.probability_behind is not None), None)
         if lost:  # the first reason has the figure that it stands against
             value, _, behind = lost.reason.partition(" against ")
             lost = replace(lost, reason=f"{value}, {behind.rpartition(', ')[2]}")
     else:
-        lost = _next_under_targets(ranking, plan.service)
+        best, *others = ranking.candidates
+        other = next((candidate for candidate in others if candidate.engine != best.engine), None)
+        if other is None or other.load is None:
+            lost = next((one for one in ranking.rejected if one.reason.startswith("misses ")), None)
+        elif not plan.service.load_asked:
+            each = figure(other.load.value / other.config.num_gpus)
+            lost = planning.Rejected.of(other, f"{each} {plan.service.load_unit} per GPU")
+        else:
+            same = other.num_gpus == best.num_gpus
+            lost = planning.Rejected.of(other, "as many GPUs" if same else counted(other.num_gpus))
     if lost:
         rank = "also tried" if lost.reason.startswith("misses ") else "next best"
         yield f"{rank}: {_describe(lost).removeprefix(f'{plan.model} ')}"
-
-
-def _next_under_targets(ranking: planning.Ranking, service: planning.Service) -> planning.Rejected | None:
-    """The first candidate that is another engine than the best; else the first that missed a target."""
-    best, *others = ranking.candidates
-    other = next((candidate for candidate in others if candidate.engine != best.engine), None)
-    if other is None or other.load is None:
-        return next((one for one in ranking.rejected if one.reason.startswith("misses ")), None)
-    if not service.load_asked:
-        return planning.Rejected.of(
-            other, f"{figure(other.load.value / other.config.num_gpus)} {service.load_unit} per GPU"
-        )
-    return planning.Rejected.of(other, "as many GPUs" if other.num_gpus == best.num_gpus else counted(other.num_gpus))
 
 
 def _brief_reasons(ranking: planning.Ranking, plan: planning.Plan, ahead: str) -> Iterator[str]:
@@ -584,7 +560,6 @@ def _brief_reasons(ranking: planning.Ranking, plan: planning.Plan, ahead: str) -
 
 
 def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
-    """The serving line and the benchmark line, in words."""
     ratio = line.output_throughput_per_gpu / plan.predicted["output_throughput_per_gpu"] - 1
     speed = (
         "as fast" if abs(ratio) < planning.defaults.EQUAL else f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
@@ -625,7 +600,6 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
 
 
 def _workload(search: planning.Search) -> dict[str, Any]:
-    """The load of all servers together."""
     objective, load, given = search.objective, search.objective.load, search.space.args.max_num_seqs
     trace = planning.PlannedTrace.of(load)
     asked = objective.value and objective.value / (1 + objective.headroom)
@@ -644,17 +618,6 @@ def _workload(search: planning.Search) -> dict[str, Any]:
             for one in load.classes
         ],
     }
-
-
-def _targets(objective: planning.Objective) -> dict[str, Any] | None:
-    targets = objective.targets
-    if targets is None:
-        return None
-    limits = [
-        {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
-        for slo in targets.slos
-    ]
-    return {"confidence": targets.confidence, "limits": limits}
 
 
 def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
@@ -678,23 +641,16 @@ def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
     yield from items("-", [*plan.why, *_load_lines(plan, ranking.profile, prices)])
     yield from items("!", plan.warnings)
-    yield from items("i", _published(ranking))
-    yield from _rejected_lines(ranking)
+    yield from items("i", ranking_published(ranking))
+    yield from items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
     yield from command_lines(plan.env, local_argv(plan))
 
 
-def _published(ranking: planning.Ranking) -> tuple[str, ...]:
-    """Published accuracies of the checkpoints that were compared."""
-    compared = {candidate.resolved.resolved for candidate in ranking.candidates}
-    return tuple(published_accuracy(compared, ranking.profile.id))
-
-
 def _load_lines(plan: planning.Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
-    """The load of one server and of one node, and its price."""
     service = plan.service
     if service is None:
         return
-    yield from (*_host_lines(service), *_largest_load(plan), *_ladder_lines(service), *_margin_lines(service))
+    yield from (*_host_lines(service), *_largest_load(plan), *_ladder_lines(service))
     price = planning.price_of(profile, prices)
     if price and service.usd_per_hour is not None:
         each = price.usd_per_h.mid * profile.parts
@@ -703,7 +659,6 @@ def _load_lines(plan: planning.Plan, profile: GpuProfile, prices: Mapping[str, f
 
 
 def _largest_load(plan: planning.Plan) -> Iterator[str]:
-    """The largest load of one server and of a node, where it was searched."""
     service = plan.service
     if service and service.largest_load is not None and service.node_load is not None:
         most = figure_between(service.largest_load, service.largest_load_lo, service.largest_load_hi, service.load_unit)
@@ -717,8 +672,6 @@ def _largest_load(plan: planning.Plan) -> Iterator[str]:
 
 
 def _ladder_lines(service: planning.Service) -> Iterator[str]:
-    """The cost of other confidences, and the measurement that is worth most."""
-
     def words(rung: planning.PlannedRung, per_server: bool) -> str:
         if per_server:
             return f"{figure(rung.largest_load)} {service.load_unit}"
@@ -731,6 +684,10 @@ def _ladder_lines(service: planning.Service) -> Iterator[str]:
         rest = [re.sub(f" ({service.load_unit}|GPUs?) at ", " at ", words) for words in others]
         verb = "one server carries" if per_server else "the load takes"
         yield f"{verb} {', '.join([first, *rest])} confidence"
+    if service.headroom or service.spares:
+        yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
+    elif service.gpus_with_margin:
+        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run is None or now is None:
@@ -741,28 +698,7 @@ def _ladder_lines(service: planning.Service) -> Iterator[str]:
     yield measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")
 
 
-def _margin_lines(service: planning.Service) -> Iterator[str]:
-    """The headroom and the spares that are included, or else what the usual ones would take."""
-    if service.headroom or service.spares:
-        yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
-    elif service.gpus_with_margin:
-        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
-
-
-def _rejected_lines(ranking: planning.Ranking) -> Iterator[str]:
-    """A line for each other model: first those that fit and are slower, then those that do not fit or cannot run."""
-    best = _rejected_of_each(ranking)
-    shown = best[:SHOWN_REJECTED]
-    yield from items("x", map(_describe, shown))
-    more = len(ranking.rejected) - len(shown)
-    if not shown and more:  # all of the winner's own checkpoint
-        yield from items("x", [f"{more} other settings of this model; --format json lists them"])
-    elif more:
-        yield from items("x", [f"and {more} more; --format json lists them"])
-
-
 def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:
-    """The best setting of each other model."""
     fitting = {
         (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
     }
@@ -782,7 +718,3 @@ def _describe(rejected: planning.Rejected) -> str:
     layout = layout_in_words(rejected) if rejected.tensor_parallel_size else ""
     cache = f"{rejected.kv_cache_dtype} KV cache" if rejected.kv_cache_dtype not in (None, "auto") else ""
     return f"{rejected.model} {', '.join(filter(None, (layout, cache)))}".rstrip() + f": {rejected.reason}"
-
-
-def _plain(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

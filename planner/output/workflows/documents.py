@@ -183,10 +183,7 @@ class Workflow:
     def printed(
         self, printed: Sequence[Command], version: engine.EngineVersion, profile: GpuProfile, model: str
     ) -> tuple[Command, ...]:
-        """Commands for this version, GPU and model: of the newest document that is not newer than the version.
-
-        Without the options that the document takes out for a model in FP16, and with values for what it leaves open.
-        """
+        """Commands for this version, GPU and model: of the newest document that is not newer than the version."""
         suited = [c for c in printed if c.capability in ("", _capability(profile))]
         if not suited:
             return ()
@@ -221,12 +218,10 @@ def _capability(profile: GpuProfile) -> str:
 
 
 def _values(options: Mapping[str, str]) -> dict[str, str | None]:
-    """Options of the tables, in which ``-`` leaves one out."""
     return {flag: None if value == "-" else value for flag, value in options.items()}
 
 
 def _spread(row: Mapping[str, str]) -> Iterator[dict[str, str | None]]:
-    """Every combination of the values of a row, which are separated by spaces."""
     flags = [flag for flag in row if flag.startswith("--")]
     for values in product(*(row[flag].split(" ") for flag in flags)):
         yield _values(dict(zip(flags, values, strict=True)))

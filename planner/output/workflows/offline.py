@@ -73,10 +73,7 @@ def offline_names(job: Subject, script: str) -> dict[str, Any]:
 
 
 def offline_points(job: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
-    """The measurements of a workflow that ``bench`` (latency, throughput; empty: both) makes, each in every variant.
-
-    Raises IllegalPlanError if the version cannot measure one, or if one does not fit.
-    """
+    """The measurements by ``bench`` (latency, throughput; empty: both). Raises IllegalPlanError as ``subject``."""
     workflow, version, platform = job.workflow, job.version, job.profile.platform
     points = [point for point in workflow_points(job) if bench in str(point.command.read().command)]
     if not points:
@@ -274,7 +271,6 @@ def _closed_loads(plan: Plan) -> list[Load]:
 
 
 def _seed(plan: Plan, place: int) -> int:
-    """The seed of a load: neither the benchmark's own nor that of its warm-up."""
     return plan.workload.seed + SEED_STEP * (2 + place)
 
 

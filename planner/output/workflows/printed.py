@@ -52,11 +52,7 @@ def figure_text(value: float) -> str:
 
 
 def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
-    """Every figure that the document prints for this model and GPU, beside the prediction of the same run.
-
-    A served result is compared with the prediction for the version that its document measured, unless the caller chose
-    a version.
-    """
+    """Every figure that the document prints, beside the prediction for the version that was measured or chosen."""
     run, served = "benchmark.sh", job
     if job.plan.published and job.printed and not job.choice.engine_version:
         version = job.printed.document.version
@@ -106,11 +102,7 @@ def caveats_of(job: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...
 
 
 def changed_options(job: Subject) -> tuple[dict[str, str], ...]:
-    """Options of the document's commands that have another value here, or none, once for each script.
-
-    Keys: ``script``, ``word``, ``printed`` and ``here`` (empty: left out). Options that the scripts always decide
-    themselves are not listed.
-    """
+    """Options of the document's commands that differ here, once for each script; ``here`` is empty if left out."""
     if not job.documented:
         return ()
     plan, rows = job.plan, list[dict[str, str]]()

@@ -62,10 +62,7 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
 
 
 def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
-    """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too.
-
-    Raises as ``render_scripts``.
-    """
+    """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too."""
     plan = file.plan
     lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
     emission = Emission(file, profile, plan.memory["checkpoint_bytes"], lines, scores, tunes=tunable)
@@ -167,7 +164,6 @@ def _plan_emission(plan: planning.Plan, profile: GpuProfile, command: str) -> Em
 
 
 def _emission(job: Subject, command: str) -> Emission:
-    """The plan's scripts, with the document's way to measure accuracy, and the disk that the workflow needs."""
     workflow, plan = job.workflow, job.plan
     emission = _plan_emission(plan, job.profile, command)
     needed, parts = emission.checkpoint_bytes, []
@@ -291,10 +287,7 @@ _IGNORED = ("draft", "image", "weight_dtype", "kv_cache_dtype", "tensor_parallel
 def partition_workflow(
     workflow: Workflow, choice: Choice
 ) -> tuple[list[tuple[str, planning.Plan, GpuProfile]], dict[str, Any]]:
-    """Folder, plan and GPU of every layout, and the names of the templates.
-
-    Raises IllegalPlanError for a GPU without partitions, and for a model that fits none of them.
-    """
+    """Folder, plan and GPU of every layout, and the names of the templates. Raises IllegalPlanError if none fits."""
     refuse_options(workflow, choice, _IGNORED)
     whole = profile_of(workflow, choice)
     if whole.partition or whole.platform not in workflow.platforms:

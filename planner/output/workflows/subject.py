@@ -1,7 +1,6 @@
-"""The subject of a workflow: one serving engine, the load that is sent to it, and the plan that its scripts launch.
+"""The subject of a workflow: one serving engine, its load, and the plan that the scripts launch.
 
-The document's model on the document's GPU gets the document's command, any other the settings that ``planner
-recommend`` finds. ``assemble`` makes the plan in both cases, as it makes every plan.
+The document's model on its GPU gets the document's command, any other the settings that ``planner recommend`` finds.
 """
 
 from __future__ import annotations
@@ -10,28 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner import planning
-from planner.engine import (
-    ADVISED_UTILIZATION,
-    EVERYWHERE,
-    MOST_UTILIZATION,
-    EngineArgs,
-    EngineVersion,
-    Image,
-    ImageBuild,
-    ServeLine,
-    builds,
-    default_version,
-    env_status,
-    existing_version,
-    flag_status,
-    image_for,
-    known_issues,
-    parse_version,
-    program_argv,
-    serve_argv,
-    spelled_options,
-)
+from planner import engine, planning
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
@@ -75,12 +53,12 @@ class Choice:
         return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
 
     def serving(
-        self, model: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: EngineVersion
+        self, model: ResolvedModel, profile: GpuProfile, args: engine.EngineArgs, version: engine.EngineVersion
     ) -> planning.Serving:
         """An engine with the caller's fits; the memory of a draft is left out."""
         return planning.Serving.of(model, profile, args, version, local=self.local, basis=Basis(self.local.constants))
 
-    def settings(self, args: EngineArgs) -> EngineArgs:
+    def settings(self, args: engine.EngineArgs) -> engine.EngineArgs:
         given = {"tensor_parallel_size": self.tensor_parallel_size, "kv_cache_dtype": self.kv_cache_dtype}
         return args.changed(**{name: value for name, value in given.items() if value})
 
@@ -107,11 +85,11 @@ class Subject:
     choice: Choice
     resolved: ResolvedModel
     profile: GpuProfile
-    version: EngineVersion
-    args: EngineArgs  #: settings that are stated; the rest is the version's default
+    version: engine.EngineVersion
+    args: engine.EngineArgs  #: settings that are stated; the rest is the version's default
     deployment: planning.Deployment
     plan: planning.Plan
-    build: ImageBuild | None
+    build: engine.ImageBuild | None
     documented: bool
     printed: Command | None = None  #: the document's server, if it has one
     client: Command | None = None
@@ -119,11 +97,7 @@ class Subject:
 
 
 def subject(workflow: Workflow, choice: Choice) -> Subject:
-    """The engine and the plan of a workflow.
-
-    Raises IllegalPlanError if the workflow does not support the GPU or the version, or if the model does not fit;
-    PlannerError for an unknown model or GPU.
-    """
+    """The engine and the plan of a workflow. Raises IllegalPlanError for an unsupported GPU, version or size."""
     profile = profile_of(workflow, choice)
     if profile.platform not in workflow.platforms:
         raise IllegalPlanError(
@@ -138,8 +112,11 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         next(iter(workflow.printed(commands, version, profile, resolved.resolved)), None)
         for commands in (workflow.client, workflow.serve)
     )
-    load = _sendable(chosen_load(workflow, choice, client), version)
-    args = EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto")
+    load = chosen_load(workflow, choice, client)
+    bench = engine.program_argv("bench serve", version, "rocm")[1]
+    if load.max_concurrency is not None and not engine.flag_status(version, "--max-concurrency", bench):
+        load = replace(load, max_concurrency=None, request_rate=1.0)  # the document's open loop
+    args = engine.EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto")
     sent = Load(load.input_len, load.output_len, max_concurrency=choice.max_concurrency)
     prompts = load.num_prompts if choice.max_concurrency else None
     space = planning.Space((choice.serving(resolved, profile, args, version),), gpus_per_node=choice.gpus)
@@ -160,7 +137,11 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         args = _stated(candidate)
         if load.max_concurrency:
             load = search.objective.closed_loop(candidate.estimate.concurrency)
-    plan = search.plan(ranking, candidate, image=_image(build, profile, version, choice), load=load)
+    named, source = (build.image, build.source) if build else ("", "")
+    if choice.image:
+        named, source = choice.image, f"as asked for with --image; the options are those of vLLM {version}"
+    image = engine.Image(named, version, profile.platform, pinned=True, source=source, gpus=(profile.id,))
+    plan = search.plan(ranking, candidate, image=image if named else None, load=load)
     found = Subject(
         workflow, choice, candidate.resolved, profile, candidate.config.version, args, candidate.deployment, plan,
         build, documented, printed if documented else None, client if documented else None,
@@ -186,60 +167,52 @@ def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = Non
     return replace(load, **asked)
 
 
-def _sendable(load: Load, version: EngineVersion) -> Load:
-    """An open loop at one request per second, the document's, if the client has no ``--max-concurrency``."""
-    client = program_argv("bench serve", version, "rocm")[1]
-    if load.max_concurrency is None or flag_status(version, "--max-concurrency", client):
-        return load
-    return replace(load, max_concurrency=None, request_rate=1.0)
-
-
 # --- the document's words
 
 
-def engine_env(env: Mapping[str, str], version: EngineVersion, platform: str) -> dict[str, str]:
+def engine_env(env: Mapping[str, str], version: engine.EngineVersion, platform: str) -> dict[str, str]:
     """A document's variables that the version reads; the scripts choose the GPUs."""
     placed = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-    return {k: v for k, v in env.items() if k not in placed and env_status(version, k, platform=platform)}
+    return {k: v for k, v in env.items() if k not in placed and engine.env_status(version, k, platform=platform)}
 
 
-def other_options(line: ServeLine, version: EngineVersion, model: str) -> dict[str, Any]:
+def other_options(line: engine.ServeLine, version: engine.EngineVersion, model: str) -> dict[str, Any]:
     """Options of a document's line beside the engine's settings, in the words of the version."""
     others = {flag: value for flag, value in line.others.items() if flag not in OURS}
     if "--tokenizer" in others:
         others["--tokenizer"] = model
-    extra = spelled_options(others, version, line.command)
-    if "--num-scheduler-steps" in line.options and flag_status(version, "--num-scheduler-steps", line.command):
+    extra = engine.spelled_options(others, version, line.command)
+    if "--num-scheduler-steps" in line.options and engine.flag_status(version, "--num-scheduler-steps", line.command):
         extra["num-scheduler-steps"] = line.options["--num-scheduler-steps"]
     return extra
 
 
-def written_out(words: list[str], line: ServeLine, version: EngineVersion) -> tuple[str, ...]:
+def written_out(words: list[str], line: engine.ServeLine, version: engine.EngineVersion) -> tuple[str, ...]:
     """A rendered command with those settings of the document's that a writer leaves out as defaults."""
     for flag, value in line.options.items():
-        known = flag_status(version, flag, line.command) and flag not in OURS and flag not in line.others
+        known = engine.flag_status(version, flag, line.command) and flag not in OURS and flag not in line.others
         if known and not any(word == flag or word.startswith(f"{flag}=") for word in words) and flag in _STATED:
             words = [*words, flag, *([value] if value else [])]
     return tuple(words)
 
 
 def engine_settings(
-    command: Command, choice: Choice, profile: GpuProfile, resolved: ResolvedModel, version: EngineVersion
-) -> tuple[EngineArgs, EngineVersion, ServeLine]:
+    command: Command, choice: Choice, profile: GpuProfile, resolved: ResolvedModel, version: engine.EngineVersion
+) -> tuple[engine.EngineArgs, engine.EngineVersion, engine.ServeLine]:
     """Settings of a document's command, the version with the engine that they bring, and the line."""
     line = command.read(version, profile.platform)
     args = choice.settings(replace(line.args, speculative_config=command.drafts))
     if profile.partition and args.tensor_parallel_size > 1:
         args = replace(args, allow_unvalidated=True)
     undrafted = replace(line, args=replace(args, speculative_config=None))
-    engine = planning.asked_by(undrafted, resolved.model, profile, version)
+    runs_as = planning.asked_by(undrafted, resolved.model, profile, version)
     share = args.gpu_memory_utilization
-    if share and share > MOST_UTILIZATION and version.release >= (0, 9, 1) and engine != "V0":
-        args = replace(args, gpu_memory_utilization=ADVISED_UTILIZATION)
-    return args, replace(version, engine=engine), replace(line, args=args)
+    if share and share > engine.MOST_UTILIZATION and version.release >= (0, 9, 1) and runs_as != "V0":
+        args = replace(args, gpu_memory_utilization=engine.ADVISED_UTILIZATION)
+    return args, replace(version, engine=runs_as), replace(line, args=args)
 
 
-def with_steps(deployment: planning.Deployment, line: ServeLine) -> planning.Deployment:
+def with_steps(deployment: planning.Deployment, line: engine.ServeLine) -> planning.Deployment:
     """The deployment with the steps that V0 takes for one visit of its scheduler."""
     if deployment.config.engine != "V0":
         return deployment
@@ -263,7 +236,6 @@ def check_fits(serving: planning.Serving, deployment: planning.Deployment) -> No
 
 
 def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> ResolvedModel:
-    """The caller's model, else the document's: in the caller's precision, and for that GPU."""
     models = workflow.models_on(profile)
     resolved = choice.resolve(choice.model or models[0])
     if choice.weight_dtype is None or choice.weight_dtype in (_weights(resolved), *workflow.dtypes):
@@ -279,7 +251,6 @@ def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> Resolv
 
 
 def _refuse_ignored(workflow: Workflow, choice: Choice, resolved: ResolvedModel, *, documented: bool) -> None:
-    """Raise InputError for an option that the workflow would ignore, and for a precision that its document lacks."""
     dtype, own = choice.weight_dtype, _weights(resolved)
     if documented and dtype not in (None, own, *workflow.dtypes):
         raise InputError(
@@ -311,50 +282,38 @@ def _weights(resolved: ResolvedModel) -> str:
     return resolved.model.quantization.weight_dtype if resolved.model.quantization.method else "fp16"
 
 
-def _version(workflow: Workflow, profile: GpuProfile, choice: Choice) -> tuple[EngineVersion, ImageBuild | None]:
-    """The caller's version, the document's on the document's GPU, else the newest; and how its image is built.
-
-    An image is built if the workflow is about that, or if no registry has it. A commit takes the options of one
-    version: raises IllegalPlanError for another one if the workflow is that commit.
-    """
-    asked = existing_version(choice.engine_version) if choice.engine_version else None
+def _version(
+    workflow: Workflow, profile: GpuProfile, choice: Choice
+) -> tuple[engine.EngineVersion, engine.ImageBuild | None]:
+    """The caller's version, the document's on its GPU, else the newest; and how its image is built."""
+    asked = engine.existing_version(choice.engine_version) if choice.engine_version else None
     if asked:
         version = asked
     elif workflow.engine_version and profile.id in workflow.gpus:
-        version = parse_version(workflow.engine_version)
+        version = engine.parse_version(workflow.engine_version)
     else:
-        version = default_version(profile)
+        version = engine.default_version(profile)
     if workflow.build == "engine":
         image = f"planner/vllm-{profile.architecture}:{version}"
-        return version, ImageBuild(workflow.build, "", "", "", image)
-    name = None if choice.image or workflow.build else image_for(profile, version).name
-    named = (one for key, one in builds().items() if key == workflow.build or one.image == name)
+        return version, engine.ImageBuild(workflow.build, "", "", "", image)
+    name = None if choice.image or workflow.build else engine.image_for(profile, version).name
+    named = (one for key, one in engine.builds().items() if key == workflow.build or one.image == name)
     build = next(named, None)
     if build is None or not build.version:
         return version, build
-    own = {parse_version(text).release for text in (build.version, workflow.engine_version) if text}
+    own = {engine.parse_version(text).release for text in (build.version, workflow.engine_version) if text}
     if workflow.build and asked and asked.release not in own:
         raise IllegalPlanError(
             f"{workflow.name} builds commit {build.commit[:12]}, which takes the options of vLLM {build.version}",
             hint="leave out --engine-version",
         )
-    return parse_version(build.version), build
+    return engine.parse_version(build.version), build
 
 
-def _image(build: ImageBuild | None, profile: GpuProfile, version: EngineVersion, choice: Choice) -> Image | None:
-    if choice.image:
-        source = f"as asked for with --image; the options are those of vLLM {version}"
-        return Image(choice.image, version, profile.platform, pinned=True, source=source, gpus=(profile.id,))
-    if build is None:
-        return None
-    return Image(build.image, version, profile.platform, pinned=True, source=build.source, gpus=(profile.id,))
+def _draft(workflow: Workflow, choice: Choice, version: engine.EngineVersion, *, documented: bool) -> str:
+    """The draft model, whose vocabulary has to be the model's. Raises IllegalPlanError for a draft that cannot run.
 
-
-def _draft(workflow: Workflow, choice: Choice, version: EngineVersion, *, documented: bool) -> str:
-    """The draft model. The document's drafts for the document's model only: the vocabularies have to be the same.
-
-    V0 drafts with a model until 0.9.2, V1 from 0.15.0 on, and nothing between does (``spec_decode/`` and
-    ``v1/spec_decode/draft_model.py`` of the releases). Raises IllegalPlanError for a draft that cannot run.
+    No version from 0.10 to 0.14 drafts with a model (``spec_decode/`` and ``v1/spec_decode/draft_model.py``).
     """
     own = next((c.drafts.model for c in workflow.offline if c.drafts and c.drafts.model), "")
     if not own:
@@ -380,7 +339,7 @@ def _documented(
     choice: Choice,
     resolved: ResolvedModel,
     profile: GpuProfile,
-    version: EngineVersion,
+    version: engine.EngineVersion,
     load: Load,
     printed: Command | None,
 ) -> tuple[planning.Serving, planning.Deployment]:
@@ -388,10 +347,10 @@ def _documented(
     points = workflow.points(version, profile, resolved.resolved) if printed is None else ()
     command = printed or next((point.command for point in points), None)
     if command is None:
-        args, line = choice.settings(EngineArgs(**workflow.settings)), None
+        args, line = choice.settings(engine.EngineArgs(**workflow.settings)), None
     else:
         args, version, line = engine_settings(command, choice, profile, resolved, version)
-    if args.async_scheduling and not flag_status(version, "--async-scheduling"):
+    if args.async_scheduling and not engine.flag_status(version, "--async-scheduling"):
         args = replace(args, async_scheduling=None)
     node = choice.gpus or profile.gpus_per_node
     if args.tensor_parallel_size > node:
@@ -417,7 +376,6 @@ def _documented(
 
 
 def _recommended(workflow: Workflow, search: planning.Search, choice: Choice) -> planning.Ranking:
-    """The best settings for a model or GPU outside the document, at the caller's concurrency or at any."""
     (ranking,) = search.run()
     size, dtype = choice.tensor_parallel_size, choice.weight_dtype
     suited = tuple(
@@ -437,10 +395,9 @@ def _recommended(workflow: Workflow, search: planning.Search, choice: Choice) ->
     )
 
 
-def _stated(candidate: planning.Candidate) -> EngineArgs:
-    """The settings of a recommended plan that offline measurements share."""
+def _stated(candidate: planning.Candidate) -> engine.EngineArgs:
     config = candidate.config
-    return EngineArgs(
+    return engine.EngineArgs(
         tensor_parallel_size=config.tensor_parallel_size,
         kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
         gpu_memory_utilization=config.gpu_memory_utilization,
@@ -453,17 +410,20 @@ def _stated(candidate: planning.Candidate) -> EngineArgs:
 
 
 def _in_documents_words(found: Subject) -> planning.Plan:
-    """The plan with the document's own line and variables, its printed results, and reasons."""
     workflow, plan = found.workflow, found.plan
     launched = _launched(found)
-    published = _printed_result(found) if found.documented else None
+    published: dict[str, float] = {}
+    if found.printed and found.client and not found.choice.asked - {"model", "--model", "--tokenizer"}:
+        ids = found.printed.id, found.client.id  # the same load is sent to the same settings
+        results = (dict(one.figures) for one in printed_results() if (one.server, one.client) == ids)
+        published = next(results, {}) if plan.gpu == workflow.gpus[0] else {}
     update: dict[str, Any] = {
         "accuracy_task": workflow.accuracy_task or plan.accuracy_task,
         "why": tuple(_why(found)),
         "warnings": tuple(dict.fromkeys((*plan.warnings, *_warnings(found, launched.get("env", {}))))),
         **launched,
     }
-    return plan.model_copy(update=update | ({"published": published or {}} if found.documented else {}))
+    return plan.model_copy(update=update | ({"published": published} if found.documented else {}))
 
 
 def _launched(found: Subject) -> dict[str, Any]:
@@ -476,12 +436,12 @@ def _launched(found: Subject) -> dict[str, Any]:
     points = workflow_points(found) if found.documented and not found.printed else ()
     command = found.printed or next((point.command for point in points), None)
     if command is None:
-        return {"serve_argv": tuple(serve_argv(config, plan.model, host=EVERYWHERE, extra=recipe.flags))}
+        return {"serve_argv": tuple(engine.serve_argv(config, plan.model, host=engine.EVERYWHERE, extra=recipe.flags))}
     line = command.read(version, found.profile.platform)
     remote = {"trust-remote-code": True} if recipe.flags.get("trust-remote-code") else {}
     extra = {**other_options(line, version, plan.model), **remote}
-    extra = {name: value for name, value in extra.items() if flag_status(version, f"--{name}")}
-    words = serve_argv(config, plan.model, host=EVERYWHERE, extra=extra)
+    extra = {name: value for name, value in extra.items() if engine.flag_status(version, f"--{name}")}
+    words = engine.serve_argv(config, plan.model, host=engine.EVERYWHERE, extra=extra)
     own_env = {name: value for name, value in plan.env.items() if name not in recipe.env}
     env = {**engine_env(command.env, version, found.profile.platform), **own_env}
     return {"serve_argv": written_out(words, line, version) if found.printed else tuple(words), "env": env}
@@ -489,15 +449,6 @@ def _launched(found: Subject) -> dict[str, Any]:
 
 def workflow_points(found: Subject) -> Iterator[Any]:
     return found.workflow.points(found.version, found.profile, found.resolved.resolved)
-
-
-def _printed_result(found: Subject) -> dict[str, float] | None:
-    """The printed result, if the same load is sent to the same settings."""
-    if found.printed is None or found.client is None or found.choice.asked - {"model", "--model", "--tokenizer"}:
-        return None
-    ids = found.printed.id, found.client.id
-    results = (dict(one.figures) for one in printed_results() if (one.server, one.client) == ids)
-    return next(results, None) if found.plan.gpu == found.workflow.gpus[0] else None
 
 
 def _why(found: Subject) -> Iterator[str]:
@@ -524,6 +475,6 @@ def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
     if checked.verdict == "too close to call":
         yield f"memory is too close to call: it starts with {planning.percent(checked.probability_fits)} probability"
     compilation = found.printed.read().others.get("--compilation-config", "") if found.printed else ""
-    yield from map(str, known_issues(config, env, found.resolved.model, found.profile, compilation=compilation))
+    yield from map(str, engine.known_issues(config, env, found.resolved.model, found.profile, compilation=compilation))
     if found.profile.partition and config.tensor_parallel_size > 1:
         yield "tensor parallelism over partitions: one document prints it, another says that it is not supported"
