@@ -20,7 +20,7 @@ from shell_checks import check_scripts
 
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_all
-from planner.output.scripts.emission import Emission, container_name, gfx_target_version, render_scripts, result_name
+from planner.output.scripts.emission import Emission, container_name, gfx_target_version, render_scripts
 from planner.output.scripts.folder import ALL_FILES, write_folder
 from planner.output.scripts.text import argv, cell, comment, fenced, text
 from planner.planning.plan import Plan, PlanFile, PlannedRun, PlannedRung, Service
@@ -218,7 +218,7 @@ def test_plan_json_reads_back() -> None:
     assert PlanFile.from_json(RENDERED["b200-x2"]["plan.json"]) == made
     assert saved["schema_version"] == 1 and saved["goal"] == "max-throughput"
     assert saved["command"].startswith("planner recommend") and saved["workload"]["num_prompts"] == 640
-    assert container_name(made.plan).endswith(saved["digest"]) and saved["digest"] in result_name(made.plan)
+    assert container_name(made.plan).endswith(saved["digest"]) and saved["digest"] in made.plan.result_names[-1]
 
 
 # --- filters ---
@@ -363,7 +363,7 @@ def test_another_run_to_measure_has_a_script_of_its_own(tmp_path: Path) -> None:
     check_scripts([files["measure_next.sh"]], tmp_path)
     script = files["measure_next.sh"]
     assert "num_prompts=210" in script and command_in(script, "send vllm")[:6] == ["send", *run.bench_argv]
-    assert f"results/{result_name(made).removesuffix('.json')}-c7.json" in script
+    assert f"results/{made.result_names[-1].removesuffix('.json')}-c7.json" in script
     assert "`./measure_next.sh`" in files["RUNBOOK.md"]
     assert "measure_next.sh" in ALL_FILES
     assert "measure_next.sh" not in render_scripts(GOLDEN["mi355x"])

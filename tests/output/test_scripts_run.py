@@ -12,7 +12,7 @@ import pytest
 from script_machine import Machine, files_below, prepared, values_of, variables_of
 from script_plans import GOLDEN, MATRIX
 
-from planner.output.scripts.emission import Emission, container_name, result_name
+from planner.output.scripts.emission import Emission, container_name
 
 MakeMachine = Callable[..., Machine]
 
@@ -24,7 +24,7 @@ def machine(tmp_path: Path) -> MakeMachine:
 
 
 def result_of(made: Emission, machine: Machine) -> Path:
-    return machine.plan / "results" / result_name(made.file.plan)
+    return machine.plan / "results" / made.file.plan.result_names[-1]
 
 
 # --- launch ---
@@ -197,7 +197,7 @@ def test_benchmark_sends_exactly_the_planned_load(machine: MakeMachine, name: st
     assert values_of(warm_up, "--num-prompts") == ["8"] and "--save-result" not in warm_up
     assert tuple(words[: len(made.file.plan.bench_argv)]) == made.file.plan.bench_argv
     assert json.loads(result_of(made, here).read_text())["completed"] == made.file.plan.workload.num_prompts
-    assert [p.name for p in (here.plan / "results").iterdir()] == [result_name(made.file.plan)]
+    assert [p.name for p in (here.plan / "results").iterdir()] == [made.file.plan.result_names[-1]]
 
 
 def test_the_log_of_the_load_lies_beside_its_result(machine: MakeMachine) -> None:
