@@ -669,6 +669,10 @@ def _largest_load(plan: planning.Plan) -> Iterator[str]:
         yield f"one server carries {most} under the targets{tokens}{node}"
     if service and not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
         yield load_in_words(service.requests_in_flight, service.output_tokens_per_day)
+    if service and (service.headroom or service.spares):
+        yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
+    elif service and service.gpus_with_margin:
+        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
 
 
 def _ladder_lines(service: planning.Service) -> Iterator[str]:
@@ -684,10 +688,6 @@ def _ladder_lines(service: planning.Service) -> Iterator[str]:
         rest = [re.sub(f" ({service.load_unit}|GPUs?) at ", " at ", words) for words in others]
         verb = "one server carries" if per_server else "the load takes"
         yield f"{verb} {', '.join([first, *rest])} confidence"
-    if service.headroom or service.spares:
-        yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
-    elif service.gpus_with_margin:
-        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run is None or now is None:
