@@ -55,8 +55,8 @@ SECTIONS = {
     "source": "A source never seen: all runs that one party published left out",
 }
 COVERED = ("combination", "pair", "source")  #: sections that show intervals too
-JUDGED = "pair"  #: what is left out for the scatters that we ship
-REPLAYED = (JUDGED, "source")  #: sections that are replayed with ``--steps`` too
+JUDGED = "pair"  #: what is left out for the noise that we ship
+REPLAYED = (JUDGED, "source")  #: sections whose misses the shipped intervals hold; replayed with ``--steps`` too
 FOLDS = 5  #: the intervals of a group are judged with scatters of the other folds
 LEVEL = 0.9
 #: Directions of the factors of which runs teach a smaller share are not written.
@@ -183,7 +183,7 @@ def main() -> None:
     if arguments.record:
         arguments.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
     if arguments.write:
-        write(without, misses[JUDGED], arguments.runs, arguments.write)
+        write(without, [misses[name] for name in REPLAYED], arguments.runs, arguments.write)
 
 
 def misses_of(name: str, without: LeaveOut, runs: Mapping[str, MeasuredRun], *, replayed: bool) -> list[Miss]:
@@ -256,13 +256,13 @@ def parameters(without: LeaveOut) -> Iterator[str]:
     yield f"| all, with one for each efficiency | | | {len(effects)} | |"
 
 
-def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path) -> None:
-    """Fit to everything, with what that leaves known of the factors, and the scatters of ``misses``."""
+def write(without: LeaveOut, misses: Sequence[Sequence[Miss]], source: Path, folder: Path) -> None:
+    """Fit to everything, with what that leaves known of the factors, and the scatters of all ``misses``."""
     observed = without.observed
     runs = {run.run_id: run for run in read_runs(source)}
     known = posterior(without.design, without.covariance, LEAST_WRITTEN)
     errors: dict[str, list[float]] = defaultdict(list)
-    for miss in misses:
+    for miss in misses[0]:
         errors[miss.metric].append(abs(np.expm1(miss.error)))
     calibration = Calibration(
         name="published runs",
@@ -271,7 +271,7 @@ def write(without: LeaveOut, misses: Sequence[Miss], source: Path, folder: Path)
         median_error={metric: round(float(np.median(found)), 4) for metric, found in errors.items()},
         effects=without.refit(),
         lines=known.lines,
-        scatters=scatters(observed, stated(misses, observed, runs)),
+        scatters=scatters(observed, *(stated(one, observed, runs) for one in misses)),
     )
     (folder / "efficiency.json").write_text(to_text(calibration), encoding="utf-8")
     known.save(folder / COVARIANCE)

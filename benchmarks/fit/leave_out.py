@@ -335,22 +335,33 @@ DEVIATION_OF_MEDIAN = 1.4826
 LEAST_NOISE = 0.02
 
 
-def scatters(observed: Sequence[Observed], misses: Sequence[Miss]) -> dict[str, Scatter]:
+def scatters(observed: Sequence[Observed], misses: Sequence[Miss], *others: Sequence[Miss]) -> dict[str, Scatter]:
     """Noise and reach of each kind of figure, from ``misses`` with deviations.
 
     The noise is what makes half of the errors lie within the predicted deviation that half of them should; the reach
-    is read off the errors over the whole deviations, so that each level holds (split conformal prediction).
+    is read off the errors over the whole deviations, so that each level holds (split conformal prediction). With
+    ``others``, misses where something else was left out, each level holds for each of them.
     """
+    by_kind = [_by_kind(observed, one) for one in (misses, *others)]
+    found = {}
+    for kind, members in sorted(by_kind[0].items()):
+        if len(members) < LEAST_ROWS:
+            continue
+        error, variance = _errors(members)
+        noise = max((DEVIATION_OF_MEDIAN * np.median(error)) ** 2 - np.median(variance), LEAST_NOISE**2) ** 0.5
+        errors = [_errors(one[kind]) for one in by_kind]
+        reach = np.max([np.quantile(e / np.sqrt(v + noise**2), LEVELS) for e, v in errors], axis=0)
+        found[kind] = Scatter(noise=round(float(noise), 4), reach=tuple(np.round(reach, 3)), rows=len(members))
+    return found
+
+
+def _by_kind(observed: Sequence[Observed], misses: Sequence[Miss]) -> dict[str, list[Miss]]:
     kinds: dict[str, list[Miss]] = defaultdict(list)
     for miss in misses:
         kinds[scatter_of(observed[miss.run], miss.metric)].append(miss)
-    found = {}
-    for kind, members in sorted(kinds.items()):
-        if len(members) < LEAST_ROWS:
-            continue
-        error = np.abs([miss.error for miss in members])
-        variance = np.square([miss.deviation for miss in members])
-        noise = max((DEVIATION_OF_MEDIAN * np.median(error)) ** 2 - np.median(variance), LEAST_NOISE**2) ** 0.5
-        reach = np.quantile(error / np.sqrt(variance + noise**2), LEVELS)
-        found[kind] = Scatter(noise=round(float(noise), 4), reach=tuple(np.round(reach, 3)), rows=len(members))
-    return found
+    return kinds
+
+
+def _errors(misses: Sequence[Miss]) -> tuple[Floats, Floats]:
+    """Absolute errors, and predicted variances."""
+    return np.abs([miss.error for miss in misses]), np.square([miss.deviation for miss in misses])
