@@ -10,8 +10,6 @@ the second (``v1/worker/gpu/model_runner.py``) as many batches as stages.
 ('--num-scheduler-steps 8',)
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

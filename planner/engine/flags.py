@@ -9,8 +9,6 @@
 {'VLLM_CPU_KVCACHE_SPACE': '4', 'OMP_NUM_THREADS': '8'}
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

@@ -8,8 +8,6 @@ are not followed: a script that launches in one is refused.
 ('vllm', 'serve', 'org/model', '--max-num-seqs', '8')
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

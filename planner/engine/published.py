@@ -10,8 +10,6 @@ and throughput benchmarks on MI300X, vLLM 0.9.1.
 'vllm/vllm-openai-rocm:v0.27.1'
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

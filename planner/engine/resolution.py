@@ -5,8 +5,6 @@ Read off the sources of 0.6.3 to 0.33.0; file and function are named. Memory is 
 1.75
 """
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

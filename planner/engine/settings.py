@@ -10,8 +10,6 @@ Traceback (most recent call last):
 planner.errors.InputError: --max-num-seqs must be at least 1, got 0
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace

@@ -6,8 +6,6 @@
 True
 """
 
-from __future__ import annotations
-
 import calendar
 import datetime
 import re

@@ -4,14 +4,13 @@
 23034
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -51,14 +50,12 @@ class SilentTool(Exception):
 def run_tool(command: Sequence[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except FileNotFoundError as error:
-        raise SilentTool("not installed") from error
     except OSError as error:
-        raise SilentTool(error.strerror or "does not run") from error
-    except subprocess.TimeoutExpired as error:
-        raise SilentTool(f"no answer in {TIMEOUT_S} s") from error
-    except UnicodeDecodeError as error:
-        raise SilentTool("prints no text") from error
+        missing = isinstance(error, FileNotFoundError)
+        raise SilentTool("not installed" if missing else error.strerror or "does not run") from error
+    except (subprocess.TimeoutExpired, UnicodeDecodeError) as error:
+        late = isinstance(error, subprocess.TimeoutExpired)
+        raise SilentTool(f"no answer in {TIMEOUT_S} s" if late else "prints no text") from error
     if done.returncode:
         message = (done.stderr.strip() or done.stdout.strip() or "says nothing").splitlines()[0]
         raise SilentTool(f"ended with status {done.returncode}: {message[:160]}")
@@ -71,21 +68,16 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
 
     def ask(tool: str, read: Callable[[], Iterable[LocalGpu]]) -> tuple[LocalGpu, ...]:
         try:
-            gpus = tuple(read())
+            gpus, reason = tuple(read()), "shows none"
         except SilentTool as error:
-            reasons.append(f"{tool}: {error}")
-            return ()
-        if not gpus:
-            reasons.append(f"{tool}: shows none")
+            gpus, reason = (), str(error)
+        reasons.extend([] if gpus else [f"{tool}: {reason}"])
         return gpus
 
-    def modes() -> str:
-        try:
-            return run(AMD_PARTITION)
-        except SilentTool:
-            return ""
-
-    amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), modes()))
+    modes = ""
+    with suppress(SilentTool):
+        modes = run(AMD_PARTITION)
+    amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), modes))
     amd = amd or ask("rocm-smi", lambda: read_rocm_smi(run(ROCM)))
     nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST)))
     if not amd and not nvidia:
@@ -181,12 +173,9 @@ def _mode(fields: dict[str, Any], *keys: str) -> str:
 
 
 def _is_sibling(address: str, seen: set[str]) -> bool:
-    device = address.rpartition(".")[0]
-    if not device:
-        return False
-    known = device in seen
+    device, known = address.rpartition(".")[0], set(seen)
     seen.add(device)
-    return known
+    return bool(device) and device in known
 
 
 #: Drivers differ by a few MiB for the same GPU; two kinds of GPU differ by far more.

@@ -6,8 +6,6 @@
 The stage whose cache holds the fewest blocks is the limit. A cache of given size leaves the rest of the memory to
 everything else, graphs too (``determine_available_memory`` of ``v1/worker/gpu_worker.py``)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import ceil
@@ -157,28 +155,17 @@ def memory_budget(
 
 def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, constants: Constants) -> Overheads:
     found = features_of(config, profile)
-    return Overheads(
-        constants,
-        config.version.release,
-        {
-            "gpu": profile.id,
-            "vendor": profile.vendor,
-            "architecture": profile.architecture,
-            "capability": (profile.compute_capability or (0, 0))[0],
-            "link": profile.interconnect.kind,
-            "model": model.id,
-            "weight_dtype": config.weight_dtype,
-            "bits": (model.quantization.linear or model.quantization.base).bits,
-            "layers": "moe" if model.is_moe else "dense",
-            "attention": _attention(model),
-            # ranks that a GPU has communicators with inside a stage: DP ranks of an MoE share its experts
-            "tensor_parallel_size": Layout.of(config).expert_ranks if model.is_moe else config.tensor_parallel_size,
-            "sampler": found.sampler,
-            "engine": config.engine,
-            "model_type": model.model_type,
-            "graphs_in_budget": found.graphs_in_budget,
-        },
-    )
+    # ranks that a GPU has communicators with inside a stage: DP ranks of an MoE share its experts
+    ranks = Layout.of(config).expert_ranks if model.is_moe else config.tensor_parallel_size
+    where = {
+        "gpu": profile.id, "vendor": profile.vendor, "architecture": profile.architecture,
+        "capability": (profile.compute_capability or (0, 0))[0], "link": profile.interconnect.kind,
+        "model": model.id, "model_type": model.model_type, "weight_dtype": config.weight_dtype,
+        "bits": (model.quantization.linear or model.quantization.base).bits,
+        "layers": "moe" if model.is_moe else "dense", "attention": _attention(model), "tensor_parallel_size": ranks,
+        "sampler": found.sampler, "engine": config.engine, "graphs_in_budget": found.graphs_in_budget,
+    }  # fmt: skip
+    return Overheads(constants, config.version.release, where)
 
 
 def _attention(model: Model) -> str:

@@ -171,10 +171,9 @@ def _read(name: str, entry: Mapping[str, Any], origin: str) -> FittedConstant:
     if not low <= mid <= high or not isfinite(high - low):
         raise ValueError(f"{low} <= {mid} <= {high} does not hold")
     logs, where, note = entry["logs"], entry.get("where", {}), entry.get("note", "")
-    if not all(isinstance(text, str) for text in (note, *logs)) or not isinstance(where, dict):
-        raise TypeError("logs and note are texts, where is a table")
-    if not all(isinstance(value, str | int | float) for value in where.values()):
-        raise TypeError("where has values that are no texts or numbers")
+    scalars = isinstance(where, dict) and all(isinstance(value, str | int | float) for value in where.values())
+    if not scalars or not all(isinstance(text, str) for text in (note, *logs)):
+        raise TypeError("logs and note are texts, where is a table of texts and numbers")
     size = where.get("tensor_parallel_size", 1)
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"tensor_parallel_size {size!r} must be a number of GPUs")

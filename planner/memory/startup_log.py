@@ -16,8 +16,6 @@ and TP size, with the known spread between models. Versions that print only the 
 (14.9889, 38944)
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence

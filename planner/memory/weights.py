@@ -21,8 +21,6 @@ profile run is left out::
     ngram, suffix nothing
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -155,8 +153,7 @@ def stage_weights(
         for kind, parts_bytes in kinds:
             if times := sum(index in layers for index in kind.indices):
                 total.update({key: times * num_bytes for key, num_bytes in parts_bytes.items()})
-        by_component: Counter[Component] = Counter()
-        by_dtype: Counter[str] = Counter()
+        by_component, by_dtype = Counter[Component](), Counter[str]()
         for (component, name), num_bytes in total.items():
             by_component[component] += num_bytes
             by_dtype[name] += num_bytes
@@ -202,12 +199,11 @@ _OUTSIDE = frozenset((Component.EMBEDDING, Component.LM_HEAD, Component.VISION))
 
 def with_extras(stages: tuple[RankWeights, ...], model: Model, config: EngineConfig) -> tuple[RankWeights, ...]:
     """``stages`` with the adapters on each rank, and the weights that host memory holds for it."""
-    lora, kept = config.lora, round(config.cpu_offload_gb * GIB)
-    if lora is None and not kept:
+    if config.lora is None and not config.cpu_offload_gb:
         return stages
-    adapters = tuple(lora_bytes(model, config, lora, stages)) if lora else (0,) * len(stages)
+    adapters = lora_bytes(model, config, config.lora, stages) if config.lora else (0,) * len(stages)
     return tuple(
-        replace(stage, lora_bytes=num_bytes, offloaded_bytes=min(kept, _layer_bytes(stage)))
+        replace(stage, lora_bytes=num_bytes, offloaded_bytes=offloaded_bytes((stage,), config))
         for stage, num_bytes in zip(stages, adapters, strict=True)
     )
 
@@ -215,11 +211,8 @@ def with_extras(stages: tuple[RankWeights, ...], model: Model, config: EngineCon
 def offloaded_bytes(stages: tuple[RankWeights, ...], config: EngineConfig) -> int:
     """Weights that one pass through all stages reads from host memory, bytes of one rank of each."""
     kept = round(config.cpu_offload_gb * GIB)
-    return sum(min(kept, _layer_bytes(stage)) for stage in stages)
-
-
-def _layer_bytes(stage: RankWeights) -> int:
-    return sum(num_bytes for part, num_bytes in stage.by_component.items() if part not in _OUTSIDE)
+    layers = (sum(n for part, n in stage.by_component.items() if part not in _OUTSIDE) for stage in stages)
+    return sum(min(kept, num_bytes) for num_bytes in layers)
 
 
 def lora_bytes(model: Model, config: EngineConfig, lora: LoraConfig, stages: tuple[RankWeights, ...]) -> Iterator[int]:

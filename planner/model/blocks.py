@@ -1,7 +1,5 @@
 """Parts that families share: weights under the checkpoints' names, common config values, decoders."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar

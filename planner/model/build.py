@@ -1,7 +1,5 @@
 """Builds a ``Model`` of ``config.json``: a family builds it, dtype and quantisation are added, and all is checked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any

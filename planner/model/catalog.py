@@ -16,8 +16,6 @@ checkpoint of that model. ``form_of`` takes the quantisation of another checkpoi
 key. In lists of modules ``layers.{0-3,7}.mlp`` stands for five names. ``KINDS`` says how far to trust each kind.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -237,7 +235,7 @@ def _names(text: str) -> list[str]:
 
 @cache
 def _files() -> dict[str, Path]:
-    """The file of each organisation, in lower case. A name that a user gives is looked up here, never made a path."""
+    # by organisation in lower case; a name that a user gives is looked up here, never made a path
     return {path.stem: path for path in ENTRIES.glob("*.json")}
 
 

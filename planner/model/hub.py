@@ -1,8 +1,6 @@
 """Fetches the two small files that describe a model into the local hub cache: the only code that uses the network.
 huggingface_hub does the work; ``_Fetch`` limits all bytes and the whole time. Its variables are read at each call."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -5,8 +5,6 @@
 
 Sources: checkpoints' own ``quantization_config``, and the OCP microscaling (MX) and NVFP4 formats."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable

@@ -1,7 +1,5 @@
 """Quantisation of a model: the checkpoint's own, one made at load time, or a publisher's usual form."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

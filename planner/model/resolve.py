@@ -1,7 +1,5 @@
 """Finds the model that a name means: a path, the bundled catalog, the local hub cache, the hub."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -137,10 +137,8 @@ class _Known:
     def __init__(self, requests: Requests, servers: int) -> None:
         prefixes = requests.prefixes
         assert prefixes is not None  # who calls has asked
-        self._parent: list[int] = prefixes.parent.tolist()
-        self._end_tok: list[int] = prefixes.end_tok.tolist()
-        self._prompt: list[int] = prefixes.prompt.tolist()
-        self._answer: list[int] = prefixes.answer.tolist()
+        self._parent, self._end_tok = prefixes.parent.tolist(), prefixes.end_tok.tolist()
+        self._prompt, self._answer = prefixes.prompt.tolist(), prefixes.answer.tolist()
         self._servers = range(servers)
         self._sent = [0] * len(self._parent)  # of each node, a bit for each server that has seen it
 
@@ -228,11 +226,8 @@ class Prefixes:
 
     def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
         """The requests on a server that also answered those at the nodes ``earlier``, ``before``: of the earliest."""
-        return replace(
-            self,
-            before=np.concatenate([self.before[before], earlier]),
-            before_tok=np.concatenate([self.before_tok[before], earlier_tok]),
-        )
+        nodes, tok = (self.before[before], earlier), (self.before_tok[before], earlier_tok)
+        return replace(self, before=np.concatenate(nodes), before_tok=np.concatenate(tok))
 
     @cached_property
     def reusable_tok(self) -> Nodes:

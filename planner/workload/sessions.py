@@ -115,8 +115,6 @@ def named_sessions() -> dict[str, Sessions]:
 
 
 def _read(entry: dict[str, Any]) -> Sessions:
-    drawn = {
-        name: Drawn(entry[name]["mean"], entry[name].get("median"))
-        for name in ("turns", "input_tok", "output_tok", "pause_s")
-    }
+    names = ("turns", "input_tok", "output_tok", "pause_s")
+    drawn = {name: Drawn(entry[name]["mean"], entry[name].get("median")) for name in names}
     return Sessions(entry["about"], **drawn, most_tok=entry["most_tok"]["value"])

@@ -39,9 +39,6 @@ def test_whole_gpus_are_told_from_partitions_without_parsing_these() -> None:
     assert load_all() == tuple(WHOLE)
 
 
-# ------------------------------------------------------------------------------------------------ completeness
-
-
 @pytest.mark.parametrize("profile", PROFILES, ids=by_id)
 def test_every_source_is_listed_and_used(profile: GpuProfile) -> None:
     used = {figure.source for _, figure in profile.figures()} | {profile.emulated_source} - {""}
@@ -90,9 +87,6 @@ def test_an_emulated_format_runs_in_a_dtype_that_the_gpu_has(profile: GpuProfile
         assert profile.supports(dtype)
         if weight_format == "fp8":
             assert not profile.supports(native[weight_format])
-
-
-# --------------------------------------------------------------------------------------------- published values
 
 
 @pytest.mark.parametrize(
@@ -218,9 +212,6 @@ def test_number_formats_by_generation() -> None:
         mi300x.peak_flop_per_s("fp4")
 
 
-# --------------------------------------------------------------------------------------------------- partitions
-
-
 @pytest.mark.parametrize("profile", PARTITIONS, ids=by_id)
 def test_partitions_add_up_to_no_more_than_the_package(profile: GpuProfile) -> None:
     part = profile.partition
@@ -294,9 +285,6 @@ def test_disputed_modes_say_so() -> None:
     assert part and part.legal and part.legal.allowed and not part.legal.validated
 
 
-# -------------------------------------------------------------------------------------------------------- names
-
-
 def test_every_id_that_the_measured_runs_and_the_contract_use_resolves() -> None:
     runs = """mi300x mi355x a100-sxm-80gb b200-sxm h200-sxm h100-sxm h100-pcie rtx-4090 rtx-pro-6000 mi325x rtx-5090
         l40s h20 rtx-3090 h100-nvl"""
@@ -366,8 +354,6 @@ def test_one_name_reads_one_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     loader._shipped.cache_clear()
     assert read == ["b200-sxm.toml"]
 
-
-# ------------------------------------------------------------------------------------------ a user's own profile
 
 OWN = """
 name = "Card of the next generation"
@@ -444,9 +430,6 @@ def test_a_missing_file_is_a_bad_input(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'name = "\xe9"')
     with pytest.raises(InputError, match="is not valid TOML"):
         load_profile(str(tmp_path / "latin.toml"))
-
-
-# -------------------------------------------------------------------------------------------------------- schema
 
 
 @given(value=st.floats(min_value=1e-6, max_value=1e15), unit=st.sampled_from(sorted(FACTORS)))

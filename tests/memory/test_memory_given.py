@@ -179,8 +179,6 @@ def test_a_size_below_one_gib_is_refused(space: int) -> None:
         Environment.read({"VLLM_CPU_KVCACHE_SPACE": space})
 
 
-# --- the commands --------------------------------------------------------------------------------------------------
-
 ON_CPU = ("--gpu", "cpu", "--engine-version", "0.32.0", "--max-model-len", "4096")
 
 
@@ -256,9 +254,6 @@ def test_a_plan_for_more_than_the_memory_is_none() -> None:
     (ranking,) = search_for(None, "cpu", model=LLAMA, load=Load(128, 32), version=version("0.32.0"), args=args).run()
     assert ranking.best is None
     assert "VLLM_CPU_KVCACHE_SPACE is 30" in ranking.rejected[0].reason
-
-
-# --- what a server logged ------------------------------------------------------------------------------------------
 
 
 def logged(tokens: str, size: str = "4.0") -> dict[str, ComparedLine]:

@@ -115,9 +115,6 @@ def stored_bytes(model: Model) -> int:
     return layers + sum(size(weight.name, weight) for weight in (*model.outer, *model.vision))
 
 
-# --- every entry -----------------------------------------------------------------------------------------------------
-
-
 def test_the_catalog_is_large_and_the_files_are_small() -> None:
     assert len(IDS) >= 150
     assert sum(path.stat().st_size for path in ENTRIES.glob("*.json")) < 250_000
@@ -177,9 +174,6 @@ def test_a_quantised_checkpoint_has_the_shapes_of_its_base(name: str) -> None:
     assert name in {checkpoint.id for checkpoint in quantized_checkpoints(entry.base)}
 
 
-# --- published figures -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", PUBLISHED_PARAMS)
 def test_parameters_are_those_of_the_hub(name: str) -> None:
     assert entry_of(name).model().total_params == PUBLISHED_PARAMS[name]
@@ -207,9 +201,6 @@ def test_bytes_are_those_of_the_index(name: str) -> None:
 )
 def test_the_models_own_context(name: str, context: int) -> None:
     assert entry_of(name).model().max_position_embeddings == context
-
-
-# --- names ---------------------------------------------------------------------------------------------------------
 
 
 def test_ids_are_found_in_any_case() -> None:
@@ -279,9 +270,6 @@ def test_any_text_may_be_asked_for(name: str) -> None:
 @pytest.mark.parametrize("name", ["../resources", "/etc/passwd", "meta-llama", "meta-llama/", "/", "", "amd/../amd/x"])
 def test_a_name_is_never_a_path(name: str) -> None:
     assert find_entry(name) is None
-
-
-# --- quantised checkpoints -------------------------------------------------------------------------------------------
 
 
 def test_each_vendor_has_its_checkpoints_of_llama_3_3() -> None:

@@ -151,9 +151,6 @@ def test_no_mtp_where_the_config_names_none() -> None:
     assert build(KIMI_K2).mtp == ()
 
 
-# --- attention and KV cache ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("config", "elements"),
     [
@@ -252,9 +249,6 @@ def test_mllama_cross_attention_keeps_no_text_keys() -> None:
     assert cross == list(range(3, 100, 5))
 
 
-# --- what consumers rely on ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("config", CONFIGS)
 def test_components_add_up_and_active_is_a_part(config: Json) -> None:
     model = build(config)
@@ -346,9 +340,6 @@ def test_reading_a_config_imports_nothing_heavy() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
-# --- dtype and context --------------------------------------------------------------------------------------------
-
-
 def test_dtype_comes_from_either_key_at_either_level() -> None:
     plain = {k: v for k, v in LLAMA_8B.items() if k != "torch_dtype"}
     assert build({**plain, "torch_dtype": "float16"}).dtype == "fp16"
@@ -380,9 +371,6 @@ def test_longrope_says_from_where_it_stretches() -> None:
     phi = arch("Phi3ForCausalLM", llama(32, 3072, 8192, 32, 32, 32064), max_position_embeddings=131072)
     found = build({**phi, "original_max_position_embeddings": 4096})
     assert (found.unstretched_tokens, found.max_position_embeddings) == (4096, 131072)
-
-
-# --- refusals -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

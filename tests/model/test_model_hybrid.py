@@ -187,9 +187,6 @@ def mixers(model: Model, kind: type) -> list[Any]:
     return [mixer for mixer in model.mixers() if isinstance(mixer, kind)]
 
 
-# --- totals ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "published", "not_counted_here"),
     [
@@ -279,9 +276,6 @@ def test_names_are_unique_within_a_layer(name: str) -> None:
         assert len(names) == len(set(names))
 
 
-# --- states ------------------------------------------------------------------------------------------------------
-
-
 def test_state_of_mamba() -> None:
     # conv: 5120 channels x (4 - 1); state: 5120 x 16
     state = mixers(build("mamba-2.8b"), StateMixer)
@@ -329,9 +323,6 @@ def test_an_unknown_state_dtype_is_refused() -> None:
         build("nemotron-3-super", mamba_ssm_cache_dtype="float8")
 
 
-# --- attention ---------------------------------------------------------------------------------------------------
-
-
 def test_which_layers_keep_a_kv_cache() -> None:
     assert len(mixers(build("jamba-v0.1"), Attention)) == 4  # one in eight of 32
     assert len(mixers(build("nemotron-h-56b"), Attention)) == 10
@@ -376,9 +367,6 @@ def test_step_takes_the_heads_of_sliding_layers_from_the_config_where_they_are_g
     told = build("step-3.7-flash", attention_other_setting=other)
     assert told.total_params == build("step-3.7-flash").total_params
     assert {m.num_heads: m.window for m in mixers(told, Attention)} == {64: None, 96: 512}
-
-
-# --- what is refused ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,6 @@ def total_bytes(model: Model, *, mtp: bool = False) -> int:
     return sum(num_bytes for _, _, num_bytes in stored(model, mtp=mtp).values())
 
 
-# --- one matrix, by hand -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("precision", "shape", "num_bytes"),
     [
@@ -138,9 +135,6 @@ def total_bytes(model: Model, *, mtp: bool = False) -> int:
 def test_bytes_of_one_matrix(precision: Precision, shape: tuple[int, ...], num_bytes: int) -> None:
     assert precision.stored_bytes(shape) == num_bytes
     assert precision.stored_bytes(shape, copies=7) == 7 * num_bytes
-
-
-# --- published checkpoints ---------------------------------------------------------------------------------------
 
 
 def test_deepseek_v3_is_the_published_checkpoint_by_dtype() -> None:
@@ -231,8 +225,6 @@ def test_qwen3_6_27b_nvfp4_mixes_as_the_published_total_says() -> None:
     head = model.quantization.precision_of("lm_head", linear=True)
     assert (head.name, head.compute_dtype) == ("nvfp4", "bf16")  # weight-only: 16-bit activations
 
-
-# --- forms -------------------------------------------------------------------------------------------------------
 
 Q_PROJ, EXPERT = "model.layers.2.self_attn.q_proj", "model.layers.2.mlp.experts.0.up_proj"
 
@@ -431,9 +423,6 @@ def test_what_is_not_understood_is_refused(block: dict[str, Any]) -> None:
     assert refused.value.hint
 
 
-# --- names -------------------------------------------------------------------------------------------------------
-
-
 def test_canonical_names_drop_wrappers_and_indices() -> None:
     assert canonical("model.language_model.layers.7.mlp.experts.3.up_proj") == ("layers.#.mlp.experts.up_proj", 7)
     assert canonical("language_model.model.layers.10.self_attn") == ("layers.#.self_attn", 10)
@@ -498,9 +487,6 @@ def test_equal_variants_have_equal_precisions(kept: set[int], globbed: int, expr
         assert by_variant.setdefault(quantization.variant(i), precisions) == precisions
 
 
-# --- load time, and usual forms ----------------------------------------------------------------------------------
-
-
 def test_fp8_at_load_time_quantises_linear_weights_of_layers_only() -> None:
     model = load_quantized(build(LLAMA_70B), "fp8")
     sums = stored(model)
@@ -557,8 +543,6 @@ def test_fewer_bits_are_fewer_bytes() -> None:
     gptq8, gptq4, awq = (total_bytes(as_quantized(build(LLAMA_70B), n)) for n in ("int8-gptq", "int4-gptq", "int4-awq"))
     assert gptq8 > gptq4 > awq > 70_553_706_496 // 2
 
-
-# --- properties --------------------------------------------------------------------------------------------------
 
 PRECISIONS = [BF16, FP8_BLOCK, FP8_TENSOR, FP8_STATIC, FP8_CHANNEL, MXFP8, MXFP4, NVFP4, int4("int4", BF16, 32)]
 

@@ -43,9 +43,6 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
         yield running
 
 
-# --- paths -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_folder_and_its_config_file_are_the_same_model(folder: Path) -> None:
     for path in (folder, folder / "config.json"):
         found = resolve_model(str(path), network=False)
@@ -176,9 +173,6 @@ def test_no_name_at_all_raises_anything_else(name: str) -> None:
         assert error.exit_status in (2, 3)
 
 
-# --- catalog -----------------------------------------------------------------------------------------------------
-
-
 def test_the_catalog_answers_without_network_in_any_case(server: HubServer) -> None:
     found = resolve_model("META-LLAMA/llama-3.3-70b-instruct")
     assert (found.source, found.resolved) == ("catalog", "meta-llama/Llama-3.3-70B-Instruct")
@@ -209,9 +203,6 @@ def test_a_name_of_several_models_lists_them() -> None:
     with pytest.raises(InputError, match="'gpt-oss' may be any of 2 models") as error:
         resolve_model("gpt-oss", network=False)
     assert "openai/gpt-oss-120b, openai/gpt-oss-20b" in error.value.hint
-
-
-# --- cache and hub -------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_id_is_fetched_once_and_then_served_from_the_cache(server: HubServer) -> None:

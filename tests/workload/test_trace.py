@@ -147,9 +147,6 @@ def test_the_busiest_stretch_is_the_one_that_trying_all_finds(rows: list[tuple[i
     assert float((kept.input_len + kept.output_len).sum() / kept.arrival_s[-1]) >= max(rates) / 1.011
 
 
-# --- what prompts have in common ----------------------------------------------------------------------------------
-
-
 def shared(folder: Path, text: str, name: str = "trace.jsonl") -> list[int]:
     """Tokens of each prompt that a cache finds which forgets nothing."""
     prefixes = read(folder, text, name).busiest.prefixes

@@ -1,7 +1,5 @@
 """Dense decoders: Llama and its relatives, older decoders, Gemma, and the searched layers of Nemotron NAS."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial

@@ -8,8 +8,6 @@ Elements per sequence, as in vLLM's ``MambaStateShapeCalculator``, for k key hea
     kda      conv (3 heads head_dim, kernel - 1)             state (heads, head_dim, head_dim), fp32
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil
 from typing import Any

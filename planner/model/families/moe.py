@@ -1,7 +1,5 @@
 """Mixture-of-experts decoders, with ordinary attention, with latent attention (MLA), and with forms of their own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

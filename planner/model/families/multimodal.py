@@ -2,8 +2,6 @@
 Every weight of a tower is of Component.VISION and not ``linear``: text tokens do not pass it, and it is not quantised.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
