@@ -12,7 +12,6 @@ from pathlib import Path
 
 MOST_FILE_BYTES = 64 * 2**20  #: of a file that a user names; the largest config.json takes 3 MB
 MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
-
 _PACKAGE = Path(__file__).resolve().parent
 _NAMES_ONLY: ContextVar[bool] = ContextVar("names_only", default=False)
 

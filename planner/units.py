@@ -10,20 +10,15 @@ KB = 10**3
 MB = 10**6
 GB = 10**9
 TB = 10**12
-
 US = 1e-6
 MS = 1e-3
-
 GFLOP = 1e9
 TFLOP = 1e12
-
 #: Bounds of every latency, rate and count, in any unit: other values are mistakes, and products of figures within
 #: them stay far within the range of a float.
 LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e15
-
 #: Digits of a count; ``int`` refuses some thousands.
 MOST_DIGITS = 18
-
 #: Factor from a unit, as written in a profile, to the unit used inside.
 FACTORS: dict[str, float] = {
     "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "B/s": 1, "GB/s": GB,

@@ -24,9 +24,7 @@ from planner.workload import Load
 
 LOOPBACK = "127.0.0.1"  #: address of a server on its own machine
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (in a container, whose port is published on LOOPBACK; or where the user asks)
-
 Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
-
 #: Settings that a line names even where they are the default.
 _ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
 #: Folders of vLLM's benchmark scripts in images of AMD and of the vLLM project.

@@ -34,7 +34,6 @@ _V1_BACKENDS = (
     "FLASHINFER_VLLM_V1", "FLASHINFER_MLA", "ROCM_AITER_MLA", "TORCH_SDPA_VLLM_V1", "FLEX_ATTENTION", "TREE_ATTN",
     "XFORMERS_VLLM_V1",
 )  # fmt: skip
-
 #: First release that runs models with states on V1 by default ("V1 mamba models are unoptimized" before).
 _STATES_SINCE: Release = (0, 10, 2)
 #: V1 runs on CPUs from the first of these on; from the second on, until the oracle goes, without sliding windows.
@@ -158,7 +157,6 @@ def default_engine(
 
 #: ``sampling``: steps that sample a token.
 LoneSteps = Literal["none", "sampling", "all"]
-
 #: First release with the second runner for dense models, and for all others that are not named here.
 _DENSE_FROM, _ALL_FROM = (0, 25), (0, 29)
 _UNQUANTIZED = ("bf16", "fp16", "fp32")

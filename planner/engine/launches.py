@@ -239,7 +239,9 @@ class _Script:
     def _construct(self, word: str, line: int, function: str) -> bool:
         top = self.frames[-1] if self.frames else None
         if word == "if":
-            self.frames.append(_Frame("`if`", "fi", line, conditions=[], before=self._state()))
+            self.frames.append(
+                _Frame("`if`", "fi", line, conditions=[], before=(dict(self.scalars), dict(self.arrays)))
+            )
         elif word in _OPAQUE:
             self.frames.append(_Frame(f"`{word}`", _OPAQUE[word], line, opaque=True))
         elif word == "{":
@@ -276,9 +278,6 @@ class _Script:
             self.unknown.add(name)
             self.scalars.pop(name, None)
             self.arrays.pop(name, None)
-
-    def _state(self) -> tuple[dict[str, str], dict[str, list[str]]]:
-        return dict(self.scalars), dict(self.arrays)
 
     def _statement(self, words: list[str]) -> None:
         if self.frames and (conditions := self.frames[-1].conditions) is not None:

@@ -76,8 +76,6 @@ _LISTS = frozenset(
 )
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-
-
 SET_IT = "write the value out, or give it by --set"
 API_SERVER = "vllm.entrypoints.openai.api_server"
 #: Commands that start an engine of their own, and those that send requests to a server.

@@ -304,13 +304,10 @@ def known_issues(
     # NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on
     if (profile.compute_capability or (0, 0))[0] == 9 and config.version.release < HOPPER_ISSUES_UNTIL:
         cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"
-        named = "--compilation-config enable_fi_allreduce_fusion"
-        for word, present in (
-            ("--async-scheduling", config.async_scheduling),
-            (named, "enable_fi_allreduce_fusion" in compilation),
-        ):
-            if present:
-                yield FlagProblem(word, cause, "leave it out", fatal=False)
+        if config.async_scheduling:
+            yield FlagProblem("--async-scheduling", cause, "leave it out", fatal=False)
+        if (key := "enable_fi_allreduce_fusion") in compilation:
+            yield FlagProblem(f"--compilation-config {key}", cause, "leave it out", fatal=False)
     if profile.architecture != "gfx942" or not AITER_IMAGES_SINCE <= config.version.release < AITER_IMAGES_UNTIL:
         return
     image = f"AMD's image of vLLM {config.version} for this GPU"

@@ -64,7 +64,6 @@ from planner.resources import package_dir
 from planner.units import GIB
 
 Usage = Literal["serve", "offline"]
-
 #: vLLM's long names, by the short ones used here.
 LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp16", "float": "fp32"}

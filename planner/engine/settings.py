@@ -261,8 +261,6 @@ def tagged(tag: Tag) -> tuple[str, ...]:
 
 #: Settings that a plan repeats: layout and element types, bounds of one step, others.
 PLANNED = tuple(dict.fromkeys((*tagged("axes"), "weight_dtype", "kv_cache_dtype", *tagged("batch"), *tagged("plan"))))
-
-
 #: Options of vLLM that change memory or time and have no row: ``check`` says that it leaves them out of account.
 NOT_SIMULATED = frozenset((
     "--num-gpu-blocks-override", "--offload-group-size",

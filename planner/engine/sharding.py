@@ -255,11 +255,9 @@ def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, fp
         return 0
     other = weight.shape[-2] if axis == -1 else weight.shape[-1]
     expert = weight.component is Component.ROUTED_EXPERT
-    if fp8_blocks != "whole" and weight.name.endswith(MERGED):
-        return 0
-    if fp8_blocks == "refined" and expert and gcd(rows, columns, shard, other) >= SMALLEST_REFINED_BLOCK:
-        return 0
-    return block
+    merged = fp8_blocks != "whole" and weight.name.endswith(MERGED)
+    refined = fp8_blocks == "refined" and expert and gcd(rows, columns, shard, other) >= SMALLEST_REFINED_BLOCK
+    return 0 if merged or refined else block
 
 
 def _cut_hint(weight: Weight, layout: Layout) -> str:

@@ -15,7 +15,6 @@ from typing import Literal
 from planner.errors import InputError
 
 Release = tuple[int, ...]
-
 #: Release dates: the day on which the first file was uploaded to the Python package index, read 2026-11-20.
 _DATES = """
 0.2.0 2023-09-28   0.2.7 2024-01-04   0.3.0 2024-01-31   0.3.3 2024-03-01   0.4.0 2024-03-31   0.4.1 2024-04-24
@@ -45,7 +44,6 @@ def release_of(text: str) -> Release:
 RELEASES: dict[Release, datetime.date] = {
     release_of(name): datetime.date.fromisoformat(day) for name, day in zip(_DAYS[::2], _DAYS[1::2], strict=True)
 }
-
 NEWEST: Release = max(RELEASES)
 READ_ON = datetime.date(2026, 11, 20)  #: the day on which these dates were read
 #: First release with measured runs to compare with; older ones follow its rules.
@@ -62,7 +60,6 @@ def newest_by(day: datetime.date) -> Release:
 
 
 Build = Literal["vllm", "vllm+atom-plugin"]
-
 _NUMBERED = re.compile(r"v?(\d{1,9}(?:\.\d{1,9})+)((?:\.?(?:a|b|rc|post|dev)\d*)*)(?:\+[\w.]+)?")
 _INSIDE = re.compile(r"(?<![\d.])v?(0\.\d{1,9}(?:\.\d{1,9})*)(\.x)?(?![\d.]*\d)")
 _DAY = re.compile(r"(?<!\d)(20\d\d)-?(0[1-9]|1[0-2])(?:-?(0[1-9]|[12]\d|3[01]))?(?!\d)")
@@ -72,7 +69,6 @@ _LOOSE = re.compile(r"\.x|-ish|\d\.?(?:dev|rc|post)\d")
 _PLAIN = re.compile(r"[\w\s.,:+/()#-]*")
 _BUILD_WORDS = re.compile(r"\b(nightly|latest|main|atom|image|fork|dashboard|rocm)\b")
 _MONTHS = tuple(month.lower() for month in calendar.month_abbr)
-
 #: Images that are named after a model: the day on which a run of it was published.
 _NAMED_BUILDS = {"minimax-m3": datetime.date(2026, 6, 13)}  # InferenceX's blog on MiniMax-M3
 

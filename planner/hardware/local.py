@@ -21,14 +21,12 @@ from planner.units import GIB, MIB, whole_number
 
 TIMEOUT_S = 30  #: a driver that hangs must not hang us
 Run = Callable[[Sequence[str]], str]  #: runs a command and returns its output; raises SilentTool
-
 AMD_STATIC = ("amd-smi", "static", "--json")
 AMD_PARTITION = ("amd-smi", "partition", "--current", "--json")
 ROCM = ("rocm-smi", "--showproductname", "--showid", "--showbus", "--showmeminfo", "vram", "--showcomputepartition",
         "--showmemorypartition", "--json")  # fmt: skip
 NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
 NVIDIA_LIST = ("nvidia-smi", "-L")
-
 _MIG_LINE = re.compile(r"\s+MIG\s+(\S+)\s+Device\s+\d+:")
 
 
@@ -180,7 +178,6 @@ def _is_sibling(address: str, seen: set[str]) -> bool:
 
 #: Drivers differ by a few MiB for the same GPU; two kinds of GPU differ by far more.
 MEMORY_TOLERANCE = 0.03
-
 _OTHERWISE = "name the nearest profile with --gpu: planner hardware list shows them; or give a .toml file"
 
 

@@ -40,7 +40,6 @@ from planner.model import (
 )
 
 Kind = Literal["full", "window", "chunk", "cross", "state"]
-
 #: Bytes of one MLA token and layer in formats that pack latent, rotary key and scales into one row.
 PACKED_MLA_BYTES = {"fp8_ds_mla": 656, "nvfp4_ds_mla": 352}
 #: Before MLA, keys and values of a head were padded to this (``deepseek_v2.py`` of 0.6.6); 0.7.2 and 0.7.3 pad rows of

@@ -322,11 +322,9 @@ def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tup
     release, ranks = config.version.release, config.tensor_parallel_size
     copied, largest = (0, 11) <= release < (0, 14), images.largest_tok
     budget = max(config.max_num_batched_tokens, largest)
+    items = budget // largest
     if copied and images.video_places:
-        budget = max(budget, int(VIDEO_TOK * images.video_places))
-        items, largest = 1, VIDEO_TOK
-    else:
-        items = budget // largest
+        budget, items, largest = max(budget, int(VIDEO_TOK * images.video_places)), 1, VIDEO_TOK
     rows = items * (budget if copied else largest) if config.engine == "V1" else 0
     if config.mm_encoder_tp_mode == "data":
         items, ranks = -(-items // ranks), 1

@@ -124,7 +124,6 @@ _COUNTS = {"tokens": "kv_cache_tokens", "blocks": "num_gpu_blocks", "block_size"
 _GIB_FIELDS = _LEAST_BYTES.keys() | _MOST_BYTES.keys()
 #: The smallest of all ranks counts.
 _BINDING = frozenset(("available", "tokens", "blocks", "concurrency"))
-
 _per_rank = tuple((field, re.compile(expression)) for field, expression in _PER_RANK)
 _settings = tuple((field, re.compile(expression)) for field, expression in _SETTINGS)
 

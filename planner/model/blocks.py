@@ -28,7 +28,6 @@ class OuterNames:
 
 
 LLAMA_NAMES = OuterNames()
-
 QkNorm = Literal["head", "all heads"] | None
 
 

@@ -47,8 +47,8 @@ def _unknown(config: Config) -> UnsupportedModelError:
     if not name:
         cause = f"{config.model_id}: config.json names no architecture ('architectures' is missing or empty)"
         return UnsupportedModelError(cause, hint="give the config.json of a language model in Hugging Face format")
-    near = get_close_matches(name, BUILDERS, n=3, cutoff=0.75)
-    nearest = f"nearest: {', '.join(near)}; " if near else ""
+    near = ", ".join(get_close_matches(name, BUILDERS, n=3, cutoff=0.75))
+    nearest = f"nearest: {near}; " if near else ""
     cause = f"{config.model_id}: the architecture {name} is not understood, so its weights and KV cache are unknown"
     return UnsupportedModelError(cause, hint=f"{nearest}see `planner models list`, or add it to planner/model/families")
 

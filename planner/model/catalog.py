@@ -29,9 +29,7 @@ from planner.model.architecture import Model
 from planner.resources import package_dir
 
 Record = dict[str, Any]
-
 ENTRIES = package_dir("model") / "entries"
-
 #: The sources of an entry, each with the note for its user.
 KINDS = {
     "verbatim": "",  # a published copy of the repository's own config.json
@@ -40,12 +38,10 @@ KINDS = {
     "assembled": "the catalog's facts are put together from published values, not read from its own config.json",
     "form": "its own quantisation settings are not in the catalog: {form} is assumed",
 }
-
 #: The GPU vendor that a publisher makes checkpoints for; those of other publishers run on both.
 _MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
 #: Formats that vLLM serves on GPUs of one vendor only.
 _SERVED_ON: dict[str, tuple[str, ...]] = {"nvfp4": ("nvidia",)}
-
 _SEPARATORS = re.compile(r"[-_. ]")
 _WORD = re.compile(r"\d+(?:\.\d+)*[a-z]*|[a-z]+")
 #: Words of an id that people leave out: publishers in front, forms of the same model behind.

@@ -27,7 +27,6 @@ GRACE_S = 2.0  #: for the thread to tidy the cache; huggingface_hub waits a seco
 MOST_BYTES = 64_000_000  #: of all answers about one model; the largest config.json has 3 MB
 PROXY = "check HF_ENDPOINT, and whether a proxy or a login page stands in between"
 FOLDER = "give a folder with the model's config.json"
-
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  #: errors of a disk, also without a file
 # The rule of huggingface_hub: letters, digits and "_", with "-" and "." inside, an organisation and a name.
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?"

@@ -45,7 +45,6 @@ FP32 = Precision("fp32", 32, "fp32")
 BF16 = Precision("bf16", 16, "bf16")
 FP16 = Precision("fp16", 16, "fp16")
 UNQUANTIZED = {p.name: p for p in (FP32, BF16, FP16)}
-
 PER_TENSOR, PER_CHANNEL = (0, 0), (1, 0)
 FP8_TENSOR = Precision("fp8", 8, "fp8", 4, PER_TENSOR)
 FP8_STATIC = Precision("fp8", 8, "fp8", 4, PER_TENSOR, tensor_scales=1)
@@ -55,7 +54,6 @@ FP8_BLOCK = Precision("fp8", 8, "fp8", 4, (128, 128))
 MXFP8 = Precision("mxfp8", 8, "fp8", 1, (1, 32))
 MXFP4 = Precision("mxfp4", 4, "fp4", 1, (1, 32))
 NVFP4 = Precision("nvfp4", 4, "fp4", 1, (1, 16), tensor_scales=2)
-
 #: Values of ``weight_dtype``.
 WEIGHT_DTYPES = (
     "fp32", "bf16", "fp16", "fp8", "mxfp8", "mxfp4", "nvfp4",
@@ -81,7 +79,6 @@ KV_ELEMENT_BYTES: dict[str, float] = {
     "fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2,
     "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1,
 }  # fmt: skip
-
 #: Tensors that vLLM holds in 32 bits whatever the model's dtype: routing biases, decay rates of state-space layers.
 HELD_IN_FP32 = {
     "e_score_correction_bias", "A_log",

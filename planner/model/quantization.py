@@ -295,23 +295,18 @@ def _quark_precision(form: QuantizationForm, scheme: Config) -> Precision | None
 
 def _modelopt(form: QuantizationForm) -> Quantization:
     algorithm = form.block.text("quant_algo", default="").upper()
-    kv_cache = bool(form.block.get("kv_cache_scheme", "kv_cache_quant_algo"))
-    if algorithm == "MIXED_PRECISION":
-        return form.quantization("modelopt", None, named=_quantized_layers(form), kv_cache=kv_cache)
-    return form.quantization("modelopt", _modelopt_precision(form, form.block), kv_cache=kv_cache)
+    kv_cache, mixed = bool(form.block.get("kv_cache_scheme", "kv_cache_quant_algo")), algorithm == "MIXED_PRECISION"
+    linear, named = (None, _quantized_layers(form)) if mixed else (_modelopt_precision(form, form.block), ())
+    return form.quantization("modelopt", linear, named=named, kv_cache=kv_cache)
 
 
 def _quantized_layers(form: QuantizationForm) -> tuple[PrecisionRule, ...]:
     listed: dict[tuple[str, str], list[str]] = {}
     first: dict[tuple[str, str], Config] = {}
-    layers = part(form.block, "quantized_layers")
-    for name, spec in layers.values.items() if layers else ():
-        if not isinstance(spec, Mapping):
-            raise form.block.refuse("quantized_layers", "made of objects")
+    for name, spec in _parts(form.block, "quantized_layers").items():
         key = (str(spec.get("quant_algo")), str(spec.get("group_size")))
-        listed.setdefault(key, []).append(str(name))
-        if key not in first:
-            first[key] = Config(spec, model_id=form.config.model_id)
+        listed.setdefault(key, []).append(name)
+        first.setdefault(key, spec)
     if not listed:
         raise form.unknown("MIXED_PRECISION without quantized_layers")
     return tuple(r for key, names in listed.items() for r in form.rules(names, _modelopt_precision(form, first[key])))

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from planner.workload.trace import Trace
 
 LengthDistribution = Literal["symmetric", "below", "conversation"]
-
 #: The names that tables of measured runs use, as (length_distribution, range_ratio).
 NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
     "fixed": ("symmetric", 0.0),
@@ -41,11 +40,8 @@ NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
     "gpqa": ("symmetric", 0.0),
     "sourcegraph-fim": ("symmetric", 0.0),
 }
-
 #: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
 CONVERSATION_MIN_TOK = 4
-
-
 MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
 MOST_REQUESTS = 1_000_000  #: of one replay; percentiles stopped changing long before
 LEAST = 1e-12  #: of a rate and of its burstiness; the gaps of less are beyond a float
@@ -214,13 +210,10 @@ class Load:
             raise InputError(cause, hint=f"add {targets}=MS or {PRIORITY}=N after a comma")
         _require(len(words) == len(more), f"--class {text!r} gives a target twice", "give each once")
         try:
-            priority = int(words.pop(PRIORITY, "0"))
+            priority, limits_ms = int(words.pop(PRIORITY, "0")), {metric: float(ms) for metric, ms in words.items()}
         except ValueError as error:
-            raise InputError(f"--class {text!r}: a priority is a whole number", hint="lower is sooner") from error
-        try:
-            limits_ms = {metric: float(limit) for metric, limit in words.items()}
-        except ValueError as error:
-            raise InputError(f"--class {text!r}: targets are in ms", hint="for example ttft=500") from error
+            cause = f"--class {text!r}: targets are in ms, and a priority is a whole number"
+            raise InputError(cause, hint="for example ttft=500,priority=1") from error
         return replace(sized, limits_ms=limits_ms, priority=priority)
 
     @classmethod

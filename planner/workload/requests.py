@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from planner.workload.targets import Router
 
     Tokens = NDArray[np.int64]
-    from numpy.typing import NDArray
-
     Nodes = NDArray[np.int64]
 
 #: Seconds that an answer is taken to last: to its first token, and for each token. About what people read; a server

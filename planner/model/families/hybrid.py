@@ -35,11 +35,9 @@ from planner.model.blocks import (
 from planner.model.config import Config, family
 from planner.model.families.moe import latent_weights, read_latent
 
-STATE, ROUTED, SHARED = Component.STATE, Component.ROUTED_EXPERT, Component.SHARED_EXPERT
+STATE, SHARED = Component.STATE, Component.SHARED_EXPERT
 BACKBONE_NAMES = OuterNames("backbone.embeddings", "backbone.norm_f", layers="backbone.layers.")
-
 Mixing = tuple[StateMixer, tuple[Weight, ...]]
-
 #: ``mamba_ssm_cache_dtype`` and ``mamba_ssm_dtype`` of configs, in the words of this package.
 STATE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
@@ -236,17 +234,11 @@ def granite_hybrid(config: Config) -> ModelParts:
         conv_bias=config.flag("mamba_conv_bias", default=True), bias=config.flag("mamba_proj_bias", default=False),
     )  # fmt: skip
     shared, part = config.size("shared_intermediate_size"), SHARED if experts else Component.MLP
-    ffn = (
-        *linear("shared_mlp.input_linear", 2 * shared, hidden, part, Shard.COLUMN),
-        *linear("shared_mlp.output_linear", hidden, shared, part, Shard.ROW),
-    )
-    moe, stem = None, "block_sparse_moe."
+    moe, names = None, ("input_linear", "input_linear", "output_linear")
+    ffn = mlp(hidden, shared, prefix="shared_mlp.", names=names, component=part)
     if experts:
         moe = Moe(experts, config.size("num_experts_per_tok"), config.size("intermediate_size"), num_shared_experts=1)
-        size = moe.intermediate_size
-        ffn += linear(f"{stem}router.layer", experts, hidden, Component.ROUTER)
-        ffn += linear(f"{stem}input_linear", 2 * size, hidden, ROUTED, Shard.EXPERT_COLUMN, copies=experts)
-        ffn += linear(f"{stem}output_linear", hidden, size, ROUTED, Shard.EXPERT_ROW, copies=experts)
+        ffn += moe_mlp(hidden, moe, prefix="block_sparse_moe.", router="router.layer", experts="", names=names)
     kinds = config.names("layer_types", "layers_block_type", count=config.num_layers)
     if not kinds or not set(kinds) <= {"mamba", "attention"}:
         raise config.refuse("layer_types", "a list of 'mamba' and 'attention'")

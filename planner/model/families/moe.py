@@ -290,7 +290,7 @@ def deepseek_v4(config: Config) -> ModelParts:
     if len(ratios) < count or not set(ratios) <= {0, 4, 128}:
         raise config.refuse("compress_ratios", f"0, 4 or 128 for each of {count} layers")
     mtp: tuple[Weight, ...] = ()
-    mixing = _head_mixing(hidden, config.size("hc_mult", default=4))
+    mixing = _mixing("hc_head", config)
     for i, ratio in enumerate(ratios[count : count + config.size("num_nextn_predict_layers", default=0)]):
         # one more layer; embedding and hidden state have a projection each, laid side by side here
         layer, names = Layer(_v4_layer(config, ratio).weights + mixing), ("enorm", "hnorm", "norm")
@@ -302,14 +302,13 @@ def deepseek_v4(config: Config) -> ModelParts:
 
 
 def _v4_layer(config: Config, ratio: int) -> Layer:
-    hidden, streams = config.hidden_size, config.size("hc_mult", default=4)
-    moe = read_moe(config, shared=config.size("n_shared_experts"))
+    hidden, moe = config.hidden_size, read_moe(config, shared=config.size("n_shared_experts"))
     weights = (
         *_v4_attention(config, ratio),
         *experts(hidden, moe, prefix="ffn.", names=W1_W3_W2),
         *norms(hidden, "attn_norm", "ffn_norm"),
-        *_stream_mixing("hc_attn", hidden, streams),
-        *_stream_mixing("hc_ffn", hidden, streams),
+        *_mixing("hc_attn", config),
+        *_mixing("hc_ffn", config),
     )
     indexer = None
     if ratio == 4:  # only the fine compression is picked from; the coarse one is read whole
@@ -355,21 +354,12 @@ def _compressor(prefix: str, hidden: int, head_dim: int, ratio: int) -> tuple[We
     )
 
 
-def _stream_mixing(name: str, hidden: int, streams: int) -> tuple[Weight, ...]:
-    mixes = streams * (streams + 2)
-    return (
-        Weight(f"{name}_fn", Component.NORM, (mixes, streams * hidden)),
-        *vector(f"{name}_base", mixes),
-        *vector(f"{name}_scale", 3),
-    )
-
-
-def _head_mixing(hidden: int, streams: int) -> tuple[Weight, ...]:
-    return (
-        Weight("hc_head_fn", Component.NORM, (streams, streams * hidden)),
-        *vector("hc_head_base", streams),
-        *vector("hc_head_scale", 1),
-    )
+def _mixing(name: str, config: Config) -> tuple[Weight, ...]:
+    """Hyper-connections: weights that mix residual streams around a block, or join them before the head."""
+    streams, head = config.size("hc_mult", default=4), name == "hc_head"
+    mixes = streams if head else streams * (streams + 2)
+    matrix = Weight(f"{name}_fn", Component.NORM, (mixes, streams * config.hidden_size))
+    return (matrix, *vector(f"{name}_base", mixes), *vector(f"{name}_scale", 1 if head else 3))
 
 
 @family("MiMoV2FlashForCausalLM")
