@@ -234,11 +234,17 @@ def granite_hybrid(config: Config) -> ModelParts:
         conv_bias=config.flag("mamba_conv_bias", default=True), bias=config.flag("mamba_proj_bias", default=False),
     )  # fmt: skip
     shared, part = config.size("shared_intermediate_size"), SHARED if experts else Component.MLP
-    moe, names = None, ("input_linear", "input_linear", "output_linear")
-    ffn = mlp(hidden, shared, prefix="shared_mlp.", names=names, component=part)
+    ffn = (
+        *linear("shared_mlp.input_linear", 2 * shared, hidden, part, Shard.COLUMN),
+        *linear("shared_mlp.output_linear", hidden, shared, part, Shard.ROW),
+    )
+    moe, stem = None, "block_sparse_moe."
     if experts:
         moe = Moe(experts, config.size("num_experts_per_tok"), config.size("intermediate_size"), num_shared_experts=1)
-        ffn += moe_mlp(hidden, moe, prefix="block_sparse_moe.", router="router.layer", experts="", names=names)
+        size, routed = moe.intermediate_size, Component.ROUTED_EXPERT
+        ffn += linear(f"{stem}router.layer", experts, hidden, Component.ROUTER)
+        ffn += linear(f"{stem}input_linear", 2 * size, hidden, routed, Shard.EXPERT_COLUMN, copies=experts)
+        ffn += linear(f"{stem}output_linear", hidden, size, routed, Shard.EXPERT_ROW, copies=experts)
     kinds = config.names("layer_types", "layers_block_type", count=config.num_layers)
     if not kinds or not set(kinds) <= {"mamba", "attention"}:
         raise config.refuse("layer_types", "a list of 'mamba' and 'attention'")
