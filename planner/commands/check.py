@@ -44,13 +44,6 @@ Line = Annotated[
         "folder of a plan, '-' for stdin.",
     ),
 ]
-Url = Annotated[
-    str | None,
-    Option(metavar="URL", help="Running vLLM server to read settings and load from, instead of a line and a load."),
-]
-Seconds = Annotated[
-    float | None, Interval(ge=0), Option("--url-seconds", help="Seconds to watch that server. Default: 5.")
-]
 OneGpu = Annotated["GpuName", opt.gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
 AsModel = Annotated[
     str | None,
@@ -83,8 +76,6 @@ def check_command(
     line: Line | None = None,
     gpu: OneGpu | None = None,
     *,
-    url: Url = None,
-    url_seconds: Seconds = None,
     engine_version: opt.EngineVersion = None,
     as_model: AsModel = None,
     variables: Given = (),
@@ -101,20 +92,16 @@ def check_command(
 ) -> "CheckAnswer":
     """Check whether a ``vllm serve`` line starts on GPUs of this kind, its speed, and faster settings.
 
-    ``line`` is the command, its words, or the path of a script, manifest or plan's folder; ``url`` a running server.
+    ``line`` is the command, its words, or the path of a script, manifest or plan's folder.
     ``answer.ok`` is true if every engine starts, ``answer.branches`` has each of several. Raises InputError where there
     is no such line, and for a load that its context does not hold.
     """
-    from planner.evidence import likely_tensor_parallel, look_at_server
     from planner.output import CheckAnswer
     from planner.planning import LineRequest
 
-    if url is None and url_seconds is not None:
-        raise InputError("--url-seconds is how long to watch a server", hint="add --url")
-    seen = look_at_server(url, **({"window_s": url_seconds} if url_seconds else {})) if url is not None else None
-    if line is None and seen is None:
+    if line is None:
         raise InputError("Missing argument 'LINE': there is nothing to check", hint="see planner check --help")
-    text, plan = _text_of(line or ())
+    text, plan = _text_of(line)
     wanted = gpu or (plan.gpu if plan else None)
     if wanted is None:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")
@@ -122,25 +109,18 @@ def check_command(
     profile, remarks = planning.find_gpu(wanted, planned if network_gb_per_s is None else network_gb_per_s)
     version = engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None)
     given = {
-        "input_len": input_len or (seen and seen.input_len),
-        "output_len": output_len or (seen and seen.output_len),
-        "max_concurrency": max_concurrency or (seen and seen.in_flight),
+        "input_len": input_len,
+        "output_len": output_len,
+        "max_concurrency": max_concurrency,
         "num_prompts": num_prompts,
     }
     asked = LineRequest({name: value for name, value in given.items() if value}, gpus, goal)
-    if seen:
-        version = version or seen.version
-    if seen and line is None:
-        model = planning.load_model(as_model or seen.model, **hub).model
-        size = likely_tensor_parallel(seen, model, profile, planning.version_for(version, profile))
-        text = list(seen.words(size))
-        remarks += (f"TP {size} is assumed: the server does not report it; give its line after -- if it differs",)
     if plan:
         asked = asked.as_planned(plan)
     judge = _Judge(profile, version, as_model, asked, planning.local_for(calibration), hub, plan)
     judged = [judge.verdict(launch) for launch in _launches(text, profile, variables)]
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
-    return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), seen, explain)
+    return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), explain)
 
 
 @dataclass

@@ -33,6 +33,3 @@ from .validation import Validation as Validation
 from .validation import validate as validate
 
 # a server that runs
-from .running_server import SeenServer as SeenServer
-from .running_server import likely_tensor_parallel as likely_tensor_parallel
-from .running_server import look_at_server as look_at_server

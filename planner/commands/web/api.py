@@ -38,7 +38,7 @@ ANSWERED = {
 }
 #: Closed over HTTP: another server, variables of a shell, a second model, the cache of the hub, what is written.
 CLOSED = frozenset((
-    "refresh", "url", "url_seconds", "variables", "speculative_config", "speculative_acceptance_rate", "output",
+    "refresh", "variables", "speculative_config", "speculative_acceptance_rate", "output",
     "force", "sweep",
 ))  # fmt: skip
 LINE = "line"  #: of check: a text, or its words

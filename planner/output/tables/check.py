@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.engine import has_both_engines
 from planner.output.answer import Answer, fields_of
@@ -15,9 +15,6 @@ from planner.output.tables.shared import MORE, batch_in_words, engine_remarks, i
 from planner.planning import LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Load
-
-if TYPE_CHECKING:
-    from planner.evidence import SeenServer
 
 COLUMNS = (
     Column("what", ""),
@@ -65,7 +62,6 @@ class CheckAnswer(Answer):
     columns = COLUMNS
     launches: tuple[JudgedLaunch, ...]  #: the engines that the text starts, mostly one
     remarks: tuple[str, ...] = ()
-    seen: SeenServer | None = None  #: the running server whose load it is
     explain: bool = False
 
     @classmethod
@@ -94,17 +90,13 @@ class CheckAnswer(Answer):
 
     def _object(self) -> dict[str, Any]:
         branches = [{"when": [], **_judged(launch)} for launch in (self.launches if self.branches else ())]
-        names = ("url", "version", "model", "max_model_len", "kv_cache_tokens", "in_flight", "input_len", "output_len",
-                 "window_s", "ended_in_window", "measured")  # fmt: skip
-        seen = {"server": fields_of(self.seen, *names)} if self.seen else {}
-        return {**_judged(self.launches[0]), "starts": self.ok, "branches": branches, **seen}
+        return {**_judged(self.launches[0]), "starts": self.ok, "branches": branches}
 
     def _records(self) -> list[dict[str, Any]]:
         if self.branches:
             return [_row(record.line.command, record.served) for record in self.branches]
-        measured = [{"what": "measured", **self.seen.measured}] if self.seen else []
         unserved = [] if self.record.served else [_row("this line", None)]
-        return [*measured, *unserved, *self.launches[0].rows()]
+        return [*unserved, *self.launches[0].rows()]
 
     def sentences(self) -> Iterator[str]:
         before: list[str] = []
@@ -117,12 +109,6 @@ class CheckAnswer(Answer):
             yield from _speed(launch)
         if not self.explain:
             yield from self._one_screen()
-        if seen := self.seen:
-            means = "of now" if seen.ended_in_window else "since it started: no request ended meanwhile"
-            where = f"{seen.url}, vLLM {seen.version}, watched for {seen.window_s:.1f} s"
-            yield wrapped(f"\n{where}; its means are {means}:")
-            rows = [{"what": "measured", **seen.measured}, _row("predicted", self.record.served)]
-            yield table_text(rows, tuple(column for column in COLUMNS if column.key in ("what", *seen.measured)))
 
     def _one_screen(self) -> Iterator[str]:
         """The verdict; of several launches one line each, and the first that does not start whole."""
