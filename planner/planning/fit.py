@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import product, zip_longest
 from math import ceil, floor, inf, lcm
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
@@ -588,7 +588,8 @@ def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, m
             return
 
 
-class ArithmeticLine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ArithmeticLine:
     """One line of the arithmetic, as ``--explain`` shows it."""
 
     label: str
