@@ -126,7 +126,7 @@ def most_of_all(asked: Search, at_least: float) -> float:
             for budget, batch in product((None, 1024, 16384), (64, 512)):
                 args = EngineArgs(
                     **asdict(layout), kv_cache_dtype=kv, max_num_batched_tokens=budget, max_num_seqs=batch,
-                    max_model_len=among._context(model),
+                    max_model_len=among.launched(model, EngineArgs()).max_model_len,
                 )  # fmt: skip
                 try:
                     engine = resolve_deployment(model, profile, args, version)
@@ -185,7 +185,7 @@ def test_what_is_left_out_is_said_with_its_reason() -> None:
         version=parse_version("0.19.0"),
     )
     said = " ".join(one.reason for one in choices(asked).left_out())
-    assert "--speculative-acceptance-rate" in said and "stages together with DP" in said
+    assert "own MTP modules" in said and "stages together with DP" in said
     many = replace(asked, space=replace(asked.space, servings=asked.space.servings * 9))
     assert "9 types of GPUs" in " ".join(one.reason for one in choices(many).left_out())
 
