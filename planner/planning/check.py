@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import inf, isfinite, log
+from math import ceil, inf, isfinite, log
 from typing import Any, Literal
 
 from planner import engine
@@ -181,6 +181,31 @@ class LineVerdict:
             plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.line)
             if not self.served or plan.merit(merit) > log(WORTH_IT) + self.served.merit(merit):
                 yield plan
+
+    def copies(self) -> tuple[int, Served] | None:
+        """Return the servers of a smaller TP size that serve a closed loop best on the line's GPUs, and one of them.
+
+        None where the line serves it as well.
+        """
+        load, tensor_parallel_size = self.workload, self.line.args.tensor_parallel_size
+        if not self.served or not load or not load.max_concurrency or self.served.config.data_parallel_size > 1:
+            return None
+        best: tuple[int, Served] | None = None
+        merit = Merit(self.goal)
+        for servers in (2**power for power in range(1, tensor_parallel_size.bit_length())):
+            flying, prompts = ceil(load.max_concurrency / servers), ceil(load.num_prompts / servers)
+            smaller = replace(self.line.args, tensor_parallel_size=tensor_parallel_size // servers)
+            try:
+                serving = self.serving.changed(args=smaller)
+                if not serving.fit().fits:
+                    break
+                share = replace(load, max_concurrency=flying, num_prompts=prompts)
+                one = _serve(self.model, _engine(serving, self.line), share, self.line)
+            except PlannerError:
+                break
+            if one.merit(merit) > log(WORTH_IT) + (best[1] if best else self.served).merit(merit):
+                best = servers, one
+        return best
 
     @property
     def model(self) -> str:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from command_line import run
 
+from planner import check_command
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NVFP4 = "nvidia/Llama-3.1-8B-Instruct-NVFP4"
 
@@ -121,3 +123,19 @@ def test_a_context_that_amd_warns_of_is_not_planned() -> None:
     said = answer("mi300x", "vllm serve deepseek-ai/DeepSeek-R1 -tp 8", "--engine-version", "0.9.1")
     assert flags(said) == {"--max-model-len": False}
     assert all(value(words, "--max-model-len") == "32768" for words in better(said))
+
+
+def test_small_model_over_many_gpus_is_answered_by_copies() -> None:
+    """An 8B over TP 8: servers of their own on each GPU deliver a multiple, as AMD's guide says of models that fit."""
+    line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 8"
+    answer = check_command(line, "h100", max_concurrency=256)
+    copies = answer.to_dict()["copies"]
+    assert copies is not None and copies["servers"] > 1
+    whole = answer.to_dict()["delivers"]
+    assert copies["servers"] * copies["delivers"]["output_throughput"] > 1.5 * whole["output_throughput"]
+    assert f"{copies['servers']} servers of TP" in answer.to_text()
+
+
+def test_model_that_fills_its_gpus_has_no_copies() -> None:
+    line = "vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 2"
+    assert check_command(line, "h100", max_concurrency=8).to_dict()["copies"] is None

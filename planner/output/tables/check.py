@@ -11,7 +11,7 @@ from typing import Any
 from planner.engine import has_both_engines
 from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
-from planner.output.tables.shared import MORE, batch_in_words, engine_remarks, items, listed
+from planner.output.tables.shared import MORE, batch_in_words, engine_remarks, items, layout_in_words, listed
 from planner.planning import LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Load
@@ -39,6 +39,7 @@ class JudgedLaunch:
 
     record: LineVerdict
     better: tuple[Served, ...]  #: plans that are worth a change, best first, replayed
+    copies: tuple[int, Served] | None = None  #: smaller servers on the same GPUs, and one of them
 
     @property
     def has_speed(self) -> bool:
@@ -69,7 +70,7 @@ class CheckAnswer(Answer):
         """The answer, its better plans replayed, launches with the same text once; ``more`` are the other fields."""
         launches: dict[tuple[str, ...], JudgedLaunch] = {}
         for record in judged:
-            launch = JudgedLaunch(record, tuple(record.better()))
+            launch = JudgedLaunch(record, tuple(record.better()), record.copies())
             launches.setdefault((*_start(launch), *_speed(launch)), launch)
         return cls(tuple(launches.values()), *more)
 
@@ -160,6 +161,7 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
         "offline": record.offline.result if record.offline else None,
         "goal": record.goal,
         "better": [_plan(record, plan) for plan in launch.better],
+        "copies": {"servers": launch.copies[0], **_plan(record, launch.copies[1])} if launch.copies else None,
         "notes": list(_notes(record)),
     }
 
@@ -255,7 +257,13 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         yield wrapped(f"{_load_words(record.workload)}:")
     if rows:
         yield table_text(rows, BRIEF if brief else COLUMNS)
-    if not shown:
+    if launch.copies:
+        servers, one = launch.copies
+        rate, tpot_ms = one.result["output_throughput"] * servers, one.result["mean_tpot_ms"]
+        layout = layout_in_words(one.config)
+        yield from items("-", [f"{servers} servers of {layout} on the same GPUs, behind a router: {rate:,.0f} tok/s in "
+                               f"all, TPOT {tpot_ms:.1f} ms"])  # fmt: skip
+    elif not shown:
         yield f"no plan is better for {record.goal} on these GPUs" if rows else "no plan fits on this GPU"
     for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
         changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
