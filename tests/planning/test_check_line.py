@@ -128,7 +128,7 @@ def test_a_context_that_amd_warns_of_is_not_planned() -> None:
 def test_small_model_over_many_gpus_is_answered_by_copies() -> None:
     """An 8B over TP 8: servers of their own on each GPU deliver a multiple, as AMD's guide says of models that fit."""
     line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 8"
-    answer = check_command(line, "h100", max_concurrency=256)
+    answer = check_command(line, "h100", max_concurrency=1024)
     copies = answer.to_dict()["copies"]
     assert copies is not None and copies["servers"] > 1
     whole = answer.to_dict()["delivers"]
