@@ -12,7 +12,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any
@@ -77,13 +77,9 @@ def _in_container(words: Sequence[str]) -> Found | None:
         rest = words[at + 1 :]
         if entry.rsplit("/", 1)[-1] == "vllm" and command_at(("vllm", *rest), 0)[0]:
             return Found(("vllm", *rest), _variables(words[:at]), version_of_images([word]))
-        if not entry and _is_server_image(word) and rest:
+        if not entry and _OFFICIAL_IMAGE.fullmatch(word) and rest:
             return Found(("vllm", "serve", *rest), _variables(words[:at]), version_of_images([word]))
     return None
-
-
-def _is_server_image(name: str) -> bool:
-    return _OFFICIAL_IMAGE.fullmatch(name) is not None
 
 
 def version_of_images(words: Sequence[str]) -> str:
@@ -106,27 +102,23 @@ def find_launches(
         command = found_in(line)
         if command is None:
             raise InputError(f"{' '.join(line)[:80]!r} is no vllm serve line, nor one of its benchmarks", hint=_HINT)
-        return tuple(_launches([command]))
-    script = _Script(gpu, dict(given or {}))
-    try:
-        script.run(line)
-    except RecursionError as error:
-        raise InputError("this script is nested too deeply", hint=_HINT) from error
-    launches = tuple(_launches(script.commands))
+        return _launches([command])
+    launches = _launches(_Script(gpu, given or {}).run(line))
     if not launches:
         raise InputError("there is no vllm serve command in this, nor one of its benchmarks", hint=_HINT)
+    if (servers := sum(one.server is not None and one.server.command == "serve" for one in launches)) > 1:
+        raise InputError(f"{servers} different vllm serve commands are in this script", hint=_HINT)
     return launches
 
 
-def _launches(commands: Sequence[Found]) -> Iterator[Launch]:
+def _launches(commands: Sequence[Found]) -> tuple[Launch, ...]:
     servers = {one.argv: one for one in commands if one.command == "serve"}
-    if len(servers) > 1:
-        raise InputError(f"{len(servers)} different vllm serve commands are in this script", hint=_HINT)
     clients = tuple({one.argv: one for one in commands if one.command in CLIENTS}.values())
     offline = {(one.argv, tuple(sorted(one.env.items()))): one for one in commands if one.command in OFFLINE}
-    if servers or (clients and not offline):
-        yield Launch(next(iter(servers.values()), None), clients)
-    yield from (Launch(one) for one in offline.values())
+    engines = [Launch(one, clients if len(servers) == 1 else ()) for one in servers.values()]
+    if clients and not servers and not offline:
+        engines = [Launch(None, clients)]
+    return (*engines, *(Launch(one) for one in offline.values()))
 
 
 # --- a script ---------------------------------------------------------------------------------------------------------
@@ -167,8 +159,6 @@ _OPAQUE = {"for": "done", "select": "done", "while": "done", "until": "done", "c
 _DECLARE = frozenset(("export", "local", "declare", "readonly", "typeset"))
 #: Programs that start no engine, whatever their words are.
 _INERT = frozenset(("echo", "printf", "exit", "return", "rm", "mv", "mkdir", "sleep", "wait", "kill", "trap"))
-#: Programs that are there where the GPUs are of one vendor.
-_TOOLS = {"nvidia-smi": "cuda", "nvcc": "cuda", "rocm-smi": "rocm", "amd-smi": "rocm", "rocminfo": "rocm"}
 MOST_CHARACTERS = 2**17  #: of a variable, all words of an array together; Linux passes no longer word on
 
 
@@ -201,11 +191,9 @@ class _Frame:
     line: int
     opaque: bool = False  #: what stands inside is not followed
     conditions: list[list[str]] | None = None  #: commands between ``if`` and ``then``, while they are read
-    active: bool = True  #: the branch that is read may run
-    certain: bool = True  #: nothing before was undecided
+    runs: bool | None = True  #: what is read runs; None: undecided
+    undecided: bool = False  #: a condition before was
     ended: bool = False  #: a branch before surely runs
-    assigned: set[str] = field(default_factory=set)
-    before: tuple[dict[str, str], dict[str, list[str]]] = field(default_factory=lambda: ({}, {}))
 
 
 class _Script:
@@ -213,12 +201,12 @@ class _Script:
         self.gpu, self.given, self.scalars = gpu, given, dict(given)  # what the caller sets stays set
         self.arrays: dict[str, list[str]] = {}
         self.exported: set[str] = set()
-        self.unknown: set[str] = set()  #: variables that only a run knows
+        self.unknown: set[str] = set()  #: variables that only a run knows: set where it is undecided
         self.commands: list[Found] = []
         self.frames: list[_Frame] = []
         self.image_version = ""  #: of the container that runs the text
 
-    def run(self, text: str) -> None:
+    def run(self, text: str) -> list[Found]:
         text = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n"))
         text = _HERE.sub(lambda match: match[3] + "\n" * match[0].count("\n"), text)
         head, unread = "", 0
@@ -235,71 +223,54 @@ class _Script:
         if unread:
             cause = f"line {unread} of this cannot be read as shell: a quote or bracket may not be closed"
             raise InputError(cause, hint=f"give the complete script, or {_HINT}")
+        return self.commands
 
     def _construct(self, word: str, line: int, function: str) -> bool:
         top = self.frames[-1] if self.frames else None
         if word == "if":
-            self.frames.append(
-                _Frame("`if`", "fi", line, conditions=[], before=(dict(self.scalars), dict(self.arrays)))
-            )
+            self.frames.append(_Frame("`if`", "fi", line, conditions=[]))
         elif word in _OPAQUE:
-            self.frames.append(_Frame(f"`{word}`", _OPAQUE[word], line, opaque=True))
+            self.frames.append(_Frame(f"`{word}`", _OPAQUE[word], line, opaque=True, runs=None))
         elif word == "{":
             self.frames.append(_Frame(f"the function {function}", "}", line, opaque=bool(function)))
         elif top and word in ("then", "elif", "else") and top.end == "fi":
             self._branch(top, word)
         elif top and word == top.end:
-            self._close(self.frames.pop())
+            self.frames.pop()
         else:
             return word in _KEYWORDS
         return True
 
     def _branch(self, frame: _Frame, word: str) -> None:
-        if not frame.ended:
-            self.scalars, self.arrays = dict(frame.before[0]), dict(frame.before[1])
         if word == "elif":
-            frame.conditions, frame.active = [], True
+            frame.conditions = []
             return
         held = self._holds(frame.conditions or []) if word == "then" else True
         frame.conditions = None
-        frame.active = not frame.ended and held is not False
-        frame.certain = frame.certain and held is not None
+        frame.undecided = frame.undecided or held is None
+        frame.runs = False if frame.ended or held is False else None if frame.undecided else True
         frame.ended = frame.ended or held is True
-
-    def _close(self, frame: _Frame) -> None:
-        above = self.frames[-1] if self.frames else None
-        if above:
-            above.assigned |= frame.assigned
-        if frame.end == "}" or (frame.end == "fi" and frame.certain):
-            return
-        if frame.end == "fi":
-            self.scalars, self.arrays = frame.before
-        for name in frame.assigned - self.given.keys():
-            self.unknown.add(name)
-            self.scalars.pop(name, None)
-            self.arrays.pop(name, None)
 
     def _statement(self, words: list[str]) -> None:
         if self.frames and (conditions := self.frames[-1].conditions) is not None:
             conditions.append(words)
             return
-        if words[0].startswith("[[") or not all(frame.active for frame in self.frames):
+        if words[0].startswith("[[") or any(frame.runs is False for frame in self.frames):
             return  # a test launches nothing, whatever names it compares
         declared = words[0] in _DECLARE
         sets = [word for word in words[declared:] if _SET.fullmatch(word)]
-        for frame in self.frames[-1:]:
-            frame.assigned |= {word.split("=")[0].rstrip("+") for word in sets}
         opaque = next((frame for frame in self.frames if frame.opaque), None)
         if opaque:
             plain = [_plain(word) for word in words]
             launches = found_in(plain) or any(" " in word and "vllm" in word for word in plain)
             if launches and plain[0] not in _INERT:
                 raise InputError(f"cannot follow {opaque.name} in line {opaque.line}", hint=_HINT)
-        elif declared or len(sets) == len(words):
-            for word in sets:
-                self._assign(word)
+        if declared or len(sets) == len(words):
+            undecided = any(frame.runs is None for frame in self.frames)
+            for word in sets if undecided or not opaque else ():
+                self._assign(word, undecided)
             self.exported |= {word.split("=")[0] for word in words[1:]} if words[0] == "export" else set()
-        else:
+        elif not opaque:
             self._command([part for word in words for part in self._expand(word)])
 
     def _command(self, words: list[str]) -> None:
@@ -317,15 +288,19 @@ class _Script:
                 inner = _Script(self.gpu, self.given)
                 inner.scalars, inner.exported = {**self.scalars}, set(self.exported)
                 inner.image_version = version_of_images(words[:place]) or self.image_version
-                inner.run(word)
-                self.commands += inner.commands
+                self.commands += inner.run(word)
                 return
 
-    def _assign(self, word: str) -> None:
+    def _assign(self, word: str, undecided: bool) -> None:
         match = _SET.fullmatch(word)
         if match is None or match[1] in self.given:
             return
         name, more, value = match.groups()
+        if undecided:
+            self.unknown.add(name)
+            self.scalars.pop(name, None)
+            self.arrays.pop(name, None)
+            return
         self.unknown.discard(name)
         if value.startswith("("):
             parts = [one[0] for one in re.finditer(_WORD, value[1:-1])]
@@ -350,8 +325,6 @@ class _Script:
                 return None if "$" in text else (not text) is (operator == "-z")
             case ["test", left, operator, right] | ["[", left, operator, right, "]"]:
                 return None if set("$`") & set(left + right) else _compared(left, operator, right)
-            case ["command" | "which" | "type" | "hash", *_, tool] if self.gpu and tool in _TOOLS:
-                return _TOOLS[tool] == self.gpu.platform
         return None
 
     def _expand(self, raw: str, *, splits: bool = True) -> list[str]:
@@ -375,7 +348,8 @@ class _Script:
         def stands_for(match: re.Match[str]) -> str:
             part = match[0]
             if part.startswith(("$(", "`")):
-                return self._answer(part)
+                capability = self.gpu.compute_capability if self.gpu and "compute_cap" in part else None
+                return "{}.{}".format(*capability) if capability else part
             if part[0] == "\\":
                 return part[1:].strip("\n") if part[1:] in ("$", "`", '"', "\\", "\n") else part
             named = _VARIABLE.fullmatch(part)
@@ -390,14 +364,6 @@ class _Script:
         if name in self.scalars:
             return self.scalars[name]
         return match[0] if match[3] is None or name in self.unknown else self._text(match[3].strip("\"'"))
-
-    def _answer(self, written: str) -> str:
-        gpu = self.gpu
-        if gpu and "compute_cap" in written and gpu.compute_capability:
-            return "{}.{}".format(*gpu.compute_capability)
-        if gpu and gpu.vendor == "amd" and ("rocminfo" in written or "rocm_agent_enumerator" in written):
-            return gpu.architecture
-        return written
 
 
 def _plain(raw: str) -> str:
@@ -435,21 +401,10 @@ def read_manifest(
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         cause = " ".join(str(error).split())[:160]
         raise InputError(f"this is no YAML: {cause}", hint="give a compose file, a manifest or a script") from error
-    launches: list[Launch] = []
-    for container in _containers(documents):
-        launches += _started(container, gpu, given or {})
+    launches = _launches([one for node in _containers(documents) for one in _started(node, gpu, given or {})])
     if not launches:
         raise InputError("no container in this starts vllm serve", hint=_HINT)
-    return _paired(launches)
-
-
-def _paired(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    if any(launch.server for launch in launches):
-        alone = tuple(client for one in launches if one.server is None for client in one.clients)
-        launches = [launch for launch in launches if launch.server]
-        if alone and len(launches) == 1:
-            launches = [replace(launches[0], clients=(*launches[0].clients, *alone))]
-    return tuple(one for place, one in enumerate(launches) if one not in launches[:place])
+    return launches
 
 
 def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
@@ -463,27 +418,22 @@ def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
             yield from _containers(value)
 
 
-def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mapping[str, str]) -> tuple[Launch, ...]:
+def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mapping[str, str]) -> list[Found]:
     kubernetes = "args" in container or isinstance(container.get("env"), list)
     entry = _words(container.get("command" if kubernetes else "entrypoint"))
     rest = _words(container.get("args" if kubernetes else "command"))
     image = str(container.get("image", ""))
-    if not entry and _is_server_image(image):
+    if not entry and _OFFICIAL_IMAGE.fullmatch(image):
         entry = ["vllm", "serve"]
     words, env = [*entry, *rest], _environment(container)
-    command, version = found_in(words, env), version_of_images([image])
-    if command:
-        return (Launch(_with(command, env, version)),)
+    command, version, commands = found_in(words, env), version_of_images([image]), list[Found]()
     script = next((word for word in words if "vllm" in word and (" " in word or "\n" in word)), "")
-    try:
-        launches = find_launches(script, gpu=gpu, given={**env, **given}) if script else ()
-    except InputError:
-        return ()
-    return tuple(replace(one, server=one.server and _with(one.server, env, version)) for one in launches)
-
-
-def _with(command: Found, env: Mapping[str, str], version: str) -> Found:
-    return replace(command, env={**env, **command.env}, image_version=command.image_version or version)
+    if command:
+        commands = [command]
+    elif script:
+        with suppress(InputError):
+            commands = _Script(gpu, {**env, **given}).run(script)
+    return [replace(one, env={**env, **one.env}, image_version=one.image_version or version) for one in commands]
 
 
 def _words(value: Any) -> list[str]:
