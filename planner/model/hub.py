@@ -7,10 +7,9 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from socket import SHUT_RDWR
 from threading import Thread, current_thread
 from time import monotonic
 from typing import Any
@@ -87,9 +86,7 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: floa
     fetch = _Fetch(repo_id, revision, endpoint, timeout_s)
     if timeout_s > 0:
         fetch.start()  # a thread can be left behind whatever it waits for, a name server for example
-        fetch.join(timeout_s)
-        fetch.hang_up()
-        fetch.join(GRACE_S)
+        fetch.join(timeout_s + GRACE_S)
     if fetch.error is not None:
         raise fetch.error
     if fetch.folder is None:
@@ -111,18 +108,12 @@ class _Fetch(Thread):
         self.host = urlsplit(endpoint).netloc.rpartition("@")[2] or "the hub"
         self.until_s = monotonic() + timeout_s
         self.left_bytes = MOST_BYTES
-        self.sockets: list[Any] = []
         self.folder: Path | None = None
         self.error: BaseException | None = None
 
     def late(self) -> HubError:
         cause = f"{self.host} took longer than {self.timeout_s:.3g} s to answer"
         return HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
-
-    def hang_up(self) -> None:
-        for socket in self.sockets:
-            with suppress(OSError):
-                socket.shutdown(SHUT_RDWR)
 
     def run(self) -> None:
         try:
@@ -173,7 +164,6 @@ class _Fetch(Thread):
         self._check_limits()
         left_s, waits = self.until_s - monotonic(), request.extensions.get("timeout", {})
         request.extensions["timeout"] = {wait: min(s or left_s, left_s) for wait, s in waits.items()}
-        request.extensions["trace"] = self._trace
         request.headers["Accept-Encoding"] = "identity"  # the bytes that are counted are then those that are kept
         home, origin = _origin(self.endpoint), _origin(str(request.url))
         if origin == home:
@@ -183,12 +173,8 @@ class _Fetch(Thread):
         for name in ("Authorization", "Cookie"):
             request.headers.pop(name, None)
 
-    def _trace(self, event: str, info: dict[str, Any]) -> None:
-        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            self.sockets.append(info["return_value"].get_extra_info("socket"))
-
     def after(self, response: Any) -> None:
-        """Look at the head of an answer: refuse one that states too large a size, count the bytes of others."""
+        """Refuse a compressed answer, count the bytes of others."""
         if current_thread() is not self:
             return
         for name in [name for name in response.headers if name.lower().startswith("x-xet")]:
@@ -197,8 +183,6 @@ class _Fetch(Thread):
             return
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise HubError(f"{self.host} sends compressed answers, which was not asked for", hint=PROXY)
-        stated = response.headers.get("Content-Length", "")
-        self._check_limits(int(stated[:20]) if stated.isdecimal() else 0)
         iter_raw = response.iter_raw
 
         def counted(*args: Any, **options: Any) -> Iterator[bytes]:
@@ -209,10 +193,10 @@ class _Fetch(Thread):
 
         response.iter_raw = counted
 
-    def _check_limits(self, coming_bytes: int = 0) -> None:
+    def _check_limits(self) -> None:
         if monotonic() > self.until_s:
             raise self.late()
-        if coming_bytes > self.left_bytes:
+        if self.left_bytes < 0:
             cause = f"{self.host} answers with more than {MOST_BYTES / 1e6:.0f} MB, which describes no model"
             raise HubError(cause, hint="check HF_ENDPOINT, and the model's repository")
 
@@ -238,10 +222,6 @@ class _Fetch(Thread):
             errors.EntryNotFoundError: (
                 f"{repo_id} has no {CONFIG}",
                 "a repository of GGUF files or of an adapter describes no architecture: give the base model",
-            ),
-            errors.OfflineModeIsEnabled: (
-                f"{repo_id} is not in the local hub cache, and huggingface_hub is offline",
-                f"unset HF_HUB_OFFLINE, or {FOLDER}",
             ),
             errors.FileMetadataError: (f"{host} does not answer like a Hugging Face hub", PROXY),
         }
@@ -273,7 +253,6 @@ def _library() -> Any:
 def _quiet(library: Any) -> Iterator[None]:
     log, bar = logging.getLogger("huggingface_hub"), "huggingface_hub.http_get"
     level, shown = log.level, not library.utils.are_progress_bars_disabled(bar)
-    reports_nothing = library.constants.HF_HUB_DISABLE_TELEMETRY
     log.setLevel(logging.CRITICAL)
     library.constants.HF_HUB_DISABLE_TELEMETRY = True  # it asks the hub for a list of agents, to name the sender
     if shown:
@@ -283,7 +262,6 @@ def _quiet(library: Any) -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
-        library.constants.HF_HUB_DISABLE_TELEMETRY = reports_nothing
         if shown:
             library.utils.enable_progress_bars(bar)
 
