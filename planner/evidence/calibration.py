@@ -8,13 +8,13 @@ from __future__ import annotations
 import datetime
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, log
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import numpy as np
 
@@ -44,7 +44,7 @@ SPEEDS = "output_throughput", "total_token_throughput", "avg_latency_s", "mean_t
 
 @dataclass(frozen=True)
 class CalibrationOutcome:
-    """The outcome of a calibration. ``reason``: why it is discarded; None: it is kept."""
+    """Outcome of a calibration. ``reason``: why it is discarded; None: it is kept."""
 
     path: Path  #: of the calibration file
     base: str  #: what the factors multiply
@@ -62,7 +62,6 @@ class CalibrationOutcome:
 
     @property
     def kept(self) -> bool:
-        """True if it predicts better."""
         return self.reason is None
 
     @cached_property
@@ -92,11 +91,8 @@ def calibrate(
     fits, refused = _fit(runs)
     factors = tuple(factor for fit in fits for factor in fit.factors(earlier.effects))
     if not any(fit.is_determined for fit in fits):
-        meanings = "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
-        raise InputError(
-            f"the runs determine none of the factors ({meanings}): nothing was changed",
-            hint="add runs of other loads, or more metrics of these runs",
-        )
+        cause = f"the runs determine none of the factors ({_meanings(factors)}): nothing was changed"
+        raise InputError(cause, hint="add runs of other loads, or more metrics of these runs")
     failed, new_names = {run.run_id for run, _ in refused}, {run.run_id for run in new}
     used = [run for run in runs if run.run_id not in failed]
     names = {run.run_id for run in used}
@@ -133,7 +129,7 @@ _SEE_EVALUATE = "planner evaluate gives the reason for each run"
 
 
 def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[MeasuredRun, str]], list[str]]:
-    """New runs that can be replayed; the others with the reason; notes. Raises InputError for a run in another unit."""
+    """Return runs that can be replayed, the others with the reason, and notes; refuses a run in another unit."""
     usable, unusable, remarks = [], [], []
     for one in evaluate(runs):
         if one.refused:
@@ -146,11 +142,9 @@ def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[Me
         for name in SPEEDS:
             figure = one.figures.get(name)
             if figure and not 1 / IMPLAUSIBLE < figure.measured / figure.predicted < IMPLAUSIBLE:
-                raise InputError(
-                    f"{one.run.run_id}: {name} is {figure.measured:g}, predicted {figure.predicted:.4g}: no machine is "
-                    f"{IMPLAUSIBLE} times faster or slower",
-                    hint="check its unit, and that GPU, model and lengths are those of the run",
-                )
+                found = f"{figure.measured:g}, predicted {figure.predicted:.4g}"
+                cause = f"{one.run.run_id}: {name} is {found}: no machine is {IMPLAUSIBLE} times faster or slower"
+                raise InputError(cause, hint="check its unit, and that GPU, model and lengths are those of the run")
     if unusable and not usable:
         raise InputError(f"nothing to calibrate on: {unusable[0][1]}", hint=_SEE_EVALUATE)
     return usable, unusable, remarks
@@ -168,10 +162,10 @@ def _received_together(one: Evaluated) -> bool:
 
 
 def _without_split(one: Evaluated) -> Evaluated:
-    def whole(figures: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in figures.items() if not re.search("_(ttft|tpot|itl)_", name)}
-
-    return replace(one, run=replace(one.run, metrics=whole(one.run.metrics)), figures=whole(one.figures))
+    names = [name for name in one.run.metrics if not re.search("_(ttft|tpot|itl)_", name)]
+    metrics = {name: one.run.metrics[name] for name in names}
+    figures = {name: one.figures[name] for name in names if name in one.figures}
+    return replace(one, run=replace(one.run, metrics=metrics), figures=figures)
 
 
 def _fit(runs: Sequence[MeasuredRun]) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:
@@ -207,7 +201,7 @@ def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
 
 
 def figures_of(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:
-    """Return all figures of a metric; without a name, those of all metrics that fits use."""
+    """Return all figures of a metric, by default of all metrics that fits use."""
     wanted = load_structure()["sigma"] if metric is None else (metric,)
     return [figure for one in evaluated for name, figure in one.figures.items() if name in wanted]
 
@@ -222,7 +216,7 @@ def mean_error(evaluated: Iterable[Evaluated]) -> float:
 
 
 def mean_width(evaluated: Iterable[Evaluated]) -> float:
-    """Geometric mean of highest / lowest of the 90 % intervals of all figures that have one."""
+    """Return the geometric mean of highest / lowest of all 90 % intervals."""
     return exp(mean(_widths(evaluated) or [0.0]))
 
 
@@ -242,16 +236,16 @@ def _score(evaluated: Sequence[Evaluated]) -> float:
 
 
 def _reason(shipped: Sequence[Evaluated], answer: CalibrationOutcome) -> str | None:
-    """The reason to discard: no better interval score, of runs that the fit did not see where there are enough."""
     before, after = _score(shipped), _score(answer.left_out or answer.after)
     if after < before:
         return None
-    if not answer.left_out:
-        return f"it makes predictions worse (interval score {after:.3f} with it, {before:.3f} without; less is better)"
-    return (
-        f"it makes predictions of runs that the fit did not see worse (interval score {after:.3f} with it, "
-        f"{before:.3f} without; less is better): add more runs"
-    )
+    of_which = " of runs that the fit did not see" if answer.left_out else ""
+    scores = f"interval score {after:.3f} with it, {before:.3f} without; less is better"
+    return f"it makes predictions{of_which} worse ({scores})" + (": add more runs" if answer.left_out else "")
+
+
+def _meanings(factors: Iterable[Factor]) -> str:
+    return "; ".join(dict.fromkeys(MEANINGS[factor.target] for factor in factors))
 
 
 def _notes(
@@ -260,23 +254,14 @@ def _notes(
     if again:
         yield f"{again} of the {len(used)} runs are from earlier calibrations; --fresh leaves them out"
     known = {factor.target for factor in factors if factor.determined}
-    unknown = dict.fromkeys(factor.target for factor in factors if factor.target not in known)
-    if unknown:
-        names_of = "; ".join(MEANINGS[target] for target in unknown)
-        yield f"these runs do not determine: {names_of}; those factors stay close to 1"
+    if unknown := _meanings(factor for factor in factors if factor.target not in known):
+        yield f"these runs do not determine: {unknown}; those factors stay close to 1"
     if not left_out:
         yield "with fewer than three runs, the error after is of the runs that the fit saw: none is left out"
-    covariates = [case_of(run).deployment.covariates for run in used]
-    if len({(c["gpu"], c["shape"], c["weights"], c["tp"]) for c in covariates}) == 1:
+    settings = [case_of(run).deployment.covariates for run in used]
+    if len({tuple(one[name] for name in ("gpu", "shape", "weights", "tp")) for one in settings}) == 1:
         yield "one setting was measured: other models on the machine may differ"
-    served = {_load(run) for run in used if run.bench == "serve"}
-    if len(served) == 1:
-        yield (
-            "one load was measured: slow prompts and a slow client look alike, and the TTFT of other loads may be far "
-            "off; add a run with --max-concurrency 1"
-        )
-
-
-def _load(run: MeasuredRun) -> tuple[object, ...]:
-    lengths = run.input_len or run.mean_input_len, run.output_len or run.mean_output_len
-    return (*lengths, run.arrival, run.max_concurrency, run.request_rate)
+    lengths = ("input_len", "mean_input_len", "output_len", "mean_output_len")
+    load = attrgetter(*lengths, "arrival", "max_concurrency", "request_rate")
+    if len({load(run) for run in used if run.bench == "serve"}) == 1:
+        yield "one load was measured: the TTFT of other loads may be far off; add a run with --max-concurrency 1"

@@ -3,7 +3,6 @@
 ``vllm bench`` draws the same requests, arrivals and order for the same seed, so the mean of the answers tells it::
 
     100 answers, uniform in [49, 950], seed 42        491.46 tokens on average; published: 491.5
-    100 answers, uniform in [49, 950], seed 0         549.6
 """
 
 from __future__ import annotations
@@ -62,7 +61,6 @@ class Case:
     workload: Load
 
     def with_fits(self, calibration: Calibration | None) -> Case:
-        """A copy with other efficiencies; None: ours."""
         return replace(self, deployment=replace(self.deployment, calibration=calibration))
 
 
@@ -81,7 +79,6 @@ class PredictedFigure:
 
     @property
     def covered(self) -> bool | None:
-        """True if the measurement lies inside the interval; None without one."""
         return None if self.lo is None or self.hi is None else self.lo <= self.measured <= self.hi
 
 
@@ -104,7 +101,6 @@ def evaluate(runs: Iterable[MeasuredRun], local: Local = SHIPPED) -> list[Evalua
 
 
 def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -> Evaluated:
-    """Predict one run; ``resent`` as for ``case_of``."""
     if run.unread:
         return Evaluated(run, {}, run.unread)
     try:
@@ -169,10 +165,8 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
     deployment = _deployed(run, model, profile, args, local)
     weights_bytes, memory_bytes = deployment.budget.binding.weights.loaded_bytes, profile.memory_bytes
     if weights_bytes > memory_bytes:  # a measured run outweighs estimated overheads, but weights are arithmetic
-        raise InputError(
-            f"{format_bytes(weights_bytes)} of weights do not fit in the {format_bytes(memory_bytes)} of each GPU",
-            hint="check model, weight_dtype and tensor_parallel_size of the run",
-        )
+        cause = f"{format_bytes(weights_bytes)} of weights do not fit in the {format_bytes(memory_bytes)} of each GPU"
+        raise InputError(cause, hint="check model, weight_dtype and tensor_parallel_size of the run")
     held = max(run.max_model_len or min(SERVED_CONTEXT, model.max_position_embeddings), length)
     deployment = replace(deployment, least_cache_tok=held + deployment.config.block_size)
     if run.bench == "throughput" and deployment.config.engine == "V0":
@@ -184,7 +178,7 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
 
 
 def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
-    """Return the ids of the runs whose server has answered the same prompts before.
+    """Return the ids of runs whose server has answered the same prompts before.
 
     Runs with lengths of conversations that differ only in request_rate were sent to one server, the fastest first.
     """
@@ -199,7 +193,7 @@ def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
 
 
 def notes_on_runs(runs: Sequence[MeasuredRun]) -> Iterator[str]:
-    """Runs that are taken to find their prompts cached, and metrics that contradict each other."""
+    """Yield how many runs are taken to find their prompts cached, and metrics that contradict each other."""
     if seen := resent(runs):
         yield f"runs whose prompts are taken to be cached, by a run at a higher request_rate: {len(seen)}"
     for run in runs:

@@ -1,4 +1,4 @@
-"""The fit of efficiencies to measured runs, and what a user's own runs teach beside the fits that we ship.
+"""Fits of efficiencies to measured runs, and what a user's own runs teach beside the fits that we ship.
 
 A fit is the maximum a posteriori of the factors, by Gauss-Newton with a robust loss on the log-ratio::
 
@@ -38,11 +38,7 @@ LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
 
 
 class Design(Protocol):
-    """What a fit determines: logarithms of factors, each of which is drawn towards 0.
-
-    Gives the logarithm of every efficiency, (runs, parameters), and the derivative of every metric by every factor
-    from those by the efficiencies of its run.
-    """
+    """Factors of a fit, drawn towards 0: logarithms of efficiencies, (runs, parameters), and their derivatives."""
 
     sd: Floats  #: before any run
 
@@ -53,7 +49,7 @@ class Design(Protocol):
 
 @dataclass(frozen=True)
 class Fitted:
-    """Logarithms of fitted factors, and their covariance; it is empty where it was not asked for."""
+    """Logarithms of fitted factors; their covariance is empty where it was not asked for."""
 
     factors: Floats
     cost: float = float("nan")
@@ -113,7 +109,7 @@ def scatter_of(one: Observed, metric: str) -> str:
 
 
 def of_prefill(metric: str) -> bool:
-    """Whether a metric is mostly of prefill and waiting, not of decode."""
+    """True for metrics that are mostly of prefill and waiting, not of decode."""
     return "ttft" in metric
 
 
@@ -129,7 +125,6 @@ class FitState:
         self.move(factors)
 
     def move(self, factors: Floats) -> None:
-        """Go to ``factors``."""
         self.factors = factors
         self.cost, self.residual, self.derivative = self._evaluate(factors)
 
@@ -148,7 +143,7 @@ class FitState:
         return pull @ design.jacobian(self.derivative, self.runs) + self.factors / design.sd**2
 
     def normal(self) -> tuple[Floats, Floats]:
-        """Matrix and gradient of the normal equations."""
+        """Matrix of the normal equations, and their right side: half the gradient of the cost."""
         design = self.problem.design
         robust = (1 + (self.residual / self.width) ** 2) ** -0.25  # of the quadratic that touches the loss here
         weight = self.weight * robust
@@ -157,7 +152,7 @@ class FitState:
         return block, jacobian.T @ (weight * self.residual) + self.factors / design.sd**2
 
     def improve(self) -> bool:
-        """Take one damped Gauss-Newton step; return False where none lowers the cost."""
+        """Take one damped Gauss-Newton step. Returns False where none lowers the cost."""
         block, gradient = self.normal()
         for _ in range(9):
             damped = block + self.damping * np.diag(np.diag(block))
@@ -222,12 +217,11 @@ class Factor:
 
     @property
     def determined(self) -> bool:
-        """Whether the runs determine it."""
         return self.sd <= DETERMINED * self.prior_sd
 
 
 class OwnDesign:
-    """The factors of the engines of some runs on one GPU, as independent columns with variance 1."""
+    """Factors of the engines of some runs on one GPU, as independent columns with variance 1."""
 
     def __init__(self, observed: Sequence[Observed], base: Calibration) -> None:
         self.observed = observed
@@ -260,7 +254,7 @@ class OwnDesign:
 
 @dataclass(frozen=True, eq=False)
 class OwnFit:
-    """What runs on one GPU taught."""
+    """Fit to runs on one GPU."""
 
     design: OwnDesign
     problem: FitProblem
@@ -268,13 +262,11 @@ class OwnFit:
 
     @classmethod
     def to(cls, observed: Sequence[Observed], base: Calibration) -> OwnFit:
-        """Fit to all of ``observed``, beside ``base``."""
         design, terms = OwnDesign(observed, base), Terms(observed)
         problem = FitProblem(terms, design)
         return cls(design, problem, problem.solve(np.ones(terms.num_metrics, dtype=bool)))
 
     def to_some(self, used_runs: NDArray[np.bool_]) -> OwnFit:
-        """Fit to the runs that ``used_runs`` marks."""
         return OwnFit(self.design, self.problem, self.problem.solve(used_runs[self.problem.terms.metric_run]))
 
     @cached_property
@@ -293,11 +285,11 @@ class OwnFit:
 
     @property
     def is_determined(self) -> bool:
-        """Whether the runs narrow anything, though it be a sum of factors and none of these alone."""
+        """True if the runs narrow anything, though it be a sum of factors and none of these alone."""
         return bool(np.linalg.eigvalsh(self.fitted.covariance)[0] < DETERMINED**2)
 
     def effects(self) -> Iterator[Effect]:
-        """The factors that the runs say something of, as a file holds them."""
+        """Yield the factors that the runs say something of, as a file holds them."""
         left, gpu = np.diag(self.design.prior) - (self.learnt**2).sum(axis=1), self.design.observed[0].covariates["gpu"]
         runs = np.abs(self.design.powers).max(axis=2).sum(axis=0)
         for row, (target, when) in enumerate(self.design.keys):
@@ -334,7 +326,7 @@ class OwnFit:
                 yield Factor(target, dict(when), exp(moved), sqrt(left), sqrt(variance), len(runs), exp(before_it))
 
     def _loading(self, target: str, runs: Sequence[int]) -> Floats:
-        """How the logarithm of ``target``, a mean weighted by time, depends on each factor in ``runs``, (factors,)."""
+        """Derivative of the logarithm of ``target``, a mean weighted by time, by each factor, (factors,)."""
         weights = self._weights(targets(target), runs, prefill=target == "prefill")
         if target in OF_THE_GPU:
             whole = targets("slowdown")

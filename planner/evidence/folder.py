@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from planner.engine import SETTINGS, tagged
 from planner.errors import InputError, fault_in
-from planner.evidence.results import AGAIN, parse_result, read_number, read_result_file, read_text
+from planner.evidence.results import AGAIN, parse_result, read_number, read_results, read_text
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, PlannedWorkload, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
@@ -88,23 +89,16 @@ class PlanFolder:
 class Considered(BaseModel):
     """Settings in ``recommendation.json``: a GPU, and figures where ``recommend`` writes them."""
 
-    model_config = ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, Figure | bool | str | None]
-
     gpu: str
-
-    @model_validator(mode="after")
-    def _figures_are_numbers(self) -> Self:
-        for name, value in (self.model_extra or {}).items():
-            if name.startswith(("output_throughput_per_", "mean_")) and isinstance(value, str | bool):
-                raise ValueError(f"{name} is {value!r:.40}, not a number")
-        return self
+    output_throughput_per_gpu: Figure | None = None
+    output_throughput_per_user: Figure | None = None
+    mean_ttft_ms: Figure | None = None
+    mean_tpot_ms: Figure | None = None
+    mean_e2el_ms: Figure | None = None
 
 
 class Recommendation(BaseModel):
-    """``recommendation.json``, as far as it is read."""
-
-    model_config = ConfigDict(extra="allow")
+    """Content of ``recommendation.json``, as far as it is read."""
 
     plans: list[Any] = []
     pareto: list[Considered]
@@ -122,14 +116,12 @@ class PlanFolders:
 
 
 def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredPlan:
-    """Read what was measured of the plan in ``directory``. Raises InputError for no, a broken or another result."""
+    """Return what was measured of the plan in ``directory``. Raises InputError for no, a broken or another result."""
     file = read_plan(directory)
     plan = file.plan
     if result_file and plan.classes:
-        raise InputError(
-            f"{result_file} is of one client, but the plan has one for each of its {len(plan.classes)} classes",
-            hint="run ./benchmark.sh, and leave --result out",
-        )
+        cause = f"{result_file} is of one client, but the plan has one for each of its {len(plan.classes)} classes"
+        raise InputError(cause, hint="run ./benchmark.sh, and leave --result out")
     startup, log, notes = _read_log(directory / "logs" / "server.log", plan)
     accuracy = tuple(_read_accuracy(directory, plan))
     path = result_file or _result_path(directory / "results", plan)
@@ -166,17 +158,19 @@ def _result_path(folder: Path, plan: Plan) -> Path:
     path = folder / plan.result_names[-1]
     if path.is_file():
         return path
-    others = sorted(p.name for p in folder.glob("serve-*.json")) if folder.is_dir() else []
-    if others:
+    if others := ", ".join(sorted(other.name for other in folder.glob("serve-*.json"))):
         raise InputError(
-            f"{folder} holds results of another plan ({', '.join(others)}) and none of plan {plan.digest}", hint=AGAIN
+            f"{folder} holds results of another plan ({others}) and none of plan {plan.digest}", hint=AGAIN
         )
     raise InputError(f"{path}: nothing was measured yet", hint="run ./launch.sh and ./benchmark.sh, or ./validate.sh")
 
 
 def read_result(path: Path, plan: Plan) -> dict[str, Any]:
     """Read a result of ``vllm bench serve`` for the plan's model. Raises InputError where it is not a whole one."""
-    result = dict(read_result_file(path).result)
+    runs = tuple(read_results(path, read_text(path)))
+    if len(runs) != 1:
+        raise InputError(f"{path} holds {len(runs)} runs", hint="give a file with the one that is meant")
+    result = dict(runs[0].result)
     if result.get("model_id", plan.model) != plan.model:
         raise InputError(f"{path} is of {result['model_id']}, its plan is of {plan.model}", hint=AGAIN)
     for name in ("num_prompts", "completed"):
@@ -190,20 +184,17 @@ def _planned_result(path: Path, plan: Plan, load: PlannedWorkload, predicted: Ma
     if plan.classes:  # their results are joined
         for name in ("duration", *result.keys() & {f"mean_{metric}_ms" for metric in OF_A_REQUEST}):
             read_number(path, result, name, positive=True)
+    another = "another load was measured"
     for name, planned in (("num_prompts", count), ("max_concurrency", load.max_concurrency)):
         if planned and (measured := read_number(path, result, name)) != planned:
-            raise InputError(
-                f"{path}: {name} is {measured:g}, but the plan sends {planned:g}: another load was measured", hint=AGAIN
-            )
+            cause = f"{path}: {name} is {measured:g}, but the plan sends {planned:g}: {another}"
+            raise InputError(cause, hint=AGAIN)
     for key, nominal in (("total_input_tokens", load.input_len), ("total_output_tokens", load.output_len)):
         each = read_number(path, result, key) / count
         length = round(predicted.get(key, nominal * count) / count)  # lengths that vary are drawn from the seed
-        slack = max(PROMPT_SLACK_TOK, PROMPT_SLACK * length) if key == "total_input_tokens" else PROMPT_SLACK * length
-        if abs(each - length) > slack:
-            raise InputError(
-                f"{path}: {key} is {each:g} for each request, but the plan sends {length}: another load was measured",
-                hint=AGAIN,
-            )
+        if abs(each - length) > max(PROMPT_SLACK_TOK * (key == "total_input_tokens"), PROMPT_SLACK * length):
+            cause = f"{path}: {key} is {each:g} for each request, but the plan sends {length}: {another}"
+            raise InputError(cause, hint=AGAIN)
     return result
 
 
@@ -220,7 +211,7 @@ def _read_log(path: Path, plan: Plan) -> tuple[StartupLog | None, ServerLog | No
 
 
 def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
-    """The last results of lm_eval for this plan: ``results/accuracy-DIGEST/**/results_*.json``."""
+    """Results of lm_eval's last run: ``results/accuracy-DIGEST/**/results_*.json``."""
     files = sorted((directory / "results" / f"accuracy-{plan.digest}").rglob("results*.json"), key=lambda p: p.name)
     if not files:
         return []
@@ -237,16 +228,22 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
             if not abs(value) <= MOST_FIGURE:  # nor NaN
                 raise InputError(f"{path}: {metric} is {value!r:.40}", hint=hint)
             name, comma, how = metric.partition(",")
-            stderr = figures.get(f"{name}_stderr{comma}{how}")
-            if not isinstance(stderr, int | float) or not abs(stderr) <= MOST_FIGURE:
-                stderr = None  # lm_eval writes N/A
-            accuracy.append(Accuracy(task, metric, value, stderr))
+            stderr = figures.get(f"{name}_stderr{comma}{how}")  # lm_eval writes N/A where there is none
+            known = isinstance(stderr, int | float) and abs(stderr) <= MOST_FIGURE
+            accuracy.append(Accuracy(task, metric, value, stderr if known else None))
     return accuracy
 
 
 def read_plan_folders(directory: Path) -> PlanFolders:
-    """Read every plan of a folder. Raises InputError where there is none, and for a plan that is broken or changed."""
-    entries = tuple(_read_plan_folder(folder) for folder in _plan_directories(directory))
+    """Return every plan of a folder. Raises InputError where there is none, and for one that is broken or changed."""
+    try:
+        below = sorted(path.parent for path in directory.glob("*/plan.json"))
+        alone = (
+            not below or (directory / "plan.json").exists()
+        )  # read_plan says what is wrong with a folder without one
+    except OSError as error:
+        raise InputError(f"{directory}: {error.strerror}", hint="give the folder that -o named") from error
+    entries = tuple(_read_plan_folder(folder) for folder in ([directory] if alone else below))
     home = next((path for path in (directory, directory.parent) if (path / RECOMMENDATION).is_file()), None)
     if home is None or (home != directory and not (directory / "plan.json").is_file()):
         return PlanFolders(directory, entries, {}, (f"{RECOMMENDATION} does not exist: {_WRITE_AGAIN}",))
@@ -258,21 +255,10 @@ def read_plan_folders(directory: Path) -> PlanFolders:
     return PlanFolders(directory, entries, recommendation)
 
 
-def _plan_directories(directory: Path) -> list[Path]:
-    try:
-        if not directory.is_dir() or (directory / "plan.json").exists():
-            return [directory]
-        below = sorted(path.parent for path in directory.glob("*/plan.json"))
-    except OSError as error:
-        raise InputError(f"{directory}: {error.strerror}", hint="give the folder that -o named") from error
-    return below or [directory]  # read_plan says what is wrong with it
-
-
 def _read_plan_folder(directory: Path) -> PlanFolder:
     file = read_plan(directory)
     scripts = {name: _shown_text(directory / name) for name in SCRIPTS if (directory / name).is_file()}
-    results = directory / "results"
-    if not (results.is_dir() and any(results.glob("serve-*.json"))):
+    if not any((directory / "results").glob("serve-*.json")):
         return PlanFolder(directory, file, scripts, None, "Nothing was measured yet: run ./benchmark.sh")
     try:
         return PlanFolder(directory, file, scripts, read_measured(directory))
@@ -281,29 +267,25 @@ def _read_plan_folder(directory: Path) -> PlanFolder:
 
 
 def _read_recommendation(path: Path) -> dict[str, Any]:
-    hint = f"{_WRITE_AGAIN}, or remove the file"
     try:
-        content = json.loads(_shown_text(path))
+        content: dict[str, Any] = json.loads(_shown_text(path))
         Recommendation.model_validate(content)
-    except ValidationError as error:
-        raise InputError(f"{path} is broken: {fault_in(error)}", hint=hint) from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is broken: {error}", hint=hint) from error
-    return dict(content)
+        fault = fault_in(error) if isinstance(error, ValidationError) else error
+        raise InputError(f"{path} is broken: {fault}", hint=f"{_WRITE_AGAIN}, or remove the file") from error
+    return content
 
 
 def _shown_text(path: Path) -> str:
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise InputError(f"{path} is larger than anything that the planner writes", hint="remove the file")
-        return read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
+        return read_given(path, most_bytes=LARGEST_FILE, errors="replace")
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="make it readable") from error
+        raise InputError(f"{path}: {error.strerror}", hint="make it readable, or remove it") from error
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPoint:
-    """One measurement that the scripts make, with what is predicted and published of it, as in the result file."""
+    """One measurement that the scripts make, predicted and published."""
 
     name: str
     key: str  #: of the result file: ``avg_latency`` in seconds, else tokens per second
@@ -319,7 +301,7 @@ class _Points(BaseModel):
 
 
 def read_offline(directory: Path) -> list[tuple[PlannedPoint, float]]:
-    """Return the points that were measured, each with its figure. Raises InputError for a file that is broken."""
+    """Return each measured point and its figure. Raises InputError for a broken file."""
     table = directory / "points.json"
     try:
         known = _Points.model_validate(parse_result(table, read_text(table)))
@@ -347,11 +329,14 @@ _SETTING = re.compile(rf"['\"]?\b({'|'.join(_SETTINGS)})['\"]?\s?[=:]\s?(\d+(?:\
 _WORD = re.compile(r"['\"]?\b(dtype|kv_cache_dtype)['\"]?\s?[=:]\s?['\"]?(?:torch\.)?(\w+)")
 _PRINTS_SETTINGS = ("non-default args: ", " with config: ", "args: Namespace(")
 _VERSION = re.compile(r"(?:LLM engine \(v|LLM engine \(version |API server version )(\d+\.\d+[\w.+]*)")
-_PREEMPTIONS = re.compile(r"Preemptions: (\d{1,18})\b")
-_PREEMPTED = re.compile(r"is preempted by PreemptionMode")
-_USAGE = re.compile(r"KV cache usage: (\d{1,9}(?:\.\d+)?)%")
-_HITS = re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?(\d{1,9}(?:\.\d+)?)%")
-_WAITING = re.compile(r"(?:Waiting|Pending): (\d{1,18}) reqs")
+_PREEMPTED = "is preempted by PreemptionMode"
+#: Counters that a server prints every few seconds, of which the largest counts; shares in per cent.
+_COUNTERS = {
+    "preemptions": re.compile(r"Preemptions: (\d{1,18})\b"),
+    "peak_cache_usage": re.compile(r"KV cache usage: (\d{1,9}(?:\.\d+)?)%"),
+    "prefix_hit_rate": re.compile(r"(?<!External )[Pp]refix cache hit rate: (?:GPU: )?(\d{1,9}(?:\.\d+)?)%"),
+    "peak_waiting": re.compile(r"(?:Waiting|Pending): (\d{1,18}) reqs"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,33 +352,22 @@ class ServerLog:
 
 
 def read_server_log(text: str) -> ServerLog:
-    """Read a log. Of several start-ups the last counts."""
-    version: str | None = None
+    """Return what a log says. Of several start-ups the last counts."""
+    versions = _VERSION.findall(text)
     settings: dict[str, Any] = {}
-    counted, seen = 0, 0
     for line in text.splitlines():
-        match = _VERSION.search(line)
-        version = match[1] if match else version
         for name, value in _SETTING.findall(line):
-            try:
+            with suppress(ValueError):  # ``True`` for a number: not a setting of that name
                 settings[name] = _SETTINGS[name](value)
-            except ValueError:  # ``True`` for a number: not a setting of that name
-                continue
         if any(words in line for words in _PRINTS_SETTINGS):
             settings.update(_WORD.findall(line))
-        counted += bool(_PREEMPTED.search(line))
-        seen = max([seen, *map(int, _PREEMPTIONS.findall(line))])
-    waiting = _most(_WAITING, text, 1)
+    most = {name: max(map(float, expression.findall(text)), default=None) for name, expression in _COUNTERS.items()}
+    usage, hits, waiting = most["peak_cache_usage"], most["prefix_hit_rate"], most["peak_waiting"]
     return ServerLog(
-        version=version,
+        version=versions[-1] if versions else None,
         settings=MappingProxyType(settings),
-        preemptions=max(counted, seen),
-        peak_cache_usage=_most(_USAGE, text, 100),
-        prefix_hit_rate=_most(_HITS, text, 100),
+        preemptions=max(text.count(_PREEMPTED), int(most["preemptions"] or 0)),
+        peak_cache_usage=None if usage is None else usage / 100,
+        prefix_hit_rate=None if hits is None else hits / 100,
         peak_waiting=None if waiting is None else int(waiting),
     )
-
-
-def _most(expression: re.Pattern[str], text: str, scale: float) -> float | None:
-    values = [float(value) for value in expression.findall(text)]
-    return max(values) / scale if values else None

@@ -23,7 +23,7 @@ from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import LATENCIES
 
 AGAIN = "measure again (in the folder of a plan: FORCE=1 ./benchmark.sh)"
-#: Rates of one file agree with its totals to this share: one program computed them, and printed all digits.
+#: Rates and sums of one file agree with their parts to this share: one program computed them, and printed all digits.
 EXACT = 0.01
 #: Burstiness of evenly spaced arrivals: gaps drawn with this shape vary by a thousandth.
 EVENLY = 1e6
@@ -67,6 +67,8 @@ INFERENCE_PERF = {
     "itl": "s:successes.latency.inter_token_latency",
     "e2el": "s:successes.latency.request_latency",
 }
+#: Strategies of GuideLLM without a rate, by the key of their concurrency.
+CONCURRENCY = {"synchronous": "", "concurrent": "streams", "throughput": "max_concurrency"}
 SHAREGPT = {"length_distribution": "sharegpt"}
 INFERENCEX = {"max_concurrency": "conc", "tensor_parallel_size": "tp", "input_len": "isl", "output_len": "osl"}
 
@@ -87,30 +89,17 @@ def read_results(path: Path, text: str) -> Iterator[ReadResult]:
     for record in _records(path, text):
         read = next((read for read, keys in TOOLS if all(key in record or _at(record, key) for key in keys)), None)
         if read is None:
-            raise InputError(
-                f"{path} is not a result of vllm bench",
-                hint="give what --save-result wrote, or a file of SGLang bench_serving, GuideLLM, AIPerf, GenAI-Perf, "
-                "inference-perf or InferenceX",
-            )
+            hint = "give what --save-result wrote, or a file of SGLang, GuideLLM, AIPerf, inference-perf or InferenceX"
+            raise InputError(f"{path} is not a result of vllm bench", hint=hint)
         for one in read(path, record):
             result = one.result
             if "completed" in result:
                 completed, failed = read_number(path, result, "completed"), stated_number(path, result, "failed") or 0
                 sent = stated_number(path, result, "num_prompts") or 0
                 if failed or completed < max(sent, 1):
-                    raise InputError(
-                        f"{path}: {completed:g} of {max(sent, completed + failed):g} requests completed",
-                        hint=f"see the server's log, then {AGAIN}",
-                    )
+                    cause = f"{path}: {completed:g} of {max(sent, completed + failed):g} requests completed"
+                    raise InputError(cause, hint=f"see the server's log, then {AGAIN}")
             yield one
-
-
-def read_result_file(path: Path) -> ReadResult:
-    """Return the one run of a result file. Raises InputError where there are several."""
-    runs = tuple(read_results(path, read_text(path)))
-    if len(runs) != 1:
-        raise InputError(f"{path} holds {len(runs)} runs", hint="give a file with the one that is meant")
-    return runs[0]
 
 
 def read_text(path: Path) -> str:
@@ -132,14 +121,12 @@ def is_table_of_results(text: str) -> bool:
 
 def read_number(path: Path, result: Any, name: str, *, positive: bool = False) -> float:
     """Return the figure below a dotted key. Raises InputError for another type, or unless it is ``positive``."""
-    value = _at(result, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST_FIGURE:  # nor NaN
-        raise InputError(f"{path} is broken: {name} is {value!r:.40}, not a number", hint=AGAIN)
-    if positive and value < LEAST_FIGURE:
-        raise InputError(
-            f"{path} is broken: {name} is {value:g}, not a positive number of {LEAST_FIGURE:g} or more", hint=AGAIN
-        )
-    return value
+    value, wanted = _at(result, name), "a number"
+    if not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= MOST_FIGURE:  # nor NaN
+        if not positive or value >= LEAST_FIGURE:
+            return value
+        wanted = f"a positive number of {LEAST_FIGURE:g} or more"
+    raise InputError(f"{path} is broken: {name} is {value!r:.40}, not {wanted}", hint=AGAIN)
 
 
 def stated_number(path: Path, result: Any, name: str) -> float | None:
@@ -147,37 +134,19 @@ def stated_number(path: Path, result: Any, name: str) -> float | None:
     return None if _at(result, name) is None else read_number(path, result, name)
 
 
-def check_rates(path: Path, result: Mapping[str, Any]) -> None:
-    """Raise InputError for a rate of ``vllm bench serve`` that is not its total over the duration."""
-    seconds, requests, given, made = (
-        stated_number(path, result, name) or 0.0
-        for name in ("duration", "completed", "total_input_tokens", "total_output_tokens")
-    )
-    totals = {"request_throughput": requests, "output_throughput": made, "total_token_throughput": given + made}
-    for name, total in totals.items():
-        rate = stated_number(path, result, name)
-        if rate and seconds and total and abs(rate * seconds / total - 1) > EXACT:
-            raise InputError(
-                f"{path}: {name} is {rate:g}, but {total:g} in {seconds:g} s are {total / seconds:g} per second",
-                hint="give the file that vllm bench serve wrote",
-            )
-
-
 def parse_result(path: Path, text: str) -> dict[str, Any]:
     """Return the object in the text of a result file. Raises InputError for anything else."""
     try:
-        return _objects(path, [json.loads(text)])[0]
+        return _object_in(path, json.loads(text))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is broken: {error}", hint=AGAIN) from error
 
 
-def _objects(path: Path, records: list[Any]) -> list[dict[str, Any]]:
-    if not records or not all(isinstance(record, dict) for record in records):
-        raise InputError(
-            f"{path} is not a result of vllm bench: it holds no object",
-            hint="give what --save-result (serve) or --output-json wrote",
-        )
-    return records
+def _object_in(path: Path, record: Any) -> dict[str, Any]:
+    if isinstance(record, dict):
+        return record
+    hint = "give what --save-result (serve) or --output-json wrote"
+    raise InputError(f"{path} is not a result of vllm bench: it holds no object", hint=hint)
 
 
 def _records(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
@@ -187,7 +156,7 @@ def _records(path: Path, text: str) -> Sequence[Mapping[str, Any]]:
         records = json.loads(text)
     except (ValueError, RecursionError):
         return [parse_result(path, line) for line in text.splitlines() if line.strip()] or [parse_result(path, text)]
-    return _objects(path, records if isinstance(records, list) else [records])
+    return [_object_in(path, record) for record in (records if isinstance(records, list) and records else [records])]
 
 
 def _cell(text: str) -> float | str:
@@ -231,8 +200,7 @@ def _figures(path: Path, record: Mapping[str, Any], table: Mapping[str, str]) ->
 
 def _with_totals(result: Mapping[str, Any]) -> dict[str, Any]:
     stated = {key: value for key, value in result.items() if value is not None}
-    completed = stated.get("completed")
-    if not completed:
+    if not (completed := stated.get("completed")):
         return stated
     tokens = {f"total_{side}_tokens": stated[f"mean_{side}_len"] * completed for side in ("input", "output")}
     return {**stated, "num_prompts": completed, **tokens}
@@ -246,58 +214,45 @@ def _read_vllm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
 
 
 def _as_set(path: Path, name: str, value: Any) -> Any:
-    """A cell or a JSON value as the setting takes it: a table has 32.0 and "True"."""
-    kind = SETTINGS[name].kind
-    if kind in (bool, bool | None):
+    """Return a cell or JSON value as the setting takes it: a table has 32.0 and "True"."""
+    row = SETTINGS[name]
+    if row.is_switch:
         return str(value) == "True"
-    if kind in (int, int | None, float, float | None):
-        figure = read_number(path, {name: value}, name)
-        value = figure if kind in (float, float | None) else int(figure)
-    SETTINGS[name].check(value)
+    if row.value_type in (int, float):
+        value = row.value_type(read_number(path, {name: value}, name))
+    row.check(value)
     return value if isinstance(value, int | float) else str(value)
 
 
 def _read_sglang(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
     backend = str(record.get("backend", ""))
     if not backend.startswith("vllm"):
-        engine = backend or "an engine that it does not name"
-        raise InputError(
-            f"{path}: bench_serving measured {engine}, and predictions are of vLLM",
-            hint="measure vLLM with --backend vllm",
-        )
+        cause = f"{path}: bench_serving measured {backend or 'an unnamed engine'}, and predictions are of vLLM"
+        raise InputError(cause, hint="measure vLLM with --backend vllm")
     renamed = {key.replace("e2e_latency", "e2el"): value for key, value in record.items()}
     yield ReadResult(renamed, SHAREGPT if record.get("dataset_name") == "sharegpt" else {})
 
 
 def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
     """One run for each benchmark of the file: a sweep has many. Requests that its end cut off do not count."""
-    benchmarks = record["benchmarks"]
-    if not isinstance(benchmarks, list) or not benchmarks:
-        raise InputError(f"{path} holds no benchmark of GuideLLM", hint=AGAIN)
-    for number, one in enumerate(benchmarks):
-        if not isinstance(_at(one, "metrics"), Mapping):
-            raise InputError(f"{path} is broken: benchmark {number} has no metrics", hint=AGAIN)
+    benchmarks = _list(record["benchmarks"])
+    if not benchmarks or not all(isinstance(_at(one, "metrics"), Mapping) for one in benchmarks):
+        raise InputError(f"{path} is broken: no benchmark of GuideLLM, or one without metrics", hint=AGAIN)
+    for one in benchmarks:
         model = _at(one, "config.backend.model") or _at(record, "args.model")
         yield ReadResult(_with_totals({"model_id": model, **_figures(path, one, GUIDELLM), **_arrivals(path, one)}))
 
 
 def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
     strategy = _object(_at(benchmark, "config.strategy") or _at(benchmark, "args.strategy"))
-    match strategy.get("type_"):
-        case "synchronous":
-            return {"max_concurrency": 1}
-        case "concurrent":
-            return {"max_concurrency": read_number(path, strategy, "streams")}
-        case "throughput":
-            return {"max_concurrency": stated_number(path, strategy, "max_concurrency")}
-        case "constant" | "poisson" as kind:
-            burstiness = 1.0 if kind == "poisson" else EVENLY
-            return {"request_rate": read_number(path, strategy, "rate"), "burstiness": burstiness}
-        case kind:
-            raise InputError(
-                f"{path}: a benchmark of GuideLLM has the strategy {kind!r}",
-                hint="known: synchronous, concurrent, throughput, constant, poisson",
-            )
+    kind = str(strategy.get("type_"))
+    if kind in ("constant", "poisson"):
+        rate = read_number(path, strategy, "rate")
+        return {"request_rate": rate, "burstiness": 1.0 if kind == "poisson" else EVENLY}
+    if kind not in CONCURRENCY:
+        hint = f"known: {', '.join(CONCURRENCY)}, constant, poisson"
+        raise InputError(f"{path}: a benchmark of GuideLLM has the strategy {kind!r}", hint=hint)
+    return {"max_concurrency": 1 if kind == "synchronous" else stated_number(path, strategy, CONCURRENCY[kind])}
 
 
 def _read_aiperf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
@@ -322,8 +277,8 @@ def _load_of(path: Path, sent: Mapping[str, Any]) -> dict[str, Any]:
     keys = ("concurrency", "request_rate", "rate")
     load: Mapping[str, Any] = next((place for place in places if any(_at(place, key) for key in keys)), {})
     rate = stated_number(path, load, "request_rate") or stated_number(path, load, "rate")
-    mode = str(load.get("type") or load.get("request_rate_mode") or "poisson")
-    paced = {"request_rate": rate, "burstiness": EVENLY if "constant" in mode else 1.0} if rate else {}
+    constant = "constant" in str(load.get("type") or load.get("request_rate_mode"))
+    paced = {"request_rate": rate, "burstiness": EVENLY if constant else 1.0} if rate else {}
     return {"max_concurrency": stated_number(path, load, "concurrency"), **paced}
 
 
@@ -331,10 +286,8 @@ def _read_inference_perf(path: Path, record: Mapping[str, Any]) -> Iterator[Read
     """A stage. Its arrivals are evenly spaced, the default (``LoadType.CONSTANT``): the file does not say."""
     rate, flying = (stated_number(path, record, f"load_summary.{key}") for key in ("requested_rate", "concurrency"))
     if not rate and not flying:
-        raise InputError(
-            f"{path} does not say its load: a summary of inference-perf mixes its stages",
-            hint="give the files of the stages: stage_0_lifecycle_metrics.json, ...",
-        )
+        hint = "give the files of the stages: stage_0_lifecycle_metrics.json, ..."
+        raise InputError(f"{path} does not say its load: a summary of inference-perf mixes its stages", hint=hint)
     load = {"max_concurrency": flying} if flying else {"request_rate": rate, "burstiness": EVENLY}
     figures = _figures(path, record, INFERENCE_PERF)
     # Early releases took an empty chunk for a token: then TPOT is not what TTFT and E2EL leave for later tokens.
@@ -351,13 +304,12 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
     def word(*keys: str) -> str:
         return next((str(record[key]).lower() for key in keys if record.get(key)), "")
 
-    engine = record.get("framework")
+    speculated = word("spec_decoding", "mtp") not in ("", "none", "false", "off")
     refused = {
         "a point with disaggregated prefill is not of one server": word("disagg") == "true",
         "a point with several nodes is not of one server": word("is_multinode") == "true",
-        "a point with speculative decoding does not say what was accepted": word("spec_decoding", "mtp")
-        not in ("", "none", "false", "off"),
-        f"a point of {engine}, and predictions are of vLLM": "vllm" not in word("framework"),
+        "a point with speculative decoding does not say what was accepted": speculated,
+        f"a point of {record.get('framework')}, and predictions are of vLLM": "vllm" not in word("framework"),
     }
     if why := next((why for why, applies in refused.items() if applies), None):
         raise InputError(f"{path}: {why}", hint="leave it out")
@@ -365,7 +317,8 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
     gpus, flying = int(point["tensor_parallel_size"]), int(point["max_concurrency"])
     lengths = {name: point[name] for name in ("input_len", "output_len")}
     figures = {**record, **_object(record.get("metrics"))}
-    spread = word("dp_attention") == "true"
+    latencies = [key for key in figures if key.rpartition("_")[2] in LATENCIES]  # in seconds
+    sizes = ("data_parallel_size", "tensor_parallel_size")[:: 1 if word("dp_attention") == "true" else -1]
     result = {
         "model_id": record.get("model"),
         "completed": 10 * flying,
@@ -373,18 +326,13 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
         **{f"mean_{name}": 0.9 * length for name, length in lengths.items()},
         "output_throughput": read_number(path, figures, "output_tput_per_gpu") * gpus,
         "total_token_throughput": read_number(path, figures, "tput_per_gpu") * gpus,
-        **{f"{key}_ms": read_number(path, figures, key) * 1000 for key in figures
-           if key.rpartition("_")[2] in LATENCIES},
+        **{f"{key}_ms": read_number(path, figures, key) * 1000 for key in latencies},
         "date": str(record.get("date", ""))[:10].replace("-", ""),
-    }  # fmt: skip
+    }
     yield ReadResult(
         _with_totals(result),
         {"length_distribution": "uniform-0.8-1", "random_range_ratio": None, **lengths},
-        {
-            "tensor_parallel_size": 1 if spread else gpus,
-            "data_parallel_size": gpus if spread else 1,
-            "enable_expert_parallel": (stated_number(path, record, "ep") or 1) > 1,
-        },
+        {sizes[0]: gpus, sizes[1]: 1, "enable_expert_parallel": (stated_number(path, record, "ep") or 1) > 1},
         gpu=word("hw", "device").split("-")[0].removeprefix("cluster:") or None,
         engine_version=version_of_images([str(record.get("image", ""))]) or None,
     )

@@ -25,14 +25,6 @@ REQUIRED = ("bench", "gpu", "model")
 MEASUREMENTS = tuple(key for key in METRICS if key != "request_throughput" and not key.startswith(("p90", "p95")))
 
 
-def _whole(cell: Any) -> Any:
-    """64.0 and 1e3 are whole numbers too, as spreadsheets write them."""
-    try:
-        return int(float(cell)) if float(cell).is_integer() else cell
-    except ValueError:
-        return cell
-
-
 def _rounded(cell: Any) -> Any:
     """Some sources state the mean concurrency of a steady state."""
     try:
@@ -42,7 +34,7 @@ def _rounded(cell: Any) -> Any:
 
 
 Bench = Literal["latency", "throughput", "serve"]
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Count = Annotated[int, Field(ge=1)]
 Figure = Annotated[float, Field(ge=LEAST_FIGURE, allow_inf_nan=False)]
 if TYPE_CHECKING:
     Distribution = str
@@ -89,7 +81,7 @@ class MeasuredRun:
     enable_prefix_caching: bool | None = None
     burstiness: Figure | None = None
     random_range_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    seed: Annotated[int, BeforeValidator(_whole), Field(ge=0)] | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
     metrics: dict[str, Figure] = field(default_factory=dict)
     unread: str = ""  #: why the row cannot be read, with file, line and column; nothing else of it counts then
 
@@ -125,27 +117,22 @@ def read_runs(path: Path) -> list[MeasuredRun]:
 
 def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
     columns = table.fieldnames or []
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
-        raise InputError(
-            f"{path}: column{'s' if len(missing) > 1 else ''} {', '.join(missing)} missing",
-            hint=f"known columns: {', '.join((*RUN_COLUMNS, REPLICAS, *MEASUREMENTS))}",
-        )
-    twice = [name for name, times in Counter(columns).items() if name and times > 1]
-    if twice:
+    if missing := [name for name in REQUIRED if name not in columns]:
+        known = ", ".join((*RUN_COLUMNS, REPLICAS, *MEASUREMENTS))
+        raise InputError(f"{path}: columns missing: {', '.join(missing)}", hint=f"known columns: {known}")
+    if twice := [name for name, times in Counter(columns).items() if name and times > 1]:
         raise InputError(f"{path}: column {twice[0]} appears twice", hint="keep one of them")
     if not any(metric in columns for metric in MEASUREMENTS):
         raise InputError(f"{path}: no column with a measurement", hint=f"one of: {', '.join(MEASUREMENTS)}")
-    seen = False
+    row = None
     for row in table:
-        seen = True
         name = f"line-{table.line_num}"
         try:
             yield run_of(row, f"{path}, line {table.line_num}", name)
         except InputError as error:
             stated: dict[str, Any] = {column: (row.get(column) or "").strip() for column in ("run_id", *REQUIRED)}
             yield MeasuredRun(**{**stated, "run_id": stated["run_id"] or name}, unread=error.cause)
-    if not seen:
+    if row is None:
         raise InputError(f"{path} has no rows", hint="one row per measured run")
 
 
@@ -164,10 +151,9 @@ def run_of(row: Mapping[str, Any], where: str, name: str) -> MeasuredRun:
         raise InputError(f"{where}, column {empty} is empty", hint=hint)
     try:
         return _validated(cells, name)
-    except ValidationError as error:
-        raise InputError(f"{where}, column {str(fault_in(error)).removeprefix('metrics.')}", hint=hint) from None
-    except InputError as error:
-        raise InputError(f"{where}, column {error.cause}", hint=hint) from None
+    except (ValidationError, InputError) as error:
+        fault = error.cause if isinstance(error, InputError) else str(fault_in(error)).removeprefix("metrics.")
+        raise InputError(f"{where}, column {fault}", hint=hint) from None
 
 
 def _validated(cells: dict[str, str], name: str) -> MeasuredRun:
@@ -218,16 +204,16 @@ EMPTY = 10.0
 
 def check_run(run: MeasuredRun) -> None:
     """Raise InputError for metrics of a run that contradict each other."""
-    for what in find_contradictions(run):
+    if what := next(find_contradictions(run), None):
         raise InputError(f"{run.run_id}: {what}", hint="check that units agree and that all metrics are of one run")
 
 
 def find_contradictions(run: MeasuredRun) -> Iterator[str]:
-    """Each pair of metrics of ``run`` that cannot both be right, in words."""
+    """Yield each pair of metrics of ``run`` that cannot both be right, in words."""
     for low, high in find_disorder(run.metrics):
         yield f"{high}, {run.metrics[high]:g}, is below {low}, {run.metrics[low]:g}"
     output_len = run.mean_output_len or run.output_len
-    if not output_len:
+    if not output_len or run.bench == "latency":
         return
     figures = run.metrics
     ttft, tpot, e2el = (
@@ -237,26 +223,11 @@ def find_contradictions(run: MeasuredRun) -> Iterator[str]:
     parts = ttft + (output_len - 1) * tpot if ttft and tpot else 0.0
     if e2el and parts and not 1 / LOOSE < e2el / parts < LOOSE:
         yield f"an E2EL of {e2el:.4g} s is not TTFT and TPOT of {output_len:g} tokens, which add up to {parts:.4g} s"
-    yield from _little(run, e2el or parts, output_len)
-
-
-def _little(run: MeasuredRun, e2el_s: float, output_len: float) -> Iterator[str]:
-    rate = run.metrics.get("output_throughput")
-    if not rate:
-        return
-    if run.bench == "latency":
-        batch, seconds = run.batch_size or run.max_concurrency or run.num_prompts, run.metrics.get("avg_latency_s")
-        if batch and seconds and not 1 / LOOSE < batch * output_len / seconds / rate < LOOSE:
-            made = batch * output_len / seconds
-            yield f"a batch of {batch} in {seconds:g} s is {made:.4g} tokens/s, but output_throughput is {rate:g}"
-        return
-    limit = run.max_concurrency
-    if not limit or not e2el_s:
-        return
-    in_flight = rate * e2el_s / output_len
+    rate, limit, seconds = figures.get("output_throughput", 0.0), run.max_concurrency, e2el or parts
+    in_flight = rate * seconds / output_len
     closed = run.arrival == "closed-loop" or not run.request_rate
-    if in_flight > LOOSE * limit or (closed and in_flight < limit / EMPTY):
+    if limit and in_flight and (in_flight > LOOSE * limit or (closed and in_flight < limit / EMPTY)):
         yield (
-            f"output_throughput {rate:g} and an E2EL of {e2el_s:.4g} s keep {in_flight:.3g} requests in flight, "
+            f"output_throughput {rate:g} and an E2EL of {seconds:.4g} s keep {in_flight:.3g} requests in flight, "
             f"but max_concurrency is {limit}"
         )

@@ -1,4 +1,4 @@
-"""Measured runs from what a user has: tables of runs, results of ``vllm bench`` and other tools, folders of plans.
+"""Measured runs from tables, results of ``vllm bench`` and other tools, and folders of plans.
 
 The ``plan.json`` in a result's folder, or above it, says which engine ran; else the caller does.
 """
@@ -6,7 +6,7 @@ The ``plan.json`` in a result's folder, or above it, says which engine ran; else
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -15,7 +15,15 @@ from typing import Any
 from planner.engine import EngineArgs, tagged
 from planner.errors import InputError
 from planner.evidence.folder import MeasuredPlan, read_measured, read_server_log
-from planner.evidence.results import ReadResult, check_rates, is_table_of_results, read_number, read_results, read_text
+from planner.evidence.results import (
+    EXACT,
+    ReadResult,
+    is_table_of_results,
+    read_number,
+    read_results,
+    read_text,
+    stated_number,
+)
 from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, read_runs
 from planner.evidence.validation import find_causes, find_sweep_results
 from planner.planning import Plan, read_plan
@@ -24,7 +32,7 @@ from planner.resources import MOST_LOG_BYTES, read_given
 #: A result's plan lies in one of so many folders above it.
 LEVELS_UP = 3
 SWEPT = "summary.csv"  #: that vllm bench sweep writes into its folder
-#: Tokens and rates of a throughput result may differ by this share from what lengths and duration make.
+#: Share by which tokens of a throughput result may differ from what the lengths make.
 SLACK = 0.02
 
 
@@ -62,26 +70,24 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             _refuse_another_engine(folder)
             folders.append(folder)
             _refuse_classes(path, folder.plan)
-            results = path / "results" / folder.plan.result_names[-1], *find_sweep_results(path, folder.plan)
-            runs += (
-                _run_of(path, one, folder.plan, Stated())
-                for path in results
-                for one in read_results(path, read_text(path))
-            )
+            for file in (path / "results" / folder.plan.result_names[-1], *find_sweep_results(path, folder.plan)):
+                runs += (_run_of(file, one, folder.plan, Stated()) for one in read_results(file, read_text(file)))
             continue
         path = table if path.is_dir() else path
         text = read_text(path)
         if not _holds_results(text):
-            runs += _read_table(path)
+            for run in read_runs(path):
+                if run.unread:
+                    raise InputError(run.unread, hint="correct the cell, or leave it empty")
+                unnamed = run.run_id.startswith("line-")
+                runs.append(replace(run, run_id=f"{path.name}:{run.run_id}") if unnamed else run)
             continue
         plan = _find_plan(path)
         used = used or plan is None
         runs += (_run_of(path, one, plan, stated) for one in read_results(path, text))
     if paths and stated != Stated() and not used:
-        raise InputError(
-            "--gpu, --model and flags of the engine are for results without a plan.json",
-            hint="leave them out: plans and tables say what was run",
-        )
+        cause = "--gpu, --model and flags of the engine are for results without a plan.json"
+        raise InputError(cause, hint="leave them out: plans and tables say what was run")
     named: dict[str, MeasuredRun] = {}
     for run in runs:
         check_run(run)
@@ -91,7 +97,7 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
 
 
 def read_measurements(path: Path, stated: Stated) -> list[MeasuredRun]:
-    """Return the runs of a table or of a result file. Of a row that cannot be read ``unread`` says why."""
+    """Return the runs of a table or of a result file; ``unread`` says why a row cannot be read."""
     try:
         results = path.is_dir() or _holds_results(read_given(path))
     except (OSError, UnicodeDecodeError):  # ``read_runs`` says so
@@ -103,21 +109,10 @@ def _holds_results(text: str) -> bool:
     return text.lstrip().startswith(("{", "[")) or is_table_of_results(text)
 
 
-def _read_table(path: Path) -> Iterator[MeasuredRun]:
-    """The rows of a table, named by file and line where they have no name. Raises InputError for an unreadable row."""
-    for run in read_runs(path):
-        if run.unread:
-            raise InputError(run.unread, hint="correct the cell, or leave it empty")
-        named = not run.run_id.startswith("line-")
-        yield run if named else replace(run, run_id=f"{path.name}:{run.run_id}")
-
-
 def _refuse_classes(path: Path, plan: Plan) -> None:
     if plan.classes:
-        raise InputError(
-            f"{path}: the plan's clients send {len(plan.classes)} classes side by side, none of them is a run alone",
-            hint="compare each class with its prediction: planner validate DIR",
-        )
+        cause = f"{path}: the plan's clients send {len(plan.classes)} classes side by side, none is a run alone"
+        raise InputError(cause, hint="compare each class with its prediction: planner validate DIR")
 
 
 def _find_plan(path: Path) -> Plan | None:
@@ -127,10 +122,9 @@ def _find_plan(path: Path) -> Plan | None:
         file = read_plan(folder)
         named, digest = path.stem.rpartition("-")[2], file.plan.digest
         if len(named) == len(digest) and set(named) <= set("0123456789abcdef") and named != digest:
-            raise InputError(
-                f"{path} is a result of plan {named}, but {folder / 'plan.json'} is plan {digest}",
-                hint="measure again with ./benchmark.sh, or move the result elsewhere and state what was run",
-            )
+            hint = "measure again with ./benchmark.sh, or move the result elsewhere and state what was run"
+            cause = f"{path} is a result of plan {named}, but {folder / 'plan.json'} is plan {digest}"
+            raise InputError(cause, hint=hint)
         log = folder / "logs" / "server.log"
         text = read_given(log, most_bytes=MOST_LOG_BYTES, errors="replace") if log.is_file() else None
         _refuse_another_engine(MeasuredPlan(folder, file, path.name, {}, log=read_server_log(text) if text else None))
@@ -143,11 +137,10 @@ def _find_plan(path: Path) -> Plan | None:
 def _refuse_another_engine(folder: MeasuredPlan) -> None:
     for finding in find_causes(folder, ()):
         if finding.not_the_plan:
-            raise InputError(
-                f"{folder.directory}: {finding.cause}: {finding.evidence}",
-                hint="measure the plan again (./launch.sh, ./benchmark.sh), or move the result elsewhere and state "
-                "what ran: --gpu, --engine-version and flags of vllm serve",
+            hint = (
+                "measure the plan again, or move the result elsewhere and state what ran: --gpu, --engine-version, ..."
             )
+            raise InputError(f"{folder.directory}: {finding.cause}: {finding.evidence}", hint=hint)
 
 
 def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:
@@ -183,7 +176,14 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     def number(name: str) -> float:
         return read_number(path, result, name, positive=True)
 
-    check_rates(path, result)
+    seconds, tokens, rate = (
+        stated_number(path, result, name) for name in ("duration", "total_output_tokens", "output_throughput")
+    )
+    if seconds and tokens and rate and abs(rate * seconds / tokens - 1) > EXACT:
+        cause = (
+            f"{path}: output_throughput is {rate:g}, but {tokens:g} tokens in {seconds:g} s are {tokens / seconds:g}/s"
+        )
+        raise InputError(cause, hint="give the file that vllm bench serve wrote")
     completed = int(number("completed")) if "completed" in result else None
     limit = None if result.get("max_concurrency") is None else int(number("max_concurrency"))
     paced = result.get("request_rate") not in (None, "inf", float("inf"))
@@ -205,30 +205,22 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _throughput_run(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[str, Any]:
     lengths = _lengths(path, stated)
-    requests, tokens, rate, seconds = (
+    requests, tokens, rate = (
         read_number(path, result, name, positive=True)
-        for name in ("num_requests", "total_num_tokens", "tokens_per_second", "elapsed_time")
+        for name in ("num_requests", "total_num_tokens", "tokens_per_second")
     )
     stated_tok = requests * sum(lengths.values())
     if abs(tokens / stated_tok - 1) > SLACK:
-        raise InputError(
-            f"{path}: {requests:g} requests have {tokens:g} tokens, but {stated_tok:g} with the stated lengths",
-            hint="correct --input-len and --output-len",
-        )
-    if abs(rate * seconds / tokens - 1) > SLACK:
-        raise InputError(
-            f"{path}: tokens_per_second is {rate:g}, but {tokens:g} in {seconds:g} s are {tokens / seconds:g}/s",
-            hint="give the file that vllm bench throughput wrote",
-        )
+        cause = f"{path}: {requests:g} requests have {tokens:g} tokens, but {stated_tok:g} with the stated lengths"
+        raise InputError(cause, hint="correct --input-len and --output-len")
     run = {"bench": "throughput", "num_prompts": int(requests), "arrival": "offline"}
     return {**run, **lengths, "metrics": {"total_token_throughput": rate}}
 
 
 def _lengths(path: Path, stated: Stated) -> dict[str, float]:
     if not stated.input_len or not stated.output_len:
-        raise InputError(
-            f"{path}: a result of this bench does not say its lengths", hint="add --input-len and --output-len"
-        )
+        cause = f"{path}: a result of this bench does not say its lengths"
+        raise InputError(cause, hint="add --input-len and --output-len")
     return {"input_len": float(stated.input_len), "output_len": float(stated.output_len)}
 
 
@@ -240,16 +232,12 @@ def _settings(of: Plan | EngineArgs) -> dict[str, Any]:
 
 def _settings_of_plan(path: Path, result: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     if result.get("model_id", plan.model) != plan.model:
-        raise InputError(
-            f"{path} is of {result['model_id']}, its plan is of {plan.model}",
-            hint="measure the plan with ./benchmark.sh",
-        )
+        cause = f"{path} is of {result['model_id']}, its plan is of {plan.model}"
+        raise InputError(cause, hint="measure the plan with ./benchmark.sh")
     argv = plan.serve_argv
     if "--speculative-config" in argv:
-        raise InputError(
-            f"{path}: runs with speculative decoding do not calibrate: the result does not say what was accepted",
-            hint="measure without --speculative-config",
-        )
+        cause = f"{path}: with speculative decoding, the result does not say what was accepted"
+        raise InputError(cause, hint="measure without --speculative-config")
     named = {name: getattr(plan, name) for name in ("gpu", "model", "weight_dtype", "engine_version")}
     cache = argv[argv.index("--kv-cache-dtype") + 1] if "--kv-cache-dtype" in argv else "auto"
     return {**_settings(plan), **named, "kv_cache_dtype": cache}
@@ -260,10 +248,8 @@ def _settings_stated(path: Path, result: Mapping[str, Any], stated: Stated) -> d
     needed = {"--gpu": stated.gpu, "--engine-version": stated.engine_version, "--model": model}
     missing = [flag for flag, value in needed.items() if not value]
     if missing:
-        raise InputError(
-            f"{path}: neither a plan.json nor {', '.join(missing)} says what was run",
-            hint=f"add {' and '.join(missing)}, or give the folder of the plan",
-        )
+        cause = f"{path}: neither a plan.json nor {', '.join(missing)} says what was run"
+        raise InputError(cause, hint=f"add {' and '.join(missing)}, or give the folder of the plan")
     return {
         **_settings(stated.args),
         "gpu": stated.gpu,

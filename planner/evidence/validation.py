@@ -1,7 +1,6 @@
-"""Measurements of a plan beside its prediction, and why they missed.
+"""Measurements of a plan beside its prediction, and why they missed: first what the log says, then the pattern.
 
-Further loads, which ``sweep.sh`` sent, are replayed with the fits that the plan names. Causes are found by rules: first
-what the log says, then the pattern of the misses.
+Further loads, which ``sweep.sh`` sent, are replayed with the fits that the plan names.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any, Literal, cast
 from planner.engine import SHORT_NAMES, parse_version
 from planner.errors import InputError, PlannerError
 from planner.evidence.folder import MeasuredPlan, Setting, read_measured, read_result
-from planner.evidence.results import read_number
+from planner.evidence.results import AGAIN, read_number
 from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
 from planner.resources import package_dir
@@ -37,7 +36,7 @@ MEMORY_TOLERANCES = {
 }
 #: Metrics that are compared at other loads than the plan's own.
 SWEEP_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-#: Share by which the replay of the plan's own load, or a setting in a log, may differ from the plan's.
+#: Share by which a setting in a log may differ from the plan's.
 SAME = 0.005
 
 
@@ -55,9 +54,7 @@ class ComparedLine:
 
     @property
     def verdict(self) -> Verdict:
-        if self.measured > self.hi:
-            return "above"
-        return "below" if self.measured < self.lo else "inside"
+        return "above" if self.measured > self.hi else "below" if self.measured < self.lo else "inside"
 
     @property
     def is_inside(self) -> bool:
@@ -100,9 +97,7 @@ def _line(
     if not isinstance(value, int | float) or measured is None or value < LEAST_FIGURE:
         return
     if not isinstance(measured, int | float) or not abs(measured) <= MOST_FIGURE:  # nor NaN
-        raise InputError(
-            f"the result is broken: {key} is {measured!r:.40}", hint="measure again (FORCE=1 ./benchmark.sh)"
-        )
+        raise InputError(f"the result is broken: {key} is {measured!r:.40}", hint=AGAIN)
     lo, hi, basis = predicted.get(f"{key}_lo"), predicted.get(f"{key}_hi"), "interval"
     if not isinstance(lo, int | float) or not isinstance(hi, int | float):
         lo, hi, basis = value * (1 - share), value * (1 + share), f"± {share:.0%}"
@@ -133,7 +128,6 @@ FULL_CACHE = 0.98
 HOST_BOUND_MS = 12.0
 #: With these causes the figures say nothing about the plan.
 NOT_THE_PLAN = ("version", "settings")
-NOT_COMPARED = "not compared with"
 #: TTFT and TPOT are slower by one factor where their ratios to the prediction differ by less than this factor.
 ALIKE = 1.2
 
@@ -162,9 +156,7 @@ class _Evidence:
         return {line.metric: line.measured / line.predicted for line in self.lines}
 
     def finding(self, name: str, **values: Any) -> Finding:
-        times = {
-            metric: f"{self.ratio[metric]:.2f} times" if metric in self.ratio else NOT_COMPARED for metric in METRICS
-        }
+        times = dict.fromkeys(METRICS, "not compared with") | {key: f"{x:.2f} times" for key, x in self.ratio.items()}
         known = {"plan": self.measured.plan, "log": self.measured.log, "startup": self.measured.startup}
         values |= {**known, "case": self, "ratio": self.ratio, "times": times}
         texts = {key: text.format(**values) for key, text in _causes()[name].items()}
@@ -174,11 +166,10 @@ class _Evidence:
         line = self.by_metric.get(metric)
         return line if line and not line.is_inside else None
 
-    def slower(self, *metrics: str) -> bool:
-        return any((line.verdict == "above") is line.is_latency for line in filter(None, map(self.missed, metrics)))
-
-    def faster(self, *metrics: str) -> bool:
-        return any((line.verdict == "below") is line.is_latency for line in filter(None, map(self.missed, metrics)))
+    def differ(self, *metrics: str, faster: bool = False) -> bool:
+        """True if one of ``metrics`` missed and is slower than predicted, or ``faster``."""
+        missed = [line for metric in metrics if (line := self.missed(metric))]
+        return any(((line.verdict == "above") is line.is_latency) is not faster for line in missed)
 
     @property
     def wrong_gpu_or_weights(self) -> bool:
@@ -200,12 +191,9 @@ class _Evidence:
         return line if too_small and not self.wrong_gpu_or_weights else None
 
     def cache(self, line: ComparedLine) -> str:
-        startup = self.measured.startup
-        parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
-        logged = ", ".join(f"{name} {value / GIB:.2f} GiB" for name, value in parts.items() if value is not None)
-        digits = 0 if line.unit == "tokens" else 2
-        size = f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}"
-        return f"{size}; the log also has {logged}" if logged else size
+        digits, startup = 0 if line.unit == "tokens" else 2, self.measured.startup
+        taken = f"; graphs {startup.graph_bytes / GIB:.2f} GiB" if startup and startup.graph_bytes else ""
+        return f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}{taken}"
 
 
 @cache
@@ -231,9 +219,10 @@ def _from_the_log(case: _Evidence) -> Iterator[Finding]:
         for name, value in logged.items()
         if (planned := _planned(plan, name, value)) is not None and not _same(value, planned)
     )
+    planned_release = parse_version(plan.engine_version).release
     rules = {
         "refused": startup and startup.refusal,
-        "version": version and not version.startswith(UNTAGGED) and _release(version) != _release(plan.engine_version),
+        "version": version and not version.startswith(UNTAGGED) and parse_version(version).release != planned_release,
         "gpu": case.missed("memory_bytes"),
         "weights": case.missed("weights_bytes"),
         "settings": settings,
@@ -243,10 +232,6 @@ def _from_the_log(case: _Evidence) -> Iterator[Finding]:
     image, cache = plan.image or "none: vLLM as installed", case.cache(small) if small else ""
     values = {**rules, "settings": settings, "image": image, "cache": cache}
     yield from (case.finding(name, **values) for name, holds in rules.items() if holds)
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return parse_version(version).release
 
 
 def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
@@ -259,21 +244,17 @@ def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
 
 
 def _same(logged: Setting, planned: Setting) -> bool:
-    if isinstance(logged, str) or isinstance(planned, str):
-        return _type_of(str(logged)) == _type_of(str(planned))
-    return abs(logged - planned) <= SAME * max(abs(logged), abs(planned))
-
-
-def _type_of(name: str) -> str:
-    """fp8 is e4m3, also in the layouts of some kernels (``fp8_ds_mla``)."""
-    short = SHORT_NAMES.get(name, name)
-    return "fp8" if short.startswith("fp8") and short != "fp8_e5m2" else short
+    if not isinstance(logged, str) and not isinstance(planned, str):
+        return abs(logged - planned) <= SAME * max(abs(logged), abs(planned))
+    # fp8 is e4m3, also in the layouts of some kernels (``fp8_ds_mla``)
+    first, second = (SHORT_NAMES.get(str(value), str(value)).replace("fp8_e5m2", "e5m2") for value in (logged, planned))
+    return first == second or (first.startswith("fp8") and second.startswith("fp8"))
 
 
 def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
     log, ratio = case.measured.log, case.ratio
-    slow_prefill = case.slower("mean_ttft_ms", "median_ttft_ms")
-    slow_decode = case.slower("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
+    slow_prefill = case.differ("mean_ttft_ms", "median_ttft_ms")
+    slow_decode = case.differ("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")
     first, each = (ratio.get(f"mean_{name}_ms", 0.0) for name in ("ttft", "tpot"))
     both = slow_prefill and slow_decode and first and each
     alike = both and max(first, each) / min(first, each) < ALIKE
@@ -282,17 +263,18 @@ def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
     line = case.missed("kv_cache_tokens") or case.missed("kv_cache_bytes")
     spare = line and not case.wrong_gpu_or_weights and not case.small_cache  # it is large enough for this load
     hits = (log.prefix_hit_rate or 0) > NOTICEABLE_HITS if log else False
-    gaps = ratio.get("median_itl_ms") and ratio.get("p99_itl_ms") and not case.slower("median_itl_ms")
+    gaps = ratio.get("median_itl_ms") and ratio.get("p99_itl_ms") and not case.differ("median_itl_ms")
+    is_faster = case.differ("output_throughput", "mean_e2el_ms", faster=True)
     rules = {
         "full_cache": log and not log.preemptions and (log.peak_cache_usage or 0) >= FULL_CACHE and log.peak_waiting,
-        "prefix_hits": hits and case.faster("mean_ttft_ms", "median_ttft_ms", "output_throughput"),
+        "prefix_hits": hits and case.differ("mean_ttft_ms", "median_ttft_ms", "output_throughput", faster=True),
         "all_slow": both and alike,
         "both_slow": both and not alike,
         "slow_prefill": slow_prefill and not slow_decode,
         "slow_host": slow_decode and not slow_prefill and on_host,
         "slow_decode": slow_decode and not slow_prefill and not on_host,
-        "long_gaps": gaps and case.slower("p99_itl_ms"),
-        "faster": case.faster("output_throughput", "mean_e2el_ms") and not slow_prefill and not slow_decode,
+        "long_gaps": gaps and case.differ("p99_itl_ms"),
+        "faster": is_faster and not slow_prefill and not slow_decode,
         "fewer_blocks": spare and line and line.verdict == "below",
         "more_blocks": spare and line and line.verdict == "above",
     }
@@ -302,7 +284,7 @@ def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
 
 @dataclass(frozen=True, slots=True)
 class FurtherLoad:
-    """One load, by the name that ``sweep.sh`` has for it, such as ``concurrency-8``; or one class among others."""
+    """One load of ``sweep.sh``, such as ``concurrency-8``; or one class among others."""
 
     load: str
     result_name: str
@@ -367,7 +349,7 @@ def _compare_sweep(measured: MeasuredPlan) -> tuple[tuple[FurtherLoad, ...], tup
         named = Path(plan.calibration)
         deployment = redeploy(plan, local_for(plan.calibration) if named.is_file() else SHIPPED)
         loads = sorted((_compare_load(path, plan, deployment) for path in paths), key=_by_load)
-        return tuple(loads), tuple(_notes(plan, deployment))
+        return tuple(loads), ()
     except InputError:
         raise
     except PlannerError as error:  # such as a model that is not known here
@@ -391,13 +373,3 @@ def _compare_load(path: Path, plan: Plan, deployment: Deployment) -> FurtherLoad
 def _by_load(further: FurtherLoad) -> tuple[str, float]:
     kind, _, load = further.load.rpartition("-")
     return kind, float(load) if load.replace(".", "", 1).isdecimal() else inf
-
-
-def _notes(plan: Plan, deployment: Deployment) -> Iterator[str]:
-    now = float(Prediction.of(deployment, plan.workload.sent).result["output_throughput"])
-    planned = plan.predicted.get("output_throughput")
-    if isinstance(planned, int | float) and planned and abs(now / planned - 1) > SAME:
-        yield (
-            f"the loads of sweep.sh are predicted with today's fits, which give {now:,.0f} output tokens/s for the "
-            f"plan's own load; plan.json says {planned:,.0f}"
-        )

@@ -1,6 +1,4 @@
-"""Memory figures of a start-up log of vLLM, and the constants of a user's GPU that they imply.
-
-Where ranks disagree, the smallest cache counts; of several start-ups in a file, the last one. The constants::
+"""Memory figures of a start-up log of vLLM, and the constants of a user's GPU that they imply::
 
     sampler    (peak activation - hidden states) / one copy of the logits, where sampling is the largest peak
     forward    peak activation / formula, where the forward pass is (``encoder`` alike)
@@ -8,12 +6,6 @@ Where ranks disagree, the smallest cache counts; of several start-ups in a file,
 
 Each is kept twice: for the log's model, with its rounding as interval; for others on the same GPU, vLLM minor version
 and TP size, with the known spread between models. Versions that print only the cache leave activations as the rest.
-
->>> log = read_startup_log('''Model loading took 14.9889 GiB and 3.56 seconds
-... Available KV cache memory: 4.75 GiB
-... GPU KV cache size: 38,944 tokens''')
->>> log.weights_bytes / 2**30, log.kv_cache_tokens
-(14.9889, 38944)
 """
 
 import re
@@ -33,36 +25,33 @@ from planner.units import GIB
 
 _WHOLE = r"\d{1,18}\b"
 _N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
-#: Figures per rank: (field, expression). GiB unless the field says otherwise; V0's "GB" are GiB as well.
+#: Fields of ``StartupLog`` that each rank prints. Those in bytes are printed in GiB; V0's "GB" are GiB as well.
 _PER_RANK: tuple[tuple[str, str], ...] = (
-    ("weights", rf"(?:Loading model weights took|[Mm]odel loading took) {_N} Gi?B"),
-    ("weights", rf"model weights takes? {_N} ?GiB"),
-    ("non_torch", rf"non_torch_memory(?: takes)? +{_N} ?GiB"),
-    ("activation", rf"PyTorch activation peak memory(?: takes)? +{_N} ?GiB"),
-    ("available", rf"rest of the memory reserved for KV Cache is {_N} ?GiB"),
-    ("available", rf"available_kv_cache_memory +{_N} ?GiB"),
-    ("available", rf"Available KV cache memory: {_N} GiB"),
-    ("available", rf"(?:Auto|Explicitly) set \({_N}/[\d.]+\) GiB for KV cache"),  # on a CPU
-    ("total", rf"(?:Auto|Explicitly) set \([\d.]+/{_N}\) GiB for KV cache"),
-    ("consumed", rf"{_N} GiB memory was consumed by non-kv usages"),
-    ("total", rf"total_gpu_memory \({_N} ?GiB\)"),
-    ("total", rf"total_gpu_memory +{_N} ?GiB"),
-    ("total", rf"Free memory on device \([\d.]+/{_N} GiB\)"),
-    ("activation", rf"torch peak memory increase: {_N} ?GiB"),
-    ("non_torch", rf"non-torch forward increase memory: {_N} ?GiB"),
-    ("consumed", rf"total consumed \(from mem_get_info\): {_N} ?GiB"),
-    ("weights", rf"Actual usage is {_N} GiB for weight"),
-    ("consumed", rf"Actual usage is {_N} GiB for consumed memory"),
-    ("activation", rf"{_N} GiB for peak activation"),
-    ("non_torch", rf"{_N} GiB for non-torch memory"),
-    ("graphs", rf"{_N} GiB for CUDAGraph memory"),
-    ("graphs", rf"Graph capturing finished in .*? took {_N} GiB"),
-    ("graphs", rf"CUDA graph pool memory: {_N} GiB \(actual\)"),
-    ("graphs_estimated", rf"CUDA graph pool memory: .*?{_N} GiB \(estimated\)"),
-    ("graphs_estimated", rf"Estimated CUDA graph memory: {_N} GiB"),
-    ("tokens", rf"(?:GPU|CPU|ROCM|CUDA) KV cache size: {_N} tokens"),
-    ("blocks", rf"# (?:GPU|CUDA|ROCM|cuda|rocm) blocks: {_N}"),
-    ("concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {_N}x"),
+    ("weights_bytes", rf"(?:Loading model weights took|[Mm]odel loading took|model weights takes?) {_N} ?Gi?B"),
+    ("non_torch_bytes", rf"(?:non_torch_memory(?: takes)? +|non-torch forward increase memory: ){_N} ?GiB"),
+    ("activation_bytes", rf"(?:PyTorch activation peak memory(?: takes)? +|torch peak memory increase: ){_N} ?GiB"),
+    (
+        "kv_cache_bytes",
+        rf"(?:reserved for KV Cache is|available_kv_cache_memory|Available KV cache memory:) +{_N} ?GiB",
+    ),
+    ("kv_cache_bytes", rf"(?:Auto|Explicitly) set \({_N}/[\d.]+\) GiB for KV cache"),  # on a CPU
+    ("memory_bytes", rf"(?:Auto|Explicitly) set \([\d.]+/{_N}\) GiB for KV cache"),
+    ("consumed_bytes", rf"{_N} GiB memory was consumed by non-kv usages"),
+    ("memory_bytes", rf"total_gpu_memory +\(?{_N} ?GiB"),
+    ("memory_bytes", rf"Free memory on device \([\d.]+/{_N} GiB\)"),
+    ("consumed_bytes", rf"total consumed \(from mem_get_info\): {_N} ?GiB"),
+    ("weights_bytes", rf"Actual usage is {_N} GiB for weight"),
+    ("consumed_bytes", rf"Actual usage is {_N} GiB for consumed memory"),
+    ("activation_bytes", rf"{_N} GiB for peak activation"),
+    ("non_torch_bytes", rf"{_N} GiB for non-torch memory"),
+    ("graph_bytes", rf"{_N} GiB for CUDAGraph memory"),
+    ("graph_bytes", rf"Graph capturing finished in .*? took {_N} GiB"),
+    ("graph_bytes", rf"CUDA graph pool memory: {_N} GiB \(actual\)"),
+    ("graph_estimate_bytes", rf"CUDA graph pool memory: .*?{_N} GiB \(estimated\)"),
+    ("graph_estimate_bytes", rf"Estimated CUDA graph memory: {_N} GiB"),
+    ("kv_cache_tokens", rf"(?:GPU|CPU|ROCM|CUDA) KV cache size: {_N} tokens"),
+    ("num_gpu_blocks", rf"# (?:GPU|CUDA|ROCM|cuda|rocm) blocks: {_N}"),
+    ("max_concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {_N}x"),
     ("max_model_len", rf"Maximum concurrency for {_N} tokens per request"),
     ("block_size", rf"Setting attention block size to {_N} tokens"),
 )
@@ -73,8 +62,7 @@ _SPELLED: tuple[tuple[str, str], ...] = (
     ("model", r"'model(?:_tag)?': '([^']+)'"),
     ("model", r"(?:vllm serve|--model)[ =]([\w./-]+)"),
     ("max_model_len", r"max_seq_len=(\d{1,18})\b"),
-    ("gpu_memory_utilization", r"gpu_memory_utilization(?:=|': | \()([\d.]+)"),
-    ("gpu_memory_utilization", r"Desired GPU memory utilization is \(([\d.]+),"),
+    ("gpu_memory_utilization", r"(?:gpu_memory_utilization(?:=|': | \()|GPU memory utilization is \()([\d.]+)"),
     ("dtype", r"\bdtype=torch\.(\w+)"),
     ("quantization", r"\bquantization=(\w+)"),
     ("kv_cache_dtype", r"kv_cache_dtype=(\w+)"),
@@ -114,16 +102,7 @@ _GIVEN = ("as specified by kv_cache_memory_bytes", "Explicitly set (")
 GIVEN = "the size of this cache was given (--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE), not measured"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|EngineCore_DP\d)[^)]*\)")
-#: Fields of ``StartupLog`` by figure: in bytes the least of all ranks, the most, and plain numbers.
-_LEAST_BYTES = {"total": "memory_bytes", "available": "kv_cache_bytes"}
-_MOST_BYTES = {
-    "weights": "weights_bytes", "activation": "activation_bytes", "non_torch": "non_torch_bytes",
-    "consumed": "consumed_bytes", "graphs": "graph_bytes", "graphs_estimated": "graph_estimate_bytes",
-}  # fmt: skip
-_COUNTS = {"tokens": "kv_cache_tokens", "blocks": "num_gpu_blocks", "block_size": "block_size"}
-_GIB_FIELDS = _LEAST_BYTES.keys() | _MOST_BYTES.keys()
-#: The smallest of all ranks counts.
-_BINDING = frozenset(("available", "tokens", "blocks", "concurrency"))
+_OF_THE_CACHE = {"kv_cache_bytes": "KV cache memory", "kv_cache_tokens": "KV cache tokens", "num_gpu_blocks": "blocks"}
 _per_rank = tuple((field, re.compile(expression)) for field, expression in _PER_RANK)
 _settings = tuple((field, re.compile(expression)) for field, expression in _SETTINGS)
 
@@ -172,48 +151,55 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
             refusal = line.strip()[-400:]
     values: dict[str, list[float]] = defaultdict(list)
     for of_rank in by_rank.values():
-        for field, value in of_rank.items():
-            values[field].append(value)
-    if refusal is None and not values.keys() & {"available", "tokens", "blocks"}:
+        for name, value in of_rank.items():
+            values[name].append(value)
+    if refusal is None and not values.keys() & _OF_THE_CACHE.keys():
         figures = ", ".join(sorted(values)) or "no line of a vLLM start-up"
         hint = "give the server's output from its start until 'Application startup complete', at log level INFO"
         raise InputError(f"the log ends before the KV cache was made; it has: {figures}", hint=hint)
     expected, logged = (model,) if isinstance(model, str) else model, settings.pop("model", None)
     if logged and expected and _last_part(logged) not in map(_last_part, expected):
         raise InputError(f"the log is of {logged}, not of {expected[0]}", hint="give the log of the same model")
-    if "max_model_len" in values:
-        settings["max_model_len"] = f"{min(values['max_model_len']):.0f}"
-    least = {name: min(given) for name, given in values.items()}
-    read: dict[str, Any] = {name: least[field] * GIB for field, name in _LEAST_BYTES.items() if field in least}
-    read |= {name: max(values[field]) * GIB for field, name in _MOST_BYTES.items() if field in least}
-    read |= {name: int(least[field]) for field, name in _COUNTS.items() if field in least}
+    read: dict[str, Any] = {name: (min if _is_least(name) else max)(numbers) for name, numbers in values.items()}
+    for name, value in read.items():
+        read[name] = value * GIB if name.endswith("_bytes") else value if name == "max_concurrency" else int(value)
     notes = [
-        f"ranks disagree on {name} ({least[field]:,g} to {max(values[field]):,g}): the smallest counts"
-        for field, name in (("available", "KV cache memory"), ("tokens", "KV cache tokens"), ("blocks", "GPU blocks"))
-        if len(set(values[field])) > 1
+        f"ranks disagree on {_OF_THE_CACHE[name]} ({min(numbers):,g} to {max(numbers):,g}): the smallest counts"
+        for name, numbers in values.items()
+        if name in _OF_THE_CACHE and len(set(numbers)) > 1
     ]
+    if "max_model_len" in read:
+        settings["max_model_len"] = str(read.pop("max_model_len"))
     return StartupLog(
-        settings.pop("version", None), logged, {name: _value(text) for name, text in settings.items()},
-        **read, max_concurrency=least.get("concurrency"), refusal=refusal, given_cache=given,
-        ranks=sum(1 for of_rank in by_rank.values() if of_rank.keys() & _GIB_FIELDS),
-        notes=(*notes, GIVEN) if given else tuple(notes), digest=sha256(text.encode()).hexdigest()[:8],
-    )  # fmt: skip
+        version=settings.pop("version", None),
+        model=logged,
+        settings={name: _value(text) for name, text in settings.items()},
+        **read,
+        refusal=refusal,
+        given_cache=given,
+        ranks=sum(any(name.endswith("_bytes") for name in of_rank) for of_rank in by_rank.values()),
+        notes=(*notes, GIVEN) if given else tuple(notes),
+        digest=sha256(text.encode()).hexdigest()[:8],
+    )
 
 
 def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[str, str]) -> None:
     for field, expression in _per_rank:
-        match = expression.search(line)
-        if match:
+        if match := expression.search(line):
             rank, value = _RANK.search(line), float(match[match.lastindex or 1].replace(",", ""))
             own = by_rank[rank[0] if rank else ""]  # without a rank, lines of all ranks follow each other
-            own[field] = min(value, own.get(field, value)) if field in _BINDING else value
+            own[field] = min(value, own.get(field, value)) if _is_least(field) else value
     for field, expression in _settings:
-        match = expression.search(line)
-        if match:
+        if match := expression.search(line):
             settings.setdefault(field, match[1])
     for words, field, choice in _CHOICES:
         if words in line:
             settings.setdefault(field, choice)
+
+
+def _is_least(name: str) -> bool:
+    """True if the smallest of all ranks counts, not the largest."""
+    return name in ("memory_bytes", "kv_cache_bytes") or not name.endswith("_bytes")
 
 
 def _last_part(name: str) -> str:
@@ -226,9 +212,6 @@ def _value(text: str) -> int | float | bool | str:
     if re.fullmatch(r"\d+", text):
         return int(text)
     return float(text) if re.fullmatch(r"\d*\.\d+", text) else text
-
-
-# --- constants of a machine -------------------------------------------------------------------------------------------
 
 
 #: Half of the last digit that vLLM prints.
@@ -250,8 +233,7 @@ class MemoryParts:
 def learn_constants(
     log: StartupLog, budget: MemoryBudget, profile: GpuProfile, *, origin: str
 ) -> tuple[FittedConstant, ...]:
-    """The constants that ``log`` implies, those for its own model first; ``budget`` is the prediction for its settings
-    from fitted constants, ``origin`` the file that will hold them. Empty if the log has no overheads."""
+    """Constants that ``log`` implies, those for its own model first; ``budget`` is the prediction for its settings."""
     parts = parts_of(log, budget)
     own: dict[str, Interval] = {}
     others: dict[str, Interval] = {}

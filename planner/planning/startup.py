@@ -51,19 +51,18 @@ OTHER_CHECKPOINT = 0.10
 
 
 class Start(NamedTuple):
-    """The figures of a log that count for an answer."""
+    """Figures of a log that count for an answer."""
 
-    args: EngineArgs  #: for the answer: what was asked for, else what the log prints
+    args: EngineArgs  #: as asked, else as the log prints
     lines: tuple[LogLine, ...]
-    learned: tuple[FittedConstant, ...]  #: constants of the machine
+    learned: tuple[FittedConstant, ...]
     notes: tuple[str, ...]
 
 
 def fit_with_log(serving: Serving, path: Path) -> Fit:
     """Check whether the engine starts, with the overheads of a machine's own log; later runs use them too.
 
-    Raises as ``Serving.fit`` and ``read_start``, and InputError for a file that cannot be read, is no start-up log, is
-    cut off, or is of another model or version.
+    Raises as ``Serving.fit`` and ``read_start``, and InputError for another file, model or version.
     """
     resolved, given = serving.resolved, serving.engine_version
     try:
@@ -90,10 +89,7 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
 
 
 def read_start(log: StartupLog, serving: Serving) -> Start:
-    """Compare a log with the prediction for its settings and work out what it teaches.
-
-    Raises InputError for a log of another layout, GPU or checkpoint than asked for.
-    """
+    """Compare a log with the prediction for its settings. Raises InputError for another layout, GPU or checkpoint."""
     args, basis = logged_settings(log, serving), serving.basis
     engine = resolve_deployment(serving.model, serving.profile, args, serving.version, basis=basis, as_started=True)
     _check_machine(log, engine.budget, serving)
@@ -107,18 +103,14 @@ def read_start(log: StartupLog, serving: Serving) -> Start:
 
 
 def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
-    """The settings of the log, as asked where it prints none. Raises InputError where layouts differ."""
+    """Settings of the log, as asked where it prints none. Raises InputError where layouts differ."""
     args, unset, taken = serving.args, EngineArgs(), dict[str, Any]()
-
-    def known(value: Any) -> Any:
-        """One name for types that have several: ``half`` and ``float16`` are fp16."""
-        return SHORT_NAMES.get(value, value) if isinstance(value, str) else value
-
     for name in (*LAYOUT, *FREE):
         value, asked = log.settings.get(name), getattr(args, name)
         if value is None or value == "None":
             continue
-        if name in LAYOUT and asked != getattr(unset, name) and known(asked) != known(value):
+        differs = SHORT_NAMES.get(str(asked), asked) != SHORT_NAMES.get(str(value), value)  # ``half`` is fp16
+        if name in LAYOUT and asked != getattr(unset, name) and differs:
             flag = "--" + name.replace("_", "-")
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
@@ -138,9 +130,8 @@ def _check_machine(log: StartupLog, budget: MemoryBudget, serving: Serving) -> N
     profile, predicted = serving.profile, max(stage.weights.loaded_bytes for stage in budget.stages)
     named = profile.platform != "cpu"  # one profile stands for machines of any memory
     if named and log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:
-        seen = f"{format_bytes(log.memory_bytes)}, not {format_bytes(profile.memory_bytes)}"
-        cause = f"--gpu {profile.id}: the log is of a GPU with {seen}"
-        raise InputError(cause, hint="name the GPU that the log is of")
+        cause = f"the log is of a GPU with {format_bytes(log.memory_bytes)}, not {format_bytes(profile.memory_bytes)}"
+        raise InputError(f"--gpu {profile.id}: {cause}", hint="name the GPU that the log is of")
     if log.weights_bytes and abs(log.weights_bytes / predicted - 1) > OTHER_CHECKPOINT:
         seen = f"{format_bytes(log.weights_bytes)} of weights on a rank, not {format_bytes(predicted)}"
         hint = "name the checkpoint that was served, and its TP size where the log does not print it"
@@ -156,9 +147,9 @@ def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]
     memory = budget.overheads["reported_memory"].scaled(budget.memory_bytes).plus(Interval.exact(budget.memory_bytes))
     with_graphs = features.activation_includes_graphs and features.graphs_in_budget
     activation = stage.activation.plus(stage.graphs) if with_graphs else stage.activation
-    tokens = Interval(*(float(budget.logged_tokens(n)) for n in (blocks.mid, blocks.low, blocks.high)))
-    concurrency = Interval(*(budget.concurrency(n) if n else 0.0 for n in (blocks.mid, blocks.low, blocks.high)))
-    block_size = Interval.exact(budget.pool.block_size)
+    counts = (blocks.mid, blocks.low, blocks.high)
+    tokens = Interval(*(float(budget.logged_tokens(count)) for count in counts))
+    concurrency = Interval(*(budget.concurrency(count) if count else 0.0 for count in counts))
     lines: tuple[tuple[str, str, Interval, float | None], ...] = (
         ("memory of the GPU", "bytes", memory, log.memory_bytes),
         ("model loading took", "bytes", weights, log.weights_bytes),
@@ -168,7 +159,7 @@ def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]
         ("CUDA graphs, estimated", "bytes", stage.graphs, log.graph_estimate_bytes),
         ("CUDA graphs", "bytes", stage.graphs, log.graph_bytes),
         ("available KV cache memory", "bytes", stage.available, log.kv_cache_bytes),
-        ("attention block size", "tokens", block_size, log.block_size),
+        ("attention block size", "tokens", Interval.exact(budget.pool.block_size), log.block_size),
         ("GPU blocks", "blocks", blocks, log.num_gpu_blocks),
         ("GPU KV cache size", "tokens", tokens, log.kv_cache_tokens),
         ("maximum concurrency", "requests", concurrency, log.max_concurrency),

@@ -531,14 +531,14 @@ def test_a_bad_cell_is_named_and_changes_nothing(tmp_path: Path, cells: dict[str
 @pytest.mark.parametrize("column", ["gpu", "model", "bench"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     outcome = run("calibrate", table(tmp_path / "runs.csv", measured(machine(), *SEEN[0]), drop=column))
-    assert outcome.status == 2 and f"column {column} missing" in outcome.err and not kept().exists()
+    assert outcome.status == 2 and f"columns missing: {column}" in outcome.err and not kept().exists()
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
         ({"output_throughput": 5.0}, "output_throughput is 5"),
-        ({"duration": 1.0}, "request_throughput is"),
+        ({"duration": 1.0}, "output_throughput is"),
         ({"failed": 3}, "24 of 27 requests completed"),
         ({"completed": 20}, "of 24 requests completed"),
         ({"model_id": "somebody/else"}, "its plan is of"),

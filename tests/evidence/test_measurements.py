@@ -42,7 +42,7 @@ def test_a_row_of_several_servers_is_the_share_of_one(tmp_path: Path, in_flight:
 @pytest.mark.parametrize(
     ("lines", "named"),
     [
-        (("bench,gpu,avg_latency_s", "latency,mi300x,1"), "column model missing"),
+        (("bench,gpu,avg_latency_s", "latency,mi300x,1"), "columns missing: model"),
         (("bench,gpu,model", "latency,mi300x,a/b"), "no column with a measurement"),
         ((f"{HEADER},avg_latency_s",), "has no rows"),
         ((f"{HEADER},avg_latency_s,avg_latency_s", LATENCY + ",1,2"), "column avg_latency_s appears twice"),

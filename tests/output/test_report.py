@@ -359,7 +359,7 @@ def test_bad_flags_have_a_cause_and_a_hint(two: Path, words: tuple[str, ...], ca
         (
             "recommendation.json",
             '{"pareto": [{"gpu": "h100-sxm", "output_throughput_per_gpu": "*"}], "rejected": []}',
-            "one/recommendation.json is broken: pareto.0: output_throughput_per_gpu is '*'",
+            "one/recommendation.json is broken: pareto.0.output_throughput_per_gpu is '*'",
         ),
         (
             "recommendation.json",
