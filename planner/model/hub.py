@@ -207,21 +207,18 @@ class _Fetch(Thread):
         repo_id, host = self.repo_id, self.host
         page = f"{self.endpoint}/{repo_id}".replace(urlsplit(self.endpoint).netloc, host)
         known = {
-            errors.GatedRepoError: (
-                f"{repo_id} is gated, and {host} refused its files",
-                f"accept the licence at {page}, then set HF_TOKEN",
-            ),
+            errors.GatedRepoError: (f"{repo_id} is gated", f"accept the licence at {page}, then set HF_TOKEN"),
             errors.RepositoryNotFoundError: (
                 f"{host} has no repository {repo_id}, or it is private",
                 "check the spelling; for a private repository set HF_TOKEN",
             ),
             errors.RevisionNotFoundError: (
                 f"{repo_id} has no revision {self.revision!r}",
-                "give --revision a branch, a tag or a commit of that repository",
+                "give --revision a branch, a tag or a commit",
             ),
             errors.EntryNotFoundError: (
                 f"{repo_id} has no {CONFIG}",
-                "a repository of GGUF files or of an adapter describes no architecture: give the base model",
+                "for GGUF files or an adapter give the base model",
             ),
             errors.FileMetadataError: (f"{host} does not answer like a Hugging Face hub", PROXY),
         }

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-from planner.model.architecture import Attention, Component, Layer, ModelParts, Moe, Shard, StateMixer, Weight
+from planner.model.architecture import Component, Layer, ModelParts, Moe, Shard, StateMixer, Weight
 from planner.model.blocks import (
     PLAIN,
     PRE_NORMS,
@@ -46,8 +46,9 @@ def column(name: str, *shape: int) -> Weight:
     return Weight(name, STATE, shape, shard=Shard.COLUMN)
 
 
-def convolution(prefix: str, channels: int, kernel: int, *, bias: bool) -> tuple[Weight, ...]:
+def convolution(config: Config, prefix: str, channels: int, kernel: int) -> tuple[Weight, ...]:
     weights = (column(f"{prefix}conv1d", channels, 1, kernel),)
+    bias = config.flag("use_conv_bias", "mamba_conv_bias", default=True)
     return (*weights, column(f"{prefix}conv1d.bias", channels)) if bias else weights
 
 
@@ -59,14 +60,19 @@ def state_dtype(config: Config, key: str, default: str | None = None) -> str | N
     return STATE_DTYPES.get(name, default)
 
 
-def mamba(
-    hidden: int, inner: int, d_state: int, kernel: int, rank: int, *, prefix: str, conv_bias: bool, bias: bool,
-    inner_norms: bool = False,
-) -> Mixing:  # fmt: skip
-    """Mamba of the first kind; ``rank`` is that of the time-step projection, ``inner_norms`` are Jamba's."""
+def mamba(config: Config, inner: int, prefix: str, *, inner_norms: bool = False) -> Mixing:
+    """Mamba of the first kind; ``inner_norms`` are Jamba's. Rank of the time step: a sixteenth of the hidden size."""
+    hidden = config.hidden_size
+    d_state, kernel = (
+        config.size("state_size", "mamba_d_state", default=16),
+        config.size("conv_kernel", "mamba_d_conv", default=4),
+    )
+    given = config.get("time_step_rank", "mamba_dt_rank")
+    rank = ceil(hidden / 16) if given in (None, "auto") else config.size("time_step_rank", "mamba_dt_rank")
+    bias = config.flag("use_bias", "mamba_proj_bias", default=False)
     weights = (
         *linear(f"{prefix}in_proj", 2 * inner, hidden, STATE, Shard.COLUMN, bias=bias),
-        *convolution(prefix, inner, kernel, bias=conv_bias),
+        *convolution(config, prefix, inner, kernel),
         *linear(f"{prefix}x_proj", rank + 2 * d_state, inner, STATE, Shard.ROW),
         *linear(f"{prefix}dt_proj", inner, rank, STATE, Shard.COLUMN, bias=True),
         column(f"{prefix}A_log", inner, d_state),
@@ -79,16 +85,16 @@ def mamba(
     return StateMixer("mamba", inner * (kernel - 1), inner * d_state, num_heads=inner), weights
 
 
-def mamba2(
-    hidden: int, heads: int, head_dim: int, groups: int, d_state: int, kernel: int, *, prefix: str, conv_bias: bool,
-    bias: bool, dtype: str | None = None,
-) -> Mixing:  # fmt: skip
+def mamba2(config: Config, head_dim: int, prefix: str, *, dtype: str | None = None) -> Mixing:
     """Mamba of the second kind: scalar decay per head, B and C shared by the heads of a group."""
-    inner = heads * head_dim
+    hidden, heads = config.hidden_size, config.size("mamba_num_heads", "mamba_n_heads")
+    groups, d_state = config.size("n_groups", "mamba_n_groups"), config.size("ssm_state_size", "mamba_d_state")
+    inner, kernel = heads * head_dim, config.size("conv_kernel", "mamba_d_conv", default=4)
     conv_channels = inner + 2 * groups * d_state
+    bias = config.flag("mamba_proj_bias", default=False)
     weights = (
         *linear(f"{prefix}in_proj", inner + conv_channels + heads, hidden, STATE, Shard.COLUMN, bias=bias),
-        *convolution(prefix, conv_channels, kernel, bias=conv_bias),
+        *convolution(config, prefix, conv_channels, kernel),
         column(f"{prefix}dt_bias", heads),
         column(f"{prefix}A_log", heads),
         column(f"{prefix}D", heads),
@@ -99,21 +105,12 @@ def mamba2(
     return mixer, weights
 
 
-def time_step_rank(config: Config, key: str) -> int:
-    """Rank of the time-step projection of Mamba; a sixteenth of the hidden size where ``key`` does not say."""
-    return ceil(config.hidden_size / 16) if config.get(key) in (None, "auto") else config.size(key)
-
-
 @family("MambaForCausalLM", "FalconMambaForCausalLM")
 def mamba_lm(config: Config) -> ModelParts:
     """Every layer is one norm and one state-space mixer. Mamba ties its lm_head, Falcon-Mamba does not."""
     hidden = config.hidden_size
-    mixer, weights = mamba(
-        hidden, config.size("intermediate_size", default=hidden * config.size("expand", default=2)),
-        config.size("state_size", default=16), config.size("conv_kernel", default=4),
-        time_step_rank(config, "time_step_rank"), prefix="mixer.", conv_bias=config.flag("use_conv_bias", default=True),
-        bias=config.flag("use_bias", default=False),
-    )  # fmt: skip
+    inner = config.size("intermediate_size", default=hidden * config.size("expand", default=2))
+    mixer, weights = mamba(config, inner, "mixer.")
     layers = (Layer((*norms(hidden, "norm"), *weights), mixer),) * config.num_layers
     return decoder(config, layers, BACKBONE_NAMES, tied=config.architecture == "MambaForCausalLM")
 
@@ -122,17 +119,10 @@ def mamba_lm(config: Config) -> ModelParts:
 def jamba(config: Config) -> ModelParts:
     """Jamba: one layer in ``attn_layer_period`` is attention, one in ``expert_layer_period`` routes to experts."""
     hidden, attention = config.hidden_size, read_attention(config)
-    moe = Moe(
-        config.size("num_experts", default=16),
-        config.size("num_experts_per_tok", default=2),
-        config.size("intermediate_size"),
-    )
-    state, state_weights = mamba(
-        hidden, hidden * config.size("mamba_expand", default=2), config.size("mamba_d_state", default=16),
-        config.size("mamba_d_conv", default=4), time_step_rank(config, "mamba_dt_rank"), prefix="mamba.",
-        conv_bias=config.flag("mamba_conv_bias", default=True), bias=config.flag("mamba_proj_bias", default=False),
-        inner_norms=True,
-    )  # fmt: skip
+    experts, top_k = config.size("num_experts", default=16), config.size("num_experts_per_tok", default=2)
+    moe = Moe(experts, top_k, config.size("intermediate_size"))
+    inner = hidden * config.size("mamba_expand", default=2)
+    state, state_weights = mamba(config, inner, "mamba.", inner_norms=True)
 
     def picks(name: str, period: int, offset: int) -> range:
         key = f"{name}_layer_offset"
@@ -179,24 +169,13 @@ def _nemotron_layer(config: Config, kind: str) -> Layer:
     hidden = config.hidden_size
     norm = norms(hidden, "norm")
     if kind == "mamba":
-        mixer, mixing = mamba2(
-            hidden,
-            config.size("mamba_num_heads"),
-            config.size("mamba_head_dim"),
-            config.size("n_groups", default=8),
-            config.size("ssm_state_size", default=128),
-            config.size("conv_kernel", default=4),
-            prefix="mixer.",
-            conv_bias=config.flag("use_conv_bias", default=True),
-            bias=config.flag("mamba_proj_bias", default=False),
-            # vLLM before 0.21 took fp16 where the config is silent
-            dtype=state_dtype(config, "mamba_ssm_cache_dtype", default="fp32"),
-        )
+        config = config.with_defaults({"n_groups": 8, "ssm_state_size": 128})
+        # vLLM before 0.21 took fp16 where the config is silent
+        dtype = state_dtype(config, "mamba_ssm_cache_dtype", default="fp32")
+        mixer, mixing = mamba2(config, config.size("mamba_head_dim"), "mixer.", dtype=dtype)
         return Layer(norm + mixing, mixer)
     if kind == "attention":
-        heads = config.size("num_attention_heads")
-        head_dim = config.size("head_dim", "attention_head_dim", default=hidden // heads)
-        attention = Attention(heads, config.size("num_key_value_heads", default=heads), head_dim, head_dim)
+        attention = read_attention(config.with_defaults({"head_dim": config.get("attention_head_dim")}))
         bias = config.flag("attention_bias", default=False)
         return Layer(norm + attention_weights(attention, hidden, prefix="mixer.", bias=bias), attention)
     if kind == "moe":
@@ -224,15 +203,12 @@ def _nemotron_moe(config: Config, norm: tuple[Weight, ...]) -> Layer:
 @family("GraniteMoeHybridForCausalLM")
 def granite_hybrid(config: Config) -> ModelParts:
     """Granite 4: Mamba-2 or attention, then a shared MLP beside routed experts, if any. Gate and up are one matrix."""
-    hidden, attention, heads = config.hidden_size, read_attention(config), config.size("mamba_n_heads")
-    experts, head_dim = config.size("num_local_experts", default=0), config.get("mamba_d_head")
-    inner = hidden * config.size("mamba_expand", default=2)
-    state, state_weights = mamba2(
-        hidden, heads, inner // heads if head_dim in (None, "auto") else config.size("mamba_d_head"),
-        config.size("mamba_n_groups", default=1), config.size("mamba_d_state", default=256),
-        config.size("mamba_d_conv", default=4), prefix="mamba.",
-        conv_bias=config.flag("mamba_conv_bias", default=True), bias=config.flag("mamba_proj_bias", default=False),
-    )  # fmt: skip
+    config = config.with_defaults({"mamba_n_groups": 1, "mamba_d_state": 256})
+    hidden, attention, experts = config.hidden_size, read_attention(config), config.size("num_local_experts", default=0)
+    head_dim = hidden * config.size("mamba_expand", default=2) // config.size("mamba_n_heads")
+    if config.get("mamba_d_head") not in (None, "auto"):
+        head_dim = config.size("mamba_d_head")
+    state, state_weights = mamba2(config, head_dim, "mamba.")
     shared, part = config.size("shared_intermediate_size"), SHARED if experts else Component.MLP
     ffn = (
         *linear("shared_mlp.input_linear", 2 * shared, hidden, part, Shard.COLUMN),
@@ -323,7 +299,7 @@ def _delta(config: Config, *, fused: bool) -> Mixing:
         sizes = {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * value_heads}
     weights = (
         *(w for name, size in sizes.items() for w in linear(stem + name, size, hidden, STATE, Shard.COLUMN)),
-        *convolution(stem, 2 * keys + values, kernel, bias=False),
+        column(f"{stem}conv1d", 2 * keys + values, 1, kernel),
         column(f"{stem}dt_bias", value_heads),
         column(f"{stem}A_log", value_heads),
         *vector(f"{stem}norm", value_dim),

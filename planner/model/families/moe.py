@@ -47,22 +47,17 @@ from planner.model.config import Config, family
 ATTENTION = Component.ATTENTION
 
 
-@family("MixtralForCausalLM", "MiniMaxM2ForCausalLM")
+@family("MixtralForCausalLM", "MiniMaxM2ForCausalLM", "PhiMoEForCausalLM", "PhimoeForCausalLM")
 def mixtral(config: Config) -> ModelParts:
-    """Mixtral: Mistral with experts. MiniMax-M2 normalises q and k over all heads; its MTP modules are unpublished."""
-    moe = read_moe(config, size="intermediate_size")
+    """Mixtral: Mistral with experts. MiniMax-M2 normalises q and k over all heads; its MTP modules are unpublished.
+    Phi-3.5-MoE has LayerNorm and biases, in the lm_head too."""
+    moe, name = read_moe(config, size="intermediate_size"), config.architecture
     ffn = moe_mlp(config.hidden_size, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
-    normed = config.architecture == "MiniMaxM2ForCausalLM" and config.flag("use_qk_norm", default=True)
+    if name.lower() == "phimoeforcausallm":
+        bias, head_bias = config.flag("attention_bias", default=False), config.flag("lm_head_bias", default=False)
+        return uniform_decoder(config, ffn, moe=moe, bias=bias, norm_bias=True, outer={"head_bias": head_bias})
+    normed = name == "MiniMaxM2ForCausalLM" and config.flag("use_qk_norm", default=True)
     return uniform_decoder(config, ffn, moe=moe, qk_norm="all heads" if normed else None)
-
-
-@family("PhiMoEForCausalLM", "PhimoeForCausalLM")
-def phi_moe(config: Config) -> ModelParts:
-    """Phi-3.5-MoE: Mixtral with LayerNorm and biases, in the lm_head too."""
-    moe = read_moe(config, size="intermediate_size")
-    ffn = moe_mlp(config.hidden_size, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
-    bias, head_bias = config.flag("attention_bias", default=False), config.flag("lm_head_bias", default=False)
-    return uniform_decoder(config, ffn, moe=moe, bias=bias, norm_bias=True, outer={"head_bias": head_bias})
 
 
 @family("OlmoeForCausalLM")
@@ -234,22 +229,11 @@ def latent_weights(mla: LatentAttention, hidden: int, *, bias: bool = False) -> 
     )
 
 
-def read_indexers(config: Config) -> list[SparseIndexer | None]:
-    """The indexer of each layer: none before V3.2; GLM-5.2 reuses that of an earlier layer in three of four."""
-    count = config.num_layers
-    if not config.has("index_topk"):
-        return [None] * count
-    top_k = config.size("index_topk")
-    full = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), top_k)
-    types = config.names("indexer_types", count=count) or ["full"] * count
-    return [SparseIndexer(0, 0, top_k) if kind == "shared" else full for kind in types]
-
-
 @family("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "KimiK2ForCausalLM",
         "GlmMoeDsaForCausalLM", "Glm4MoeLiteForCausalLM", "Mistral4ForCausalLM")  # fmt: skip
 def deepseek(config: Config) -> ModelParts:
     """DeepSeek V2, V3, R1, V3.2, Kimi K2, GLM-5: MLA, the first layers dense, shared experts in the others."""
-    hidden, stem = config.hidden_size, "self_attn.indexer."
+    hidden, stem, count = config.hidden_size, "self_attn.indexer.", config.num_layers
     bias = config.flag("attention_bias", default=False)
     moe = read_moe(config, shared=config.size("n_shared_experts", default=0))
 
@@ -263,7 +247,13 @@ def deepseek(config: Config) -> ModelParts:
             weights += linear(f"{stem}weights_proj", indexer.num_heads, hidden, ATTENTION)
         return weights
 
-    kinds = [(read_latent(config, i), s) for i, s in zip(read_indexers(config), sparse_layers(config), strict=True)]
+    indexers: list[SparseIndexer | None] = [None] * count
+    if config.has("index_topk"):  # from V3.2 on; GLM-5.2 reuses that of an earlier layer in three of four
+        top_k, shared = config.size("index_topk"), SparseIndexer(0, 0, config.size("index_topk"))
+        full = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), top_k)
+        types = config.names("indexer_types", count=count) or ["full"] * count
+        indexers = [shared if kind == "shared" else full for kind in types]
+    kinds = [(read_latent(config, i), s) for i, s in zip(indexers, sparse_layers(config), strict=True)]
     return mixed_decoder(
         config, kinds, mixing, moe, experts(hidden, moe), mtp_tables=config.architecture.startswith("Deepseek"),
         remote_code=config.text("model_type", default="") == "kimi_k2",  # its tokenizer is its own
@@ -303,24 +293,24 @@ def deepseek_v4(config: Config) -> ModelParts:
 
 def _v4_layer(config: Config, ratio: int) -> Layer:
     hidden, moe = config.hidden_size, read_moe(config, shared=config.size("n_shared_experts"))
-    weights = (
-        *_v4_attention(config, ratio),
-        *experts(hidden, moe, prefix="ffn.", names=W1_W3_W2),
-        *norms(hidden, "attn_norm", "ffn_norm"),
-        *_mixing("hc_attn", config),
-        *_mixing("hc_ffn", config),
-    )
     indexer = None
     if ratio == 4:  # only the fine compression is picked from; the coarse one is read whole
         indexer = SparseIndexer(config.size("index_n_heads"), config.size("index_head_dim"), config.size("index_topk"))
     mixer = CompressedAttention(
         config.size("num_attention_heads"), config.size("head_dim"), config.size("sliding_window"), ratio, indexer
     )
+    weights = (
+        *_v4_attention(config, mixer),
+        *experts(hidden, moe, prefix="ffn.", names=W1_W3_W2),
+        *norms(hidden, "attn_norm", "ffn_norm"),
+        *_mixing("hc_attn", config),
+        *_mixing("hc_ffn", config),
+    )
     return Layer(weights, mixer, moe)
 
 
-def _v4_attention(config: Config, ratio: int) -> tuple[Weight, ...]:
-    hidden, heads, head_dim = config.hidden_size, config.size("num_attention_heads"), config.size("head_dim")
+def _v4_attention(config: Config, mixer: CompressedAttention) -> tuple[Weight, ...]:
+    hidden, heads, head_dim, indexer = config.hidden_size, mixer.num_heads, mixer.head_dim, mixer.indexer
     q_rank, o_rank, groups = config.size("q_lora_rank"), config.size("o_lora_rank"), config.size("o_groups")
     weights = (
         *linear("attn.wq_a", q_rank, hidden, ATTENTION),
@@ -332,15 +322,12 @@ def _v4_attention(config: Config, ratio: int) -> tuple[Weight, ...]:
         *linear("attn.wo_b", hidden, groups * o_rank, ATTENTION, Shard.ROW),
         Weight("attn.attn_sink", ATTENTION, (heads,), shard=Shard.COLUMN),
     )
-    if ratio:
-        weights += _compressor("attn.compressor.", hidden, head_dim, ratio)
-    if ratio == 4:
-        index_heads, index_dim = config.size("index_n_heads"), config.size("index_head_dim")
-        weights += (
-            *linear("attn.indexer.wq_b", index_heads * index_dim, q_rank, ATTENTION),
-            *linear("attn.indexer.weights_proj", index_heads, hidden, ATTENTION),
-            *_compressor("attn.indexer.compressor.", hidden, index_dim, ratio),
-        )
+    if mixer.compress_ratio:
+        weights += _compressor("attn.compressor.", hidden, head_dim, mixer.compress_ratio)
+    if indexer:
+        weights += linear("attn.indexer.wq_b", indexer.num_heads * indexer.head_dim, q_rank, ATTENTION)
+        weights += linear("attn.indexer.weights_proj", indexer.num_heads, hidden, ATTENTION)
+        weights += _compressor("attn.indexer.compressor.", hidden, indexer.head_dim, mixer.compress_ratio)
     return weights
 
 
