@@ -99,10 +99,9 @@ def find_launches(
     ``given`` are variables of the caller. Raises InputError for none, different ones, or a launch in a loop or
     function."""
     if not isinstance(line, str):
-        command = found_in(line)
-        if command is None:
-            raise InputError(f"{' '.join(line)[:80]!r} is no vllm serve line, nor one of its benchmarks", hint=_HINT)
-        return _launches([command])
+        if command := found_in(line):
+            return _launches([command])
+        raise InputError(f"{' '.join(line)[:80]!r} is no vllm serve line, nor one of its benchmarks", hint=_HINT)
     launches = _launches(_Script(gpu, given or {}).run(line))
     if not launches:
         raise InputError("there is no vllm serve command in this, nor one of its benchmarks", hint=_HINT)
@@ -411,11 +410,9 @@ def _containers(node: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(node, Mapping):
         if any(isinstance(node.get(key), str | list) for key in ("command", "args", "entrypoint")):
             yield node
-        for value in node.values():
-            yield from _containers(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from _containers(value)
+        node = list(node.values())
+    for value in node if isinstance(node, list) else ():
+        yield from _containers(value)
 
 
 def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mapping[str, str]) -> list[Found]:

@@ -96,6 +96,8 @@ def register(
     family(*architectures)(build)
 
 
+# Seed-OSS: one switch for biases of q, k and v, one for that of the output
+register("SeedOssForCausalLM", flags={"qkv_bias": ("attention_bias", True), "bias": ("attention_out_bias", False)})
 # EXAONE 3 and 3.5: Llama under GPT-2's names
 register(
     "ExaoneForCausalLM", ffn=partial(gated, names=("c_fc_0", "c_fc_1", "c_proj")), prefix="attn.attention.",
@@ -159,13 +161,6 @@ def mimo(config: Config) -> ModelParts:
     prefix = "model.mtp_layers.0."
     mtp = mtp_module(parts.layers[-1], config.hidden_size, prefix, projection="input_proj", norm_names=names)
     return replace(parts, mtp=mtp * config.size("num_nextn_predict_layers", default=0, at_most=16))
-
-
-@family("SeedOssForCausalLM")
-def seed_oss(config: Config) -> ModelParts:
-    """Seed-OSS: one switch for biases of q, k and v, one for that of the output."""
-    qkv_bias = config.flag("attention_bias", default=True)
-    return llama_like(config, bias=config.flag("attention_out_bias", default=False), qkv_bias=qkv_bias)
 
 
 @family("Exaone4ForCausalLM")
@@ -241,20 +236,16 @@ def starcoder2(config: Config) -> ModelParts:
     return uniform_decoder(config, ffn, bias=bias, norm_bias=True, outer={"tied": True})
 
 
-def positions(name: str, rows: int, hidden_size: int) -> tuple[Weight, ...]:
-    return (Weight(name, Component.EMBEDDING, (rows, hidden_size)),)
-
-
 @family("GPT2LMHeadModel", "GPTBigCodeForCausalLM")
 def gpt2(config: Config) -> ModelParts:
     """GPT-2: everything has a bias; tied. SantaCoder and StarCoder are the same with one KV head."""
     one_head = config.architecture == "GPTBigCodeForCausalLM" and config.flag("multi_query", default=True)
-    table = positions("transformer.wpe", config.size("max_position_embeddings"), config.hidden_size)
+    positions = config.size("max_position_embeddings"), config.hidden_size
     return uniform_decoder(
         config, plain(config, names=("c_fc", "c_proj"), bias=True),
         attention=read_attention(config, kv_heads=1 if one_head else None), prefix="attn.",
         qkvo=fused("c_attn", "c_proj"), bias=True, norm_names=("ln_1", "ln_2"), norm_bias=True, names=GPT2_NAMES,
-        outer={"tied": True, "extra": table},
+        outer={"tied": True, "extra": (Weight("transformer.wpe", Component.EMBEDDING, positions),)},
     )  # fmt: skip
 
 
@@ -265,12 +256,12 @@ def opt(config: Config) -> ModelParts:
     if config.size("word_embed_proj_dim", default=hidden) != hidden:
         raise config.refuse("word_embed_proj_dim", f"hidden_size = {hidden}; the projected OPT-350m is not supported")
     bias, stem = config.flag("enable_bias", default=True), "model.decoder."
-    table = positions(f"{stem}embed_positions", config.size("max_position_embeddings") + 2, hidden)
+    positions = config.size("max_position_embeddings") + 2, hidden
     return uniform_decoder(
         config, plain(config, prefix="", names=("fc1", "fc2"), bias=bias), attention=attention, qkvo=QKV_OUT,
         bias=bias, norm_names=("self_attn_layer_norm", "final_layer_norm"), norm_bias=True,
         names=OuterNames(f"{stem}embed_tokens", f"{stem}final_layer_norm", layers=f"{stem}layers."),
-        outer={"tied": True, "extra": table},
+        outer={"tied": True, "extra": (Weight(f"{stem}embed_positions", Component.EMBEDDING, positions),)},
     )  # fmt: skip
 
 
