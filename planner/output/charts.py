@@ -13,7 +13,6 @@ from planner.output.render import Column
 from planner.units import LEAST_FIGURE
 
 Style = Literal["solid", "dashed", "points"]
-Points = Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +56,6 @@ class LinePanel:
     marks: tuple[Mark, ...] = ()
     equal: bool = False  #: both axes have the same limits
 
-    def height(self, width: float, *, alone: bool) -> float:
-        title = TITLE_HEIGHT + 16 * self.title.count("\n") if self.title else 0
-        if self.equal:
-            return round(0.9 * width) + title
-        return min(round(width), SINGLE_HEIGHT) if alone else LINE_HEIGHT + title
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
@@ -96,11 +89,6 @@ class BarPanel:
     title: str = ""
     labels_above: bool = False  #: for long labels and few bars
 
-    def height(self, width: float, *, alone: bool) -> float:
-        del width, alone
-        title = TITLE_HEIGHT + 16 * self.title.count("\n") if self.title else 0
-        return len(self.bars) * (BAR_ABOVE if self.labels_above else BAR) + AXIS_HEIGHT + title
-
 
 @dataclass(frozen=True, slots=True)
 class Chart:
@@ -128,10 +116,8 @@ def _printable(value: Any) -> Any:
 
 # --- colours for light and for dark surroundings -----------------------------------------------------------------
 #
-# Text has a contrast of at least 4.5 to 1 on its ground, lines and areas at least 3 to 1 (WCAG 2.2, level AA), and the
-# series differ for people who do not see red or green; ``tests/output/test_charts.py`` computes all of it. The hues are
-# those of Okabe and Ito's palette for colour-blind readers ("Color Universal Design", 2008), darker in the light theme
-# and lighter in the dark one.
+# Contrast: text at least 4.5 to 1 on its ground, lines and areas 3 to 1 (WCAG 2.2, level AA). The hues are those of
+# Okabe and Ito's palette for colour-blind readers ("Color Universal Design", 2008), darker in light, lighter in dark.
 
 #: Names in style sheets, with a colour for the light and the dark theme. No two light colours are equal.
 COLORS: Mapping[str, tuple[str, str]] = {
@@ -183,18 +169,15 @@ class Scale:
 
     def ticks(self, most: int = 5) -> list[float]:
         """Round numbers; at a logarithmic axis of a decade or more 1, 2 and 5 of each, fewer of many."""
-        return (self._decades(most) if self.log and self.high > 5 * self.low else []) or self._steps(most)
-
-    def _decades(self, most: int) -> list[float]:
-        decades = range(floor(log10(self.low)), ceil(log10(self.high)) + 1)
-        ticks: list[float] = []
-        for heads in ((1, 2, 5), (1, 3), (1,)):
-            ticks = [head * 10.0**at for at in decades for head in heads if self.low <= head * 10.0**at <= self.high]
-            if len(ticks) <= most + 2:
-                break
-        return ticks[:: max(ceil(len(ticks) / (most + 2)), 1)]
-
-    def _steps(self, most: int) -> list[float]:
+        if self.log and self.high > 5 * self.low:
+            decades, ticks = range(floor(log10(self.low)), ceil(log10(self.high)) + 1), list[float]()
+            for heads in ((1, 2, 5), (1, 3), (1,)):
+                every = [head * 10.0**power for power in decades for head in heads]
+                ticks = [tick for tick in every if self.low <= tick <= self.high]
+                if len(ticks) <= most + 2:
+                    break
+            if ticks:
+                return ticks[:: ceil(len(ticks) / (most + 2))]
         rough = (self.high - self.low) / most
         size = 10.0 ** floor(log10(rough))
         step = next(size * head for head in (1, 2, 2.5, 5, 10) if size * head >= rough * 0.999)
@@ -279,7 +262,7 @@ class _Drawing:
         each = (width - GAP * (columns - 1)) / columns
         for row in range(rows):
             shown = panels[row * columns : (row + 1) * columns]
-            height = max(panel.height(each, alone=len(panels) == 1) for panel in shown)
+            height = max(_height(panel, each, alone=len(panels) == 1) for panel in shown)
             for at, panel in enumerate(shown):
                 if isinstance(panel, LinePanel):
                     self.lines(panel, at * (each + GAP), top, each, height)
@@ -317,16 +300,12 @@ class _Drawing:
             return top
         widest = max(map(len, entries)) * 7 + 40
         columns = max(1, min(len(entries), width // widest))
-        each = width / columns if columns * widest > width * 0.8 else None
-        x, row = 2.0, 0
+        each = min(width / columns, widest)
         for at, (name, what) in enumerate(entries.items()):
-            if at and at % columns == 0:
-                x, row = 2.0, row + 1
-            y = top + row * LEGEND_HEIGHT + 10
+            x, y = 2 + at % columns * each, top + at // columns * LEGEND_HEIGHT + 10
             self.swatch(what, x, y)
             self.text(x + 26, y + 4, name, size=11, ink="ink")
-            x += each or len(name) * 7 + 46
-        return top + (row + 1) * LEGEND_HEIGHT + 6
+        return top + -(-len(entries) // columns) * LEGEND_HEIGHT + 6
 
     def swatch(self, what: Series | Segment | Mark, x: float, y: float) -> None:
         thick: dict[str, Any] = {"stroke_width": 1.8, "fill": "none"}
@@ -373,11 +352,10 @@ class _Drawing:
 
         hue, points = _hue(one.color), one.style == "points"
         if points:
-            cross: dict[str, Any] = {"stroke": hue, "stroke_width": 1.2, "stroke_opacity": 0.55}
             ends = [(places(one.x, one.lo), places(one.x, one.hi))] if one.lo else []
             ends += [(places(one.x_lo, one.y), places(one.x_hi, one.y))] if one.x_lo else []
             for pair in chain.from_iterable(zip(*both, strict=True) for both in ends):
-                self.path(_line(pair), inside, **cross)
+                self.path(_line(pair), inside, stroke=hue, stroke_width=1.2, stroke_opacity=0.55)
         else:
             if one.lo:
                 band = [*places(one.x, one.hi), *reversed(places(one.x, one.lo))]
@@ -446,6 +424,15 @@ class _Drawing:
             start += segment.value
 
 
+def _height(panel: LinePanel | BarPanel, width: float, *, alone: bool) -> float:
+    title = TITLE_HEIGHT + 16 * panel.title.count("\n") if panel.title else 0
+    if isinstance(panel, BarPanel):
+        return len(panel.bars) * (BAR_ABOVE if panel.labels_above else BAR) + AXIS_HEIGHT + title
+    if panel.equal:
+        return round(0.9 * width) + title
+    return min(round(width), SINGLE_HEIGHT) if alone else LINE_HEIGHT + title
+
+
 def _scales(panel: LinePanel, left: float, top: float, width: float, height: float) -> tuple[Scale, Scale]:
     xs = [value for one in panel.series for value in (*one.x, *one.x_lo, *one.x_hi)]
     ys = [value for one in panel.series for value in (*one.y, *one.lo, *one.hi)]
@@ -461,7 +448,7 @@ def _scales(panel: LinePanel, left: float, top: float, width: float, height: flo
     return Scale(*x_ends, left + 26 + letters * 10.5 * LETTER, left + width - 8, panel.x_log), y_scale
 
 
-def _line(places: Points) -> str:
+def _line(places: Sequence[tuple[float, float]]) -> str:
     return "M " + " L ".join(f"{x:g} {y:g}" for x, y in places) if places else "M 0 0"
 
 

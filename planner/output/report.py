@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -32,7 +32,7 @@ PIECES = (
     ("cuda_graph_bytes", "graphs", 3),
     ("non_torch_bytes", "runtime", 4),
 )
-FREE = "unused"
+FREE = "unused"  #: the rest of the memory
 BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
 SHOWN_OPERATORS = 11
 SHOWN_WHOLE = 8  #: with more plans there are tables only
@@ -78,45 +78,42 @@ def size_of(plan: Plan) -> str:
 def charts_of(folder: PlanFolders, local: Local, name: ChartName) -> list[charts.Chart]:
     """The charts of that name; latency and operators have one for each plan."""
     entries = folder.entries
-    sweeps = _sweeps(entries, local, () if name == "memory" else entries)
-    made: dict[ChartName, Callable[[], Sequence[charts.Chart | None]]] = {
-        "memory": lambda: [memory_chart([entry.plan for entry in entries])],
-        "pareto": lambda: [pareto_chart(folder, sweeps)],
-        "latency": lambda: list(map(latency_chart, entries, sweeps)),
-        "operators": lambda: list(map(operators_chart, entries, sweeps)),
-    }
-    return [chart for chart in made[name]() if chart is not None]
+    if name == "memory":
+        return [memory_chart([entry.plan for entry in entries])]
+    sweeps = _sweeps(entries, local, entries)
+    if name == "pareto":
+        made: Sequence[charts.Chart | None] = [pareto_chart(folder, sweeps)]
+    else:
+        made = list(map(latency_chart if name == "latency" else operators_chart, entries, sweeps))
+    return [chart for chart in made if chart is not None]
 
 
 def _sweeps(entries: Sequence[PlanFolder], local: Local, swept: Sequence[PlanFolder]) -> list[Sweep]:
-    listed = progress.each(entries, lambda entry: f"loads around the plan of {entry.plan.gpu}")
-    return [sweep_loads(entry.plan, local) if entry in swept else Sweep() for entry in listed]
+    shown = progress.each(entries, lambda entry: f"loads around the plan of {entry.plan.gpu}")
+    return [sweep_loads(entry.plan, local) if entry in swept else Sweep() for entry in shown]
 
 
 def memory_chart(plans: Sequence[Plan]) -> charts.Chart:
     """The memory of each GPU, a bar for each plan."""
-    parts = {name: Column(name, form=",.2f", of=f"memory.{key}", unit=GIB) for key, name, _ in PIECES}
+    hues = {Column(name, form=",.2f", of=f"memory.{key}", unit=GIB): hue for key, name, hue in PIECES}
     whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
-    held = [key for key, _, _ in PIECES]
-    parts[FREE] = Column(
-        FREE, form=",.2f", unit=GIB,
-        of=lambda plan: max(plan.memory.get("memory_bytes", 0) - sum(plan.memory.get(key, 0) for key in held), 0),
-    )  # fmt: skip
-    hues = (*(hue for _, _, hue in PIECES), None)
+    rest = Column(FREE, form=",.2f", of=lambda plan: max(sum_of(plan, [whole]) - sum_of(plan, hues), 0.0))
+
+    def sum_of(plan: Plan, columns: Iterable[Column]) -> float:
+        return sum(column.value(plan) or 0.0 for column in columns)
 
     def bar(plan: Plan) -> charts.Bar:
-        held = [(name, hue, column.value(plan) or 0.0) for (name, column), hue in zip(parts.items(), hues, strict=True)]
-        segments = tuple(charts.Segment(size, hue, name, f"{size:,.1f}") for name, hue, size in held if size > 0)
-        return charts.Bar(layout_of(plan), segments, f"{whole.value(plan) or 0:,.1f} GiB each")
+        sizes = [(column.key, hue, sum_of(plan, [column])) for column, hue in (*hues.items(), (rest, None))]
+        segments = tuple(charts.Segment(size, hue, name, f"{size:,.1f}") for name, hue, size in sizes if size > 0)
+        return charts.Bar(layout_of(plan), segments, f"{sum_of(plan, [whole]):,.1f} GiB each")
 
     return charts.Chart(
         "memory",
         "Memory of each GPU",
-        "Memory of one GPU while the server runs. The KV cache gets the rest of vLLM's budget; the tokens that fit "
-        "there are the most that a server holds at once.",
+        "The KV cache gets the rest of vLLM's budget. A server holds as many tokens at once as fit there.",
         (charts.BarPanel("GiB", tuple(map(bar, plans)), labels_above=True),),
         (
-            Column("GiB per GPU", of=layout_of), *parts.values(), whole,
+            Column("GiB per GPU", of=layout_of), *hues, rest, whole,
             Column("KV cache, tokens", form=",", of="memory.kv_cache_tokens"),
         ),
         plans,
@@ -134,9 +131,8 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> charts.Chart |
             points = [(f"load {p.load:,.3g}", p.figures) for p in swept.points]
             what = "Each point is the planned server at another load."
         if points:
-            series.append(
-                _rates(gpu, place, charts.MARKERS[place % len(charts.MARKERS)], [figures for _, figures in points])
-            )
+            marker = charts.MARKERS[place % len(charts.MARKERS)]
+            series.append(_rates(gpu, place, marker, [figures for _, figures in points]))
             records += [(gpu, words, figures) for words, figures in points]
         for name, marker, figures in _own_points(entry):
             series.append(_rates(name, place, marker, [figures], style="points"))
@@ -147,15 +143,12 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> charts.Chart |
     for key, heading in ((USER_RATE, "tokens/s per user"), (GPU_RATE, "tokens/s per GPU")):
         between = Column("90 % interval", form=partial(interval_of, key=key), of="2")
         columns += [Column(heading, form=number, of=f"2.{key}"), between]
+    axes = "output tokens/s per user", "output tokens/s per GPU"
     return charts.Chart(
         "pareto",
         "Throughput of a GPU against speed for a user",
         f"{what} Up and to the right is better. Shades and crosses: the interval that holds 90\u00a0% of measurements.",
-        (
-            charts.LinePanel(
-                "output tokens/s per user", "output tokens/s per GPU", tuple(series), x_log=True, y_log=True
-            ),
-        ),
+        (charts.LinePanel(*axes, tuple(series), x_log=True, y_log=True),),
         columns,
         records,
     )
@@ -191,18 +184,14 @@ def _positive(result: Mapping[str, Any], key: str) -> float:
 def _rates(
     name: str, place: int, marker: str, figures: Sequence[Mapping[str, Any]], style: charts.Style = "solid"
 ) -> charts.Series:
-    def all_of(key: str) -> tuple[float, ...]:
-        return tuple(float(one[key]) for one in figures) if all(one.get(key) is not None for one in figures) else ()
-
-    def ends_of(key: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        low, high = all_of(f"{key}_lo"), all_of(f"{key}_hi")
-        return (low, high) if low and high else ((), ())
-
-    strong = style == "points"
-    x_ends = ends_of(USER_RATE) if strong else ((), ())
-    return charts.Series(
-        name, all_of(USER_RATE), all_of(GPU_RATE), place, style, marker, *ends_of(GPU_RATE), *x_ends, strong=strong
+    x, y, *ends = (
+        tuple(float(one[key]) for one in figures if one.get(key) is not None)
+        for key in (USER_RATE, GPU_RATE, *(f"{rate}_{end}" for rate in (GPU_RATE, USER_RATE) for end in ("lo", "hi")))
     )
+    strong = style == "points"  # one point, whose interval is a cross
+    lo, hi, x_lo, x_hi = (values if len(values) == len(x) else () for values in ends)
+    bounds = (lo, hi, x_lo, x_hi) if strong else (lo, hi, (), ())
+    return charts.Series(name, x, y, place, style, marker, *bounds, strong=strong)
 
 
 def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float] | None = None) -> charts.Chart | None:
@@ -213,7 +202,7 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
         targets = entry.plan.service.targets if entry.plan.service else ()
         limits_ms = {one.slo.metric: one.limit_ms for one in targets if not one.of_class}
     axis = "requests/s" if swept.by == "rate" else "requests in flight"
-    columns = [Column(axis, of=_load_words)]
+    columns = [Column(axis, of=lambda point: f"{point.load:,.4g}{' (plan)' if point.planned else ''}")]
     for metric in OF_A_REQUEST:
         for statistic in ("median", "p99"):
             key = f"{statistic}_{metric}_ms"
@@ -222,36 +211,28 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
     return charts.Chart(
         "latency",
         f"Latency against load: {layout_of(entry.plan)}",
-        "Each load is a replay of this server. Shades: the interval that holds 90\u00a0% of measurements. The vertical "
-        f"line is the load of the plan. The server computes at most {entry.plan.max_running:,} requests at once; "
-        "others wait.",
+        "Each load is a replay of this server. Shades: the interval that holds 90\u00a0% of measurements. Vertical "
+        f"line: the load of the plan. At most {entry.plan.max_running:,} requests run at once; others wait.",
         tuple(_latency_panel(metric, axis, entry, swept, limits_ms.get(metric)) for metric in OF_A_REQUEST),
         columns,
         swept.points,
     )
 
 
-def _load_words(point: LoadPoint) -> str:
-    return f"{point.load:,.3g} (plan)" if point.planned else f"{point.load:,.4g}"
-
-
 def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limit_ms: float | None) -> charts.LinePanel:
     planned = next((point.load for point in swept.points if point.planned), None)
-    figures, lines = [point.figures for point in swept.points], list[charts.Series]()
+    x, figures, lines = tuple(point.load for point in swept.points), [point.figures for point in swept.points], []
     styles: tuple[tuple[str, charts.Style, str], ...] = (("median", "solid", "o"), ("p99", "dashed", "s"))
+    result = entry.measured.result if entry.measured else {}
     for color, (statistic, style, marker) in enumerate(styles):
         keys = (f"{statistic}_{metric}_ms{end}" for end in ("", "_lo", "_hi"))
         y, lo, hi = (tuple(float(one[name]) for one in figures if name in one) for name in keys)
         ends = (lo, hi) if len(lo) == len(y) else ((), ())
-        x = tuple(point.load for point in swept.points)
         lines.append(charts.Series(statistic, x, y, color, style, marker, *ends))
-    result = entry.measured.result if entry.measured else {}
-    for line in tuple(lines):
-        value = _positive(result, f"{line.name}_{metric}_ms")
+        value = _positive(result, f"{statistic}_{metric}_ms")
         if planned is not None and value:
-            lines.append(
-                charts.Series(f"measured {line.name}", (planned,), (value,), line.color, "points", "D", strong=True)
-            )
+            point = (planned,), (value,), color
+            lines.append(charts.Series(f"measured {statistic}", *point, "points", "D", strong=True))
     marks = [charts.Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
     marks += [charts.Mark("target", y=limit_ms)] if limit_ms is not None else []
     positive = all(value > 0 for line in lines for value in line.y)
@@ -275,9 +256,8 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
     return charts.Chart(
         "operators",
         f"Where a step spends its time: {layout_of(entry.plan)}",
-        "The average decode step and the average step with prompt tokens, at the load of the plan. Each bar gives "
-        "microseconds and the bottleneck of the operator. With asynchronous scheduling the host works while the GPU "
-        "does, so the parts add up to more than the whole.",
+        "Average steps at the load of the plan. Each bar gives microseconds and the bottleneck of the operator. With "
+        "asynchronous scheduling host and GPU work at once, so the parts add up to more than the whole.",
         tuple(panels),
         (
             Column("step", of="0"),
@@ -313,8 +293,8 @@ REJECTED = (
 def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
     """The report as HTML. The curves are predicted with the fits of ``local``."""
     order = [plan.get("gpu") for plan in folder.recommendation.get("plans", ()) if isinstance(plan, Mapping)]
-    place = {gpu: at for at, gpu in reversed(list(enumerate(order)))}
-    entries = tuple(sorted(folder.entries, key=lambda entry: place.get(entry.plan.gpu, len(order))))
+    order += [entry.plan.gpu for entry in folder.entries]  # plans that the recommendation does not name go last
+    entries = tuple(sorted(folder.entries, key=lambda entry: order.index(entry.plan.gpu)))
     folder = replace(folder, entries=entries)
     sweeps = _sweeps(entries, local, entries if len(entries) <= SHOWN_WHOLE else ())
     plans = [entry.plan for entry in entries]
@@ -380,7 +360,7 @@ def figures_of(figures: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     plan = entry.plan
-    anchor = "plan-" + "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in plan.gpu)
+    anchor = "plan-" + re.sub(r"[^A-Za-z0-9]", "-", plan.gpu)
     held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}
     usd, sent = plan.service.usd_per_hour if plan.service else None, plan.workload
     arrival = [f"{sent.request_rate:g} requests/s"] if sent.request_rate else []
@@ -419,8 +399,8 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
 
 def _rejected_words(row: Mapping[str, Any]) -> str:
     sizes = [f"{name} {row[key]}" for key, name in SIZES if row.get(key) and (row[key] != 1 or name == "TP")]
-    cache = row.get("kv_cache_dtype")
-    return ", ".join([*sizes, *([f"{cache} KV cache"] if cache and cache != "auto" else [])]) or "-"
+    cache = row.get("kv_cache_dtype") or "auto"
+    return ", ".join(sizes + ([] if cache == "auto" else [f"{cache} KV cache"])) or "-"
 
 
 def _plain(value: Any) -> str:
@@ -455,18 +435,15 @@ PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
 NOWHERE = Path()  #: plans of the page lie in no folder
 
 
-def _setting(plan: Plan) -> tuple[str, ...]:
-    return layout_in_words(plan), plan.weight_dtype, batch_in_words(plan)
+def _setting(plan: Plan | None) -> str | None:
+    return f"{layout_in_words(plan)}, {plan.weight_dtype}, {batch_in_words(plan)}" if plan else None
 
 
 #: The best plan of a search at one confidence level.
 LEVELS = (
     Column("confidence", form=".0%", of="asked.confidence"),
     Column("GPU", of=lambda one: one.plan.gpu if one.plan else "no plan meets the targets with this confidence"),
-    Column(
-        "setting",
-        of=lambda one: ", ".join(_setting(one.plan)) if one.plan else None,
-    ),
+    Column("setting", of=lambda one: _setting(one.plan)),
     Column("servers", form=",", of="plan.service.replicas"),
     Column("GPUs", form=",", of="plan.service.total_gpus"),
     Column("USD/h", form=",.2f", of="plan.service.usd_per_hour"),
@@ -586,17 +563,14 @@ def live_answer(played: Played, moved: Probed | None) -> str:
         return ""
     point, probed = (moved.point if moved else None), moved or played.own
     figures: Mapping[str, Any] = point.figures if point else plan.predicted
-    sweep = played.sweep
+    sweep, asked = played.sweep, played.asked
     if point:
         others = (replace(one, planned=False) for one in sweep.points if one.load != point.load)
         sweep = replace(sweep, points=tuple(sorted((*others, point), key=lambda one: one.load)))
-    entry = _entry(played, plan)
-    asked, servers = played.asked, plan.service.replicas if plan.service else 1
-    many = f"{servers} servers of " if servers > 1 else ""
+    many = f"{plan.service.replicas} servers of " if plan.service and plan.service.replicas > 1 else ""
     load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} in flight"
     rate = f"{number(figures.get('output_throughput'))} output tokens/s a server"
-    if figures.get("output_throughput_lo"):
-        rate += f" ({interval_of(figures, 'output_throughput')})"
+    rate += f" ({interval_of(figures, 'output_throughput')})" if figures.get("output_throughput_lo") else ""
     statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
     for name, chance in (probed.chances if probed else {}).items():  # a word for each: never by colour alone
         expected = f"{number(figures.get(f'{statistic}_{name}_ms'))} ms predicted, met with {chance:.0%} probability"
@@ -609,7 +583,7 @@ def live_answer(played: Played, moved: Probed | None) -> str:
         "figures": figures_of(figures),
         "targets": targets,
         "why": plan.why[:3] if point is None else (),
-        "latency": picture(latency_chart(entry, sweep, played.asked.targets)),
+        "latency": picture(latency_chart(_entry(played, plan), sweep, asked.targets)),
         "missing": sweep.missing,
         "moved": point is not None,
     }

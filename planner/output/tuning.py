@@ -96,8 +96,6 @@ class Tuner:
         self._state = self.state.with_(**changes)
         self.state.save(self.path)
 
-    # --- one run -----------------------------------------------------------------------------------------------------
-
     def _measure(self, number: int) -> None:
         folder, state, began_s = self.folder(number), self.state, time.monotonic()
         log = folder / "logs" / LOG
@@ -106,7 +104,9 @@ class Tuner:
             wait_for(state.process, folder / "validate.sh")
         self.tell(f"run {len(state.runs) + 1}: {self.words(number)}")
         if not resumed and not self._path_of_result(number).exists():
-            self._check_machine(folder, log)
+            begin = _size(log)
+            if run_script(folder / "preflight.sh", log=log):  # the machine is not ready: no fault of the setting
+                raise _not_ready(folder, _printed(log, begin))
         self._save(running=number, process=None)
         begin = _size(log)
         try:
@@ -122,7 +122,9 @@ class Tuner:
             merit, *margins = planning.measured_merit(self.state.merit, self.plan(number), self.result(number), targets)
             self._add(planning.TunedRun(setting=number, merit=merit, margins=tuple(margins), seconds=seconds))
             reached = planning.broken_words(targets, margins) or planning.merit_words(self.state.merit, merit)
-            self.tell(f"  {reached}; {self._known()}")
+            standing = self.state.standing
+            words = "no setting meets the targets" if standing.best is None else "the best measured is the best"
+            self.tell(f"  {reached}; {words} with {planning.percent(standing.known)} probability")
             return
         printed = _printed(log, begin)
         if any(line.startswith(NOT_READY) for line in printed):  # where a run goes on it was not checked before
@@ -131,12 +133,6 @@ class Tuner:
 
     def _path_of_result(self, number: int) -> Path:
         return self.folder(number) / "results" / f"serve-{self.plan(number).digest}.json"
-
-    def _check_machine(self, folder: Path, log: Path) -> None:
-        """Raise InputError where the machine is not ready: that is no fault of the setting."""
-        begin = _size(log)
-        if run_script(folder / "preflight.sh", log=log):
-            raise _not_ready(folder, _printed(log, begin))
 
     def _fail(self, number: int, seconds: float) -> None:
         """Keep that a setting fails, and larger ones with it if memory ran out. Raises InputError if several fail."""
@@ -166,11 +162,6 @@ class Tuner:
     def _add(self, run: planning.TunedRun) -> None:
         self._save(runs=(*self.state.runs, run))
 
-    def _known(self) -> str:
-        standing = self.state.standing
-        words = "no setting meets the targets" if standing.best is None else "the best measured is the best"
-        return f"{words} with {planning.percent(standing.known)} probability"
-
 
 def _size(log: Path) -> int:
     return log.stat().st_size if log.exists() else 0
@@ -192,8 +183,7 @@ def _not_ready(folder: Path, printed: list[str]) -> InputError:
 def _name(number: int, plan: planning.Plan) -> str:
     """A folder's name: ``03-fp8-tp4-b256-t8192``."""
     layout = layout_in_words(plan).lower().replace(" + ", "-").replace(" ", "")
-    batch, tokens = (getattr(plan, name) for name in tagged("batch"))
-    return f"{number:02}-{plan.weight_dtype}-{layout}-b{batch}-t{tokens}"
+    return f"{number:02}-{plan.weight_dtype}-{layout}-b{plan.max_num_seqs}-t{plan.max_num_batched_tokens}"
 
 
 def _reason(folder: Path) -> tuple[str, bool]:

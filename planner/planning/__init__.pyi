@@ -98,7 +98,6 @@ from .search.fleet import Terms as Terms
 from .search.fleet import Pool as Pool
 from .search.fleet import Fleet as Fleet
 from .search.fleet import Fleets as Fleets
-from .search.fleet import Rung as Rung
 from .search.fleet import plan_fleets as plan_fleets
 from .search.fleet import times as times
 from .search.disaggregated import Disaggregated as Disaggregated

@@ -11,7 +11,15 @@ from typing import Any
 from planner.engine import has_both_engines
 from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
-from planner.output.tables.shared import MORE, batch_in_words, engine_remarks, items, layout_in_words, listed
+from planner.output.tables.shared import (
+    MORE,
+    batch_in_words,
+    engine_remarks,
+    figure_between,
+    items,
+    layout_in_words,
+    listed,
+)
 from planner.planning import LineVerdict, PlannedWorkload, Served, percent
 from planner.units import format_bytes
 from planner.workload import Load
@@ -120,8 +128,6 @@ class CheckAnswer(Answer):
             yield wrapped(f"{shown.record.model} on {gpu}: {starting} of {len(self.launches)} launches start")
             for record in self.branches[:BRIEF_LAUNCHES]:
                 yield from items("-" if record.starts else "x", [f"{record.line.command}: {_verdict(record)}"])
-            if len(self.launches) > BRIEF_LAUNCHES:
-                yield f"  and {len(self.launches) - BRIEF_LAUNCHES} more"
             yield ""
         yield wrapped(_headline(shown.record))
         yield from _problem_lines(shown.record, BRIEF_PROBLEMS)
@@ -131,10 +137,8 @@ class CheckAnswer(Answer):
             yield from _speed(shown, brief=True, with_command=not self.branches)
 
     def _brief_notes(self) -> Iterator[str]:
-        skipped, used = self.record.line.not_simulated, _calibration(self.record)
         yield from _caveats(self.record)
-        unknown = [f"not simulated: {', '.join(skipped)}"] if skipped else []
-        yield "; ".join([*unknown, *([f"calibration: {used}"] if used else []), MORE])
+        yield "; ".join([*_basis(self.record), MORE])
 
     def _notes(self) -> Iterator[str]:
         for launch in self.launches:
@@ -143,16 +147,16 @@ class CheckAnswer(Answer):
 
 def _judged(launch: JudgedLaunch) -> dict[str, Any]:
     record = launch.record
+    refusals = [fields_of(refusal, "cause", "hint") for refusal in record.refusals]
     return {
         "starts": record.starts,
         "model": fields_of(record.serving.resolved, "requested", "resolved"),
-        "gpu": record.serving.profile.id,
-        "engine_version": str(record.serving.version),
+        **fields_of(record.serving, "gpu=profile.id", "engine_version=version"),
         "calibration": _calibration(record),
         "flags": [fields_of(problem, "flag=word", "cause", "hint", "fatal") for problem in record.line.problems],
         "not_simulated": list(record.line.not_simulated),
-        "refusal": fields_of(record.refusals[0], "cause", "hint") if record.refusals else None,
-        "refusals": [fields_of(refusal, "cause", "hint") for refusal in record.refusals],
+        "refusal": refusals[0] if refusals else None,
+        "refusals": refusals,
         "fit": record.fit.to_json() if record.fit else None,
         "settings": record.settings,
         "load": PlannedWorkload.of(record.workload).model_dump() if record.workload else None,
@@ -191,29 +195,21 @@ def _headline(record: LineVerdict) -> str:
 
 
 def _start(launch: JudgedLaunch) -> Iterator[str]:
-    yield wrapped(_headline(launch.record))
-    yield from _problem_lines(launch.record)
-    yield from _memory_lines(launch.record)
+    record = launch.record
+    yield from (wrapped(_headline(record)), *_problem_lines(record), *_memory_lines(record))
 
 
 def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str]:
-    problems = sorted(record.line.problems, key=lambda one: not one.fatal)
-    for problem in problems[:most]:
+    for problem in sorted(record.line.problems, key=lambda one: not one.fatal)[:most]:
         yield from items("x" if problem.fatal else "!", [str(problem)])
-    if more := len(problems[most:]) if most else 0:
-        yield f"  and {more} more remarks on options"
 
 
 def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
     if launch.record.offline:
         load, result = launch.record.workload, launch.record.offline.result
-        latency = ("avg_latency", "seconds", ",.3f")
-        key, unit, digits = latency if latency[0] in result else ("tokens_per_second", "tokens/s, in and out", ",.0f")
-        ends = " to ".join(format(result[end], digits) for end in (f"{key}_lo", f"{key}_hi") if end in result)
-        words = ""
-        if load:
-            words = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens at once, "
-        yield f"{words}offline: {result[key]:{digits}} {unit}{f' ({ends})' if ends else ''}"
+        key, unit = ("avg_latency", "s") if "avg_latency" in result else ("tokens_per_second", "tokens/s, in and out")
+        rate = figure_between(result[key], result.get(f"{key}_lo"), result.get(f"{key}_hi"), unit)
+        yield wrapped(f"{f'{_load_words(load)}, ' if load else ''}offline: {rate}")
     elif launch.has_speed:
         yield from _load_lines(launch, brief=brief, with_command=with_command)
 
@@ -278,19 +274,26 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
 
 
 def _load_words(load: Load) -> str:
-    requests = f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"
-    varied = f", varied by {load.range_ratio:.0%}" if load.range_ratio else ""
-    shared = f", after {load.prefix_len:,} shared tokens" if load.prefix_len else ""
-    rate = f", {load.request_rate:g} per second" if isfinite(load.request_rate) else ""
-    most = f"{load.max_concurrency:,}" if load.max_concurrency else "all"
-    limit = "" if rate and not load.max_concurrency else f", {most} in flight"
-    return f"{requests}{varied}{shared}{rate}{limit}"
+    words = [f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"]
+    words += [f"varied by {load.range_ratio:.0%}"] if load.range_ratio else []
+    words += [f"after {load.prefix_len:,} shared tokens"] if load.prefix_len else []
+    words += [f"{load.request_rate:g} per second"] if isfinite(load.request_rate) else []
+    if load.max_concurrency or not isfinite(load.request_rate):
+        words.append(f"{load.max_concurrency or 'all'} in flight")
+    return ", ".join(words)
 
 
 def _calibration(record: LineVerdict) -> str | None:
     if record.offline and record.fit:
         return record.fit.deployment.calibrated_by
     return record.served.deployment.calibrated_by if record.served else None
+
+
+def _basis(record: LineVerdict) -> Iterator[str]:
+    if used := _calibration(record):
+        yield f"calibration: {used}"
+    if record.line.not_simulated:
+        yield f"not simulated: {', '.join(record.line.not_simulated)}"
 
 
 def _caveats(record: LineVerdict) -> Iterator[str]:
@@ -302,11 +305,7 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
 
 
 def _notes(record: LineVerdict) -> Iterator[str]:
-    if used := _calibration(record):
-        yield f"calibration: {used}"
-    yield from (*record.serving.resolved.notes, *filter(None, [record.serving.version.note]))
-    if record.line.not_simulated:
-        yield f"not simulated: {', '.join(record.line.not_simulated)}"
+    yield from (*_basis(record), *record.serving.resolved.notes, *filter(None, [record.serving.version.note]))
     yield from _caveats(record)
     if record.fit:
         if record.fit.config.defaults_taken:

@@ -11,30 +11,18 @@ from planner import planning
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, command_lines, known_table, table_text, wrapped
-from planner.output.tables.shared import (
-    MORE,
-    calibration_note,
-    card,
-    counted,
-    engine_note,
-    engine_remarks,
-    figure_between,
-    grouped,
-    items,
-    listed,
-    price_notes,
-    price_rows,
-    with_interval,
-)
+from planner.output.tables import shared
 from planner.units import MS
 from planner.workload import Load
 
 USD_PER_1M = "usd_per_million_output_tokens"
 TABLE = (
     Column("servers", of=lambda point: _servers_words(point)),
-    Column("output_throughput_per_gpu", "tok/s/gpu", of=lambda point: with_interval(point.tok_per_s_per_gpu, ",.0f")),
+    Column(
+        "output_throughput_per_gpu", "tok/s/gpu", of=lambda one: shared.with_interval(one.tok_per_s_per_gpu, ",.0f")
+    ),
     Column("output_throughput_per_user", "per user", ",.1f", of="figures.output_throughput_per_user"),
-    Column(USD_PER_1M, "USD/1M", of=lambda point: with_interval(point.usd_per_million_tok, ",.2f")),
+    Column(USD_PER_1M, "USD/1M", of=lambda point: shared.with_interval(point.usd_per_million_tok, ",.2f")),
     Column("output_tokens_per_joule", "tok/J", ",.2f", of="figures.output_tokens_per_joule"),
     Column("ttft", "TTFT s, p99", of=lambda point: _mean_and_p99(point, "ttft", MS, ",.3g")),
     Column("tpot", "TPOT ms, p99", of=lambda point: _mean_and_p99(point, "tpot", 1, ",.1f")),
@@ -90,7 +78,7 @@ class ComparisonAnswer(Answer):
         return {
             **fields_of(self.record, "model=question.serving.model.id", "question.per", "share"),
             "rows": self._records(),
-            "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
+            "doubts": shared.doubts_of(self.doubts),
             "orders": [
                 {
                     **fields_of(order, "metric", "axis=axis.name", "axis.fixed"),
@@ -104,7 +92,7 @@ class ComparisonAnswer(Answer):
                 }
                 for order in self.orders
             ],
-            "prices": price_rows(self.profiles, self.prices),
+            "prices": shared.price_rows(self.profiles, self.prices),
             "refused": to_plain(self.record.refused),
         }
 
@@ -116,7 +104,7 @@ class ComparisonAnswer(Answer):
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self._verdict())
-        yield from items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
+        yield from shared.items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
         if self.explain:
             yield ""
             for workload in self.record.workloads:
@@ -128,7 +116,7 @@ class ComparisonAnswer(Answer):
         elif self.record.points:
             yield from self._one_screen()
         else:
-            yield from items("x", (f"{one.gpu}: {one.reason}" for one in self.record.refused[:BRIEF_ROWS]))
+            yield from shared.items("x", (f"{one.gpu}: {one.reason}" for one in self.record.refused[:BRIEF_ROWS]))
 
     def _verdict(self) -> str:
         model, points = self.record.question.serving.model.id, self.record.points
@@ -138,8 +126,8 @@ class ComparisonAnswer(Answer):
         if not first:
             best = self._fastest
             span = best.tok_per_s_per_gpu
-            rate = figure_between(span.mid, span.low, span.high, "tokens/s per GPU")
-            return f"{card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
+            rate = shared.figure_between(span.mid, span.low, span.high, "tokens/s per GPU")
+            return f"{shared.card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
         figures = {
             "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in self._keeping],
             "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in self._keeping if (d := p.usd_per_million_tok)],
@@ -150,7 +138,7 @@ class ComparisonAnswer(Answer):
                 _, span, unit, best = max(known, key=lambda one: one[0])
                 at = f" on {best.gpu} at {_load_in_row(best)}" if len(self.record.workloads) > 1 else ""
                 of = f"Most {metric} of {model}" if not words else f"most {metric}"
-                words.append(f"{of}: {first[metric]}, {figure_between(span.mid, span.low, span.high, unit)}{at}")
+                words.append(f"{of}: {first[metric]}, {shared.figure_between(span.mid, span.low, span.high, unit)}{at}")
         return "; ".join(words or [f"{metric}: {order}" for metric, order in first.items()])
 
     @property
@@ -175,17 +163,17 @@ class ComparisonAnswer(Answer):
         yield known_table(shown, (*lead, *BRIEF))
         if left_out := len(points) - len(shown):
             yield f"and {left_out} more rows"
-        yield from items("-", list(_order_lines(self.orders))[:BRIEF_REASONS])
+        yield from shared.items("-", list(_order_lines(self.orders))[:BRIEF_REASONS])
         if self._keeping:
             # without the share of the cause, which differs from load to load
             limits = ((planning.limit_in_words(p.bound_by).partition(", ")[0], p.gpu) for p in self._keeping)
-            causes = sorted(grouped(limits).items(), key=lambda pair: -len(pair[1]))[: BRIEF_REASONS + 1]
-            words = (f"{cause} on {listed(gpus, BRIEF_REASONS)}" for cause, gpus in causes)
-            yield from items("-", [f"bottleneck: {'; '.join(words)}"])
+            causes = sorted(shared.grouped(limits).items(), key=lambda pair: -len(pair[1]))[: BRIEF_REASONS + 1]
+            words = (f"{cause} on {shared.listed(gpus, BRIEF_REASONS)}" for cause, gpus in causes)
+            yield from shared.items("-", [f"bottleneck: {'; '.join(words)}"])
         if overloaded := [point for point in points if not point.keeps_up]:
-            by_load = grouped((_load_in_row(point), point.gpu) for point in overloaded)
-            where = "; ".join(f"at {load} on {listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
-            yield from items("!", [f"overloaded, so without latencies and not ranked: {where}"])
+            by_load = shared.grouped((_load_in_row(point), point.gpu) for point in overloaded)
+            where = "; ".join(f"at {load} on {shared.listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
+            yield from shared.items("!", [f"overloaded, so without latencies and not ranked: {where}"])
         network = self._fastest.setup.profile.stated_network_gb_per_s
         stated = [f"--network-gb-per-s={network:g}"] if network else []
         yield from command_lines(
@@ -196,7 +184,7 @@ class ComparisonAnswer(Answer):
     def _hardware(self) -> str:
         per = self.record.question.per
         what = {"package": "whole GPU", "gpu": "GPU", "node": "node"}[per]
-        return f"{counted(1 if per == 'node' else self.record.share, what)} of each"
+        return f"{shared.counted(1 if per == 'node' else self.record.share, what)} of each"
 
     @property
     def _unit(self) -> str:
@@ -205,11 +193,11 @@ class ComparisonAnswer(Answer):
     def _brief_notes(self) -> Iterator[str]:
         points, refused = self.record.points, [one.gpu for one in self.record.refused]
         if refused and points:
-            yield f"left out: {listed(refused, BRIEF_REASONS)}"
+            yield f"left out: {shared.listed(refused, BRIEF_REASONS)}"
         yield from self._engine_notes()
         read = ["brackets: 90 % interval", "percentages: probability that the ranking is correct"] if points else []
-        versions = engine_note(str(point.setup.deployment.config.version) for point in points)
-        yield "; ".join([*versions, *self._fits(), *read, MORE])
+        versions = shared.engine_note(str(point.setup.deployment.config.version) for point in points)
+        yield "; ".join([*versions, *self._fits(), *read, shared.MORE])
 
     def _notes(self) -> Iterator[str]:
         yield from self._fits()
@@ -217,36 +205,28 @@ class ComparisonAnswer(Answer):
         yield from self._engine_notes()
         setups = [point.setup for point in self.record.points]
         profiles = [profile for profile in self.profiles if profile.id in {setup.profile.id for setup in setups}]
-        yield from price_notes(profiles, self.prices)
+        yield from shared.price_notes(profiles, self.prices)
         if setups:
             yield "brackets: 90 % interval, for USD with the range of prices; joules assume boards at their TDP"
         if len(profiles) > 1:
             yield "percentages: probability that the ranking is correct, at typical prices"
         idle = dict.fromkeys((one.profile.id, one.idle_gpus, one.num_gpus) for one in setups if one.idle_gpus)
         yield from (f"{gpu}: {unused} of {gpus} GPUs stay idle and are paid for" for gpu, unused, gpus in idle)
-        shared = [one.id for one in profiles if one.partition and not one.partition.isolated_bandwidth]
-        if shared:
-            yield f"{', '.join(shared)}: all partitions of the GPU are assumed to be busy at once"
         yield from self.said
 
     def _fits(self) -> Iterator[str]:
-        return calibration_note((point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points)
+        return shared.calibration_note(
+            (point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points
+        )
 
     def _engine_notes(self) -> Iterator[str]:
         engines = [point.setup.deployment for point in self.record.points]
-        yield from dict.fromkeys(words for engine in engines for words in engine_remarks(engine))
+        yield from dict.fromkeys(words for engine in engines for words in shared.engine_remarks(engine))
 
 
 def _order_lines(orders: Sequence[planning.Order]) -> Iterator[str]:
-    lines = [(order.words, order.metric) for order in orders]
-    for order in orders:
-        leaders = {standing.order[0] for standing in order.standings}
-        for flip in order.flips:
-            if not {flip.before, flip.after} <= leaders:
-                before, since = map(planning.percent, flip.probabilities)
-                line = f"{flip.before} is ahead of {flip.after} up to {order.axis.name} {flip.until:,g} ({before}), "
-                lines.append((f"{line}behind from {flip.since:,g} on ({since})", order.metric))
-    return (f"{', '.join(metrics)}: {words}" for words, metrics in grouped(lines).items())
+    lines = shared.grouped((order.words, order.metric) for order in orders)
+    return (f"{', '.join(metrics)}: {words}" for words, metrics in lines.items())
 
 
 def _lengths(workload: Load) -> str:
@@ -259,7 +239,7 @@ def _load_in_row(point: planning.ComparedPoint) -> str:
 
 def _load_words(workload: Load) -> str:
     most = workload.max_concurrency
-    load = f"{workload.request_rate:g} requests/s" if most is None else f"{counted(most, 'request')} in flight"
+    load = f"{workload.request_rate:g} requests/s" if most is None else f"{shared.counted(most, 'request')} in flight"
     return f"{_lengths(workload)}, {load}"
 
 

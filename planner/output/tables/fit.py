@@ -46,10 +46,7 @@ LOG_COLUMNS = (
     Column("logged", of=lambda line: _logged(line, line.logged)),
     Column("inside"),
 )
-#: Requests at once from which on the smallest settings are named.
-MUCH_TO_SPARE = 32
-#: Options in the text; JSON has all of them.
-OPTIONS_SHOWN = 3
+OPTIONS_SHOWN = 3  #: in the text; JSON has all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,24 +142,21 @@ class FitTable(Answer):
         return list(map(_record, self.answers))
 
     def _verdict(self) -> str:
-        fitting = [answer for answer in self.answers if isinstance(answer, Fit) and answer.fits]
-        model, among = self.resolved.resolved, len(self.answers)
-        what = "settings" if self.sweep else "GPUs"
+        fits = [answer for answer in self.answers if isinstance(answer, Fit)]
+        fitting = [answer for answer in fits if answer.fits]
+        among = f"{len(self.answers)} {'settings' if self.sweep else 'GPUs'}"
         if not fitting:
-            sizes = [a.min_tensor_parallel_size for a in self.answers if isinstance(a, Fit)]
-            least = min((size for size in sizes if size), default=None)
+            least = min((size for one in fits if (size := one.min_tensor_parallel_size)), default=None)
             then = f"; the least is --tensor-parallel-size {least}" if least and not self.sweep else ""
-            return f"{model} fits on none of {among} {what}{then}"
-        names = [answer.gpu_id for answer in fitting]
+            return f"{self.resolved.resolved} fits on none of {among}{then}"
         most = max(fitting, key=lambda answer: answer.max_concurrency)
-        where = "" if self.sweep else f": {listed(names, BRIEF_NAMES)}"
-        held, size = (
-            f"{most.max_concurrency:,.2f} of {most.config.max_model_len:,} tokens",
-            most.config.tensor_parallel_size,
-        )
+        where = "" if self.sweep else f": {listed([answer.gpu_id for answer in fitting], BRIEF_NAMES)}"
+        size = most.config.tensor_parallel_size
         setting = f"{most.gpu_id}{f' TP {size}' if size > 1 else ''}, {most.config.weight_dtype}"
-        then = f"most requests at once ({held}) on {setting}" if len(fitting) > 1 else f"requests at once: {held}"
-        return f"{model} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among} {what}{where}; {then}"
+        return (
+            f"{self.resolved.resolved} fits {'with' if self.sweep else 'on'} {len(fitting)} of {among}{where}; most "
+            f"requests at once ({most.max_concurrency:,.2f} of {most.config.max_model_len:,} tokens) on {setting}"
+        )
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self._verdict()) + "\n"
@@ -222,9 +216,8 @@ def _reason(result: Fit) -> str:
     """The message of vLLM; where that is not sure, how far the margin reaches."""
     if result.verdict == "does not fit":
         return result.reason
-    condition = result.binding_condition
-    short, spare = -condition.margin.low / GIB, condition.margin.high / GIB
-    return f"{condition.name}: from {short:,.2f} GiB too little to {spare:,.2f} GiB to spare"
+    name, margin = result.binding_condition.name, result.binding_condition.margin
+    return f"{name}: from {-margin.low / GIB:,.2f} GiB too little to {margin.high / GIB:,.2f} GiB to spare"
 
 
 def _figures(result: Fit) -> Iterator[tuple[str, str]]:
@@ -236,8 +229,8 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
     if offloaded := result.stage.weights.offloaded_bytes:
         yield "of these in host memory", f"{format_bytes(offloaded)}{on_each}"
     if lora := config.lora:
-        held = format_bytes(result.stage.weights.lora_bytes)
-        yield "adapters", f"{held}{on_each} for {lora.max_loras} of rank {lora.max_lora_rank}"
+        size = format_bytes(result.stage.weights.lora_bytes)
+        yield "adapters", f"{size}{on_each} for {lora.max_loras} of rank {lora.max_lora_rank}"
     memory = f"{format_bytes(result.budget.memory_bytes)}{on_each}"
     if result.stage.given_bytes is not None:
         yield "memory", memory
@@ -247,34 +240,22 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
         yield "memory", f"{memory}, {config.gpu_memory_utilization:g} of it in vLLM's budget"
         yield "left for the KV cache", _left(result.kv_cache)
     if result.budget.pool.groups:
-        yield "KV cache per token", _per_token(result)
+        mean, more = result.kv_bytes_per_request / config.max_model_len, result.kv_bytes_per_next_token
+        further = f" on average, {more:,.0f} for each further one" if abs(mean - more) > 0.01 * mean else ""
+        yield "KV cache per token", f"{mean if further else more:,.0f} bytes{further}, {config.kv_cache_dtype}"
     if result.host_kv_cache_tokens:
         yield "KV cache in host memory", f"{result.host_kv_cache_tokens:,} tokens, for prefixes that are sent again"
     if result.kv_cache_tokens:
         yield "KV cache", f"{result.kv_cache_tokens:,} tokens"
-        at_once = f", {result.max_concurrency:,.2f} requests of that length at once"
-    else:
-        at_once = ""
+    at_once = f", {result.max_concurrency:,.2f} requests of that length at once" if result.kv_cache_tokens else ""
     for outcome in result.outcomes if len({one.kv_cache_tokens for one in result.outcomes}) > 1 else ():
         said = " ".join(f"{name}={value}" for name, value in outcome.env.items())
         yield "  with " + said.partition("_USE_")[2], f"{outcome.kv_cache_tokens:,} tokens: {outcome.verdict}"
     yield "context", f"{config.max_model_len:,} tokens{at_once}"
-    if result.verdict == "fits" and result.max_concurrency > MUCH_TO_SPARE and result.smallest_gpu_memory_utilization:
-        given = result.smallest_kv_cache_memory_bytes
-        share = f"--gpu-memory-utilization {result.smallest_gpu_memory_utilization:g} holds one request"
-        yield "smallest share", share + (f", as does --kv-cache-memory-bytes {given}" if given else "")
     several = config.tensor_parallel_size > result.deployment.profile.gpus_per_node
     none = "none fits" if several else "none fits in one node"
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or none}"
     yield "memory overheads", "fitted, as shipped" if result.calibration == SHIPPED else result.calibration
-
-
-def _per_token(result: Fit) -> str:
-    more, length = result.kv_bytes_per_next_token, result.config.max_model_len
-    mean, dtype = result.kv_bytes_per_request / length, result.config.kv_cache_dtype
-    if abs(mean - more) <= 0.01 * mean:
-        return f"{more:,.0f} bytes, {dtype}"
-    return f"{mean:,.0f} bytes on average over {length:,} tokens, {more:,.0f} for each further one, {dtype}"
 
 
 def _logged(line: LogLine, value: float) -> str:
@@ -282,9 +263,5 @@ def _logged(line: LogLine, value: float) -> str:
 
 
 def _left(left: Interval) -> str:
-    low, high = f"{left.low / GIB:,.2f}", f"{left.high / GIB:,.2f}"
-    if left.mid >= 0:
-        return f"{format_bytes(left.mid)} ({low} to {high})"
-    most = f"{-left.high / GIB:,.2f}" if left.high < 0 else f"{high} GiB to spare"
-    between = f"{most} to {-left.low / GIB:,.2f}" if left.high < 0 else f"{-left.low / GIB:,.2f} too little to {most}"
-    return f"nothing: {format_bytes(-left.mid)} too little ({between})"
+    size = format_bytes(left.mid) if left.mid >= 0 else f"nothing, {format_bytes(-left.mid)} too little"
+    return f"{size} ({left.low / GIB:,.2f} to {left.high / GIB:,.2f})"

@@ -3,35 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
 from planner import planning
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import SPACE, Column, command_lines, known_table, table_text, wrapped
+from planner.output.tables import shared
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
-from planner.output.tables.shared import (
-    MORE,
-    asked_load,
-    calibration_note,
-    card,
-    counted,
-    engine_note,
-    even_odds,
-    figure_between,
-    from_host,
-    items,
-    layout_in_words,
-    listed,
-    load_in_words,
-    margin_words,
-    measure_next,
-    no_price,
-    price_notes,
-    price_rows,
-    with_interval,
-)
 from planner.units import MB, MS, figure
 from planner.workload import DEFAULT_PERCENTILE, targets_in_words
 
@@ -42,29 +22,16 @@ START = (
     Column("gpus", "GPUs", ","),
     Column("nodes", form=","),
     Column("usd_per_hour", "USD/h", ",.2f", of="usd_per_h.mid"),
-    Column(
-        "request_rate",
-        "req/s",
-        figure,
-        of=lambda fleet: fleet.request_rate if _stocked(fleet) else None,
-    ),
+    Column("request_rate", "req/s", figure, of=lambda fleet: fleet.request_rate if _stocked(fleet) else None),
 )
 END = (
     Column("utilisation", "used", ".0%", of=lambda fleet: fleet.utilisation(fleet.busiest)),
-    Column("bound_by", "limited by", wraps=True, of=lambda fleet: _limit(fleet.busiest)),
+    Column("bound_by", "limited by", wraps=True, of=lambda one: one.busiest.load.bound_by or one.busiest.load.binding),
 )
-COLUMNS = (
-    *START,
-    Column(USD_PER_1M, "USD/1M", of=lambda fleet: with_interval(fleet.usd_per_million_tok, ",.2f")),
-    Column("kw", "kW", ",.1f", of="power_w", unit=1000),
-    *END,
-)
-BRIEF = (
-    *START,
-    Column(USD_PER_1M, "USD/1M", ",.2f", of="usd_per_million_tok.mid", spare=True),
-    Column("kw", "kW", ",.1f", of="power_w", unit=1000, spare=True),
-    *END,
-)
+POWER = Column("kw", "kW", ",.1f", of="power_w", unit=1000, spare=True)
+USD = Column(USD_PER_1M, "USD/1M", of=lambda fleet: shared.with_interval(fleet.usd_per_million_tok, ",.2f"))
+COLUMNS = (*START, USD, replace(POWER, spare=False), *END)
+BRIEF = (*START, replace(USD, form=",.2f", of="usd_per_million_tok.mid", spare=True), POWER, *END)
 DISAGGREGATED = (
     Column("gpu", of="profile.id"),
     Column("prefill", of=lambda plan: _side_words(plan, *sides_of(plan)[0][1:])),
@@ -77,6 +44,7 @@ DISAGGREGATED = (
     Column("tpot_ms", "TPOT ms", ",.1f"),
     Column("verdict", "on equal GPUs", wraps=True, of=equal_words),
 )
+RUNG = ("confidence", "gpus", "usd_per_hour=usd_per_h.mid")
 BRIEF_FLEETS = 8
 BRIEF_REFUSED = 3
 BRIEF_DOUBTS = 2
@@ -89,9 +57,7 @@ class FleetAnswer(Answer):
     verdict_first = True
     record: planning.Fleets
     doubts: tuple[planning.Doubt, ...]  #: figures of a suspicious size in the best fleet
-    divided: tuple[
-        planning.Disaggregated | planning.Refused, ...
-    ] = ()  #: fleets with prefill and decode on servers of their own
+    divided: tuple[planning.Disaggregated | planning.Refused, ...] = ()  #: disaggregated serving of each GPU
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
     explain: bool = False
@@ -121,25 +87,22 @@ class FleetAnswer(Answer):
         return {
             "model": space.model.resolved,
             "classes": [fields_of(one, "name", "request_rate", "input_len", "output_len") for one in fleets.demands],
-            "targets": [
-                {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
-                for slo in objective.slos
-            ],
+            "targets": shared.limits_of(objective.slos),
             "confidence": objective.confidence,
             "output_tokens_per_day": best and best.output_tok_per_day,
             **fields_of(objective, "headroom", "spares", "n_plus=spares"),  # the last until 0.2: its old name
             "gpus_with_margin": best and best.with_margin,
             "rented_by": fleets.terms.rent,
-            "ladder": list(map(_rung, best.by_confidence)) if best and objective.slos else [],
+            "ladder": [fields_of(one, *RUNG) for one in best.by_confidence] if best and objective.slos else [],
             "measure_next": _measure_next(best) if best else None,
-            "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
+            "doubts": shared.doubts_of(self.doubts),
             "minimised": fleets.minimised,
             "carries": planning.span_figures("request_rate", best.carries if best else None),
             "prefix_cache_share": best.reuse if best else {},
             "kv_offloading": to_plain(best.offloading) if best else None,
             "fleets": list(map(_row, fleets.fleets)),
             "disaggregated": list(map(divided_object, self.divided)),
-            "prices": price_rows(space.gpus, space.prices),
+            "prices": shared.price_rows(space.gpus, space.prices),
             "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
         }
 
@@ -152,29 +115,23 @@ class FleetAnswer(Answer):
     def sentences(self) -> Iterator[str]:
         fleets, best = self.record, self.record.best
         yield wrapped(_verdict_of(fleets))
-        yield from items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
+        yield from shared.items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
         if self.explain:
-            yield from self._whole()
+            yield "\n" + (table_text(self.fleets, COLUMNS) if self.fleets else "no fleet: no GPU carries this load")
+            yield from shared.items("-", _reasons(fleets, best) if best else ())
+            if self._split:
+                yield f"\nprefill and decode on servers of their own:\n\n{table_text(self._split, DISAGGREGATED)}"
             return
         for refused in fleets.refused[: BRIEF_REFUSED if best is None else 0]:
-            yield from items("x", [f"{refused.profile.id}: {refused.reason}"])
+            yield from shared.items("x", [f"{refused.profile.id}: {refused.reason}"])
         if best is None:
             return
         yield "\n" + known_table(self.fleets[:BRIEF_FLEETS], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
-        yield from items("-", [*_reasons(fleets, best), *_certainty(best)])
-        yield from items("-", map(needs_words, self._split[:2]))
+        yield from shared.items("-", [*_reasons(fleets, best), *_certainty(best)])
+        yield from shared.items("-", map(needs_words, self._split[:2]))
         yield from command_lines({}, _next_command(best))
-
-    def _whole(self) -> Iterator[str]:
-        yield ""
-        yield table_text(self.fleets, COLUMNS) if self.fleets else "no fleet: no GPU carries this load"
-        if self.record.best:
-            yield from items("-", _reasons(self.record, self.record.best))
-        if self._split:
-            yield "\nprefill and decode on servers of their own:\n"
-            yield table_text(self._split, DISAGGREGATED)
 
     @property
     def _split(self) -> list[planning.Disaggregated]:
@@ -192,19 +149,19 @@ class FleetAnswer(Answer):
 
     def _fits(self) -> Iterator[str]:
         pools = [pool for fleet in self.fleets for pool in fleet.pools]
-        return calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
+        return shared.calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
 
     def _brief_notes(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
         refused = [one.profile.id for one in self.record.refused]
         if refused and kinds:
-            yield f"left out: {listed(refused, BRIEF_REFUSED)}"
+            yield f"left out: {shared.listed(refused, BRIEF_REFUSED)}"
         taking_part = {kind.profile.id: kind.profile for kind in kinds}
-        prices = price_rows(taking_part.values(), self.record.search.space.prices)
+        prices = shared.price_rows(taking_part.values(), self.record.search.space.prices)
         if unpriced := [row["gpu"] for row in prices if not row["origin"]]:
-            yield no_price(unpriced)
-        versions = engine_note(str(kind.deployment.config.version) for kind in kinds)
-        yield "; ".join([*versions, *self._fits(), MORE])
+            yield shared.no_price(unpriced)
+        versions = shared.engine_note(str(kind.deployment.config.version) for kind in kinds)
+        yield "; ".join([*versions, *self._fits(), shared.MORE])
 
     def _notes(self) -> Iterator[str]:
         fleets, space, best = self.record, self.record.search.space, self.record.best
@@ -213,21 +170,16 @@ class FleetAnswer(Answer):
         missing = [plan for plan in self.divided if isinstance(plan, planning.Refused)]
         yield from (f"{plan.profile.id} is not split: {plan.reason}" for plan in missing)
         taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
-        yield from price_notes([profile for profile in space.gpus if profile.id in taking_part], space.prices)
+        yield from shared.price_notes([profile for profile in space.gpus if profile.id in taking_part], space.prices)
         if best and fleets.minimised != fleets.terms.minimise:
             yield "no price is known: fleets are ordered by their number of GPUs"
         if best:
             yield from _certainty(best)
             yield "USD range from the lowest price to the highest; kW assume boards at their TDP"
-        if best and not best.proven:
-            yield "the search stopped early: a cheaper mix may exist"
+            yield from () if best.proven else ["the search stopped early: a cheaper mix may exist"]
         if any(not plan.transfer.over.startswith("--") for plan in self._split):
             yield "transfers run at line rate: they take at least this long"
         yield from self.said
-
-
-def _rung(rung: planning.Rung) -> dict[str, Any]:
-    return fields_of(rung, "confidence", "gpus", "usd_per_hour=usd_per_h.mid")
 
 
 def _stocked(fleet: planning.Fleet) -> bool:
@@ -238,69 +190,58 @@ def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
     if fleet.measure_next is None:
         return None
     run, then = fleet.measure_next
-    sent = run.workload
+    rate = run.workload.request_rate
     return {
         "gpu": fleet.pools[0].kind.profile.id,
-        **fields_of(sent, "max_concurrency", "num_prompts"),
-        "request_rate": sent.request_rate if isfinite(sent.request_rate) else None,
+        **fields_of(run, "workload.max_concurrency", "workload.num_prompts"),
+        "request_rate": rate if isfinite(rate) else None,
         **fields_of(run, "duration_s", "figure", "deviation_factor=factor"),
-        "expected": _rung(then),
+        "expected": fields_of(then, *RUNG),
     }
 
 
 def _verdict_of(fleets: planning.Fleets) -> str:
     search, best = fleets.search, fleets.best
-    loads = asked_load(sum(demand.request_rate for demand in fleets.demands))
+    loads = shared.asked_load(sum(demand.request_rate for demand in fleets.demands))
     loads += f" in {len(fleets.demands)} classes" if len(fleets.demands) > 1 else ""
     targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
     if best is None:
-        where = listed([card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)
+        where = shared.listed([shared.card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)
         return f"No fleet carries {loads} of {search.space.model.resolved} with {targets}: {where}"
-    models = listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
-    gpus = " + ".join(f"{rented.gpus:,} x {card(rented.profile.id)}" for rented in best.rented)
+    models = shared.listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
+    gpus = " + ".join(f"{rented.gpus:,} x {shared.card(rented.profile.id)}" for rented in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
     price += f", {each.mid:,.2f}{SPACE}USD per 1M output tokens" if (each := best.usd_per_million_tok) else ""
     most = best.carries  # without the spares
-    room = f"; room for {figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
+    room = f"; room for {shared.figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
     if most and _stocked(best):
-        loads, room = figure_between(best.request_rate, most.low, most.high, "requests/s"), ""
-    even = best.by_confidence[0].gpus if search.objective.slos else None
-    gpus += even_odds(best.gpus, even)
+        loads, room = shared.figure_between(best.request_rate, most.low, most.high, "requests/s"), ""
+    gpus += shared.even_odds(best.gpus, best.by_confidence[0].gpus if search.objective.slos else None)
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
-
-
-def _limit(pool: planning.Pool) -> str:
-    return pool.load.bound_by or pool.load.binding
 
 
 def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
     objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
-    servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
+    servers = shared.counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
     servers += f" behind a {objective.router} router" if best.servers > 1 else ""
-    yield (
-        f"{servers}: one {layout_in_words(pool.kind.deployment.config)} carries {figure(pool.load.value)} requests/s"
-        + (f", {margin_words(objective.headroom, objective.spares)}" if objective.headroom or objective.spares else "")
-    )
-    if best.with_margin:
-        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(best.with_margin)}"
+    layout = shared.layout_in_words(pool.kind.deployment.config)
+    yield f"{servers}: one {layout} carries {figure(pool.load.value)} requests/s"
+    yield from shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
     if _stocked(best):
-        yield load_in_words(best.requests_in_flight, best.output_tok_per_day)
+        yield shared.load_in_words(best.requests_in_flight, best.output_tok_per_day)
     if fleets.shapes:
         apart, together = fleets.shapes
         one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
         yield f"one pool for all classes {one}, a pool for each {f'takes {apart.gpus:,}' if apart else 'misses them'}"
     if (others := fleets.fleets[1:]) and not _stocked(best):
-        usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ", whose price is not known"
-        usd = "" if fleets.minimised != "usd" and not others[0].usd_per_h else usd
+        usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
-    yield f"bottleneck: {_limit(pool)}"
+    yield f"bottleneck: {pool.load.bound_by or pool.load.binding}"
     if found := best.offloading:
-        then = "any number of such servers misses the targets"
-        if found.without_gpus is not None:
-            gpus = f"{found.without_gpus:,} GPUs" if found.without_gpus != best.gpus else "as many GPUs"
-            then = f"one such server carries {figure(found.without_rate)} requests/s, and the load takes {gpus}"
-        yield from_host(found, found.without_gpu_share, then)
+        gpus = found.without_gpus
+        then = f"the load takes {shared.counted(gpus)}" if gpus else "any number of such servers misses the targets"
+        yield shared.from_host(found, found.without_gpu_share, then)
     elif unused := pool.kind.deployment.unused_host_remark:
         yield unused
     if best.reuse:
@@ -314,14 +255,13 @@ def _certainty(best: planning.Fleet) -> Iterator[str]:
     objective = best.solver.search.objective
     if not objective.slos:
         return
-    rungs = [f"{rung.gpus or 'no number'} at {rung.confidence:.0%}" for rung in best.by_confidence]
-    first = "GPU" if best.by_confidence[0].gpus == 1 else "GPUs"
-    ladder = ", ".join(rungs).replace(" at", f" {first} at", 1)
+    sizes = ((shared.counted(rung.gpus) if rung.gpus else "no number", rung.confidence) for rung in best.by_confidence)
+    ladder = ", ".join(f"{size} at {confidence:.0%}" for size, confidence in sizes)
     yield f"targets are met with {objective.confidence:.0%} confidence; the load takes {ladder} confidence"
     if best.measure_next:
         run, then = best.measure_next
         change = f"reduce the fleet from {best.gpus:,} to {then.gpus:,} GPUs"
-        yield measure_next("vllm bench serve on one of these servers", run, change)
+        yield shared.measure_next("vllm bench serve on one of these servers", run, change)
 
 
 def _next_command(best: planning.Fleet) -> list[str]:
@@ -354,18 +294,15 @@ def _next_command(best: planning.Fleet) -> list[str]:
 
 def _servers_words(fleet: planning.Fleet) -> str:
     """``2 + 1 x TP 8`` for one class and one kind of server, else each pool by name."""
-    spare = {id(kind): count for kind, count in fleet.spares}
-    layouts = [layout_in_words(pool.kind.deployment.config) for pool in fleet.pools]
+    spares = sum(count for _, count in fleet.spares)
+    layouts = [shared.layout_in_words(pool.kind.deployment.config) for pool in fleet.pools]
     if len(fleet.pools) == 1:
-        pool = fleet.pools[0]
-        extra = f" + {spare[id(pool.kind)]}" if id(pool.kind) in spare else ""
-        return f"{pool.servers}{extra} x {layouts[0]}"
+        return f"{fleet.pools[0].servers}{f' + {spares}' if spares else ''} x {layouts[0]}"
     several = len(fleet.rented) > 1
     words = [
         f"{pool.demand.name}: {pool.servers} x {f'{pool.kind.profile.id} ' if several else ''}{layout}"
         for pool, layout in zip(fleet.pools, layouts, strict=True)
     ]
-    spares = sum(count for _, count in fleet.spares)
     return ", ".join([*words, f"{spares} spare"] if spares else words)
 
 
@@ -383,13 +320,11 @@ def _row(fleet: planning.Fleet) -> dict[str, Any]:
 
 
 def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:
-    config = pool.kind.deployment.config
     return {
         **fields_of(pool, "class=demand.name", "gpu=kind.profile.id", "model=kind.candidate.resolved.resolved"),
         **fields_of(pool, "servers", "kind.num_gpus"),
-        **config.choice,
-        "engine_version": str(config.version),
-        "calibration": pool.kind.deployment.calibrated_by,
+        **pool.kind.deployment.config.choice,
+        **fields_of(pool, "engine_version=kind.deployment.config.version", "calibration=kind.deployment.calibrated_by"),
         "largest_load": pool.load.value,
         "utilisation": fleet.utilisation(pool),
         "bound_by": pool.load.bound_by or None,

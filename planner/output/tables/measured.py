@@ -61,34 +61,32 @@ class CalibrationAnswer(Answer):
 
     def _object(self) -> dict[str, Any]:
         outcome = self.record
-        fits = {name: getattr(outcome, name) for name in FITS}
+        fits = {name: runs for name in FITS if (runs := getattr(outcome, name))}
+        errors = {name: evidence.mean_error(runs) for name, runs in fits.items()}
+        widths = {name: evidence.mean_width(runs) for name, runs in fits.items()}
         return {
             **fields_of(outcome, "kept", "reason", "calibration=path", "base"),
             "runs": len(outcome.runs),
             "new_runs": outcome.new_runs,
             "factors": [row | {"when": dict(one.when)} for row, one in zip(self.rows(), outcome.factors, strict=True)],
             "metrics": list(_metrics(outcome)),
-            "error": {name: evidence.mean_error(runs) if runs else None for name, runs in fits.items()},
-            "width": {name: evidence.mean_width(runs) if runs else None for name, runs in fits.items()},
+            "error": fields_of(errors, *FITS),
+            "width": fields_of(widths, *FITS),
             "memory": list(dict.fromkeys(fit.name for fit in outcome.memory)),
             "refused": [{"run_id": run.run_id, "reason": why} for run, why in outcome.refused],
             "notes": list(outcome.notes),
         }
 
     def sentences(self) -> Iterator[str]:
-        yield f"{table_text(self.record.factors, FACTORS)}\n"
-        yield f"{table_text(_metrics(self.record), ERRORS)}\n"
         outcome = self.record
+        yield f"{table_text(outcome.factors, FACTORS)}\n\n{table_text(_metrics(outcome), ERRORS)}\n"
         if outcome.reason:
             yield wrapped(f"not kept: {outcome.reason}")
             return
-        learned = (
-            f"error {evidence.mean_error(outcome.before):.1%} before, {evidence.mean_error(outcome.after):.1%} after"
-        )
-        if outcome.left_out:
-            learned += f", {evidence.mean_error(outcome.left_out):.1%} for each run when it is left out"
+        fits = ((name.replace("_", " "), runs) for name in FITS if (runs := getattr(outcome, name)))
+        errors = ", ".join(f"{evidence.mean_error(runs):.1%} {name}" for name, runs in fits)
         before, after = evidence.mean_width(outcome.before), evidence.mean_width(outcome.after)
-        learned += f"; 90 % intervals a factor of {before:.2f} wide before, {after:.2f} after"
+        learned = f"error {errors}; 90 % intervals a factor of {before:.2f} wide before, {after:.2f} after"
         yield wrapped(f"kept in {outcome.path}: {counted(len(outcome.runs), 'run')}, {learned}")
 
     def _notes(self) -> Iterator[str]:
@@ -171,22 +169,21 @@ class ValidationAnswer(Answer):
             yield from ((f"{one.load} {line.metric}", None, line) for line in one.lines)
 
     def sentences(self) -> Iterator[str]:
-        validation, plan = self.record, self.record.measured.plan
+        record, plan = self.record, self.record.measured.plan
         shown = LINES if plan.published else [column for column in LINES if column.key != "published"]
         yield f"{table_text(self._records(), shown)}\n"
-        outside = sum(not line.is_inside for line in validation.every_line)
-        verdict = "inside" if validation.inside else f"outside: {outside} of {len(validation.every_line)} lines"
-        if not validation.as_planned:
-            verdict += ", but this is not the plan" if validation.inside else ", not the plan"
+        outside = sum(not line.is_inside for line in record.every_line)
+        verdict = "inside" if record.inside else f"outside: {outside} of {len(record.every_line)} lines"
+        verdict += "" if record.as_planned else ", but this is not the plan" if record.inside else ", not the plan"
         where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
         yield wrapped(f"{plan.model} on {where}, calibration: {plan.calibration}: {verdict}")
-        first, others = ("mind: ", "and: ") if self.record.inside else ("likeliest cause: ", "or: ")
-        for place, finding in enumerate(self.record.findings):
+        first, others = ("mind: ", "and: ") if record.inside else ("likeliest cause: ", "or: ")
+        for place, finding in enumerate(record.findings):
             mark = "not the plan: " if finding.not_the_plan else others if place else first
             yield wrapped(finding.cause, first=mark, rest="  ")
             yield wrapped(finding.evidence, first="  because ", rest="    ")
             yield wrapped(finding.next_step, first="  next: ", rest="    ")
-        for accuracy in self.record.measured.accuracy:
+        for accuracy in record.measured.accuracy:
             spread = f" ± {accuracy.stderr:.4f}" if accuracy.stderr is not None else ""
             yield f"accuracy {accuracy.task}, {accuracy.metric}: {accuracy.value:.4f}{spread} (not predicted)"
 
@@ -282,13 +279,9 @@ class TuningAnswer(Answer):
             "targets": [fields_of(one, "metric", "limit_ms") for one in state.targets],
             "runs": len(state.tried),
             "minutes": sum(run.seconds for run in state.runs) / 60,
-            "calibration": self._calibration,
+            "calibration": str(self.learnt.path) if self.learnt and self.learnt.kept else None,
             "settings": self._records(),
         }
-
-    @property
-    def _calibration(self) -> str | None:
-        return str(self.learnt.path) if self.learnt and self.learnt.kept else None
 
     def _records(self) -> list[dict[str, Any]]:
         state, standing = self.tuner.state, self.tuner.state.standing
@@ -331,8 +324,8 @@ class TuningAnswer(Answer):
         yield wrapped(f"\n{verdict}")
         if self.best:
             yield f"the plan: {self.best}"
-        if self._calibration:
-            yield f"learnt:   {self._calibration} (planner ... --calibration FILE)"
+        if self.learnt and self.learnt.kept:
+            yield f"learnt:   {self.learnt.path} (planner ... --calibration FILE)"
 
     def _notes(self) -> Iterable[str]:
         if not self.ok:
@@ -458,8 +451,6 @@ PANELS = {
     "End-to-end latency": ("median_e2el_ms", "mean_e2el_ms"),
     "Latency of a batch": ("avg_latency_s",),
 }
-
-
 #: Table below the chart: title of the panel, GPU, statistics.
 CHART_COLUMNS = (
     Column("metric", of="0"),
@@ -471,11 +462,6 @@ CHART_COLUMNS = (
 )
 
 
-def _of_panel(one: evidence.Evaluated, keys: Sequence[str]) -> evidence.PredictedFigure | None:
-    figure = next((one.figures[key] for key in keys if key in one.figures), None)
-    return figure if figure and figure.measured > 0 and figure.predicted > 0 else None
-
-
 def evaluation_chart(evaluated: Sequence[evidence.Evaluated]) -> Chart | None:
     """A panel for each metric, a colour and marker for each GPU; None where nothing was predicted."""
     gpus = sorted({one.run.gpu for one in evaluated if one.figures})
@@ -484,21 +470,20 @@ def evaluation_chart(evaluated: Sequence[evidence.Evaluated]) -> Chart | None:
     for title, keys in PANELS.items():
         by_gpu, unit = defaultdict[str, list[evidence.PredictedFigure]](list), METRICS[keys[0]].unit
         for one in evaluated:
-            if found := _of_panel(one, keys):
-                by_gpu[one.run.gpu].append(found)
+            figure = next((one.figures[key] for key in keys if key in one.figures), None)
+            if figure and figure.measured > 0 and figure.predicted > 0:
+                by_gpu[one.run.gpu].append(figure)
         if not by_gpu:
             continue
-        whole = evidence.statistics([found for figures in by_gpu.values() for found in figures])
+        whole = evidence.statistics([figure for figures in by_gpu.values() for figure in figures])
         words = f"{title}\n{whole['within_20']:.0%} within {BAND:.0%}"
         if whole["coverage_90"] is not None:
             words += f", {whole['coverage_90']:.0%} in the interval"
-        series = [
-            Series(
-                gpu, tuple(one.measured for one in by_gpu[gpu]), tuple(one.predicted for one in by_gpu[gpu]), place,
-                "points", MARKERS[(place + place // len(MARKERS)) % len(MARKERS)],
-            )
-            for place, gpu in enumerate(gpus) if gpu in by_gpu
-        ]  # fmt: skip
+        series = []
+        for place, gpu in enumerate(gpus):
+            x, y = (tuple(getattr(one, name) for one in by_gpu.get(gpu, ())) for name in ("measured", "predicted"))
+            marker = MARKERS[(place + place // len(MARKERS)) % len(MARKERS)]
+            series += [Series(gpu, x, y, place, "points", marker)] if x else []
         marks = (Mark(f"equal, and {BAND:.0%} either way", diagonal=True, spread=BAND),)
         labels = f"measured, {unit}", f"predicted, {unit}"
         panels.append(LinePanel(*labels, tuple(series), words, x_log=True, y_log=True, marks=marks, equal=True))
@@ -507,8 +492,5 @@ def evaluation_chart(evaluated: Sequence[evidence.Evaluated]) -> Chart | None:
     if not panels:
         return None
     refused = sum(one.refused is not None for one in evaluated)
-    described = (
-        f"{len(evaluated)} runs, {refused} refused. A prediction on the line is exact, one in the grey band is within "
-        f"{BAND:.0%}."
-    )
+    described = f"{len(evaluated)} runs, {refused} refused. On the line: exact. Grey band: within {BAND:.0%}."
     return Chart("evaluation", "Predicted against measured", described, tuple(panels), CHART_COLUMNS, records)

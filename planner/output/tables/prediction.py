@@ -24,8 +24,6 @@ BASIS = {
     "architecture": "measured on GPUs of this architecture",
     "global": "measured on other GPUs: none of this architecture was measured",
 }
-
-
 OPERATOR_COLUMNS = (
     Column("operator", of="name"),
     Column("kernels", form=",", of="count"),
@@ -45,12 +43,9 @@ CLASS_COLUMNS = (
     Column("target", form=",.10g"),
 )
 
-#: Why, and where it was measured: ML.ENERGY leaderboard, lm-arena-chat, Qwen3-235B-A22B-Instruct-2507 with TP and EP 8.
-EXPERTS_IN_FP8 = (
-    "experts in FP8 quantise what they are given first, which counts in small batches; Qwen3-235B-A22B on eight H100 "
-    "(vLLM 0.11.1) was measured at 388 tokens/s in BF16 and 316 in FP8 with 8 requests in flight, at 908 and 1,017 "
-    "with 32"
-)
+#: ML.ENERGY leaderboard, lm-arena-chat, Qwen3-235B-A22B-Instruct-2507 on eight H100, TP and EP 8, vLLM 0.11.1:
+#: 388 tokens/s in BF16 and 316 in FP8 with 8 requests in flight, 908 and 1,017 with 32.
+EXPERTS_IN_FP8 = "FP8 experts quantise their input first, which counts in small batches"
 OPERATOR = ("name", "count", "time_s", "flop", "bytes", "bound")
 PRECISIONS_ALIKE = 1.01  #: steps that differ by less than this factor take equally long
 LINKS_BIND = 0.4  #: share of a decode step from which on it is said that collectives take it
@@ -91,7 +86,6 @@ class PredictionAnswer(MetricAnswer):
             {**fields_of(one, "load.name", "load.request_rate", "load.priority", "targets_ms"), **one.result}
             for one in self.record.classes
         ]
-        more = {"classes": classes, "kv_offloading": self._offloading}
         breakdown = {
             name: {
                 **fields_of(step, "total_s", "gpu_s", "launch_s", "host_s"),
@@ -99,6 +93,7 @@ class PredictionAnswer(MetricAnswer):
             }
             for name, step in self.steps.items()
         }
+        more = {"classes": classes, "kv_offloading": self._offloading}
         known = {name: value for name, value in more.items() if value}
         return {**self.result, **known, "notes": list(self._notes()), "breakdown": breakdown}
 
@@ -107,11 +102,8 @@ class PredictionAnswer(MetricAnswer):
         replay, unaided = self.record.replay, self.record.unaided
         if unaided is None:
             return None
-        without = fields_of(
-            unaided, "gpu_share=replay.cached_share",
-            *(f"figures.{key}" for key in ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")),
-            "figures.output_throughput", "figures.duration",
-        )  # fmt: skip
+        figures = ("mean_ttft_ms", "median_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "output_throughput", "duration")
+        without = fields_of(unaided, "gpu_share=replay.cached_share", *(f"figures.{key}" for key in figures))
         gpu_share = replay.cached_share - replay.host_share
         return {"host_share": replay.host_share, "gpu_share": gpu_share, "without": without}
 
@@ -152,16 +144,13 @@ class PredictionAnswer(MetricAnswer):
             kind = self.deployment.profile.interconnect.kind
             yield f"collectives over {kind} links take {links:.0%} of a decode step: fewer GPUs may be as fast"
         if self.step_16_bits_s and self.step_16_bits_s * PRECISIONS_ALIKE < step.total_s:
-            why = f": {EXPERTS_IN_FP8}" if self.deployment.model.is_moe else ", which is within what the fits know"
+            why = f": {EXPERTS_IN_FP8}" if self.deployment.model.is_moe else ""
             yield (
                 f"a decode step of {batch.decode_seqs:,} requests takes {self.step_16_bits_s / MS:.2f} ms with 16-bit "
                 f"weights and {step.total_s / MS:.2f} with these{why}"
             )
         if step.launch_s > step.gpu_s and not self.deployment.config.enforce_eager:
-            yield (
-                f"a decode step of {batch.decode_seqs:,} requests is beyond vLLM's captured graphs: "
-                "the host launches its kernels one by one"
-            )
+            yield f"{batch.decode_seqs:,} requests exceed vLLM's captured graphs: the host launches kernels one by one"
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,11 +203,8 @@ def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
     if one.targets_ms:
         figures["request_goodput"] = "good requests/s", None
     for place, (key, (figure, target)) in enumerate(figures.items()):
-        yield {"class": "" if place else name, "figure": figure, "target": target, **_ends(result, key)}
-
-
-def _ends(result: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {"value": result[key], "lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
+        ends = {"lo": result.get(f"{key}_lo"), "hi": result.get(f"{key}_hi")}
+        yield {"class": "" if place else name, "figure": figure, "value": result[key], **ends, "target": target}
 
 
 def _ms(time_s: float) -> str:
@@ -248,19 +234,16 @@ def _basis_lines(deployment: Deployment) -> Iterator[str]:
 def _sum(step: StepBreakdown) -> str:
     besides_s = step.total_s - max(step.gpu_s, step.launch_s)
     hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
-    gpu = f"{_ms(step.gpu_s)} ms, the sum of the operators,"
-    if step.launch_s > step.gpu_s:
-        gpu = f"{_ms(step.launch_s)} ms to launch the kernels one by one,"
-    return f"= {gpu} + {_ms(besides_s)} ms of host time{hidden}"
+    by_host = step.launch_s > step.gpu_s
+    what = "to launch the kernels one by one" if by_host else "of operators"
+    return f"= {_ms(max(step.gpu_s, step.launch_s))} ms {what} + {_ms(besides_s)} ms of host time{hidden}"
 
 
 def _share(name: str, served: Replay) -> str:
     kind = name.removesuffix(" step")
     batch, steps, time_s = (getattr(served, f"{kind}_{what}") for what in ("batch", "steps", "time_s"))
-    work = []
-    if batch is not None and batch.prefill_tok:
-        work.append(f"{batch.prefill_tok:,} prompt tokens")
-    if batch is not None and batch.decode_seqs:
+    work = [f"{batch.prefill_tok:,} prompt tokens"] if batch.prefill_tok else []
+    if batch.decode_seqs:
         context_tok = batch.decode_context_tok / batch.decode_seqs
         work.append(f"{batch.decode_seqs:,} decoding sequences with {context_tok:,.0f} tokens of context each")
     return f"of {' and '.join(work)}; {steps:,} such step{' takes' if steps == 1 else 's take'} {time_s:,.3f} s"
@@ -281,10 +264,7 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     if remark := deployment.network_remark:
         yield remark
     if config.decode_context_parallel_size > 1:
-        yield (
-            f"DCP={config.decode_context_parallel_size} communication is modelled but uncalibrated; intervals are "
-            "those without DCP"
-        )
+        yield f"DCP={config.decode_context_parallel_size} is not calibrated; intervals are those without DCP"
     if drafts := config.speculative_config:
         yield (
             f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "

@@ -2,39 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from planner import planning
 from planner.errors import InputError
-from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, command_lines, known_table, table_text, wrapped
+from planner.output.tables import shared
 from planner.output.tables.disaggregated import apart_in_words, apart_lines, divided_object, needs_words
-from planner.output.tables.shared import (
-    MORE,
-    asked_load,
-    calibration_note,
-    card,
-    counted,
-    engine_note,
-    even_odds,
-    figure_between,
-    from_host,
-    items,
-    layout_in_words,
-    listed,
-    load_in_words,
-    local_argv,
-    margin_words,
-    measure_next,
-    milliseconds,
-    no_price,
-    seconds,
-)
 from planner.output.workflows.documents import published_accuracy
 from planner.planning import bottleneck
 from planner.timing import SHIPPED
@@ -42,7 +20,7 @@ from planner.units import GIB, MS, figure
 from planner.workload import Load, targets_in_words
 
 GPU = Column("gpu")
-LAYOUT = Column("layout", of=layout_in_words)
+LAYOUT = Column("layout", of=shared.layout_in_words)
 WEIGHTS, CACHE = Column("weight_dtype", "weights"), Column("kv_cache_dtype", "kv cache")
 BATCH = Column("max_num_seqs", "batch", ",")
 TTFT = Column("mean_ttft_ms", "TTFT ms", ",.0f", of="predicted.mean_ttft_ms")
@@ -107,12 +85,8 @@ class Recommendation(Answer):
     defaults_taken: Mapping[str, Any]
     command: str  #: the equivalent command line
     doubts: tuple[planning.Doubt, ...] = ()  #: figures of a suspicious size, of the best plan or of each refusal
-    divisions: Mapping[str, planning.Disaggregated | planning.Refused] = field(
-        default_factory=dict
-    )  #: disaggregated, by GPU
-    apart: Mapping[str, planning.Apart] = field(
-        default_factory=dict
-    )  #: by GPU, where asked for and cheaper than its plan
+    divisions: Mapping[str, planning.Disaggregated | planning.Refused] = field(default_factory=dict)  #: by GPU
+    apart: Mapping[str, planning.Apart] = field(default_factory=dict)  #: by GPU, where cheaper than its plan
     bottleneck: str = ""  #: of the best plan
     wrote: bool = False  #: whether the scripts are written already
     remarks: tuple[str, ...] = ()
@@ -120,27 +94,17 @@ class Recommendation(Answer):
     disaggregated: bool = False  #: whether disaggregated serving may be the answer
 
     @classmethod
-    def of(
-        cls,
-        search: planning.Search,
-        rankings: tuple[planning.Ranking, ...],
-        plans: tuple[planning.Plan | None, ...],
-        pick: int,
-        defaults_taken: Mapping[str, Any],
-        command: str,
-        **more: Any,
-    ) -> Recommendation:
-        """The answer, with everything computed that its text shows; ``more`` are the other fields."""
-        answer = cls(search, rankings, plans, pick, defaults_taken, command, **more)
-        best_first = answer._best_first(answer._made)
+    def of(cls, search: planning.Search, *more: Any, **shown: Any) -> Recommendation:
+        """The answer, with everything computed that its text shows; ``more`` and ``shown`` are the other fields."""
+        answer = cls(search, *more, **shown)
+        best_first = answer._records()
         pairs = ((plan.gpu, answer._beside(plan)) for plan in (best_first if answer.disaggregated else best_first[:1]))
         answer = replace(answer, divisions={gpu: division for gpu, division in pairs if division})
         divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, planning.Disaggregated)}
         if answer.disaggregated:
-            found = (
-                planning.apart_from(search, plan, divided[plan.gpu]) for plan in answer._made if plan.gpu in divided
-            )
-            answer = replace(answer, apart={one.plan.gpu: one for one in found if one})
+            made = [plan for plan in answer._made if plan.gpu in divided]
+            cheaper = (planning.apart_from(search, plan, divided[plan.gpu]) for plan in made)
+            answer = replace(answer, apart={one.plan.gpu: one for one in cheaper if one})
         best = answer.best
         limit = bottleneck(search.space, search.objective, answer._candidates[id(best)]) if best else ""
         return replace(answer, doubts=tuple(answer._doubts()), bottleneck=limit)
@@ -167,7 +131,7 @@ class Recommendation(Answer):
     @property
     def best(self) -> planning.Plan | None:
         """The best of all plans; None where there is none."""
-        return next(iter(self._best_first(self._made)), None)
+        return next(iter(self._records()), None)
 
     def _beside(self, plan: planning.Plan) -> planning.Disaggregated | planning.Refused | None:
         """Disaggregated serving beside a plan; None if one server takes the load and it was not asked for."""
@@ -229,22 +193,17 @@ class Recommendation(Answer):
             for place, candidate in enumerate(ranking.candidates[:LISTED], 1)
             if place != self.pick
         ]
-        targets = objective.targets and {
-            "confidence": objective.targets.confidence,
-            "limits": [
-                {"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {})
-                for slo in objective.targets.slos
-            ],
-        }
-        first = self._best_first(self._made)[:1]  # what is printed and written
+        targets = objective.targets
+        limits = targets and {"confidence": targets.confidence, "limits": shared.limits_of(targets.slos)}
+        first = self._records()[:1]  # what is printed and written
         plans = first + self._best_first(p for p in (*self._made, *(plan for plan, _ in others)) if p not in first)
         return {
             "goal": objective.goal,
             "workload": _workload(self.search),
-            "targets": targets,
+            "targets": limits,
             "defaults_taken": [f"{name} = {taken_words(value)}" for name, value in self.defaults_taken.items()],
             "order": planning.order_words(self._made, objective.goal) if self._made else None,
-            "doubts": [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in self.doubts],
+            "doubts": shared.doubts_of(self.doubts),
             "plans": [plan.model_dump(mode="json") for plan in plans],
             "probability_behind": self._behind(plans, others),
             "pareto": [_point(objective.load, candidate) for ranking in rankings for candidate in ranking.pareto],
@@ -258,12 +217,13 @@ class Recommendation(Answer):
     def _answer(self) -> dict[str, Any] | None:
         apart, best = self.answer_apart, self.best
         if apart:
-            return {"shape": "disaggregated", "gpu": apart.plan.gpu, "num_gpus": apart.division.num_gpus,
-                    "usd_per_hour": apart.usd_per_hour}  # fmt: skip
-        if best is None:
+            shape, gpu, size, usd = "disaggregated", apart.plan.gpu, apart.division.num_gpus, apart.usd_per_hour
+        elif best is None:
             return None
-        size, usd = (best.service.total_gpus, best.service.usd_per_hour) if best.service else (best.num_gpus, None)
-        return {"shape": "aggregated", "gpu": best.gpu, "num_gpus": size, "usd_per_hour": usd}
+        else:
+            shape, gpu = "aggregated", best.gpu
+            size, usd = (best.service.total_gpus, best.service.usd_per_hour) if best.service else (best.num_gpus, None)
+        return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
 
     def _records(self) -> list[planning.Plan]:
         return self._best_first(self._made)
@@ -273,7 +233,7 @@ class Recommendation(Answer):
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self._verdict())
-        yield from items("!", map(str, self.doubts))
+        yield from shared.items("!", map(str, self.doubts))
         yield from self._every_gpu() if self.explain else self._one_screen()
 
     def _verdict(self) -> str:
@@ -282,7 +242,7 @@ class Recommendation(Answer):
             return apart_in_words(self.objective, apart)
         if best:
             return plan_in_words(best)
-        where = listed([card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
+        where = shared.listed([shared.card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
         return f"No setting of {model} fits on {where}, {self.search.space.gpus_per_node} GPUs per node"
@@ -300,41 +260,48 @@ class Recommendation(Answer):
                 rows = [row for one in best.classes for row in _class_rows(best, one)]
                 yield "\n" + known_table(rows, CLASS_COLUMNS)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
-            yield from self._reasons(ranking, best, self._odds_words() if len(made) > 1 else "")
+            yield from self._reasons(ranking, best)
         without = [ranking for ranking, plan in pairs if plan is None]
         shown = 1 if best else BRIEF_REFUSED
         for ranking in without[:shown]:
-            yield from items("x", [f"no plan on {card(ranking.profile.id)}: {_why_none(ranking)}"])
+            yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {_why_none(ranking)}"])
         if len(without) > shown:
-            yield from items("x", [f"{len(without)} GPUs in all have no plan"])
+            yield from shared.items("x", [f"{len(without)} GPUs in all have no plan"])
         if best:
-            yield from command_lines(best.env, local_argv(best))
+            yield from command_lines(best.env, shared.local_argv(best))
 
-    def _reasons(self, ranking: planning.Ranking, plan: planning.Plan, ahead: str) -> Iterator[str]:
-        candidate, service = self._candidates[id(plan)], plan.service
-        yield from items("-", _brief_reasons(ranking, plan, ahead))
-        yield from items("-", [f"bottleneck: {_bottleneck(self.bottleneck, candidate, service)}"])
-        if service and service.prefix_cache_share is not None:
-            dealt = f", {service.router}" if service.replicas > 1 else ""
-            cached = f"{service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache{dealt}"
-            yield from items("-", [*_host_lines(service)] or [cached])
+    def _reasons(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
+        candidate, service, memory = self._candidates[id(plan)], plan.service, plan.memory
+        reasons = [*_largest_load(plan)] if service else [plan.why[0] + self._odds_words()]
+        reasons += _next_best(ranking, plan)
+        reasons.append(
+            f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each "
+            f"GPU; {memory['kv_cache_tokens']:,} KV tokens fit beside them"
+        )
+        if plan.benchmark_line:
+            reasons.append(f"serving line: {_benchmark_line(plan, plan.benchmark_line)}")
+        # a larger load may miss another target first
+        largest = service.bound_by if service else ""
+        reasons.append(f"bottleneck: {self.bottleneck if self.bottleneck.startswith(largest) else largest}")
         if service:
-            yield from items("-", [*_ladder_lines(service), *self._divided_words()])
+            reasons += [*_cache_lines(service), *_ladder_lines(service), *self._divided_words()]
+        yield from shared.items("-", reasons)
         urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
-        yield from items("!", urgent[:BRIEF_WARNINGS])
+        yield from shared.items("!", urgent[:BRIEF_WARNINGS])
 
     def _brief_notes(self) -> Iterator[str]:
-        if taken := self._taken():
-            yield f"defaults taken: {taken}"
+        yield from self._taken()
         unpriced = [plan.gpu for plan in self._made if plan.service and plan.service.usd_per_hour is None]
         if unpriced:
-            yield no_price(unpriced)
-        fits = calibration_note((plan.gpu, plan.calibration) for plan in self._made)
+            yield shared.no_price(unpriced)
+        fits = shared.calibration_note((plan.gpu, plan.calibration) for plan in self._made)
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
-        yield "; ".join([*engine_note(plan.engine_version for plan in self._made), *fits, *scripts, MORE])
+        yield "; ".join([*shared.engine_note(plan.engine_version for plan in self._made), *fits, *scripts, shared.MORE])
 
-    def _taken(self) -> str:
-        return ", ".join(f"{name}={taken_words(value)}" for name, value in self.defaults_taken.items())
+    def _taken(self) -> Iterator[str]:
+        if self.defaults_taken:
+            taken = ", ".join(f"{name}={taken_words(value)}" for name, value in self.defaults_taken.items())
+            yield f"defaults taken: {taken}"
 
     def _every_gpu(self) -> Iterator[str]:
         yield ""
@@ -342,24 +309,21 @@ class Recommendation(Answer):
             yield from (*apart_lines(apart), "", "aggregated servers:", "")
         if self._made:
             yield table_text(self._records(), self._columns())
-        yield from items("-", self._divided_words(why=True))
-        pairs = self._in_order()
-        if len(self.rankings) > SHOWN_GPUS and self.best:  # a long table: the best plan alone
-            without = [ranking.profile.id for ranking, plan in pairs if plan is None]
-            yield from ("", *_plan_lines(pairs[0][0], self.best, self.search.space.prices))
-            if without:
-                yield ""
-                yield wrapped(f"no plan: {', '.join(without)}; --format json gives the reasons", rest="  ")
-            return
-        for place, (ranking, plan) in enumerate(pairs):
+        yield from shared.items("-", self._divided_words(why=True))
+        pairs = self._in_order()  # below a long table the best plan alone
+        shown = pairs[:1] if len(self.rankings) > SHOWN_GPUS and self.best else pairs
+        for place, (ranking, plan) in enumerate(shown):
             if place or self._made:
                 yield ""
             if plan:
                 yield from _plan_lines(ranking, plan, self.search.space.prices)
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
-                yield from items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())
-                yield from items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
+                yield from shared.items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())
+                yield from shared.items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
+        without = [ranking.profile.id for ranking, plan in pairs[len(shown) :] if plan is None]
+        if without:
+            yield wrapped(f"\nno plan: {', '.join(without)}", rest="  ")
 
     def _in_order(self) -> list[tuple[planning.Ranking, planning.Plan | None]]:
         order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
@@ -378,19 +342,18 @@ class Recommendation(Answer):
                 yield f"disaggregated serving is not compared{on}: {division.reason}"
 
     def _odds_words(self) -> str:
-        plans = self._best_first(self._made)
-        behind = self._behind(plans)[1]
-        return (
-            f"; {plans[0].gpu} is ahead of {plans[1].gpu} with {planning.percent(behind)} probability" if behind else ""
-        )
+        first, *others = self._records()
+        behind = self._behind([first, *others])[1] if others else None
+        if not behind:
+            return ""
+        return f"; {first.gpu} is ahead of {others[0].gpu} with {planning.percent(behind)} probability"
 
     def _notes(self) -> Iterator[str]:
         if self._made:
             yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
         if len(self._made) > 1:
             yield f"order: {planning.order_words(self._made, self.objective.goal)}{self._odds_words()}"
-        if taken := self._taken():
-            yield f"defaults taken: {taken}"
+        yield from self._taken()
         if not self.wrote and self._made:
             yield f"write the scripts with: {self.command} -o plans"
 
@@ -420,43 +383,37 @@ def _named(target: planning.PlannedTarget) -> str:
     return f"{target.slo.statistic} {target.slo.metric.upper()}"
 
 
-def _latency_form(metric: str) -> Callable[[float], str]:
-    return seconds if metric in ("ttft", "e2el") else milliseconds
-
-
 def plan_in_words(plan: planning.Plan) -> str:
     """The plan in a sentence: the settings, the GPUs, and the figures that they deliver."""
     service, figures = plan.service, plan.predicted
-    layout = layout_in_words(plan)
-    means = f"TTFT {seconds(figures['mean_ttft_ms'])}, TPOT {milliseconds(figures['mean_tpot_ms'])}"
+    layout = shared.layout_in_words(plan)
+    means = f"TTFT {shared.seconds(figures['mean_ttft_ms'])}, TPOT {shared.milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         load = f" at {plan.workload.max_concurrency:,} concurrent requests" if plan.workload.max_concurrency else ""
         load += f" of {plan.workload.input_len:,} + {plan.workload.output_len:,} tokens"
         size, even_words = plan.num_gpus, ""
-        delivers = f"{figure_between(value, low, high, 'requests/s')}{load}, {means}"
+        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}, {means}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
-        most = figure_between(value, low, high, service.load_unit) if value else ""
-        size = service.total_gpus
-        even = next(
-            (rung.total_gpus for rung in service.ladder if rung.confidence == planning.defaults.LADDER[0]), None
-        )
-        even_words = even_odds(service.total_gpus, even)
+        most = shared.figure_between(value, low, high, service.load_unit) if value else ""
+        size, first = service.total_gpus, planning.defaults.LADDER[0]
+        even = next((rung.total_gpus for rung in service.ladder if rung.confidence == first), None)
+        even_words = shared.even_odds(size, even)
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout} behind a {service.router} router"
-        met = [
-            f"{_named(one)} {_latency_form(one.slo.metric)(one.predicted_ms)}{one.of_class and f' for {one.of_class}'}"
-            for one in service.targets
-        ]
+        met = []
+        for one in service.targets:
+            latency = (shared.milliseconds if one.slo.metric in ("tpot", "itl") else shared.seconds)(one.predicted_ms)
+            met.append(f"{_named(one)} {latency}{one.of_class and f' for {one.of_class}'}")
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
-        if service.usd_per_million_output_tokens:
-            price += [f"{service.usd_per_million_output_tokens:,.2f} USD per 1M output tokens"]
-        load = asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
+        if each := service.usd_per_million_output_tokens:
+            price += [f"{each:,.2f} USD per 1M output tokens"]
+        load = shared.asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
         delivers = ", ".join([load, *(met or [means]), *price])
         delivers += f"; room for {most}" if most and service.load_asked else ""
-    return f"Serve {plan.model} on {size:,} x {card(plan.gpu)}{even_words}, {layout}: {delivers}"
+    return f"Serve {plan.model} on {size:,} x {shared.card(plan.gpu)}{even_words}, {layout}: {delivers}"
 
 
 def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dict[str, Any]]:
@@ -483,43 +440,21 @@ def _why_none(ranking: planning.Ranking) -> str:
         for reading in closest.load.readings
         if not reading.met
     ]
-    return (
-        f"even with {planning.little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)} misses "
-        f"{' and '.join(missed)}; achievable: {planning.met_limits(closest.load.readings)}"
-    )
+    size = shared.counted(closest.config.num_gpus)
+    size, little = shared.counted(closest.config.num_gpus), planning.little_in_words(closest.load)
+    achievable = planning.met_limits(closest.load.readings)
+    return f"even with {little} a server of {size} misses {' and '.join(missed)}; achievable: {achievable}"
 
 
-def _host_lines(service: planning.Service) -> Iterator[str]:
-    offloading = service.kv_offloading
-    if offloading is None:
-        return
-    without, targets = offloading.without, {target.metric: target for target in service.targets}
-    figures = "".join(
-        f"{_named(target)} {milliseconds(target.predicted_ms)} instead of "
-        f"{milliseconds(targets[target.metric].predicted_ms)}, "
-        for target in without.targets
-    )
-    if without.total_gpus == service.total_gpus:
-        then = "and the targets are met on as many GPUs"
-    elif without.total_gpus:
-        then = f"and the load takes {without.total_gpus:,} GPUs instead of {service.total_gpus:,}"
-    else:
-        then = "and four times as many GPUs would miss the targets"
-    yield from_host(offloading, without.gpu_share, figures + then)
-
-
-def _bottleneck(limit: str, candidate: planning.Candidate, service: planning.Service | None) -> str:
-    if service is None:
-        return limit
-    if not limit.startswith(service.bound_by):  # a larger load misses something else first
-        limit = service.bound_by
-    slo, _, behind = limit.partition("; ")
-    near = next((r for r in candidate.load.readings if str(r.slo) == slo), None) if candidate.load else None
-    if near is None:
-        return limit
-    form = _latency_form(near.slo.metric)
-    bound = f"up to {form(near.expected_ms)} with {service.confidence:.0%} confidence"
-    return f"{slo}: {form(near.predicted_ms)} predicted, {bound}{f'; {behind}' if behind else ''}"
+def _cache_lines(service: planning.Service) -> Iterator[str]:
+    """Prompt tokens that come from the prefix cache, and what KV blocks in host memory add."""
+    if offloading := service.kv_offloading:
+        gpus = offloading.without.total_gpus
+        then = f"the load takes {shared.counted(gpus)}" if gpus else "four times as many GPUs would miss the targets"
+        yield shared.from_host(offloading, offloading.without.gpu_share, f"and {then}")
+    elif service.prefix_cache_share is not None:
+        routed = f", {service.router}" if service.replicas > 1 else ""
+        yield f"{service.prefix_cache_share:.1%} of the prompt tokens come from the prefix cache{routed}"
 
 
 def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
@@ -533,37 +468,19 @@ def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
         other = next((candidate for candidate in others if candidate.engine != best.engine), None)
         if other is None or other.load is None:
             lost = next((one for one in ranking.rejected if one.reason.startswith("misses ")), None)
-        elif not plan.service.load_asked:
+        elif plan.service.load_asked:
+            lost = planning.Rejected.of(other, shared.counted(other.num_gpus))
+        else:
             each = figure(other.load.value / other.config.num_gpus)
             lost = planning.Rejected.of(other, f"{each} {plan.service.load_unit} per GPU")
-        else:
-            same = other.num_gpus == best.num_gpus
-            lost = planning.Rejected.of(other, "as many GPUs" if same else counted(other.num_gpus))
     if lost:
-        rank = "also tried" if lost.reason.startswith("misses ") else "next best"
-        yield f"{rank}: {_describe(lost).removeprefix(f'{plan.model} ')}"
-
-
-def _brief_reasons(ranking: planning.Ranking, plan: planning.Plan, ahead: str) -> Iterator[str]:
-    if plan.service is None:
-        yield plan.why[0] + ahead
-    else:
-        yield from _largest_load(plan)
-    yield from _next_best(ranking, plan)
-    memory = plan.memory
-    yield (
-        f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each GPU; "
-        f"{memory['kv_cache_tokens']:,} KV tokens fit beside them"
-    )
-    if plan.benchmark_line:
-        yield f"serving line: {_benchmark_line(plan, plan.benchmark_line)}"
+        yield f"next best: {_describe(lost).removeprefix(f'{plan.model} ')}"
 
 
 def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
     ratio = line.output_throughput_per_gpu / plan.predicted["output_throughput_per_gpu"] - 1
-    speed = (
-        "as fast" if abs(ratio) < planning.defaults.EQUAL else f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
-    )
+    faster = f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
+    speed = "as fast" if abs(ratio) < planning.defaults.EQUAL else faster
     return (
         f"{plan.max_model_len:,} tokens of context, {plan.max_num_seqs:,} requests at once; "
         f"./launch.sh --benchmark: {line.max_model_len:,} and {line.max_num_seqs:,}, {speed}"
@@ -635,86 +552,70 @@ def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
 
 
 def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float]) -> Iterator[str]:
-    size = counted(plan.num_gpus)
-    several = plan.service is not None and plan.service.replicas > 1
-    servers = f"{plan.service.replicas} servers of {size}" if plan.service and several else size
+    size, service, reasons = shared.counted(plan.num_gpus), plan.service, list(plan.why)
+    servers = f"{service.replicas} servers of {size}" if service and service.replicas > 1 else size
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
-    yield from items("-", [*plan.why, *_load_lines(plan, ranking.profile, prices)])
-    yield from items("!", plan.warnings)
-    yield from items("i", ranking_published(ranking))
-    yield from items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
-    yield from command_lines(plan.env, local_argv(plan))
-
-
-def _load_lines(plan: planning.Plan, profile: GpuProfile, prices: Mapping[str, float]) -> Iterator[str]:
-    service = plan.service
-    if service is None:
-        return
-    yield from (*_host_lines(service), *_largest_load(plan), *_ladder_lines(service))
-    price = planning.price_of(profile, prices)
-    if price and service.usd_per_hour is not None:
-        each = price.usd_per_h.mid * profile.parts
-        total = f"{service.usd_per_hour:,.2f} USD/h for {counted(service.total_gpus)}"
-        yield f"{total}: {each:,.2f} per whole GPU ({price.origin})"
+    if service:
+        reasons += [*_cache_lines(service), *_largest_load(plan), *_ladder_lines(service)]
+        price = planning.price_of(ranking.profile, prices)
+        if price and service.usd_per_hour is not None:
+            total = f"{service.usd_per_hour:,.2f} USD/h for {shared.counted(service.total_gpus)}"
+            each = price.usd_per_h.mid * ranking.profile.parts
+            reasons.append(f"{total}: {each:,.2f} per whole GPU ({price.origin})")
+    yield from shared.items("-", reasons)
+    yield from shared.items("!", plan.warnings)
+    yield from shared.items("i", ranking_published(ranking))
+    yield from shared.items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
+    yield from command_lines(plan.env, shared.local_argv(plan))
 
 
 def _largest_load(plan: planning.Plan) -> Iterator[str]:
     service = plan.service
-    if service and service.largest_load is not None and service.node_load is not None:
-        most = figure_between(service.largest_load, service.largest_load_lo, service.largest_load_hi, service.load_unit)
-        rate = service.output_throughput_per_gpu
+    if service is None:
+        return
+    if service.largest_load is not None and service.node_load is not None:
+        ends = service.largest_load_lo, service.largest_load_hi
+        most = shared.figure_between(service.largest_load, *ends, service.load_unit)
+        rate, held = service.output_throughput_per_gpu, plan.gpus_per_node // plan.num_gpus
         tokens = f", {figure(rate)} output tokens/s per GPU" if rate is not None else ""
-        held = plan.gpus_per_node // plan.num_gpus
         node = f"; {held} fit on a node and carry {figure(service.node_load)}" if held > 1 else ""
         yield f"one server carries {most} under the targets{tokens}{node}"
-    if service and not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
-        yield load_in_words(service.requests_in_flight, service.output_tokens_per_day)
-    if service and (service.headroom or service.spares):
-        yield f"{margin_words(service.headroom, service.spares)}: {counted(service.total_gpus)}"
-    elif service and service.gpus_with_margin:
-        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(service.gpus_with_margin)}"
+    if not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
+        yield shared.load_in_words(service.requests_in_flight, service.output_tokens_per_day)
+    yield from shared.margin_lines(service.headroom, service.spares, service.total_gpus, service.gpus_with_margin)
 
 
 def _ladder_lines(service: planning.Service) -> Iterator[str]:
     def words(rung: planning.PlannedRung, per_server: bool) -> str:
         if per_server:
             return f"{figure(rung.largest_load)} {service.load_unit}"
-        return counted(rung.total_gpus) if rung.total_gpus else "no number"
+        return shared.counted(rung.total_gpus) if rung.total_gpus else "no number"
 
     alike = len({rung.total_gpus for rung in service.ladder}) == 1
     per_server = alike and (service.replicas == 1 or not service.load_asked)
     if service.ladder:
-        first, *others = (f"{words(rung, per_server)} at {rung.confidence:.0%}" for rung in service.ladder)
-        rest = [re.sub(f" ({service.load_unit}|GPUs?) at ", " at ", words) for words in others]
-        verb = "one server carries" if per_server else "the load takes"
-        yield f"{verb} {', '.join([first, *rest])} confidence"
+        rungs = (f"{words(rung, per_server)} at {rung.confidence:.0%}" for rung in service.ladder)
+        yield f"{'one server carries' if per_server else 'the load takes'} {', '.join(rungs)} confidence"
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
-    if run is None or now is None:
-        return
-    per_server = run.expected.total_gpus == now.total_gpus
-    what = "raise the load of one server" if per_server else "reduce the plan"
-    change = f"{what} from {words(now, per_server)} to {words(run.expected, per_server)}"
-    yield measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")
+    if run and now:
+        per_server = run.expected.total_gpus == now.total_gpus
+        what = "raise the load of one server" if per_server else "reduce the plan"
+        change = f"{what} from {words(now, per_server)} to {words(run.expected, per_server)}"
+        yield shared.measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")
 
 
 def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:
-    fitting = {
-        (c.resolved.resolved, c.config.tensor_parallel_size, c.config.kv_cache_dtype) for c in ranking.candidates
-    }
-
-    def order(r: planning.Rejected) -> tuple[bool, bool]:
-        return (r.model, r.tensor_parallel_size, r.kv_cache_dtype) not in fitting, r.tensor_parallel_size is None
-
     winner = ranking.best.resolved.resolved if ranking.best else None  # the reasons compare its other sizes
+    fitting = {(one.resolved.resolved, one.config.tensor_parallel_size) for one in ranking.candidates}
     best: dict[str, planning.Rejected] = {}
-    for rejected in sorted(ranking.rejected, key=order):
+    for rejected in sorted(ranking.rejected, key=lambda one: (one.model, one.tensor_parallel_size) not in fitting):
         if rejected.model != winner:
             best.setdefault(rejected.model, rejected)
     return list(best.values())
 
 
 def _describe(rejected: planning.Rejected) -> str:
-    layout = layout_in_words(rejected) if rejected.tensor_parallel_size else ""
+    layout = shared.layout_in_words(rejected) if rejected.tensor_parallel_size else ""
     cache = f"{rejected.kv_cache_dtype} KV cache" if rejected.kv_cache_dtype not in (None, "auto") else ""
     return f"{rejected.model} {', '.join(filter(None, (layout, cache)))}".rstrip() + f": {rejected.reason}"

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
 from planner.hardware import GpuProfile
+from planner.output.answer import fields_of
 from planner.output.render import SPACE, at, wrapped
 from planner.planning import defaults, price_of, span_figures
 from planner.units import MS, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
-    from planner.planning import Deployment, Plan, Span
+    from planner.planning import Deployment, Doubt, Plan, Span
+    from planner.workload import Slo
 
 
 def local_argv(plan: Plan) -> list[str]:
@@ -120,21 +122,17 @@ def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> l
 
 def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
     """The prices that were taken, and the GPUs without one."""
-    unknown, free, dated = [], [], []
+    unknown, dated = [], []
     for profile in profiles:
         price = price_of(profile, prices)
         if price is None:
             unknown.append(profile.whole)
-        elif price.is_zero:
-            free.append(profile.id)
         elif price.origin != "--price":
             dated.append(f"{profile.id} {price.usd_per_h.mid:.2f} ({price.origin})")
     if dated:
         yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
     if unknown:
         yield f"no price is known for {', '.join(dict.fromkeys(unknown))}: give one with --price GPU=USD"
-    if free:
-        yield f"{', '.join(free)}: with a price of zero there are no figures per dollar"
 
 
 def layout_in_words(settings: Any) -> str:
@@ -143,10 +141,8 @@ def layout_in_words(settings: Any) -> str:
     sizes["DP"] = settings.data_parallel_size
     words = [f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1]
     layout = " + ".join([*words, *["EP"] * bool(settings.enable_expert_parallel)]) or "TP 1"
-    if drafts := getattr(settings, "speculative_config", None):
-        layout += f", {drafts.words}"
-    nodes = getattr(settings, "nodes", 1)
-    return f"{layout} over {nodes} nodes" if nodes > 1 else layout
+    drafts, nodes = getattr(settings, "speculative_config", None), getattr(settings, "nodes", 1)
+    return f"{layout}{f', {drafts.words}' if drafts else ''}{f' over {nodes} nodes' if nodes > 1 else ''}"
 
 
 def batch_in_words(settings: Any) -> str:
@@ -191,3 +187,21 @@ def even_odds(size: int, even: int | None) -> str:
 def counted(number: int, noun: str = "GPU") -> str:
     """A number with its noun: ``1 GPU``, ``8 GPUs``."""
     return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
+def margin_lines(headroom: float, spares: int, gpus: int, with_margin: int | None) -> Iterator[str]:
+    """The GPUs with the headroom and spares asked for; without any, those that the usual margin takes."""
+    if headroom or spares:
+        yield f"{margin_words(headroom, spares)}: {counted(gpus)}"
+    elif with_margin:
+        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(with_margin)}"
+
+
+def limits_of(slos: Iterable[Slo]) -> list[dict[str, Any]]:
+    """Targets as JSON has them; ``class`` where a target is of one class."""
+    return [{"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {}) for slo in slos]
+
+
+def doubts_of(doubts: Iterable[Doubt]) -> list[dict[str, Any]]:
+    """Figures of a suspicious size as JSON has them."""
+    return [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in doubts]
