@@ -105,7 +105,7 @@ def advised(found: Subject) -> Iterator[str]:
             continue
         for size in one["tensor_parallel_size"]:
             args = found.args.changed(tensor_parallel_size=size, max_num_seqs=one["max_num_seqs"])
-            serving = found.choice.serving(found.resolved, found.profile, args, found.version)
+            serving = found.serving(args, found.version)
             if serving.fit(ways_out=False).fits:
                 yield advice(found, one["goal"], "document", serving.deployment, one["max_num_seqs"])
         load = found.plan.workload

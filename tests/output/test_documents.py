@@ -31,7 +31,6 @@ from planner.output.workflows.documents import (
     entries,
     find_workflow,
     list_workflows,
-    printed_results,
     printed_rows,
 )
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
@@ -166,7 +165,7 @@ def same(here: str | None, printed: str) -> bool:
 def test_every_printed_number_stands_beside_its_prediction() -> None:
     """40 rows of MI300X and two blocks of MI355X: 24 figures each with the one of failed requests."""
     assert len(printed_rows()) == 40
-    assert [len(result.figures) for result in printed_results()] == [23, 23]
+    assert [len(result["figures"]) for result in entries("result")] == [23, 23]
     shown = 0
     for name in ("latency", "throughput"):
         for model in ("amd/Llama-3.1-70B-Instruct-FP8-KV", "amd/Llama-3.1-405B-Instruct-FP8-KV"):
@@ -178,8 +177,8 @@ def test_every_printed_number_stands_beside_its_prediction() -> None:
     assert shown == 40
     for name in ("mi355x-fp8", "mi355x-mxfp4"):
         figures = {row.metric: row for row in printed_beside(subject_of(name))}
-        result = next(r for r in printed_results() if r.server.endswith(name.removeprefix("mi355x-")))
-        assert {metric: figures[metric].published for metric in result.figures} == dict(result.figures)
+        result = next(r for r in entries("result") if r["server"].endswith(name.removeprefix("mi355x-")))
+        assert {metric: figures[metric].published for metric in result["figures"]} == result["figures"]
         for metric in ("mean_ttft_ms", "p99_itl_ms", "output_throughput", "median_e2el_ms"):
             assert figures[metric].predicted and figures[metric].error is not None
         assert figures["gsm8k, flexible-extract"].published in (0.9052, 0.8954)
@@ -305,9 +304,9 @@ def test_a_users_own_result_stands_beside_the_printed_and_the_predicted_one(tmp_
     plan = json.loads(files["plan.json"])
     (tmp_path / "plan.json").write_text(files["plan.json"])
     (tmp_path / "results").mkdir()
-    printed = next(result for result in printed_results() if result.server.endswith("fp8"))
+    printed = next(result for result in entries("result") if result["server"].endswith("fp8"))
     result = {
-        **printed.figures,
+        **printed["figures"],
         "num_prompts": 128,
         "request_rate": "inf",
         "backend": "vllm",
@@ -317,7 +316,7 @@ def test_a_users_own_result_stands_beside_the_printed_and_the_predicted_one(tmp_
     said = json.loads(run("validate", str(tmp_path), "--format", "json").out)
     lines = {line["metric"]: line for line in said["lines"]}
     for metric in ("mean_ttft_ms", "mean_tpot_ms", "output_throughput"):
-        assert lines[metric]["published"] == lines[metric]["measured"] == printed.figures[metric]
+        assert lines[metric]["published"] == lines[metric]["measured"] == printed["figures"][metric]
     assert "published" in run("validate", str(tmp_path)).out.splitlines()[0]
 
 

@@ -29,9 +29,6 @@ ROUTED_PORT = 8200  #: first port of decode servers; prefill servers have vLLM's
 _SIDE_PLACED = {*scripts.PLACEMENT_VARIABLES, "VLLM_NIXL_SIDE_CHANNEL_PORT"}
 
 
-# --- docker compose
-
-
 def compose(pods: Pods) -> dict[str, str]:
     """``compose.yaml``, and ``nginx.conf`` for several servers. Compose interpolates: every ``$`` is doubled."""
     pods.require_one_node("compose")
@@ -128,16 +125,11 @@ def _published(pods: Pods, port: int) -> Json:
     return {"target": port, "published": str(pods.site.port), "host_ip": pods.site.host, "protocol": "tcp"}
 
 
-# --- Slurm
-
-
 def slurm(pods: Pods) -> dict[str, str]:
     """One batch script, for a server on one node or over several."""
     plan, pyxis, folder = pods.plan, pods.site.container == "pyxis", pods.model_folder
     if any(sign in folder for sign in ",:"):
-        raise IllegalPlanError(
-            f"{folder!r}: no folder with a comma or a colon can be mounted", hint="rename the folder"
-        )
+        raise IllegalPlanError(f"{folder!r}: a comma or a colon cannot be mounted", hint="rename the folder")
     first, slash, rest = plan.image.partition("/")  # enroot separates a registry other than Docker Hub by #
     enroot = f"{first}#{rest}" if slash and ("." in first or ":" in first) else plan.image
     title = "Slurm: the planned server in a container, as a batch job."
@@ -168,19 +160,13 @@ def slurm(pods: Pods) -> dict[str, str]:
     return {"server.sbatch": render_template("slurm.sbatch.j2", names, ("deploy", "vllm"))}
 
 
-# --- disaggregated servers
-
-
 def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
     """``prefill.sh`` and ``decode.sh``, joined by NIXL's side channel and a router (vLLM's ``toy_proxy_server.py``).
 
     Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
     """
     if plan.model.startswith("/"):
-        raise IllegalPlanError(
-            f"{plan.model} is a folder, which servers on several machines do not share",
-            hint="name a model of the hub, or start the commands of --format json yourself",
-        )
+        raise IllegalPlanError(f"{plan.model} is a folder, which machines do not share", hint="name a model of the hub")
     files = {f"{side.role}.sh": _side_script(plan, side, command) for side in plan.launches(ROUTED_PORT)}
     refuse_tokens(files)
     return files
@@ -214,20 +200,8 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
     return render_template("split.sh.j2", names, ("deploy", "vllm"))
 
 
-# --- every platform
-
-_SERVER = ("name", "start_timeout_s")
-_CLUSTER = (
-    *_SERVER,
-    "replicas",
-    "hf_secret",
-    "gpu_resource",
-    "tolerations",
-    "node_selector",
-    "namespace",
-    "cache",
-    "port",
-)
+_SERVER = ("name", "start_timeout_s", "replicas", "port")
+_CLUSTER = (*_SERVER, "hf_secret", "gpu_resource", "tolerations", "node_selector", "namespace", "cache")
 #: Fields of ``Site`` whose option is not just their name with dashes.
 FLAGS = {"tolerations": "--toleration", "start_timeout_s": "--start-timeout"}
 
@@ -241,10 +215,10 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "compose": Target(compose, (*_SERVER, "replicas", "host", "port"), None),
+    "compose": Target(compose, (*_SERVER, "host"), None),
     "kubernetes": Target(kubernetes, _CLUSTER),
     "lws": Target(lws, (*_CLUSTER, "nodes", "rdma_resource")),
-    "slurm": Target(slurm, (*_SERVER, "host", "nodes", "container"), 1),
+    "slurm": Target(slurm, ("name", "start_timeout_s", "host", "nodes", "container"), 1),
 }
 #: Every file of any target.
 FILES = ("compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "server.sbatch")
@@ -260,16 +234,8 @@ def render_deployable(
     for field in fields(Site):
         if field.name not in platform.takes and getattr(asked, field.name) != field.default:
             flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
-            raise InputError(
-                f"{flag} has no effect with --target {target}", hint="leave it out, or name another target"
-            )
-    files = platform.make(
-        describe(
-            emission,
-            asked,
-            command,
-            scripts.servers_per_node(emission.file.plan) if platform.most is None else platform.most,
-        )
-    )
+            raise InputError(f"{flag} has no effect with --target {target}", hint="name another target")
+    most = scripts.servers_per_node(emission.file.plan) if platform.most is None else platform.most
+    files = platform.make(describe(emission, asked, command, most))
     refuse_tokens(files)
     return files

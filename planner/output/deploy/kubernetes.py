@@ -5,35 +5,40 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
-from planner.errors import IllegalPlanError
+from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.pods import RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
-from planner.output.scripts.emission import (
-    JOIN_WORDS,
-    MODEL_CACHE,
-    host_kv_gib,
-    join_numbers,
-    node_script,
-)
+from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, host_kv_gib, join_numbers, node_script
 
 TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
 _LWS_LABEL = "leaderworkerset.sigs.k8s.io"
-_OWN_ADDRESS = {"valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
 
 
 def kubernetes(pods: Pods) -> dict[str, str]:
     """A Deployment and the Service in front of it."""
     pods.require_one_node("a Deployment")
-    names = {"labels": _labels(pods), "deadline_s": pods.start_timeout_s + 600, "pod": _pod(pods, _container(pods))}
     title = "Kubernetes: a Deployment of the planned server, and the Service in front of it."
-    deployment = _object(pods, "apps/v1", "Deployment", _fill("deployment", replicas=pods.replicas, **names))
+    deadline, pod = pods.start_timeout_s + 600, _pod(pods, _container(pods))
+    spec = _fill("deployment", replicas=pods.replicas, labels=_labels(pods), deadline_s=deadline, pod=pod)
+    deployment = _object(pods, "apps/v1", "Deployment", spec)
     return {"kubernetes.yaml": _file(pods, title, deployment, _service(pods, _labels(pods)))}
 
 
 def lws(pods: Pods) -> dict[str, str]:
     """A LeaderWorkerSet: each group of pods is one server over several nodes."""
-    join = pods.require_several_nodes()
-    leader = _member(pods)
+    join = pods.join
+    if join is None:
+        raise InputError("the planned server is on one node", hint="use another --target, or spread it with --nodes")
+    given = "export NODE_RANK=$LWS_WORKER_INDEX NODES=$LWS_GROUP_SIZE HEAD=$LWS_LEADER_ADDRESS\n"
+    numbers = join_numbers(pods.plan, join, pods.nodes) | {"START_TIMEOUT_S": pods.start_timeout_s}
+    numbers.pop("NODES")  # a variable of the group
+    own_address = {"name": "VLLM_HOST_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    variables = [{"name": name, "value": str(value)} for name, value in numbers.items()]
+    leader = _container(pods) | {
+        "command": ["bash", "-c", Script(escape_dollars(given + node_script(join))), "planner"],
+        "args": escape_words(pods.plan.serve_argv),
+        "env": [own_address, *variables, *_environment(pods)],
+    }
     worker = {key: value for key, value in leader.items() if key != "ports" and not key.endswith("Probe")}
     spec = _fill(
         "leader_worker_set", replicas=pods.replicas, nodes=pods.nodes, labels=_labels(pods),
@@ -43,9 +48,6 @@ def lws(pods: Pods) -> dict[str, str]:
     leaders = {f"{_LWS_LABEL}/name": pods.name, f"{_LWS_LABEL}/worker-index": "0"}
     title = f"LeaderWorkerSet: the planned server over {pods.nodes} nodes, joined by {JOIN_WORDS[join]}."
     return {"lws.yaml": _file(pods, title, group, _service(pods, leaders))}
-
-
-# --- objects
 
 
 def _fill(template: str, **names: Any) -> Json:
@@ -89,25 +91,16 @@ def _remarks(pods: Pods) -> list[str]:
         ]
     lines.append("The image runs as root and writes into itself, which Pod Security 'restricted' refuses.")
     if pods.unconfined:
-        lines.append(
-            "For several GPUs AMD's documents switch seccomp off (Unconfined), which Pod Security 'baseline' refuses."
-        )
+        lines.append("Seccomp is off, as AMD advises for several GPUs; Pod Security 'baseline' refuses that.")
     if site.cache == "pvc" and pods.replicas * pods.nodes > 1:
         lines.append("Pods share the volume of the models: the storage class has to offer ReadWriteMany.")
     if pods.nodes > 1 and not site.rdma_resource:
         lines.append("Pods reach each other by TCP; for RDMA name its resource with planner deploy --rdma-resource.")
-    asked = f"Pods request GPUs as {gpu_resource(pods)}"
-    plugin = "AMD's device plugin" if profile.vendor == "amd" else "NVIDIA's device plugin"
-    if site.gpu_resource or profile.partition is None:
-        return [*lines, f"{asked}, which {plugin} offers."]
-    return [
-        *lines,
-        f"{asked}: {plugin} with the strategy 'mixed' offers them under this name.",
-        "The strategy 'single' gives them the name of whole GPUs: use planner deploy --gpu-resource.",
-    ]
-
-
-# --- the pod
+    vendor = "AMD" if profile.vendor == "amd" else "NVIDIA"
+    lines.append(f"Pods request GPUs as {gpu_resource(pods)}, which {vendor}'s device plugin offers.")
+    if profile.partition and not site.gpu_resource:
+        lines.append("With the plugin's strategy 'single' instead of 'mixed', use planner deploy --gpu-resource.")
+    return lines
 
 
 def _pod(pods: Pods, container: Json) -> Json:
@@ -120,15 +113,16 @@ def _pod(pods: Pods, container: Json) -> Json:
     ]
     if pods.model_folder:
         volumes.append({"name": "model", "hostPath": {"path": pods.model_folder, "type": "Directory"}})
-    where = {"node_selector": pods.site.node_labels() or None, "tolerations": list(pods.site.taints()) or None}
+    where = {"node_selector": pods.site.node_labels() or None, "tolerations": pods.site.taints() or None}
     return _fill("pod", **where, container=container, volumes=volumes)
 
 
 def _container(pods: Pods) -> Json:
     if ":" in pods.model_folder:
-        raise IllegalPlanError(
-            f"{pods.model_folder!r}: Kubernetes mounts no path with a colon", hint="rename the folder"
-        )
+        raise IllegalPlanError(f"{pods.model_folder!r}: Kubernetes mounts no colon", hint="rename the folder")
+    devices = {gpu_resource(pods): pods.gpus} | ({pods.site.rdma_resource: 1} if pods.site.rdma_resource else {})
+    disk = {"ephemeral-storage": f"{SCRATCH_GIB + (pods.cache_gib if pods.site.cache == 'emptydir' else 0)}Gi"}
+    reserved = RESERVED_GIB_PER_GPU * pods.gpus + host_kv_gib(pods.plan)
     locked = ["IPC_LOCK"] if pods.site.rdma_resource else []  # adapters read and write memory that stays in its place
     folder = [{"name": "model", "mountPath": pods.model_folder, "readOnly": True}] if pods.model_folder else []
     return _fill(
@@ -138,36 +132,14 @@ def _container(pods: Pods) -> Json:
         args=escape_words(pods.plan.serve_argv[1:]),
         env=_environment(pods),
         port=pods.port,
-        **_resources(pods, on_disk=pods.site.cache == "emptydir"),
+        limits={**devices, "memory": f"{pods.memory_gib}Gi", **disk},
+        requests={"cpu": str(RESERVED_CPUS_PER_GPU * pods.gpus), "memory": f"{reserved}Gi", **disk},
         privileged=pods.privileged,
         capabilities=[*(name.removeprefix("CAP_") for name in pods.docker["--cap-add"]), *locked] or None,
         seccomp="Unconfined" if pods.unconfined else "RuntimeDefault",
         start_tries=ceil(pods.start_timeout_s / 10),
         mounts=[{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": MODEL_CACHE}, *folder],
     )
-
-
-def _resources(pods: Pods, *, on_disk: bool) -> Json:
-    disk = {"ephemeral-storage": f"{SCRATCH_GIB + (pods.cache_gib if on_disk else 0)}Gi"}
-    devices = {gpu_resource(pods): pods.gpus} | ({pods.site.rdma_resource: 1} if pods.site.rdma_resource else {})
-    reserved = RESERVED_GIB_PER_GPU * pods.gpus + host_kv_gib(pods.plan)
-    return {
-        "limits": {**devices, "memory": f"{pods.memory_gib}Gi", **disk},
-        "requests": {"cpu": str(RESERVED_CPUS_PER_GPU * pods.gpus), "memory": f"{reserved}Gi", **disk},
-    }
-
-
-def _member(pods: Pods) -> Json:
-    join = pods.require_several_nodes()
-    given = "export NODE_RANK=$LWS_WORKER_INDEX NODES=$LWS_GROUP_SIZE HEAD=$LWS_LEADER_ADDRESS\n"
-    numbers = join_numbers(pods.plan, join, pods.nodes) | {"START_TIMEOUT_S": pods.start_timeout_s}
-    numbers.pop("NODES")  # a variable of the group
-    variables = [{"name": name, "value": str(value)} for name, value in numbers.items()]
-    return _container(pods) | {
-        "command": ["bash", "-c", Script(escape_dollars(given + node_script(join))), "planner"],
-        "args": escape_words(pods.plan.serve_argv),
-        "env": [{"name": "VLLM_HOST_IP", **_OWN_ADDRESS}, *variables, *_environment(pods)],
-    }
 
 
 def _environment(pods: Pods) -> list[Json]:

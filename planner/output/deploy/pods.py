@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -29,8 +29,8 @@ SHM_GIB_PER_GPU = 2
 SHM_GIB_AT_LEAST = 8
 MOST_REPLICAS = 1000
 HF_SECRET = "hf-token"
-_QUALIFIED = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
-_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?")
+_QUALIFIED = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_LABEL_PAIR = re.compile(rf"(?P<key>{_QUALIFIED})(=(?P<value>([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?))?")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _LABEL = (r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", "lower-case letters, digits and dashes")
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
@@ -40,14 +40,12 @@ _NAMES = {
     "--name": (*_LABEL, 50),
     "--namespace": (*_LABEL, 63),
     "--hf-secret": (_SUBDOMAIN, "lower-case letters, digits, dashes and dots", 253),
-    "--gpu-resource": (_QUALIFIED.pattern, "vendor.com/name", 316),
-    "--rdma-resource": (_QUALIFIED.pattern, "such as rdma/hca", 316),
+    "--gpu-resource": (_QUALIFIED, "vendor.com/name", 316),
+    "--rdma-resource": (_QUALIFIED, "such as rdma/hca", 316),
     "--cache": (rf"emptydir|pvc|claim/{_SUBDOMAIN}", "emptydir, pvc, or claim/NAME for one that exists", 259),
 }
 #: Options of ``docker run`` with a counterpart on other platforms.
-_PORTABLE = (
-    "--device", "--group-add", "--security-opt", "--cap-add", "--gpus", "--ipc", "--shm-size", "--privileged",
-)  # fmt: skip
+_PORTABLE = ("device", "group-add", "security-opt", "cap-add", "gpus", "ipc", "shm-size", "privileged")
 #: Beside its share of the weights: what each GPU's process needs of the node at most. Allowances.
 MEMORY_GIB_PER_GPU, CPUS_PER_GPU = 32, 8
 #: Reserved of them in Kubernetes, which lets the smallest nodes with such GPUs run the pod.
@@ -91,33 +89,32 @@ class Site:
             raise InputError(
                 f"--host {self.host[:80]!r} is not an IPv4 address", hint=f"such as {LOOPBACK}, or {EVERYWHERE} for all"
             ) from error
-        tuple(self.taints())
+        self.taints()
         self.node_labels()
 
-    def taints(self) -> Iterator[dict[str, str]]:
+    def taints(self) -> list[dict[str, str]]:
         """Tolerations as Kubernetes writes them. Without ``=VALUE`` any value is tolerated, without effect each one."""
+        taints = []
         for text in self.tolerations:
             pair, colon, effect = text.rpartition(":") if ":" in text else (text, "", "")
-            key, equals, value = pair.partition("=")
-            named = _QUALIFIED.fullmatch(key) and _LABEL_VALUE.fullmatch(value)
-            if not named or (colon and effect not in _EFFECTS):
+            if not (label := _LABEL_PAIR.fullmatch(pair)) or (colon and effect not in _EFFECTS):
                 raise InputError(
                     f"--toleration {text!r} cannot be used",
                     hint=f"KEY, KEY=VALUE or KEY=VALUE:EFFECT with {', '.join(_EFFECTS)}",
                 )
-            taint = {"key": key, "operator": "Equal" if equals else "Exists"}
-            yield taint | ({"value": value} if equals else {}) | ({"effect": effect} if effect else {})
+            value = {"operator": "Exists"} if label["value"] is None else {"operator": "Equal", "value": label["value"]}
+            taints.append({"key": label["key"], **value, **({"effect": effect} if effect else {})})
+        return taints
 
     def node_labels(self) -> dict[str, str]:
-        """Labels that a node must have."""
-        labels: dict[str, str] = {}
+        labels = {}
         for text in self.node_selector:
-            key, equals, value = text.partition("=")
-            if not (equals and _QUALIFIED.fullmatch(key) and _LABEL_VALUE.fullmatch(value)):
+            label = _LABEL_PAIR.fullmatch(text)
+            if not label or label["value"] is None:
                 raise InputError(
                     f"--node-selector {text!r} cannot be used", hint="KEY=VALUE, as kubectl get nodes --show-labels"
                 )
-            labels[key] = value
+            labels[label["key"]] = label["value"]
         return labels
 
 
@@ -144,18 +141,12 @@ class Pods:
 
     @property
     def plan(self) -> Plan:
-        """The plan that the pods are made from."""
         return self.emission.file.plan
 
     @property
     def privileged(self) -> bool:
         """True if the plan's docker arguments lift every limit of the container."""
         return bool(self.docker["--privileged"])
-
-    @property
-    def needed(self) -> int:
-        """Servers that the load of the plan takes."""
-        return self.plan.service.replicas if self.plan.service else 1
 
     @property
     def memory_gib(self) -> int:
@@ -168,12 +159,6 @@ class Pods:
         """True for several GPUs of a plan that asks for no seccomp filter; AMD's documents ask for none at all."""
         return bool({"seccomp=unconfined", "seccomp:unconfined"} & set(self.docker["--security-opt"])) and self.gpus > 1
 
-    @property
-    def slower(self) -> tuple[str, ...]:
-        """A line of the header for a server on other nodes than planned."""
-        planned = f"planned for {self.planned_nodes} node, spread over {self.nodes}: it will be slower than predicted"
-        return () if self.nodes == self.planned_nodes else (planned,)
-
     def require_one_node(self, target: str) -> None:
         """Raise IllegalPlanError for a server over several nodes."""
         if self.nodes > 1:
@@ -182,18 +167,9 @@ class Pods:
                 hint="deploy it with --target lws or slurm",
             )
 
-    def require_several_nodes(self) -> scripts.Join:
-        """Return the way in which the nodes are joined. Raises InputError for a server on one node."""
-        if self.join is None:
-            raise InputError(
-                "the planned server is on one node, and this target is for several",
-                hint="use --target kubernetes, compose or slurm, or spread it with --nodes",
-            )
-        return self.join
-
     def header(self, title: str, *remarks: str) -> list[str]:
         """Lines of comment on top of every file."""
-        file, plan = self.emission.file, self.plan
+        file, plan, service = self.emission.file, self.plan, self.plan.service
         lines = [
             title,
             "",
@@ -205,14 +181,15 @@ class Pods:
             f"predicted for one server and {scripts.describe_load(plan)}:",
             *(f"  {line}" for line in self.emission.predicted_lines),
         ]
-        if self.needed > 1 or self.replicas > 1:
-            lines.append(f"the load of the plan takes {self.needed} such server(s), this starts {self.replicas}")
-            if plan.service and plan.service.router:
-                lines.append(f"planned with a {plan.service.router} router: {ROUTERS[plan.service.router]}")
-        lines += self.slower
+        needed = service.replicas if service else 1
+        if needed > 1 or self.replicas > 1:
+            lines.append(f"the load of the plan takes {needed} such server(s), this starts {self.replicas}")
+            if service and service.router:
+                lines.append(f"planned with a {service.router} router: {ROUTERS[service.router]}")
+        if self.nodes != self.planned_nodes:
+            lines.append(f"spread over {self.nodes} nodes instead of {self.planned_nodes}: slower than predicted")
         if self.privileged:
-            asked = "the container is privileged, as the plan's docker arguments ask: it may do anything on its node"
-            remarks = (asked, *remarks)
+            remarks = ("privileged, as the plan's docker arguments ask: it may do anything on its node", *remarks)
         return [*lines, *(("", *remarks) if remarks else ())]
 
 
@@ -224,9 +201,8 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
     plan = emission.file.plan
     if site.replicas is not None and site.replicas > most:
         raise InputError(
-            f"--replicas {site.replicas}: a node with {plan.gpus_per_node} GPUs holds {most} such "
-            f"server{'s' if most != 1 else ''}",
-            hint="ask for fewer, or deploy them on several nodes with --target kubernetes",
+            f"--replicas {site.replicas}: a node with {plan.gpus_per_node} GPUs holds {most} such server(s)",
+            hint="ask for fewer, or use --target kubernetes",
         )
     _check_container(plan)
     planned = ceil(plan.num_gpus / plan.gpus_per_node)
@@ -262,8 +238,7 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
 def _check_container(plan: Plan) -> None:
     if not plan.image:
         raise IllegalPlanError(
-            "the plan has no container image: it uses the vLLM that is installed on the machine",
-            hint="run launch.sh of the plan's folder, or plan for another --gpu than cpu",
+            "the plan has no container image, only an installed vLLM", hint="run launch.sh, or plan for a GPU"
         )
     if not _IMAGE.fullmatch(plan.image):
         raise IllegalPlanError(f"{plan.image!r} is not the name of an image", hint="such as vllm/vllm-openai:v0.14.0")
@@ -275,32 +250,25 @@ def _check_container(plan: Plan) -> None:
 
 def _check_nodes(emission: scripts.Emission, nodes: int, planned: int) -> None:
     plan = emission.file.plan
-    if nodes < 1 or plan.num_gpus % nodes:
+    if nodes < 1 or plan.num_gpus % nodes or plan.num_gpus // nodes > plan.gpus_per_node:
         raise InputError(
-            f"--nodes {nodes}: {plan.num_gpus} GPU(s) of one server cannot be spread evenly over as many",
-            hint="name a number that divides them",
-        )
-    if plan.num_gpus // nodes > plan.gpus_per_node:
-        raise InputError(
-            f"--nodes {nodes}: a node has {plan.gpus_per_node} GPUs, not {plan.num_gpus // nodes}",
-            hint=f"at least --nodes {planned}",
+            f"--nodes {nodes}: a server of {plan.num_gpus} GPU(s) takes equal shares, and a node has "
+            f"{plan.gpus_per_node} GPUs",
+            hint=f"at least --nodes {planned}, and a divisor of {plan.num_gpus}",
         )
     if nodes > 1 and emission.profile.partition:
-        raise IllegalPlanError(
-            "one server cannot use partitions of several nodes", hint="deploy more servers with --replicas"
-        )
+        raise IllegalPlanError("no server uses partitions of several nodes", hint="add servers with --replicas")
 
 
 def _docker_options(docker_args: Sequence[str]) -> dict[str, list[str]]:
     """Values by option. Raises IllegalPlanError for an option without a counterpart on other platforms."""
-    values: dict[str, list[str]] = {flag: [] for flag in _PORTABLE}
+    values: dict[str, list[str]] = {f"--{name}": [] for name in _PORTABLE}
     words = iter(docker_args)
     for word in words:
         flag, equals, value = word.partition("=")
         if flag not in values:
             raise IllegalPlanError(
-                f"the plan's docker option {flag} has no counterpart on other platforms",
-                hint="use launch.sh of the plan's folder, which passes it to docker",
+                f"the plan's docker option {flag} has no counterpart on other platforms", hint="use its launch.sh"
             )
         values[flag].append(value if equals or flag == "--privileged" else next(words, ""))
     return values

@@ -1,14 +1,5 @@
-"""YAML that every reader understands alike.
-
-YAML 1.1, YAML 1.2 and the parsers of Go disagree about which plain words are numbers or truth values (``1e3``, ``y``,
-``0o7``). So a string is written without quotes only where no reader could take it for anything else, and in double
-quotes with escapes otherwise.
-
->>> print(dump([{"name": "A", "value": "1e3"}, {"name": "B", "value": "no"}]), end="")
-- name: "A"
-  value: "1e3"
-- name: "B"
-  value: "no"
+"""YAML that every reader understands alike: quotes around words that YAML 1.1, YAML 1.2 or Go's parsers could take
+for numbers or truth values (``1e3``, ``y``, ``0o7``).
 """
 
 from __future__ import annotations
@@ -76,7 +67,6 @@ def escape_dollars(text: str) -> str:
 
 
 def escape_words(argv: Sequence[str]) -> list[str]:
-    """The words of a command, each as ``escape_dollars`` writes it."""
     return [escape_dollars(word) for word in argv]
 
 

@@ -114,12 +114,10 @@ def render_scripts(emission: Emission) -> dict[str, str]:
 
 
 def container_name(plan: Plan) -> str:
-    """Name of the container, the same in all scripts of one plan."""
     return f"planner-{plan.digest}"
 
 
 def served_name(plan: Plan) -> str:
-    """The model name that requests give."""
     return option(plan.serve_argv, "--served-model-name") or plan.model
 
 
@@ -129,7 +127,6 @@ def local_folder(plan: Plan) -> str:
 
 
 def servers_per_node(plan: Plan) -> int:
-    """Servers like the planned one that fit on a node."""
     return plan.gpus_per_node // plan.num_gpus
 
 
@@ -152,7 +149,6 @@ def host_kv_gib(plan: Plan) -> int:
 
 
 def describe_load(plan: Plan) -> str:
-    """Number, lengths and arrivals of the requests, in words."""
     if plan.classes:
         return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes)
     return _load_words(plan.workload)
@@ -168,19 +164,17 @@ def _load_words(load: PlannedWorkload) -> str:
 def check_exposure(plan: Plan) -> None:
     """Raise IllegalPlanError unless only this machine reaches the server, by a port published on 127.0.0.1."""
     host = option(plan.serve_argv, "--host")
-    if not plan.image:
-        if host not in {engine.LOOPBACK, "localhost", "::1"}:
-            raise IllegalPlanError(
-                f"a server with --host {host or 'left out'} would listen on every address of this machine",
-                hint="use --host 127.0.0.1: there is no container around it",
-            )
-        return
-    if option(plan.docker_args, "--network") == "host" or option(plan.docker_args, "--net") == "host":
+    if not plan.image and host not in {engine.LOOPBACK, "localhost", "::1"}:
+        raise IllegalPlanError(
+            f"a server with --host {host or 'left out'} would listen on every address of this machine",
+            hint="use --host 127.0.0.1: there is no container around it",
+        )
+    if plan.image and "host" in (option(plan.docker_args, "--network"), option(plan.docker_args, "--net")):
         raise IllegalPlanError(
             "--network host would let every machine that reaches this one use the server",
             hint="leave it out of the docker options: the port is published on 127.0.0.1",
         )
-    if host not in {None, engine.EVERYWHERE, "::"}:
+    if plan.image and host not in {None, engine.EVERYWHERE, "::"}:
         raise IllegalPlanError(
             f"a server with --host {host} is not reachable from outside its container",
             hint="use --host 0.0.0.0: the port is published on 127.0.0.1 only",
@@ -214,7 +208,6 @@ def join_numbers(plan: Plan, join: Join, nodes: int) -> dict[str, int]:
 
 
 def join_names(plan: Plan, join: Join, nodes: int) -> dict[str, Any]:
-    """Names for templates that start nodes."""
     words = [f"{name}={number}" for name, number in join_numbers(plan, join, nodes).items()]
     return {"join_script": f"node_{join}.sh", "join_words": words}
 
@@ -287,7 +280,17 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "tunes": emission.tunes,
         "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
         "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
-        "clients": tuple(_clients(plan)),
+        "clients": tuple(
+            {
+                "place": place,
+                "said": f"{one.name}: {_load_words(one.workload)}",
+                "num_prompts": one.workload.num_prompts,
+                "seed": one.workload.seed,
+                "argv": _client_argv(plan, one.bench_argv),
+                **_result_names(name),
+            }
+            for place, (one, name) in enumerate(zip(plan.classes, plan.result_names, strict=False), 1)
+        ),
         "num_clients": len(plan.classes),
         "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
         **_benchmark(plan, plan.bench_argv, plan.result_names[-1]),
@@ -337,7 +340,8 @@ def _benchmark_words(plan: Plan) -> Iterator[str]:
     for flag in ("--max-model-len", "--max-num-seqs"):
         if (value := option(words, flag)) and value != option(plan.serve_argv, flag):
             yield from (flag, value)
-    yield from (word for word in words if word == "--no-enable-prefix-caching" and word not in plan.serve_argv)
+    if "--no-enable-prefix-caching" in words and "--no-enable-prefix-caching" not in plan.serve_argv:
+        yield "--no-enable-prefix-caching"
 
 
 def _client_argv(plan: Plan, words: Sequence[str]) -> tuple[str, ...]:
@@ -345,13 +349,11 @@ def _client_argv(plan: Plan, words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _benchmark(plan: Plan, words: Sequence[str], result: str) -> dict[str, Any]:
-    return {
-        "load": describe_load(plan),
-        "bench_argv": _client_argv(plan, words),
-        "result_name": result,
-        "result_path": f"results/{result}",
-        "partial_name": f".partial-{result}",
-    }
+    return {"load": describe_load(plan), "bench_argv": _client_argv(plan, words), **_result_names(result)}
+
+
+def _result_names(result: str) -> dict[str, str]:
+    return {"result_name": result, "result_path": f"results/{result}", "partial_name": f".partial-{result}"}
 
 
 def _next_run(plan: Plan) -> dict[str, Any]:
@@ -363,19 +365,6 @@ def _next_run(plan: Plan) -> dict[str, Any]:
     return {"plan": sent, **_benchmark(sent, run.bench_argv, result), "predicted_lines": (), "predicted_text": ""}
 
 
-def _clients(plan: Plan) -> Iterator[dict[str, Any]]:
-    for place, (one, name) in enumerate(zip(plan.classes, plan.result_names, strict=False), 1):
-        yield {
-            "place": place,
-            "said": f"{one.name}: {_load_words(one.workload)}",
-            "argv": _client_argv(plan, one.bench_argv),
-            "num_prompts": one.workload.num_prompts,
-            "seed": one.workload.seed,
-            "result_name": name,
-            "partial_name": f".partial-{name}",
-        }
-
-
 def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     """Names for preflight.sh, about one node, and for joining several.
 
@@ -383,12 +372,10 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     """
     driver_bytes = (profile.memory.driver or profile.memory.engine_visible).base
     capability, partition = profile.compute_capability, profile.partition
-    on_cpu = engine.CPU_KVCACHE_SPACE in plan.env
-    smaller = engine.CPU_KVCACHE_SPACE if on_cpu else "--gpu-memory-utilization"
-    if on_cpu:  # weights, overheads and the cache of the given size
-        taken = float(sum(plan.memory[f"{part}_bytes"] for part in ("weights", "activation", "non_torch", "kv_cache")))
-    else:
-        taken = driver_bytes * plan.gpu_memory_utilization
+    taken, smaller = driver_bytes * plan.gpu_memory_utilization, "--gpu-memory-utilization"
+    if engine.CPU_KVCACHE_SPACE in plan.env:  # weights, overheads and the cache of the given size
+        parts, smaller = ("weights", "activation", "non_torch", "kv_cache"), engine.CPU_KVCACHE_SPACE
+        taken = float(sum(plan.memory[f"{part}_bytes"] for part in parts))
     gpus_each = plan.num_gpus // plan.nodes
     names = {
         "nodes": plan.nodes,
@@ -427,18 +414,16 @@ def _drivers(plan: Plan) -> dict[str, Any]:
 
 def _accuracy(emission: Emission) -> dict[str, Any]:
     plan = emission.file.plan
-    arguments: dict[str, Any] = {
-        "model": served_name(plan),
-        "num_concurrent": min(ACCURACY_CONCURRENCY, plan.max_running),
-        "timeout": 600,
-        "max_retries": 5,
-        "tokenized_requests": False,
-        "tokenizer_backend": "None",
-    }
+    arguments: dict[str, Any] = {"model": served_name(plan)}
     if printed := option(emission.accuracy, "--model_args"):
-        pairs = dict(pair.partition("=")[::2] for pair in printed.split(","))
-        given = {name: _typed(value) for name, value in pairs.items() if name not in _ADDED_BY_SCRIPT}
-        arguments = {"model": served_name(plan), **given}
+        for name, _, value in (pair.partition("=") for pair in printed.split(",")):
+            if name not in _ADDED_BY_SCRIPT:
+                number = whole_number(value)
+                arguments[name] = {"True": True, "False": False}.get(value, value) if number is None else number
+    else:
+        concurrent = min(ACCURACY_CONCURRENCY, plan.max_running)
+        arguments |= {"num_concurrent": concurrent, "timeout": 600, "max_retries": 5}
+        arguments |= {"tokenized_requests": False, "tokenizer_backend": "None"}
     return {
         "lm_eval_requirements": LM_EVAL_REQUIREMENTS,
         "lm_eval_import": LM_EVAL_IMPORT,
@@ -453,25 +438,19 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
     }
 
 
-def _typed(value: str) -> Any:
-    number = whole_number(value)
-    return {"True": True, "False": False}.get(value, value) if number is None else number
-
-
 def _manual_steps(emission: Emission) -> Iterator[str]:
-    plan, profile = emission.file.plan, emission.profile
-    drivers = {
-        "rocm": "install the amdgpu driver (of ROCm 6.4 or newer for partitions) and docker; add your user to the "
-        "groups docker and video",
-        "cuda": f"{_drivers(plan)['driver_fix']}, docker and the NVIDIA Container Toolkit; add your user to the group "
-        "docker",
-        "cpu": f"install vLLM {plan.engine_version} for CPUs",
-    }
-    yield f"{drivers[plan.platform]}; preflight.sh checks it"
+    plan, partition = emission.file.plan, emission.profile.partition
     if plan.platform == "rocm":
+        driver = "install the amdgpu driver (of ROCm 6.4 or newer for partitions) and docker; add your user to the "
+        yield f"{driver}groups docker and video; preflight.sh checks it"
         yield "as root, switch automatic NUMA balancing off: preflight.sh --apply does it, until the next boot"
-    if profile.partition:
-        mode = profile.partition.compute_mode
+    elif plan.platform == "cuda":
+        driver = f"{_drivers(plan)['driver_fix']}, docker and the NVIDIA Container Toolkit"
+        yield f"{driver}; add your user to the group docker; preflight.sh checks it"
+    else:
+        yield f"install vLLM {plan.engine_version} for CPUs; preflight.sh checks it"
+    if partition:
+        mode = partition.compute_mode
         yield (
             f"agree with everybody who uses the machine: {mode} changes its GPUs for all. Only root may set it, on the "
             "machine itself (no virtual machine), with no process on any GPU; partition.sh --apply does"

@@ -29,7 +29,7 @@ class Document:
     @property
     def measures(self) -> bool:
         """True if it prints results of its benchmarks."""
-        runs = (*(row.command.id for row in printed_rows()), *(result.server for result in printed_results()))
+        runs = (*(row.command.id for row in printed_rows()), *(result["server"] for result in entries("result")))
         return any(run.startswith(f"{self.id}/") for run in runs)
 
 
@@ -87,16 +87,6 @@ class PrintedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class PrintedResult:
-    """The printed result of a client: figures by the keys of ``vllm bench``'s result file."""
-
-    server: str  #: id of the server's command
-    client: str
-    place: str
-    figures: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Score:
     """A printed score of an evaluation, with its standard error."""
 
@@ -111,14 +101,6 @@ class Score:
     def __str__(self) -> str:
         precision = "" if self.task == "gsm8k" else f" ({self.model})"
         return f"{self.task}, {self.filter}: {self.value} ± {self.stderr}{precision}"
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Variables that every point of a workflow is measured with."""
-
-    name: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +125,8 @@ class Workflow:
     platforms: tuple[str, ...] = ("rocm", "cuda")
     also: tuple[str, ...] = ()  #: further models of the document
     fp16: tuple[str, ...] = ()  #: models that it serves in FP16, with some options left out
-    dtypes: Mapping[str, str] = field(
-        default_factory=dict
-    )  #: ``--dtype`` by precision, where one checkpoint has several
+    #: ``--dtype`` by precision, where one checkpoint has several
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     engine_version: str | None = None
     serve: tuple[Command, ...] = ()
     client: tuple[Command, ...] = ()
@@ -153,7 +134,7 @@ class Workflow:
     accuracy: Command | None = None
     changes: Mapping[str, str] = field(default_factory=dict)  #: options that the document leaves open, or cannot run
     rows: tuple[Mapping[str, str], ...] = ()
-    variants: tuple[Variant, ...] = (Variant(),)
+    variants: tuple[Mapping[str, Any], ...] = ({"name": "", "env": {}},)  #: variables that every point is measured with
     settings: Mapping[str, Any] = field(default_factory=dict)
     load: Mapping[str, Any] = field(default_factory=dict)
     build: str = ""
@@ -171,9 +152,8 @@ class Workflow:
         return tuple(name for name in self.models if name in served) or self.models
 
     def summary(self) -> dict[str, Any]:
-        own = {key: getattr(self, key) for key in ("name", "title", "model")}
         return {
-            **own,
+            **{key: getattr(self, key) for key in ("name", "title", "model")},
             "gpu": self.gpus[0],
             "engine_version": self.engine_version,
             "scripts": list(self.scripts),
@@ -235,8 +215,6 @@ def list_workflows() -> dict[str, Workflow]:
         own["documents"] = tuple(documents()[name] for name in entry["documents"])
         own |= {kind: tuple(commands()[one] for one in entry.get(kind, ())) for kind in ("serve", "client", "offline")}
         own["accuracy"] = commands()[entry["accuracy"]] if "accuracy" in entry else None
-        if "variants" in entry:
-            own["variants"] = tuple(Variant(**variant) for variant in entry["variants"])
         workflows[entry["name"]] = Workflow(**own)
     return workflows
 
@@ -244,6 +222,11 @@ def list_workflows() -> dict[str, Workflow]:
 def purposes() -> dict[str, str]:
     """The purpose of each file of a workflow, for ``WORKFLOW.md`` and ``planner workflow``."""
     return dict(_table("workflows")["purpose"])
+
+
+def names_of(script: str) -> dict[str, Any]:
+    """Names of a script's template that are the same for every plan."""
+    return dict(_table("workflows")["names"].get(script, {}))
 
 
 def find_workflow(name: str) -> Workflow:
@@ -287,11 +270,6 @@ def printed_rows() -> tuple[PrintedRow, ...]:
 
 
 @lru_cache(maxsize=1)
-def printed_results() -> tuple[PrintedResult, ...]:
-    return tuple(PrintedResult(**entry) for entry in _table("documents")["result"])
-
-
-@lru_cache(maxsize=1)
 def scores() -> tuple[Score, ...]:
     return tuple(Score(**entry) for entry in _table("documents")["score"])
 
@@ -317,7 +295,7 @@ def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def entries(kind: str) -> tuple[dict[str, Any], ...]:
-    """The entries of one kind in ``documents.toml``: ``reason``, ``words``, ``advice``, ..."""
+    """The entries of one kind in ``documents.toml``: ``result``, ``reason``, ``words``, ``advice``, ..."""
     return tuple(map(_frozen, _table("documents")[kind]))
 
 

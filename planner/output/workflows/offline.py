@@ -5,38 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import nan
 from typing import Any
 
 from planner import engine
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts.emission import SEED_STEP, served_name
-from planner.output.workflows.documents import Command, Point, Variant
-from planner.output.workflows.subject import (
-    Subject,
-    check_fits,
-    engine_env,
-    engine_settings,
-    other_options,
-    with_steps,
-    workflow_points,
-    written_out,
-)
+from planner.output.workflows.documents import Command, Point, purposes
+from planner.output.workflows.subject import Subject, check_fits, engine_env, other_options, with_steps, written_out
 from planner.planning import Deployment, Plan, Prediction, defaults, recipe_of
 from planner.workload import Load
 
-#: Titles of the scripts that are made from the template ``offline.sh.j2``.
-OFFLINE_SCRIPTS = {
-    "latency.sh": "Measure the latency of batches offline.",
-    "ttft.sh": "Measure the time to first token offline: one output token, no graphs.",
-    "throughput.sh": "Measure the throughput with all prompts at once, offline.",
-    "speculative.sh": "Measure latency with and without a small model that drafts.",
-    "quick_reduce.sh": "Measure latency with quick reduce off, and in each of its number formats.",
-    "aiter.sh": "Measure latency with and without AITER.",
-}
+#: Scripts that are made from the template ``offline.sh.j2``.
+OFFLINE_SCRIPTS = ("latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh")
 #: Defaults of ``vllm bench latency``.
 WARM_UP_ITERATIONS, ITERATIONS = 10, 30
-GUIDELLM_REQUIREMENT = "guidellm[recommended]==0.8.1"
 #: Shares of the predicted highest request rate, from idle to overload
 RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
 MOST_STEPS = 50  #: more doublings than ``max_num_seqs`` has
@@ -66,24 +48,23 @@ class OfflinePoint:
 
 
 def offline_names(job: Subject, script: str) -> dict[str, Any]:
-    """The names of the template of an offline script."""
     points = offline_points(job, "throughput" if script == "throughput.sh" else "latency")
-    name = script.removesuffix(".sh").replace("_", "-")
-    return {"title": OFFLINE_SCRIPTS[script], "job": name, "points": points, "points_total": len(points)}
+    purpose, name = purposes()[script], script.removesuffix(".sh").replace("_", "-")
+    title = f"{purpose[0].upper()}{purpose[1:]}."
+    return {"title": title, "job": name, "points": points, "points_total": len(points)}
 
 
 def offline_points(job: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
     """The measurements by ``bench`` (latency, throughput; empty: both). Raises IllegalPlanError as ``subject``."""
     workflow, version, platform = job.workflow, job.version, job.profile.platform
-    points = [point for point in workflow_points(job) if bench in str(point.command.read().command)]
+    points = [point for point in job.points() if bench in str(point.command.read().command)]
     if not points:
         raise InputError(f"{workflow.name} measures no {bench}", hint="planner workflow list shows those that do")
-    varied = sorted({name for variant in workflow.variants for name in variant.env})
+    varied = sorted({name for variant in workflow.variants for name in variant["env"]})
     if varied and not any(engine.env_status(version, name, platform=platform) for name in varied):
-        status = engine.env_status(version, varied[0], platform=platform)
         raise IllegalPlanError(
-            f"{workflow.name}: vLLM {version} does not read {varied[0]} ({status}): its points would be alike",
-            hint=status.hint or "choose another --engine-version",
+            f"{workflow.name}: vLLM {version} does not read {varied[0]}",
+            hint=engine.env_status(version, varied[0], platform=platform).hint or "choose another --engine-version",
         )
     return tuple(
         _point(job, point, variant, predicted=index == 0)
@@ -92,7 +73,7 @@ def offline_points(job: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
     )
 
 
-def _point(job: Subject, point: Point, variant: Variant, *, predicted: bool) -> OfflinePoint:
+def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted: bool) -> OfflinePoint:
     command = point.command
     if job.draft and "--speculative-model" in command.argv:
         command = command.with_options({"--speculative-model": job.draft})
@@ -110,9 +91,7 @@ def _point(job: Subject, point: Point, variant: Variant, *, predicted: bool) -> 
     measured = job.profile.id == job.workflow.gpus[0] and str(job.version) == job.workflow.engine_version
     as_printed = job.documented and measured and not asked
     published = point.published if as_printed and predicted else None
-    version, platform = job.version, job.profile.platform
-    env = {**engine_env(command.env, version, platform), **engine_env(variant.env, version, platform)}
-    env |= _same_engine(job)
+    env = engine_env({**command.env, **variant["env"]}, job.version, job.profile.platform) | _same_engine(job)
     own = {name: value for name, value in env.items() if job.plan.env.get(name) != value}
     # the result's key counts input and output tokens
     in_key = published and (published if metric == "avg_latency" else published * load.total_len / load.output_len)
@@ -122,7 +101,7 @@ def _point(job: Subject, point: Point, variant: Variant, *, predicted: bool) -> 
         expected += "; as if every partition of the GPU were busy, alone it has more bandwidth"
     parts = ["latency" if latency else "throughput", f"in{load.input_len}", f"out{load.output_len}"]
     parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
-    name = variant.name or (("with" if drafts else "without") if job.draft else "")
+    name = variant["name"] or (("with" if drafts else "without") if job.draft else "")
     return OfflinePoint(
         name="-".join([*parts, name] if name else parts),
         key="avg_latency" if latency else "tokens_per_second",
@@ -141,18 +120,25 @@ def _point(job: Subject, point: Point, variant: Variant, *, predicted: bool) -> 
 def _engine(job: Subject, command: Command) -> tuple[Deployment, engine.ServeLine]:
     # both runs of a comparison with drafts get the same engine
     version = replace(job.version, engine="V0" if _same_engine(job) else "")
-    args, version, line = engine_settings(command, job.choice, job.profile, job.resolved, version)
+    args, version, line = job.settings(command, version)
     if "latency" in line.command and args.enable_prefix_caching is None:
         args = replace(args, enable_prefix_caching=False)  # latency.py sets it so from 0.9.1 on
     if not job.documented:  # recommended settings, with the document's way of measuring
-        args, version = _adapted(job, args, _load(job, command)), job.version
-        line = replace(line, num_scheduler_steps=1)
-    if args.speculative_config and job.draft:
-        tokens = args.speculative_config.num_speculative_tokens
+        like, places, tokens = args, args.max_num_seqs or 0, job.args.max_num_batched_tokens
         args = replace(
-            args, speculative_config=engine.read_drafts({"model": job.draft, "num_speculative_tokens": tokens})
+            job.args,
+            max_model_len=max(_load(job, command).max_total_len, job.deployment.config.max_model_len),
+            max_num_batched_tokens=max(tokens, places) if tokens else None,
+            enforce_eager=like.enforce_eager,
+            max_num_seqs=like.max_num_seqs,
+            speculative_config=like.speculative_config,
+            enable_prefix_caching=like.enable_prefix_caching,
         )
-    serving = job.choice.serving(job.resolved, job.profile, args, version)
+        version, line = job.version, replace(line, num_scheduler_steps=1)
+    if args.speculative_config and job.draft:
+        draft = {"model": job.draft, "num_speculative_tokens": args.speculative_config.num_speculative_tokens}
+        args = replace(args, speculative_config=engine.read_drafts(draft))
+    serving = job.serving(args, version)
     deployment = with_steps(serving.offline, line)
     check_fits(serving, replace(deployment, config=replace(deployment.config, speculative_config=None)))
     return deployment, line
@@ -163,25 +149,10 @@ def _same_engine(job: Subject) -> dict[str, str]:
     return {"VLLM_USE_V1": "0"} if job.draft and (0, 8) <= job.version.release < (0, 10) else {}
 
 
-def _adapted(job: Subject, like: engine.EngineArgs, load: Load) -> engine.EngineArgs:
-    places, tokens = like.max_num_seqs or 0, job.args.max_num_batched_tokens
-    return replace(
-        job.args,
-        max_model_len=max(load.max_total_len, job.deployment.config.max_model_len),
-        max_num_batched_tokens=max(tokens, places) if tokens else None,
-        enforce_eager=like.enforce_eager,
-        max_num_seqs=like.max_num_seqs,
-        speculative_config=like.speculative_config,
-        enable_prefix_caching=like.enable_prefix_caching,
-    )
-
-
 def _load(job: Subject, command: Command) -> Load:
-    choice, load = job.choice, command.read(platform=job.profile.platform).workload(command.document.version)
-    asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
-    if choice.num_prompts is not None and "throughput" in command.argv[1]:
-        asked["num_prompts"] = choice.num_prompts
-    return replace(load, **asked)
+    load = command.read(platform=job.profile.platform).workload(command.document.version)
+    choice = job.choice if "throughput" in command.argv[1] else replace(job.choice, num_prompts=None)
+    return choice.sent(load)
 
 
 def _argv(
@@ -192,8 +163,11 @@ def _argv(
     if not job.documented:
         extra = {**recipe_of(job.deployment).flags, **extra}
         # the first would bring the older engine, which is not the recommended one; no answer is parsed
-        extra = {k: v for k, v in extra.items() if k not in ("num-scheduler-steps", "reasoning-parser")}
-        extra = {k: v for k, v in extra.items() if _takes(job.version, k, line, value=v)}
+        takes = engine.program_argv(line.command, job.version, "rocm")[1]
+        flags = {name: f"--no-{name}" if value is False else f"--{name}" for name, value in extra.items()}
+        read = {name for name, flag in flags.items() if engine.flag_status(job.version, flag, takes)}
+        read -= {"num-scheduler-steps", "reasoning-parser"}
+        extra = {name: value for name, value in extra.items() if name in read}
     if not latency:
         words = engine.bench_throughput_argv(config, load, model, platform=platform, extra=extra)
         return written_out(words, line, job.version)
@@ -206,19 +180,12 @@ def _argv(
     return written_out(words, line, job.version)
 
 
-def _takes(version: engine.EngineVersion, name: str, line: engine.ServeLine, *, value: Any) -> bool:
-    flag = f"--no-{name}" if value is False else f"--{name}"
-    return bool(engine.flag_status(version, flag, engine.program_argv(line.command, version, "rocm")[1]))
-
-
 def _expected(result: Mapping[str, Any], metric: str, published: float | None, in_key: float | None) -> Iterator[str]:
-    for key, form, around, unit in (
-        ("avg_latency", ",.2f", ",.2f", "s"),
-        ("tokens_per_second", ",.1f", ",.0f", "tokens/s"),
-    ):
+    forms = {"avg_latency": (",.2f", ",.2f", "s"), "tokens_per_second": (",.1f", ",.0f", "tokens/s")}
+    for key, (form, around, unit) in forms.items():
         if key in result:
-            low, high = result.get(f"{key}_lo", nan), result.get(f"{key}_hi", nan)
-            interval = f" ({low:{around}} to {high:{around}})" if low == low else ""
+            low, high = (result.get(f"{key}_{end}") for end in ("lo", "hi"))
+            interval = f" ({low:{around}} to {high:{around}})" if low and high else ""
             yield f"predicted {result[key]:{form}} {unit}{interval}"
     if published and metric == "avg_latency":
         yield f"published {published:,.3f} s"
@@ -226,22 +193,15 @@ def _expected(result: Mapping[str, Any], metric: str, published: float | None, i
         yield f"published {in_key:,.1f} tokens/s ({published:,.1f} of them output)"
 
 
-# --- loads of a running server
-
-
 def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
     """The names of the template of sweep.sh: closed loops of 1, 2, 4, ... requests, and open loops."""
-    closed = _closed_loads(plan)
-    # shares of the rate with every place taken
-    highest = Prediction.of(deployment, _closed(plan, plan.max_num_seqs)).figures["request_throughput"]
+    closed, all_taken = _closed_loads(plan), _closed(plan, plan.max_num_seqs, 0)
+    highest = Prediction.of(deployment, all_taken).figures["request_throughput"]
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
     opened = [
-        replace(
-            _closed(plan, plan.max_num_seqs), max_concurrency=None, request_rate=rate,
-            seed=_seed(plan, MOST_STEPS + place),
-        )
+        replace(_closed(plan, plan.max_num_seqs, MOST_STEPS + place), max_concurrency=None, request_rate=rate)
         for place, rate in enumerate(rates)
-    ]  # fmt: skip
+    ]
     return {
         "concurrency_loads": [_swept(plan, deployment, f"concurrency-{one.max_concurrency}", one) for one in closed],
         "concurrency_total": len(closed),
@@ -255,7 +215,6 @@ def guidellm_names(plan: Plan) -> dict[str, Any]:
     loads, sent = _closed_loads(plan), plan.workload
     lengths = {"prompt_tokens": sent.input_len, "output_tokens": sent.output_len}
     return {
-        "guidellm_requirement": GUIDELLM_REQUIREMENT,
         "guidellm_backend": json.dumps({"kind": "openai_http", "model": served_name(plan)}),
         "guidellm_tokenizer": json.dumps({"kind": "huggingface_auto", "model": plan.model}),
         "guidellm_data": json.dumps({"kind": "synthetic_text", **lengths}),
@@ -266,17 +225,15 @@ def guidellm_names(plan: Plan) -> dict[str, Any]:
 
 def _closed_loads(plan: Plan) -> list[Load]:
     most = plan.max_num_seqs
-    steps = sorted({1 << power for power in range(most.bit_length()) if 1 << power < most} | {most})
-    return [replace(_closed(plan, step), seed=_seed(plan, place)) for place, step in enumerate(steps)]
+    steps = sorted({1 << power for power in range(most.bit_length())} | {most})
+    return [_closed(plan, step, place) for place, step in enumerate(steps)]
 
 
-def _seed(plan: Plan, place: int) -> int:
-    return plan.workload.seed + SEED_STEP * (2 + place)
-
-
-def _closed(plan: Plan, concurrency: int) -> Load:
-    load, prompts = plan.workload, defaults.PROMPTS_PER_SLOT * concurrency
-    return Load(load.input_len, load.output_len, prompts, max_concurrency=concurrency, seed=load.seed)
+def _closed(plan: Plan, concurrency: int, place: int) -> Load:
+    """The load of one step, with prompts that no step at another place sends."""
+    load, seed = plan.workload, plan.workload.seed + SEED_STEP * (2 + place)
+    prompts = defaults.PROMPTS_PER_SLOT * concurrency
+    return Load(load.input_len, load.output_len, prompts, max_concurrency=concurrency, seed=seed)
 
 
 def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> dict[str, Any]:

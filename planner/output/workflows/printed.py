@@ -64,20 +64,19 @@ def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
     rows += [
         (f"{script} {point.name}", point.metric, point.published, point.predicted) for script, point in _points(job)
     ]
-    figures = [
-        PrintedFigure(name, key, _unit(key), value, *(predicted.get(f"{key}{end}") for end in ("", "_lo", "_hi")))
-        for name, key, value, predicted in rows
-    ]
+    figures = []
+    for name, key, value, predicted in rows:
+        unit = _UNITS.get(key) or (
+            "ms" if key.endswith("_ms") else "tokens/s" if "throughput" in key or "per_s" in key else ""
+        )
+        ends = (predicted.get(f"{key}{end}") for end in ("", "_lo", "_hi"))
+        figures.append(PrintedFigure(name, key, unit, value, *ends))
     task = job.plan.accuracy_task
     printed = {str(one): one for one in scores() if (one.model, one.task) == (job.plan.model, task)}
     figures += [
         PrintedFigure("accuracy.sh", f"{task}, {one.filter}", f"± {one.stderr}", one.value) for one in printed.values()
     ]
     return tuple(figures)
-
-
-def _unit(key: str) -> str:
-    return _UNITS.get(key, "ms" if key.endswith("_ms") else "tokens/s" if "throughput" in key or "per_s" in key else "")
 
 
 def _points(job: Subject) -> Iterator[tuple[str, OfflinePoint]]:
@@ -89,16 +88,13 @@ def _points(job: Subject) -> Iterator[tuple[str, OfflinePoint]]:
 
 def caveats_of(job: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:
     """Caveats of the rendered documents on the numbers in ``figures``, or that they print none."""
-    workflow, documents = job.workflow, job.workflow.documents
-    own = {c.document.id for c in (job.printed, job.client) if c}
+    rendered = {command.document.id for command in (job.printed, job.client) if command}
     if job.documented:
-        points = workflow.points(job.version, job.profile, job.resolved.resolved)
-        own |= {point.command.document.id for point in points}
-    if own and "mad" not in own:  # the script that MAD's document runs prints the figures of all
-        documents = tuple(d for d in documents if d.id in own)
+        rendered |= {point.command.document.id for point in job.points()}
+    every = not rendered or "mad" in rendered  # the script that MAD's document runs prints the figures of all
     measured = any(figure.published is not None and figure.predicted is not None for figure in figures)
-    texts = (caveat for document in documents if document.measures == measured for caveat in document.caveats)
-    return tuple(dict.fromkeys(texts))
+    documents = (one for one in job.workflow.documents if (every or one.id in rendered) and one.measures == measured)
+    return tuple(dict.fromkeys(caveat for document in documents for caveat in document.caveats))
 
 
 def changed_options(job: Subject) -> tuple[dict[str, str], ...]:
@@ -128,12 +124,8 @@ def _changed(
     for word, value in was.items():
         other = here.get(word)
         if word not in OURS and "<" not in value and not (other is not None and _equal(value, other)):
-            yield {
-                "script": script,
-                "word": word,
-                "printed": value or word,
-                "here": "" if other is None else other or word,
-            }
+            row = {"script": script, "word": word, "printed": value or word}
+            yield {**row, "here": "" if other is None else other or word}
 
 
 def _words(line: ServeLine) -> dict[str, str]:

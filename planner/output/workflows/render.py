@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any
@@ -13,36 +13,19 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel, resolve_model
-from planner.output.scripts.emission import (
-    PORT,
-    Emission,
-    build_script,
-    dealt_by,
-    gpus_of_server,
-    render_scripts,
-    served_name,
-    servers_per_node,
-    template_names,
-    warm_up_argv,
-)
+from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
-from planner.output.workflows.documents import Workflow, published_scores, purposes
+from planner.output.workflows.documents import Workflow, names_of, published_scores, purposes
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
 from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
 from planner.output.workflows.subject import Choice, Subject, chosen_load, profile_of, refuse_options, subject
 from planner.units import GB
 from planner.workload import Load
 
-HUB_REQUIREMENT = "huggingface_hub==2.4.0"
-QUARK_REQUIREMENT = "amd-quark[cli]==0.13"
-FASTSAFETENSORS_REF = "v0.1.15-rocm7-preview"  #: the release that the MI355X recipe links
-#: A commit of ROCm/MAD with vllm_benchmark_report.sh
-MAD_COMMIT = "047bbf930397b21bb582443fb95bf8b9808914f3"
 #: MAD's script passes --num-scheduler-steps and calls benchmarks/benchmark_*.py
 MAD_NEWEST = (0, 10, 0)
-FIRST_PORT = PORT + 1  #: of the servers behind the balancer, which listens on the port of a single server
-ENGINE_JOBS = 32
+FIRST_PORT = scripts.PORT + 1  #: of the servers behind the balancer, which listens on the port of a single server
 _SERVERS = ("instances.sh", "nginx.conf")
 
 
@@ -65,17 +48,17 @@ def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = 
     """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too."""
     plan = file.plan
     lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
-    emission = Emission(file, profile, plan.memory["checkpoint_bytes"], lines, scores, tunes=tunable)
-    return {**render_scripts(emission), **needed_by(emission)}
+    emission = scripts.Emission(file, profile, plan.memory["checkpoint_bytes"], lines, scores, tunes=tunable)
+    return {**scripts.render_scripts(emission), **needed_by(emission)}
 
 
-def needed_by(emission: Emission) -> dict[str, str]:
+def needed_by(emission: scripts.Emission) -> dict[str, str]:
     """Further files of a plan: for several servers on a node, and for an image that no registry has."""
     plan = emission.file.plan
-    files = _servers(emission) if plan.image and servers_per_node(plan) > 1 else {}
+    files = _servers(emission) if plan.image and scripts.servers_per_node(plan) > 1 else {}
     build = next((build for build in engine.builds().values() if build.image == plan.image), None)
-    if build and build_script(plan) == "build_image.sh":
-        files["build_image.sh"] = _render("build_image.sh", {**template_names(emission), **_build_names(build)})
+    if build and scripts.build_script(plan) == "build_image.sh":
+        files["build_image.sh"] = _render("build_image.sh", {**scripts.template_names(emission), **_build_names(build)})
     refuse_tokens(files)
     return files
 
@@ -94,62 +77,39 @@ def calibration_of(files: Mapping[str, str]) -> str:
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     job = subject(workflow, choice)
     emission = _emission(job, command)
-    base = template_names(emission)
-    files = {**render_scripts(emission), **needed_by(emission)}
+    base = scripts.template_names(emission)
+    files = {**scripts.render_scripts(emission), **needed_by(emission)}
     built = job.build is not None and job.build.commit  # built instead of pulled
-    scripts = ["build_image.sh" if built and one == "pull_image.sh" else one for one in workflow.scripts]
-    for script in scripts:
+    steps = ["build_image.sh" if built and one == "pull_image.sh" else one for one in workflow.scripts]
+    offline = [script for script in steps if script in OFFLINE_SCRIPTS]
+    for script in steps:
         if script in _SERVERS:
             files |= _servers(emission)
-        elif script in OFFLINE_SCRIPTS:
-            files[script] = _render("offline.sh", {**base, **offline_names(job, script)})
         else:
-            files[script] = _render(script, {**base, **_script_names(job, script)})
-    if OFFLINE_SCRIPTS.keys() & set(scripts):
+            template = "offline.sh" if script in offline else script
+            files[script] = _render(template, {**base, **_script_names(job, script)})
+    if offline:
         points = [point.to_json() for point in offline_points(job)]
         files["points.json"] = json.dumps({"digest": job.plan.digest, "points": points}, indent=2) + "\n"
-    corrections = job.build.corrections if job.build else ()
-    figures = printed_beside(job)
-    files["WORKFLOW.md"] = _about(
-        workflow, command, job.plan.calibration, scripts, corrections,
-        documented=job.documented,
-        changed=changed_options(job),
-        caveats=caveats_of(job, figures),
-        printed=[figure.words for figure in figures],
-    )  # fmt: skip
+    files["WORKFLOW.md"] = _about(workflow, command, job.plan.calibration, steps, job)
     return files
 
 
-def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
-    layouts, names = partition_workflow(workflow, choice)
-    files: dict[str, str] = {}
-    for folder, plan, profile in layouts:
-        emission = _plan_emission(plan, profile, command)
-        inner = {**render_scripts(emission), **_servers(emission)}
-        files |= {f"{folder}/{name}": content for name, content in inner.items()}
-    own = {**names, "command": command, "planner_version": __version__}
-    files |= {script: _render(script, own) for script in workflow.scripts}
-    files["WORKFLOW.md"] = _about(workflow, command, names["calibration"], workflow.scripts)
-    return files
-
-
-def _about(
-    workflow: Workflow,
-    command: str,
-    calibration: str,
-    scripts: tuple[str, ...] | list[str],
-    corrections: tuple[str, ...] = (),
-    **beside: Any,
-) -> str:
+def _about(workflow: Workflow, command: str, calibration: str, steps: Sequence[str], job: Subject | None = None) -> str:
+    figures = printed_beside(job) if job else ()
+    corrections = job.build.corrections if job and job.build else ()
     names = {
         "calibration": calibration,
         "workflow": workflow,
         "documents": "; ".join(document.title for document in workflow.documents),
         "planner_version": __version__,
         "command": command,
-        "purposes": [(script, purposes()[script]) for script in scripts],
+        "purposes": [(script, purposes()[script]) for script in steps],
         "remarks": (*workflow.remarks, *corrections),
-        **({"documented": True, "changed": (), "caveats": (), "printed": ()} | beside),
+        "documented": job is None or job.documented,
+        "changed": changed_options(job) if job else (),
+        "caveats": caveats_of(job, figures) if job else (),
+        "printed": [figure.words for figure in figures],
     }
     return _render("WORKFLOW.md", names)
 
@@ -158,12 +118,12 @@ def _render(name: str, names: Mapping[str, object]) -> str:
     return render_template(f"{name}.j2", names, ("workflows", "vllm"))
 
 
-def _plan_emission(plan: planning.Plan, profile: GpuProfile, command: str) -> Emission:
+def _plan_emission(plan: planning.Plan, profile: GpuProfile, command: str) -> scripts.Emission:
     file = planning.PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
-    return Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
+    return scripts.Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
 
 
-def _emission(job: Subject, command: str) -> Emission:
+def _emission(job: Subject, command: str) -> scripts.Emission:
     workflow, plan = job.workflow, job.plan
     emission = _plan_emission(plan, job.profile, command)
     needed, parts = emission.checkpoint_bytes, []
@@ -185,40 +145,34 @@ def _emission(job: Subject, command: str) -> Emission:
 
 
 def _script_names(job: Subject, script: str) -> dict[str, Any]:
-    """The names of one script. Raises IllegalPlanError if the version or the model cannot do it."""
-    plan, version = job.plan, job.version
-    body = {"model": served_name(plan), "prompt": "San Francisco is a", "max_tokens": 20, "temperature": 0}
-    makers: dict[str, Callable[[], dict[str, Any]]] = {
-        "pull_image.sh": lambda: {"built": bool(job.build)},
-        "build_image.sh": lambda: _build_names(job.build),
-        "build_engine.sh": lambda: {
-            "base_image": engine.image_for(job.profile, version).name,
-            "vllm_ref": f"v{version}",
-            "fastsafetensors_ref": FASTSAFETENSORS_REF,
-            "engine_jobs": ENGINE_JOBS,
-        },
-        "download.sh": lambda: {"hub_requirement": HUB_REQUIREMENT, "draft": job.draft},
-        "request.sh": lambda: {"request_body": json.dumps(body)},  # of the NVIDIA recipe
-        "quantize.sh": lambda: {
-            "job": "quantize",
-            "quark_requirement": QUARK_REQUIREMENT,
-            "quantize_remarks": [
-                f"The checkpoint is in Quark's own form (quant_method quark); vLLM {version}: "
-                f"{engine.value_status(version, 'quantization', 'quark')}.",
-                "The document downloads a folder of examples; the command line of the package has the same options.",
-                "Quark needs Python 3.11 to 3.13 in the image. Calibration takes 128 samples of its default data set.",
-            ],
-        },
-        "sweep.sh": lambda: sweep_names(plan, job.deployment),
-        "guidellm.sh": lambda: guidellm_names(plan),
-        "mad.sh": lambda: _mad_names(job),
-    }
-    return makers.get(script, dict)()
+    plan, version, names = job.plan, job.version, names_of(script)
+    match script:
+        case "pull_image.sh":
+            return {"built": bool(job.build)}
+        case "build_image.sh" if job.build:
+            return _build_names(job.build)
+        case "build_engine.sh":
+            return {**names, "base_image": engine.image_for(job.profile, version).name, "vllm_ref": f"v{version}"}
+        case "download.sh":
+            return {**names, "draft": job.draft}
+        case "request.sh":  # of the NVIDIA recipe
+            body = {
+                "model": scripts.served_name(plan),
+                "prompt": "San Francisco is a",
+                "max_tokens": 20,
+                "temperature": 0,
+            }
+            return {"request_body": json.dumps(body)}
+        case "sweep.sh":
+            return sweep_names(plan, job.deployment)
+        case "guidellm.sh":
+            return {**names, **guidellm_names(plan)}
+        case "mad.sh":
+            return {**names, **_mad_names(job)}
+    return offline_names(job, script) if script in OFFLINE_SCRIPTS else names
 
 
-def _build_names(build: engine.ImageBuild | None) -> dict[str, Any]:
-    if build is None:
-        raise IllegalPlanError("this image is pulled, not built", hint="leave out build_image.sh")
+def _build_names(build: engine.ImageBuild) -> dict[str, Any]:
     options = [word for name, value in build.args.items() for word in ("--build-arg", f"{name}={value}")]
     options += ["--target", build.target] if build.target else []
     return {"build": build, "build_options": tuple(options)}
@@ -227,67 +181,51 @@ def _build_names(build: engine.ImageBuild | None) -> dict[str, Any]:
 def _mad_names(job: Subject) -> dict[str, Any]:
     if job.version.release > MAD_NEWEST:
         raise IllegalPlanError(
-            f"vllm_benchmark_report.sh of ROCm/MAD does not run with vLLM {job.version}: it passes "
-            "--num-scheduler-steps, which is gone in 0.10.1",
+            f"AMD's vllm_benchmark_report.sh passes --num-scheduler-steps, which vLLM {job.version} does not take",
             hint="choose an --engine-version up to 0.10.0, or planner workflow latency and throughput",
         )
     own = "float8" if job.deployment.config.weight_dtype == "fp8" else "float16"
     dtype = job.workflow.dtypes.get(job.choice.weight_dtype or "", own)
-    return {"job": "mad", "mad_commit": MAD_COMMIT, "mad_dtype": dtype, "points": offline_points(job)}
+    return {"mad_dtype": dtype, "points": offline_points(job)}
 
 
-def _servers(emission: Emission) -> dict[str, str]:
-    plan, base = emission.file.plan, template_names(emission)
-    servers, load = servers_per_node(plan), plan.workload
-    node_load = Load(
-        load.input_len,
-        load.output_len,
-        load.num_prompts * servers,
-        max_concurrency=load.max_concurrency * servers if load.max_concurrency else None,
-        request_rate=load.request_rate * servers if load.request_rate else float("inf"),
-        seed=load.seed,
-    )
+def _servers(emission: scripts.Emission) -> dict[str, str]:
+    plan, base = emission.file.plan, scripts.template_names(emission)
+    servers, load = scripts.servers_per_node(plan), plan.workload
+    concurrency = load.max_concurrency * servers if load.max_concurrency else None
+    rate = load.request_rate * servers if load.request_rate else float("inf")
+    prompts = load.num_prompts * servers
+    node_load = Load(load.input_len, load.output_len, prompts, concurrency, rate, seed=load.seed)
     version = engine.options_version(engine.parse_version(plan.engine_version), plan.platform, plan.image)
-    argv = tuple(engine.bench_serve_argv(node_load, plan.model, version, port=PORT, platform=plan.platform))
+    argv = tuple(engine.bench_serve_argv(node_load, plan.model, version, port=scripts.PORT, platform=plan.platform))
     result = f"node-{plan.digest}.json"
     names = {
         **base,
         "copies": servers,
         "first_port": FIRST_PORT,
-        "balancer_port": PORT,
+        "balancer_port": scripts.PORT,
         "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
-        "balancer_address": f"{engine.LOOPBACK}:{PORT}",
+        "balancer_address": f"{engine.LOOPBACK}:{scripts.PORT}",
         "balancer_of": "instances.sh",
-        **dealt_by(plan),
-        "device_groups": "\n".join(gpus_of_server(plan, index) for index in range(servers)),
+        **scripts.dealt_by(plan),
+        "device_groups": "\n".join(scripts.gpus_of_server(plan, index) for index in range(servers)),
         "client_docker_args": (*(("--gpus", "all") if base["nvidia"] else ()), *base["docker_args"]),
         "node_bench_argv": argv,
-        "node_warm_up_argv": warm_up_argv(plan, argv, servers),
+        "node_warm_up_argv": scripts.warm_up_argv(plan, argv, servers),
         "node_seed": load.seed,
-        "node_prompts": node_load.num_prompts,
+        "node_prompts": prompts,
         "node_result_name": result,
         "node_partial_name": f".partial-{result}",
     }
     return {name: _render(name, names) for name in _SERVERS}
 
 
-# --- whole GPUs against partitions ------------------------------------------------------------------------------------
-
-
-REMARKS = (
-    "every server is given the same share of the requests in flight, and the prediction takes all of them as busy",
-    "partitions of one GPU share its memory bandwidth and power; each holds its own copy of the weights, which is "
-    "why the cache of a node shrinks with the number of its servers",
-    "tensor parallelism over partitions is not compared: the documents disagree on it, and wrong answers are reported",
-)
 #: Options of a workflow that a comparison has no use for: each layout is searched.
 _IGNORED = ("draft", "image", "weight_dtype", "kv_cache_dtype", "tensor_parallel_size", "gpus")
 
 
-def partition_workflow(
-    workflow: Workflow, choice: Choice
-) -> tuple[list[tuple[str, planning.Plan, GpuProfile]], dict[str, Any]]:
-    """Folder, plan and GPU of every layout, and the names of the templates. Raises IllegalPlanError if none fits."""
+def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
+    """A folder of files for every layout, and their comparison. Raises IllegalPlanError if none fits."""
     refuse_options(workflow, choice, _IGNORED)
     whole = profile_of(workflow, choice)
     if whole.partition or whole.platform not in workflow.platforms:
@@ -295,10 +233,9 @@ def partition_workflow(
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
         )
     version = engine.existing_version(choice.engine_version) if choice.engine_version else engine.default_version(whole)
-    resolved, load, fits = choice.resolve(choice.model or workflow.model), chosen_load(workflow, choice), choice.local
-    points, refused = planning.compare_partitions(
-        planning.Serving.of(resolved, whole, version=version, local=fits), whole, load
-    )
+    resolved, load = choice.resolve(choice.model or workflow.model), chosen_load(workflow, choice)
+    serving = planning.Serving.of(resolved, whole, version=version, local=choice.local)
+    points, refused = planning.compare_partitions(serving, whole, load)
     rejected = [f"{gone.gpu}: {gone.reason}" for gone in refused]
     if not points:
         raise IllegalPlanError(
@@ -310,20 +247,29 @@ def partition_workflow(
     back = (f"{cut}/partition.sh", "--leave") if cut else ("compare.sh.nothing",)
     plans = [_plan(point, resolved) for point in points]
     rows = [_row(point, plan, back) for point, plan in zip(points, plans, strict=True)]
+    calibration = ", ".join(dict.fromkeys(plan.calibration for plan in plans))
     names = {
+        **names_of("compare.sh"),
         "model": resolved.resolved,
         "gpu_name": whole.name,
         "engine_version": str(version),
         "load": f"{load.max_concurrency} requests in flight on the node, {load.input_len} input and "
         f"{load.output_len} output tokens each",
-        "calibration": ", ".join(dict.fromkeys(plan.calibration for plan in plans)),
+        "calibration": calibration,
         "layouts": rows,
         "steps": sorted(rows, key=lambda row: (row["is_partition"], row["folder"])),  # few changes of the mode
         "rejected": rejected,
-        "remarks": REMARKS,
+        "command": command,
+        "planner_version": __version__,
     }
-    profiles = (point.setup.profile for point in points)
-    return [(row["folder"], plan, gpu) for row, plan, gpu in zip(rows, plans, profiles, strict=True)], names
+    files: dict[str, str] = {}
+    for point, plan, row in zip(points, plans, rows, strict=True):
+        emission = _plan_emission(plan, point.setup.profile, command)
+        inner = {**scripts.render_scripts(emission), **_servers(emission)}
+        files |= {f"{row['folder']}/{name}": content for name, content in inner.items()}
+    files |= {script: _render(script, names) for script in workflow.scripts}
+    files["WORKFLOW.md"] = _about(workflow, command, calibration, workflow.scripts)
+    return files
 
 
 def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ...]) -> dict[str, Any]:

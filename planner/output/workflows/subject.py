@@ -14,7 +14,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
-from planner.output.workflows.documents import Command, Workflow, printed_results
+from planner.output.workflows.documents import Command, Point, Workflow, entries
 from planner.workload import Load
 
 #: Options that the scripts decide for themselves; ``documents.toml`` has the reasons.
@@ -24,7 +24,6 @@ OURS = frozenset((
 ))  # fmt: skip
 #: Settings that the documents state although they are defaults.
 _STATED = frozenset(("--enable-chunked-prefill", "--pipeline-parallel-size", "--block-size", "--quantization"))
-LONG_TTFT_S = 60  #: more than this is waiting, not prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,10 @@ class Choice:
     def resolve(self, model: str) -> ResolvedModel:
         return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
 
-    def serving(
-        self, model: ResolvedModel, profile: GpuProfile, args: engine.EngineArgs, version: engine.EngineVersion
-    ) -> planning.Serving:
-        """An engine with the caller's fits; the memory of a draft is left out."""
-        return planning.Serving.of(model, profile, args, version, local=self.local, basis=Basis(self.local.constants))
+    def sent(self, load: Load) -> Load:
+        """The load with the caller's lengths and number of prompts."""
+        names = ("input_len", "output_len", "num_prompts")
+        return replace(load, **{name: value for name in names if (value := getattr(self, name)) is not None})
 
     def settings(self, args: engine.EngineArgs) -> engine.EngineArgs:
         given = {"tensor_parallel_size": self.tensor_parallel_size, "kv_cache_dtype": self.kv_cache_dtype}
@@ -65,32 +63,64 @@ class Choice:
     @property
     def asked(self) -> frozenset[str]:
         """Words of command lines that are the caller's choice."""
-        checkpoint = self.model or self.weight_dtype
-        names = {
-            "--kv-cache-dtype": self.kv_cache_dtype, "--tensor-parallel-size": self.tensor_parallel_size,
-            "--input-len": self.input_len, "--output-len": self.output_len, "--random-input-len": self.input_len,
-            "--random-output-len": self.output_len, "--max-concurrency": self.max_concurrency,
-            "--num-prompts": self.num_prompts or self.max_concurrency, "--request-rate": self.max_concurrency,
-            "--model": checkpoint, "model": checkpoint, "--tokenizer": checkpoint, "--quantization": self.weight_dtype,
-            "--speculative-model": self.draft, "--speculative-config": self.draft,
-        }  # fmt: skip
-        return frozenset(name for name, value in names.items() if value)
+        prompts, checkpoint = self.num_prompts or self.max_concurrency, self.model or self.weight_dtype
+        words = (
+            (self.kv_cache_dtype, "--kv-cache-dtype"),
+            (self.tensor_parallel_size, "--tensor-parallel-size"),
+            (self.input_len, "--input-len --random-input-len"),
+            (self.output_len, "--output-len --random-output-len"),
+            (self.max_concurrency, "--max-concurrency --request-rate"),
+            (prompts, "--num-prompts"),
+            (checkpoint, "--model model --tokenizer"),
+            (self.weight_dtype, "--quantization"),
+            (self.draft, "--speculative-model --speculative-config"),
+        )
+        return frozenset(word for value, names in words if value for word in names.split())
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One engine, its plan, and the document's commands if this is what the document ran."""
+class Chosen:
+    """A workflow with the caller's options, and the model, GPU and version that they lead to."""
 
     workflow: Workflow
     choice: Choice
     resolved: ResolvedModel
     profile: GpuProfile
     version: engine.EngineVersion
+    build: engine.ImageBuild | None
+    documented: bool  #: a document describes this model on this GPU
+
+    def points(self) -> Iterator[Point]:
+        return self.workflow.points(self.version, self.profile, self.resolved.resolved)
+
+    def settings(
+        self, command: Command, version: engine.EngineVersion
+    ) -> tuple[engine.EngineArgs, engine.EngineVersion, engine.ServeLine]:
+        """Settings of a document's command, the version with the engine that they bring, and the line."""
+        line = command.read(version, self.profile.platform)
+        args = self.choice.settings(replace(line.args, speculative_config=command.drafts))
+        if self.profile.partition and args.tensor_parallel_size > 1:
+            args = replace(args, allow_unvalidated=True)
+        undrafted = replace(line, args=replace(args, speculative_config=None))
+        runs_as = planning.asked_by(undrafted, self.resolved.model, self.profile, version)
+        share = args.gpu_memory_utilization
+        if share and share > engine.MOST_UTILIZATION and version.release >= (0, 9, 1) and runs_as != "V0":
+            args = replace(args, gpu_memory_utilization=engine.ADVISED_UTILIZATION)
+        return args, replace(version, engine=runs_as), replace(line, args=args)
+
+    def serving(self, args: engine.EngineArgs, version: engine.EngineVersion) -> planning.Serving:
+        """An engine with the caller's fits; the memory of a draft is left out."""
+        fits = self.choice.local
+        return planning.Serving.of(self.resolved, self.profile, args, version, local=fits, basis=Basis(fits.constants))
+
+
+@dataclass(frozen=True)
+class Subject(Chosen):
+    """One engine, its plan, and the document's commands if this is what the document ran."""
+
     args: engine.EngineArgs  #: settings that are stated; the rest is the version's default
     deployment: planning.Deployment
     plan: planning.Plan
-    build: engine.ImageBuild | None
-    documented: bool
     printed: Command | None = None  #: the document's server, if it has one
     client: Command | None = None
     draft: str = ""  #: the model that drafts, if one does
@@ -104,10 +134,11 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
             f"{workflow.name} is not a workflow for {profile.name}",
             hint=f"it is for {' and '.join(workflow.platforms)}, such as --gpu {workflow.gpus[0]}",
         )
-    resolved = _resolved(workflow, choice, profile)
     version, build = _version(workflow, profile, choice)
+    resolved = _resolved(workflow, choice, profile)
     documented = profile.id in workflow.gpus and resolved.resolved in workflow.models_on(profile)
-    _refuse_ignored(workflow, choice, resolved, documented=documented)
+    chosen = Chosen(workflow, choice, resolved, profile, version, build, documented)
+    _refuse_ignored(chosen)
     client, printed = (
         next(iter(workflow.printed(commands, version, profile, resolved.resolved)), None)
         for commands in (workflow.client, workflow.serve)
@@ -119,10 +150,12 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     args = engine.EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto")
     sent = Load(load.input_len, load.output_len, max_concurrency=choice.max_concurrency)
     prompts = load.num_prompts if choice.max_concurrency else None
-    space = planning.Space((choice.serving(resolved, profile, args, version),), gpus_per_node=choice.gpus)
+    space = planning.Space((chosen.serving(args, version),), gpus_per_node=choice.gpus)
     search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=prompts))
+    command: Command | None = None
     if documented:
-        serving, deployment = _documented(workflow, choice, resolved, profile, version, load, printed)
+        command = printed or next((point.command for point in chosen.points()), None)
+        serving, deployment = _documented(chosen, load, command)
         places = load.max_concurrency or deployment.config.max_num_seqs
         candidate = planning.Candidate(
             resolved, deployment, planning.estimate(deployment, load.input_len, load.output_len, places)
@@ -134,7 +167,15 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     else:
         ranking = _recommended(workflow, search, choice)
         candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
-        args = _stated(candidate)
+        config = candidate.config
+        args = engine.EngineArgs(
+            tensor_parallel_size=config.tensor_parallel_size,
+            kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            # without chunks it follows the context, which is another one for each measurement
+            max_num_batched_tokens=config.max_num_batched_tokens if config.enable_chunked_prefill else None,
+        )
+        printed = client = None
         if load.max_concurrency:
             load = search.objective.closed_loop(candidate.estimate.concurrency)
     named, source = (build.image, build.source) if build else ("", "")
@@ -142,12 +183,12 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         named, source = choice.image, f"as asked for with --image; the options are those of vLLM {version}"
     image = engine.Image(named, version, profile.platform, pinned=True, source=source, gpus=(profile.id,))
     plan = search.plan(ranking, candidate, image=image if named else None, load=load)
-    found = Subject(
-        workflow, choice, candidate.resolved, profile, candidate.config.version, args, candidate.deployment, plan,
-        build, documented, printed if documented else None, client if documented else None,
-        _draft(workflow, choice, version, documented=documented),
+    names = vars(chosen) | {"resolved": candidate.resolved, "version": candidate.config.version}
+    job = Subject(
+        **names, args=args, deployment=candidate.deployment, plan=plan,
+        printed=printed, client=client, draft=_draft(chosen),
     )  # fmt: skip
-    return replace(found, plan=_in_documents_words(found))
+    return replace(job, plan=_in_documents_words(job, command))
 
 
 def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
@@ -158,16 +199,10 @@ def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
 
 def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = None) -> Load:
     load = client.read().workload(client.document.version) if client else Load(**workflow.load)
-    asked = {name: value for name in ("input_len", "output_len") if (value := getattr(choice, name)) is not None}
     if choice.max_concurrency is not None:
         prompts = planning.defaults.PROMPTS_PER_SLOT * choice.max_concurrency
-        asked |= {"max_concurrency": choice.max_concurrency, "num_prompts": prompts, "request_rate": float("inf")}
-    if choice.num_prompts is not None:
-        asked["num_prompts"] = choice.num_prompts
-    return replace(load, **asked)
-
-
-# --- the document's words
+        load = replace(load, max_concurrency=choice.max_concurrency, num_prompts=prompts, request_rate=float("inf"))
+    return choice.sent(load)
 
 
 def engine_env(env: Mapping[str, str], version: engine.EngineVersion, platform: str) -> dict[str, str]:
@@ -196,22 +231,6 @@ def written_out(words: list[str], line: engine.ServeLine, version: engine.Engine
     return tuple(words)
 
 
-def engine_settings(
-    command: Command, choice: Choice, profile: GpuProfile, resolved: ResolvedModel, version: engine.EngineVersion
-) -> tuple[engine.EngineArgs, engine.EngineVersion, engine.ServeLine]:
-    """Settings of a document's command, the version with the engine that they bring, and the line."""
-    line = command.read(version, profile.platform)
-    args = choice.settings(replace(line.args, speculative_config=command.drafts))
-    if profile.partition and args.tensor_parallel_size > 1:
-        args = replace(args, allow_unvalidated=True)
-    undrafted = replace(line, args=replace(args, speculative_config=None))
-    runs_as = planning.asked_by(undrafted, resolved.model, profile, version)
-    share = args.gpu_memory_utilization
-    if share and share > engine.MOST_UTILIZATION and version.release >= (0, 9, 1) and runs_as != "V0":
-        args = replace(args, gpu_memory_utilization=engine.ADVISED_UTILIZATION)
-    return args, replace(version, engine=runs_as), replace(line, args=args)
-
-
 def with_steps(deployment: planning.Deployment, line: engine.ServeLine) -> planning.Deployment:
     """The deployment with the steps that V0 takes for one visit of its scheduler."""
     if deployment.config.engine != "V0":
@@ -232,9 +251,6 @@ def check_fits(serving: planning.Serving, deployment: planning.Deployment) -> No
     )
 
 
-# --- model, version, image
-
-
 def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> ResolvedModel:
     models = workflow.models_on(profile)
     resolved = choice.resolve(choice.model or models[0])
@@ -244,27 +260,26 @@ def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> Resolv
     for other in models:  # of the same model, whose quantised checkpoints have longer names
         own = other.split("/")[-1]
         if stem.startswith(own) or own.startswith(stem) or own.split("-Instruct")[0] == stem.split("-Instruct")[0]:
-            found = resolve_model(other)
-            if _weights(found) == choice.weight_dtype:
-                return found
+            candidate = resolve_model(other)
+            if _weights(candidate) == choice.weight_dtype:
+                return candidate
     return resolved  # the search has that precision, or says that it does not
 
 
-def _refuse_ignored(workflow: Workflow, choice: Choice, resolved: ResolvedModel, *, documented: bool) -> None:
-    dtype, own = choice.weight_dtype, _weights(resolved)
+def _refuse_ignored(chosen: Chosen) -> None:
+    workflow, choice, documented = chosen.workflow, chosen.choice, chosen.documented
+    dtype, own = choice.weight_dtype, _weights(chosen.resolved)
     if documented and dtype not in (None, own, *workflow.dtypes):
         raise InputError(
-            f"--weight-dtype {dtype}: the document of {workflow.name} has {resolved.resolved} in {own} on this GPU",
+            f"--weight-dtype {dtype}: the document has {chosen.resolved.resolved} in {own} on this GPU",
             hint=f"leave it out, choose from {', '.join({own: 0, **workflow.dtypes})}, or name another model",
         )
-    batches = documented and workflow.offline and not workflow.client
-    all_at_once = any("throughput" in command.argv[1] for command in workflow.offline)
-    ignored = {
-        "draft": not any(command.drafts for command in workflow.offline),
-        "max_concurrency": batches,
-        "num_prompts": batches and not all_at_once,
-    }
-    refuse_options(workflow, choice, (name for name, unused in ignored.items() if unused))
+    ignored = [] if any(command.drafts for command in workflow.offline) else ["draft"]
+    if documented and workflow.offline and not workflow.client:
+        ignored.append("max_concurrency")
+        if not any("throughput" in command.argv[1] for command in workflow.offline):
+            ignored.append("num_prompts")
+    refuse_options(workflow, choice, ignored)
 
 
 def refuse_options(workflow: Workflow, choice: Choice, names: Iterable[str]) -> None:
@@ -272,9 +287,7 @@ def refuse_options(workflow: Workflow, choice: Choice, names: Iterable[str]) -> 
     for name in names:
         if getattr(choice, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise InputError(
-                f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow or model"
-            )
+            raise InputError(f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow")
 
 
 def _weights(resolved: ResolvedModel) -> str:
@@ -285,20 +298,14 @@ def _weights(resolved: ResolvedModel) -> str:
 def _version(
     workflow: Workflow, profile: GpuProfile, choice: Choice
 ) -> tuple[engine.EngineVersion, engine.ImageBuild | None]:
-    """The caller's version, the document's on its GPU, else the newest; and how its image is built."""
     asked = engine.existing_version(choice.engine_version) if choice.engine_version else None
-    if asked:
-        version = asked
-    elif workflow.engine_version and profile.id in workflow.gpus:
-        version = engine.parse_version(workflow.engine_version)
-    else:
-        version = engine.default_version(profile)
+    stated = workflow.engine_version if profile.id in workflow.gpus else None
+    version = asked or (engine.parse_version(stated) if stated else engine.default_version(profile))
     if workflow.build == "engine":
         image = f"planner/vllm-{profile.architecture}:{version}"
         return version, engine.ImageBuild(workflow.build, "", "", "", image)
     name = None if choice.image or workflow.build else engine.image_for(profile, version).name
-    named = (one for key, one in engine.builds().items() if key == workflow.build or one.image == name)
-    build = next(named, None)
+    build = next((one for key, one in engine.builds().items() if key == workflow.build or one.image == name), None)
     if build is None or not build.version:
         return version, build
     own = {engine.parse_version(text).release for text in (build.version, workflow.engine_version) if text}
@@ -310,46 +317,33 @@ def _version(
     return engine.parse_version(build.version), build
 
 
-def _draft(workflow: Workflow, choice: Choice, version: engine.EngineVersion, *, documented: bool) -> str:
+def _draft(chosen: Chosen) -> str:
     """The draft model, whose vocabulary has to be the model's. Raises IllegalPlanError for a draft that cannot run.
 
     No version from 0.10 to 0.14 drafts with a model (``spec_decode/`` and ``v1/spec_decode/draft_model.py``).
     """
+    workflow, draft, version = chosen.workflow, chosen.choice.draft, chosen.version
     own = next((c.drafts.model for c in workflow.offline if c.drafts and c.drafts.model), "")
     if not own:
         return ""
-    if not choice.draft and not documented:
+    if not draft and not chosen.documented:
         raise IllegalPlanError(
-            f"{own} drafts for {workflow.model}; which model drafts for another one is not known",
-            hint="name one of the same vocabulary with --draft",
+            f"{own} drafts for {workflow.model} only", hint="name a draft of the same vocabulary with --draft"
         )
     if (0, 10) <= version.release < (0, 15):
         raise IllegalPlanError(
-            f"vLLM {version} does not draft with a model",
-            hint="choose an --engine-version up to 0.9.2, or 0.15.0 and later",
+            f"vLLM {version} does not draft with a model", hint="--engine-version up to 0.9.2, or from 0.15.0 on"
         )
-    return choice.draft or own
+    return draft or own
 
 
-# --- the engine
-
-
-def _documented(
-    workflow: Workflow,
-    choice: Choice,
-    resolved: ResolvedModel,
-    profile: GpuProfile,
-    version: engine.EngineVersion,
-    load: Load,
-    printed: Command | None,
-) -> tuple[planning.Serving, planning.Deployment]:
+def _documented(chosen: Chosen, load: Load, command: Command | None) -> tuple[planning.Serving, planning.Deployment]:
     """The document's engine. Raises IllegalPlanError if it does not start or does not hold one request."""
-    points = workflow.points(version, profile, resolved.resolved) if printed is None else ()
-    command = printed or next((point.command for point in points), None)
+    workflow, choice, profile, version = chosen.workflow, chosen.choice, chosen.profile, chosen.version
     if command is None:
         args, line = choice.settings(engine.EngineArgs(**workflow.settings)), None
     else:
-        args, version, line = engine_settings(command, choice, profile, resolved, version)
+        args, version, line = chosen.settings(command, version)
     if args.async_scheduling and not engine.flag_status(version, "--async-scheduling"):
         args = replace(args, async_scheduling=None)
     node = choice.gpus or profile.gpus_per_node
@@ -358,7 +352,7 @@ def _documented(
             f"{workflow.name} takes {args.tensor_parallel_size} GPUs, the node has {node}",
             hint=f"--tensor-parallel-size {node}, or a node with more GPUs",
         )
-    serving = choice.serving(resolved, profile, args, version)
+    serving = chosen.serving(args, version)
     deployment = with_steps(serving.deployment, line) if line else serving.deployment
     check_fits(serving, deployment)
     if load.max_total_len > deployment.config.max_model_len:
@@ -368,9 +362,8 @@ def _documented(
         )
     if deployment.requests_held(load.total_len) < 1:
         raise IllegalPlanError(
-            f"{resolved.resolved} on {args.tensor_parallel_size} x {profile.name}: not one request of "
-            f"{load.total_len} tokens fits beside the weights",
-            hint=f"planner fit {resolved.resolved} --gpu {profile.id} says what would fit",
+            f"not one request of {load.total_len} tokens fits beside the weights",
+            hint=f"planner fit {chosen.resolved.resolved} --gpu {profile.id} says what would fit",
         )
     return serving, deployment
 
@@ -395,86 +388,54 @@ def _recommended(workflow: Workflow, search: planning.Search, choice: Choice) ->
     )
 
 
-def _stated(candidate: planning.Candidate) -> engine.EngineArgs:
-    config = candidate.config
-    return engine.EngineArgs(
-        tensor_parallel_size=config.tensor_parallel_size,
-        kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
-        gpu_memory_utilization=config.gpu_memory_utilization,
-        # without chunks it follows the context, which is another one for each measurement
-        max_num_batched_tokens=config.max_num_batched_tokens if config.enable_chunked_prefill else None,
-    )
-
-
-# --- the plan
-
-
-def _in_documents_words(found: Subject) -> planning.Plan:
-    workflow, plan = found.workflow, found.plan
-    launched = _launched(found)
-    published: dict[str, float] = {}
-    if found.printed and found.client and not found.choice.asked - {"model", "--model", "--tokenizer"}:
-        ids = found.printed.id, found.client.id  # the same load is sent to the same settings
-        results = (dict(one.figures) for one in printed_results() if (one.server, one.client) == ids)
-        published = next(results, {}) if plan.gpu == workflow.gpus[0] else {}
+def _in_documents_words(job: Subject, command: Command | None) -> planning.Plan:
+    workflow, plan = job.workflow, job.plan
+    launched = _launched(job, command)
     update: dict[str, Any] = {
         "accuracy_task": workflow.accuracy_task or plan.accuracy_task,
-        "why": tuple(_why(found)),
-        "warnings": tuple(dict.fromkeys((*plan.warnings, *_warnings(found, launched.get("env", {}))))),
+        "why": (f"no document describes {workflow.name} here: recommended settings", *plan.why),
+        "warnings": tuple(dict.fromkeys((*plan.warnings, *_warnings(job, launched.get("env", {}))))),
         **launched,
     }
-    return plan.model_copy(update=update | ({"published": published} if found.documented else {}))
+    if job.documented:
+        titles = "; ".join(document.title for document in workflow.documents)
+        weights = (reason for reason in plan.why if reason.startswith("weights take"))
+        update |= {"why": (f"the settings are those of: {titles}", *weights), "published": _published(job)}
+    return plan.model_copy(update=update)
 
 
-def _launched(found: Subject) -> dict[str, Any]:
-    plan, version, config, recipe = (
-        found.plan,
-        found.version,
-        found.deployment.config,
-        planning.recipe_of(found.deployment),
-    )
-    points = workflow_points(found) if found.documented and not found.printed else ()
-    command = found.printed or next((point.command for point in points), None)
+def _published(job: Subject) -> Mapping[str, float]:
+    changed = job.choice.asked - {"model", "--model", "--tokenizer"}
+    if not job.printed or not job.client or changed or job.plan.gpu != job.workflow.gpus[0]:
+        return {}
+    ids = job.printed.id, job.client.id
+    return next((dict(one["figures"]) for one in entries("result") if (one["server"], one["client"]) == ids), {})
+
+
+def _launched(job: Subject, command: Command | None) -> dict[str, Any]:
+    model, version, platform = job.plan.model, job.version, job.profile.platform
+    config, recipe = job.deployment.config, planning.recipe_of(job.deployment)
     if command is None:
-        return {"serve_argv": tuple(engine.serve_argv(config, plan.model, host=engine.EVERYWHERE, extra=recipe.flags))}
-    line = command.read(version, found.profile.platform)
-    remote = {"trust-remote-code": True} if recipe.flags.get("trust-remote-code") else {}
-    extra = {**other_options(line, version, plan.model), **remote}
+        return {"serve_argv": tuple(engine.serve_argv(config, model, host=engine.EVERYWHERE, extra=recipe.flags))}
+    line = command.read(version, platform)
+    extra = other_options(line, version, model)
+    if recipe.flags.get("trust-remote-code"):
+        extra["trust-remote-code"] = True
     extra = {name: value for name, value in extra.items() if engine.flag_status(version, f"--{name}")}
-    words = engine.serve_argv(config, plan.model, host=engine.EVERYWHERE, extra=extra)
-    own_env = {name: value for name, value in plan.env.items() if name not in recipe.env}
-    env = {**engine_env(command.env, version, found.profile.platform), **own_env}
-    return {"serve_argv": written_out(words, line, version) if found.printed else tuple(words), "env": env}
+    words = engine.serve_argv(config, model, host=engine.EVERYWHERE, extra=extra)
+    own_env = {name: value for name, value in job.plan.env.items() if name not in recipe.env}
+    env = {**engine_env(command.env, version, platform), **own_env}
+    return {"serve_argv": written_out(words, line, version) if job.printed else tuple(words), "env": env}
 
 
-def workflow_points(found: Subject) -> Iterator[Any]:
-    return found.workflow.points(found.version, found.profile, found.resolved.resolved)
-
-
-def _why(found: Subject) -> Iterator[str]:
-    if not found.documented:
-        yield f"no document describes {found.workflow.name} for this model and GPU: these are the recommended settings"
-        yield from found.plan.why
-        return
-    yield f"the settings are those of: {'; '.join(document.title for document in found.workflow.documents)}"
-    yield from (reason for reason in found.plan.why if reason.startswith("weights take"))
-
-
-def _warnings(found: Subject, env: Mapping[str, str]) -> Iterator[str]:
-    load, held = found.plan.workload, found.deployment.requests_held(found.plan.workload.sent.total_len)
-    config = found.deployment.config
+def _warnings(job: Subject, env: Mapping[str, str]) -> Iterator[str]:
+    load, config, checked = job.plan.workload, job.deployment.config, job.deployment.checked
+    held = int(job.deployment.requests_held(load.sent.total_len))
     if load.max_concurrency and held < load.max_concurrency:
-        yield (
-            f"the cache holds {int(held)} of the {load.max_concurrency} requests in flight: the others wait, which the "
-            "prediction of TTFT has in it"
-        )
-    elif found.plan.predicted["mean_ttft_ms"] > LONG_TTFT_S * 1e3:
-        seconds = found.plan.predicted["mean_ttft_ms"] / 1e3
-        yield f"the load is more than one server carries: most of the predicted TTFT of {seconds:,.0f} s is waiting"
-    checked = found.deployment.checked
+        yield f"the cache holds {held} of the {load.max_concurrency} concurrent requests: the others wait"
     if checked.verdict == "too close to call":
         yield f"memory is too close to call: it starts with {planning.percent(checked.probability_fits)} probability"
-    compilation = found.printed.read().others.get("--compilation-config", "") if found.printed else ""
-    yield from map(str, engine.known_issues(config, env, found.resolved.model, found.profile, compilation=compilation))
-    if found.profile.partition and config.tensor_parallel_size > 1:
+    compilation = job.printed.read().others.get("--compilation-config", "") if job.printed else ""
+    yield from map(str, engine.known_issues(config, env, job.resolved.model, job.profile, compilation=compilation))
+    if job.profile.partition and config.tensor_parallel_size > 1:
         yield "tensor parallelism over partitions: one document prints it, another says that it is not supported"
