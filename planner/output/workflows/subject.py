@@ -24,6 +24,7 @@ OURS = frozenset((
 ))  # fmt: skip
 #: Settings that the documents state although they are defaults.
 _STATED = frozenset(("--enable-chunked-prefill", "--pipeline-parallel-size", "--block-size", "--quantization"))
+LONG_TTFT_S = 60  #: more than this is waiting, not prefill
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,6 +434,8 @@ def _warnings(job: Subject, env: Mapping[str, str]) -> Iterator[str]:
     held = int(job.deployment.requests_held(load.sent.total_len))
     if load.max_concurrency and held < load.max_concurrency:
         yield f"the cache holds {held} of the {load.max_concurrency} concurrent requests: the others wait"
+    elif job.plan.predicted["mean_ttft_ms"] > LONG_TTFT_S * 1e3:
+        yield "the load is more than one server carries: most of the predicted TTFT is waiting"
     if checked.verdict == "too close to call":
         yield f"memory is too close to call: it starts with {planning.percent(checked.probability_fits)} probability"
     compilation = job.printed.read().others.get("--compilation-config", "") if job.printed else ""
