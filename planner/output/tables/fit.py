@@ -263,5 +263,9 @@ def _logged(line: LogLine, value: float) -> str:
 
 
 def _left(left: Interval) -> str:
-    size = format_bytes(left.mid) if left.mid >= 0 else f"nothing, {format_bytes(-left.mid)} too little"
-    return f"{size} ({left.low / GIB:,.2f} to {left.high / GIB:,.2f})"
+    low, high = f"{left.low / GIB:,.2f}", f"{left.high / GIB:,.2f}"
+    if left.mid >= 0:
+        return f"{format_bytes(left.mid)} ({low} to {high})"
+    most = f"{-left.high / GIB:,.2f}" if left.high < 0 else f"{high} GiB to spare"
+    between = f"{most} to {-left.low / GIB:,.2f}" if left.high < 0 else f"{-left.low / GIB:,.2f} too little to {most}"
+    return f"nothing: {format_bytes(-left.mid)} too little ({between})"
