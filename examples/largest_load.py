@@ -12,5 +12,5 @@ if most is None:
 else:
     low, high = capacity.interval()
     print(f"{most.value:.1f} requests/s, 90 % interval {low:.1f} to {high:.1f}; limited by {most.bound_by}")
-    for confidence, rate in capacity.by_confidence().items():
-        print(f"  {confidence:.0%} confidence: {rate:.1f} requests/s")
+    for confidence in (0.5, 0.8, 0.95):
+        print(f"  {confidence:.0%} confidence: {capacity.carried(confidence):.1f} requests/s")

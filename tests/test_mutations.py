@@ -50,7 +50,7 @@ MUTATIONS: dict[str, tuple[Function, str, str, Function]] = {
         test_closed_form.test_figures_are_those_computed_by_hand,
     ),
     "DP ranks do not wait for each other": (
-        predict._steps_held_up, "if deployment.model.is_moe else 1", "if not deployment.model.is_moe else 1",
+        predict._Steps.of, "if deployment.model.is_moe else 1", "if not deployment.model.is_moe else 1",
         lambda: test_closed_form.test_ranks_that_step_together_are_held_up_by_each_other(8, 2, (1000, 100)),
     ),
     "the throughput of DP ranks is that of one": (

@@ -189,7 +189,10 @@ class Pods:
         if self.nodes != self.planned_nodes:
             lines.append(f"spread over {self.nodes} nodes instead of {self.planned_nodes}: slower than predicted")
         if self.privileged:
-            remarks = ("privileged, as the plan's docker arguments ask: it may do anything on its node", *remarks)
+            remarks = (
+                "the container is privileged, as the plan's docker arguments ask: it may do anything on its node",
+                *remarks,
+            )
         return [*lines, *(("", *remarks) if remarks else ())]
 
 

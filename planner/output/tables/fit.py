@@ -46,6 +46,7 @@ LOG_COLUMNS = (
     Column("logged", of=lambda line: _logged(line, line.logged)),
     Column("inside"),
 )
+MUCH_TO_SPARE = 32  #: requests at once from which on the smallest settings are named
 OPTIONS_SHOWN = 3  #: in the text; JSON has all of them
 
 
@@ -252,6 +253,10 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
         said = " ".join(f"{name}={value}" for name, value in outcome.env.items())
         yield "  with " + said.partition("_USE_")[2], f"{outcome.kv_cache_tokens:,} tokens: {outcome.verdict}"
     yield "context", f"{config.max_model_len:,} tokens{at_once}"
+    if result.verdict == "fits" and result.max_concurrency > MUCH_TO_SPARE and result.smallest_gpu_memory_utilization:
+        given = result.smallest_kv_cache_memory_bytes
+        share = f"--gpu-memory-utilization {result.smallest_gpu_memory_utilization:g} holds one request"
+        yield "smallest share", share + (f", as does --kv-cache-memory-bytes {given}" if given else "")
     several = config.tensor_parallel_size > result.deployment.profile.gpus_per_node
     none = "none fits" if several else "none fits in one node"
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or none}"
