@@ -424,6 +424,8 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     given, line = answer.line.args, answer.serving
     named = " ".join(error.cause for error in answer.refusals)
     kept = {name: getattr(given, name) for name in FUNCTIONAL if engine.flag_of(name) not in named}
+    if answer.served:  # the line's drafts stay, as far as they are timed
+        kept["speculative_config"] = answer.served.config.speculative_config
     args = engine.EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
     serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local)
     (ranking,) = Search(Space((serving,), gpus_per_node=gpus), asked.objective(workload)).run()

@@ -298,8 +298,12 @@ def _basis(record: LineVerdict) -> Iterator[str]:
 
 def _caveats(record: LineVerdict) -> Iterator[str]:
     drafts = record.line.args.speculative_config
+    timed = record.served and record.served.config.speculative_config
     if drafts and not drafts.acceptance_rates:
-        yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
+        if timed:
+            yield f"with {timed.words}, accepting {timed.acceptance_length:.1f} tokens per step, as published"
+        else:
+            yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if record.served:
         yield from engine_remarks(record.served.deployment)
 
