@@ -237,7 +237,7 @@ def _settings_of_plan(path: Path, result: Mapping[str, Any], plan: Plan) -> dict
     argv = plan.serve_argv
     if "--speculative-config" in argv:
         cause = f"{path}: with speculative decoding, the result does not say what was accepted"
-        raise InputError(cause, hint="measure without --speculative-config")
+        raise InputError(cause, hint="measure a plan made with --no-speculation")
     named = {name: getattr(plan, name) for name in ("gpu", "model", "weight_dtype", "engine_version")}
     cache = argv[argv.index("--kv-cache-dtype") + 1] if "--kv-cache-dtype" in argv else "auto"
     return {**_settings(plan), **named, "kv_cache_dtype": cache}
