@@ -7,9 +7,10 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from socket import SHUT_RDWR
 from threading import Thread, current_thread
 from time import monotonic
 from typing import Any
@@ -86,7 +87,9 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: floa
     fetch = _Fetch(repo_id, revision, endpoint, timeout_s)
     if timeout_s > 0:
         fetch.start()  # a thread can be left behind whatever it waits for, a name server for example
-        fetch.join(timeout_s + GRACE_S)
+        fetch.join(timeout_s)
+        fetch.hang_up()
+        fetch.join(GRACE_S)
     if fetch.error is not None:
         raise fetch.error
     if fetch.folder is None:
@@ -108,12 +111,19 @@ class _Fetch(Thread):
         self.host = urlsplit(endpoint).netloc.rpartition("@")[2] or "the hub"
         self.until_s = monotonic() + timeout_s
         self.left_bytes = MOST_BYTES
+        self.sockets: list[Any] = []
         self.folder: Path | None = None
         self.error: BaseException | None = None
 
     def late(self) -> HubError:
         cause = f"{self.host} took longer than {self.timeout_s:.3g} s to answer"
         return HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
+
+    def hang_up(self) -> None:
+        """End reads that each stay within the client's timeouts, as of headers that come byte by byte."""
+        for socket in self.sockets:
+            with suppress(OSError):
+                socket.shutdown(SHUT_RDWR)
 
     def run(self) -> None:
         try:
@@ -164,6 +174,7 @@ class _Fetch(Thread):
         self._check_limits()
         left_s, waits = self.until_s - monotonic(), request.extensions.get("timeout", {})
         request.extensions["timeout"] = {wait: min(s or left_s, left_s) for wait, s in waits.items()}
+        request.extensions["trace"] = self._trace
         request.headers["Accept-Encoding"] = "identity"  # the bytes that are counted are then those that are kept
         home, origin = _origin(self.endpoint), _origin(str(request.url))
         if origin == home:
@@ -172,6 +183,10 @@ class _Fetch(Thread):
             raise HubError(f"{self.host} sends its visitors on to an address without https", hint=PROXY)
         for name in ("Authorization", "Cookie"):
             request.headers.pop(name, None)
+
+    def _trace(self, event: str, info: dict[str, Any]) -> None:
+        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
+            self.sockets.append(info["return_value"].get_extra_info("socket"))
 
     def after(self, response: Any) -> None:
         """Refuse a compressed answer, count the bytes of others."""

@@ -206,7 +206,7 @@ def test_an_endless_answer_is_cut_short(server: HubServer, tmp_path: Path, heade
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
 def test_an_answer_that_drips_has_a_deadline(server: HubServer, tmp_path: Path, method: str) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
-        if method == "HEAD":
+        if handler.command == method:
             for byte in _drip(b"HTTP/1.1 200 OK\r\nX-Padding: " + b"a" * 1000):
                 handler.wfile.write(byte)
         else:
