@@ -46,7 +46,8 @@ from planner.planning.plan import Plan, PlanFile, Service
 HERE = Path(__file__).parents[1]
 ALL = {**CASES, **MORE}
 BIN = Path(sys.executable).parent
-KUBERNETES = "1.33.0"
+#: From the oldest version that clouds still run to the newest with published schemas.
+KUBERNETES = [f"1.{minor}.0" for minor in range(28, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
 #: Options of sbatch, of its manual page (Slurm 25.05).
 SBATCH = {
     "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem-per-gpu", "exclusive", "output",
@@ -82,19 +83,33 @@ def pods_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": spec} for spec in specs]
 
 
-@pytest.mark.parametrize("case", cases("kubernetes", "lws"))
-def test_objects_follow_the_definitions_of_their_platform(case: str) -> None:
-    """Those of Kubernetes by its own schemas, strictly; LeaderWorkerSet by ours and its pods by Kubernetes' again."""
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_every_version_of_kubernetes_takes_the_objects(version: str) -> None:
+    """By its own schemas, strictly: an unknown field is an error."""
+    for case in cases("kubernetes", "lws"):
+        for document in documents(*files_of(case).values()):
+            parts = pods_of(document) if document["kind"] == "LeaderWorkerSet" else [document]
+            for part in parts:
+                kubernetes_validate.validate(part, version, strict=True)
+
+
+def test_schemas_refuse_a_field_of_no_version() -> None:
+    (service,) = (d for d in documents(files_of("mi355x/kubernetes")["kubernetes.yaml"]) if d["kind"] == "Service")
+    service["spec"]["selectors"] = {}
+    for version in (KUBERNETES[0], KUBERNETES[-1]):
+        with pytest.raises(kubernetes_validate.ValidationError):
+            kubernetes_validate.validate(service, version, strict=True)
+
+
+@pytest.mark.parametrize("case", cases("lws"))
+def test_leader_worker_sets_follow_their_definition(case: str) -> None:
     (text,) = files_of(case).values()
     for document in documents(text):
         if document["kind"] != "LeaderWorkerSet":
-            kubernetes_validate.validate(document, KUBERNETES, strict=True)
             continue
         found = json.loads((HERE / "schemas" / "leaderworkerset.schema.json").read_text())
         Draft202012Validator.check_schema(found)
         Draft202012Validator(found).validate(document)
-        for pod in pods_of(document):
-            kubernetes_validate.validate(pod, KUBERNETES, strict=True)
         names = {volume["name"] for volume in pods_of(document)[0]["spec"]["volumes"]}
         assert {mount["name"] for mount in container_of(document)["volumeMounts"]} <= names
 
