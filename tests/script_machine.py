@@ -5,6 +5,7 @@ Paths of the driver are redirected into a folder of the test.
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 import subprocess
@@ -253,6 +254,18 @@ def values_of(words: Sequence[str], *flags: str) -> list[str]:
 def variables_of(docker_run: Sequence[str]) -> list[str]:
     """What is passed to the container with ``--env``."""
     return values_of(docker_run, "--env")
+
+
+def mounts_of(docker_run: Sequence[str]) -> dict[str, str]:
+    """Folders of the host and where the container sees them. docker reads each ``--mount`` as a line of CSV."""
+    mounts = {}
+    for value in values_of(docker_run, "--mount"):
+        (words,) = csv.reader([value], strict=True)
+        fields = dict(word.partition("=")[::2] for word in words)
+        assert fields.pop("type") == "bind" and fields.keys() <= {"source", "target", "readonly"}, value
+        mounts[fields["source"]] = fields["target"] + (":ro" if "readonly" in fields else "")
+    assert not values_of(docker_run, "--volume", "-v")
+    return mounts
 
 
 def prepared(root: Path, name: str = "mi355x", **options: int) -> Machine:

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from script_machine import Machine, files_below, prepared, values_of, variables_of
-from script_plans import GOLDEN, MATRIX
+from script_machine import Machine, files_below, mounts_of, prepared, values_of, variables_of
+from script_plans import GOLDEN, MATRIX, emission, plan, serve
 
 from planner.output.scripts.emission import Emission, container_name
 
@@ -45,8 +45,9 @@ def test_launch_runs_exactly_the_plan(machine: MakeMachine, tmp_path: Path, name
         assert f"{variable}={value}" in variables_of(run) or variable in chosen_at_start
     # the cache of the host is the cache in the container
     assert variables_of(run)[-1] == "HF_HOME=/huggingface"
-    assert f"{tmp_path}/with space/hf:/huggingface" in run
-    assert f"{here.plan}/results:/results" in run
+    mounts = {f"{tmp_path}/with space/hf": "/huggingface", f"{here.plan}/results": "/results"}
+    folder = {saved.model: f"{saved.model}:ro"} if saved.model.startswith("/") else {}
+    assert mounts_of(run) == mounts | folder
     assert "ready: http://127.0.0.1:8000/v1" in done.stdout
 
 
@@ -128,7 +129,7 @@ def test_a_local_model_is_mounted_read_only(machine: MakeMachine) -> None:
     here = machine("local-folder")
     here.run("launch.sh")
     (run,) = here.docker("run")
-    assert "/models/my llama:/models/my llama:ro" in run
+    assert mounts_of(run)["/models/my llama"] == "/models/my llama:ro"
     assert run[run.index("--publish") + 1] == "127.0.0.1:8000:9000"
 
 
@@ -137,7 +138,18 @@ def test_a_relative_model_cache_is_mounted_by_its_full_path(machine: MakeMachine
     here = machine()
     here.run("launch.sh", HF_HOME="models")
     (run,) = here.docker("run")
-    assert f"{here.home}/models:/huggingface" in run
+    assert mounts_of(run)[f"{here.home}/models"] == "/huggingface"
+
+
+def test_paths_with_colons_commas_and_quotes_are_mounted(tmp_path: Path) -> None:
+    """``--volume`` splits at a colon: docker then refuses it, or mounts another folder."""
+    folder = '/models/a:b, "c"'
+    made = plan(model=folder, requested_model=folder, serve_argv=serve(folder, port="9000"))
+    here = Machine(tmp_path / "host,1", emission(made))  # a colon would end a folder of PATH
+    home = f'{here.home}/hf:ro,"x"'
+    assert here.run("launch.sh", HF_HOME=home).returncode == 0
+    (run,) = here.docker("run")
+    assert mounts_of(run) == {home: "/huggingface", f"{here.plan}/results": "/results", folder: f"{folder}:ro"}
 
 
 def test_a_server_that_dies_is_reported_with_its_log(machine: MakeMachine) -> None:

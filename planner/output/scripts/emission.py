@@ -322,7 +322,6 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "model_cache": MODEL_CACHE,
         "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",
         "model_folder": local,
-        "model_mount": f"{local}:{local}:ro" if local else "",
         "partition": partition,
         "partitions_per_gpu": partition.count if partition else 0,
         "servers": f"{servers} such server{'s' if servers != 1 else ''}",

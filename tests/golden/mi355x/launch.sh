@@ -19,6 +19,8 @@ log=$here/logs/server.log
 id_file=$here/logs/container.id
 results=/results # where the container sees this folder's results/
 cache=/huggingface # where the container sees the folder of the models
+# bind SOURCE TARGET: a value of docker's --mount, which takes colons, and commas in quotes.
+bind() { printf 'type=bind,"source=%s","target=%s"' "${1//\"/\"\"}" "${2//\"/\"\"}"; }
 # The first GPUs that DEVICE or the vendor's own variable names, as any program of this machine takes them.
 need_gpus=1
 asked=${DEVICE:-${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-}}}
@@ -67,8 +69,8 @@ else
     --security-opt seccomp=unconfined \
     "${device_options[@]}" \
     --publish "127.0.0.1:$port:$container_port" \
-    --volume "$models:$cache" \
-    --volume "$here/results:$results" \
+    --mount "$(bind "$models" "$cache")" \
+    --mount "$(bind "$here/results" "$results")" \
     --env HF_TOKEN --env HF_ENDPOINT --env HF_HUB_OFFLINE \
     --env VLLM_ROCM_USE_AITER=1 \
     --env SAFETENSORS_FAST_GPU=1 \

@@ -58,9 +58,6 @@ if command -v curl >/dev/null; then
 else
   fail "curl is missing" "install curl: launch.sh uses it to ask whether the server is ready"
 fi
-if [[ "$here$models" == *:* ]]; then
-  fail "docker cannot mount a folder with a colon in its path: $here, $models" "rename the folder, or set HF_HOME to another one"
-fi
 
 # --- GPUs (read from the driver's files, whose format no version of amd-smi changes) ------------------------------------------
 architecture=gfx950
