@@ -6,6 +6,7 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
 from collections import Counter
@@ -27,7 +28,8 @@ ROCM = ("rocm-smi", "--showproductname", "--showid", "--showbus", "--showmeminfo
         "--showmemorypartition", "--json")  # fmt: skip
 NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
 NVIDIA_LIST = ("nvidia-smi", "-L")
-_MIG_LINE = re.compile(r"\s+MIG\s+(\S+)\s+Device\s+\d+:")
+_NVIDIA_LINE = re.compile(r"(?:GPU \d+:|\s+MIG\s+(\S+)\s+Device\s+\d+:)(?:.*\(UUID: ([^)]+)\))?")
+_BROKEN = ("[GPU is lost]", "[GPU requires reset]", "[Unknown Error]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,17 +49,20 @@ class SilentTool(Exception):
 
 def run_tool(command: Sequence[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        tool = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     except OSError as error:
         missing = isinstance(error, FileNotFoundError)
         raise SilentTool("not installed" if missing else error.strerror or "does not run") from error
+    try:
+        printed, said = tool.communicate(timeout=TIMEOUT_S)
     except (subprocess.TimeoutExpired, UnicodeDecodeError) as error:
+        tool.kill()  # without waiting: one that the driver holds in the kernel ends when the driver lets it
         late = isinstance(error, subprocess.TimeoutExpired)
         raise SilentTool(f"no answer in {TIMEOUT_S} s" if late else "prints no text") from error
-    if done.returncode:
-        message = (done.stderr.strip() or done.stdout.strip() or "says nothing").splitlines()[0]
-        raise SilentTool(f"ended with status {done.returncode}: {message[:160]}")
-    return done.stdout
+    if tool.returncode:
+        message = (said.strip() or printed.strip() or "says nothing").splitlines()[0]
+        raise SilentTool(f"ended with status {tool.returncode}: {message[:160]}")
+    return printed
 
 
 def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
@@ -77,7 +82,8 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
         modes = run(AMD_PARTITION)
     amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), modes))
     amd = amd or ask("rocm-smi", lambda: read_rocm_smi(run(ROCM)))
-    nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST)))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST), visible))
     if not amd and not nvidia:
         cause = f"no GPU is found on this machine ({'; '.join(reasons)})"
         raise InputError(cause, hint="name one, such as --gpu mi300x: planner hardware list shows the names")
@@ -124,22 +130,36 @@ def read_rocm_smi(text: str) -> Iterator[LocalGpu]:
         )
 
 
-def read_nvidia_smi(query: str, listing: str) -> tuple[LocalGpu, ...]:
-    """The GPUs in ``nvidia-smi --query-gpu=name,memory.total,mig.mode.current``, and the MIG instances in ``-L``."""
-    slices: list[list[str]] = []
-    for line in listing.splitlines():
-        if line.startswith("GPU "):
-            slices.append([])
-        elif slices and (match := _MIG_LINE.match(line)):
-            slices[-1].append(match[1])
+def read_nvidia_smi(query: str, listing: str, visible: str | None = None) -> tuple[LocalGpu, ...]:
+    """The GPUs in ``nvidia-smi --query-gpu=name,memory.total,mig.mode.current``, and the MIG instances in ``-L``.
+
+    ``visible`` is CUDA_VISIBLE_DEVICES: numbers, or beginnings of UUIDs.
+    """
+    listed: list[tuple[str, list[tuple[str, str]]]] = []  # UUID of each GPU, profile and UUID of its instances
+    for line in filter(None, map(_NVIDIA_LINE.match, listing.splitlines())):
+        profile, uuid = line[1], line[2] or ""
+        if not profile:
+            listed.append((uuid, []))
+        elif listed:
+            listed[-1][1].append((profile, uuid))
     rows = [[word.strip() for word in row] for row in csv.reader(query.splitlines()) if row]
-    if any(len(row) != 3 for row in rows) or len(slices) != len(rows):
+    if any(len(row) != 3 for row in rows) or len(listed) != len(rows):
         raise SilentTool(f"prints something unknown: {query.strip()[:160]!r}")
+    wanted = None if visible is None else [word.strip() for word in visible.split(",")]
+
+    def is_wanted(uuid: str, number: str = "") -> bool:
+        return wanted is None or any(w == number or (w[:4] in ("GPU-", "MIG-") and uuid.startswith(w)) for w in wanted)
+
     gpus = []
-    for (name, size, mode), names in zip(rows, slices, strict=True):
-        mib = whole_number(size)
-        memory_bytes = None if mib is None else mib * MIB
-        gpus.append(LocalGpu(name, memory_bytes=memory_bytes, mig=mode == "Enabled", slices=tuple(names)))
+    for number, ((name, size, mode), (uuid, parts)) in enumerate(zip(rows, listed, strict=True)):
+        whole = is_wanted(uuid, str(number))
+        slices = tuple(profile for profile, part in parts if whole or is_wanted(part))
+        if (whole or slices) and not {name, size, mode} & set(_BROKEN):
+            mib = whole_number(size)
+            memory_bytes = None if mib is None else mib * MIB
+            gpus.append(LocalGpu(name, memory_bytes=memory_bytes, mig=mode == "Enabled", slices=slices))
+    if rows and not gpus:
+        raise SilentTool(f"{len(rows)} GPUs, all lost or left out by CUDA_VISIBLE_DEVICES")
     return tuple(gpus)
 
 

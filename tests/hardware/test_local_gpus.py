@@ -8,6 +8,8 @@ ROCm/rocm_smi_lib issue 159, NVIDIA's nvidia-smi manual and MIG user guide.
 from __future__ import annotations
 
 import json
+import subprocess
+import time
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -146,6 +148,46 @@ def test_mig_instances_are_the_gpus_of_a_gpu_that_is_cut() -> None:
 
 
 @pytest.mark.parametrize(
+    ("visible", "count"),
+    [(None, 4), ("0,2", 2), (" 1 ", 1), ("GPU-2,GPU-3", 2), ("0,1,2,3,4", 4), ("7", 0), ("", 0), ("-1", 0)],
+)
+def test_cuda_visible_devices_leaves_gpus_out(visible: str | None, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As CUDA reads it: a job of a cluster plans for the GPUs that it was given."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    run = machine(
+        nvidia_smi___query_gpu=query(*[f"{H100}, 81559, Disabled"] * 4), nvidia_smi__L=listing([], [], [], [])
+    )
+    if count:
+        assert len(find_local_gpus(run)) == count
+    else:
+        with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES"):
+            find_local_gpus(run)
+
+
+def test_cuda_visible_devices_names_mig_instances() -> None:
+    text = "GPU 0: H100 (UUID: GPU-0)\n" + "".join(
+        f"  MIG {profile} Device {number}: (UUID: MIG-{number})\n"
+        for number, profile in enumerate(("3g.40gb", "1g.10gb", "3g.40gb"))
+    )
+    (gpu,) = read_nvidia_smi(query(f"{H100}, 81559, Enabled"), text, "MIG-0,MIG-2")
+    assert gpu.slices == ("3g.40gb", "3g.40gb")
+
+
+def test_a_lost_gpu_is_none() -> None:
+    """nvidia-smi's words for a GPU that fell off the bus; ``[N/A]`` is an ordinary value."""
+    rows = (
+        f"{H100}, 81559, Disabled",
+        "[GPU is lost], [GPU is lost], [GPU is lost]",
+        f"{H100}, [Unknown Error], [N/A]",
+    )
+    assert len(read_nvidia_smi(query(*rows), listing([], [], []))) == 1
+    with pytest.raises(SilentTool, match="lost"):
+        read_nvidia_smi(query(rows[1]), listing([]))
+
+
+@pytest.mark.parametrize(
     ("rows", "slices", "cause"),
     [
         ([f"{H100}, 81559, Enabled"], [["3g.40gb", "1g.10gb"]], "1 x h100-mig-3g.40gb and 1 x h100-mig-1g.10gb"),
@@ -226,6 +268,16 @@ def test_a_tool_that_fails_or_is_missing_says_why() -> None:
     with pytest.raises(SilentTool, match="not installed"):
         run_tool(["no-such-tool-of-any-vendor"])
     assert run_tool(["echo", "fine"]) == "fine\n"
+
+
+def test_a_tool_that_the_kernel_holds_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No signal ends a process in uninterruptible sleep, and who waits for it hangs too."""
+    monkeypatch.setattr("planner.hardware.local.TIMEOUT_S", 0.2)
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: None)
+    began = time.monotonic()
+    with pytest.raises(SilentTool, match=r"no answer in 0.2 s"):
+        run_tool(["sleep", "5"])
+    assert time.monotonic() - began < 3
 
 
 def test_every_whole_gpu_has_a_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -66,6 +67,8 @@ BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
      "GPU 1 has 90000 MiB free", "nvidia-smi shows"),
     ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, 81559, 81000"]),
      "GPU 0 has 81559 MiB, the plan expects", "plan again"),
+    ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, [GPU is lost], [GPU is lost]"]),
+     "GPU 0 does not work: [GPU is lost]", "--gpu-reset -i 0"),
     ("h100-mig", lambda m: m.set_nvidia("list", ["GPU 0: H100 (UUID: GPU-0)", "  MIG 1g.10gb Device 0: (UUID: MIG-x)"]),
      "0 MIG instances 3g.40gb", "partition.sh"),
     ("h100-mig", lambda m: m.set_nvidia("compute_cap", ["8.0"]), "no GPU of compute capability 9.0", "use a machine"),
@@ -136,6 +139,20 @@ def test_preflight_minds_the_chosen_gpus(machine: MakeMachine, chosen: str) -> N
     done = here.run("preflight.sh", CUDA_VISIBLE_DEVICES=chosen)
     assert done.returncode == 0 and "GPU 5 has" in done.stdout and "GPU 0" not in done.stdout
     assert here.run("preflight.sh").returncode == 1
+
+
+@pytest.mark.parametrize("name", ["b200-x2", "h100-mig"])
+def test_preflight_leaves_a_hanging_driver_behind(machine: MakeMachine, name: str) -> None:
+    """nvidia-smi in the kernel: no signal ends it, and the checks behind it still run."""
+    here = machine(name)
+    here.program(here.bin / "nvidia-smi", "#!/bin/bash\ntrap '' TERM HUP INT\n/bin/sleep 20\n")
+    script = here.plan / "preflight.sh"
+    script.write_text(script.read_text().replace("read -r -t 30 ", "read -r -t 0.5 "))
+    began = time.monotonic()
+    done = here.run("preflight.sh")
+    assert time.monotonic() - began < 10
+    assert done.returncode == 1 and "nvidia-smi does not answer" in done.stdout and "reboot" in done.stdout
+    assert "port 8000 is free" in done.stdout
 
 
 def test_preflight_minds_the_first_gpus_of_nvidia_only(machine: MakeMachine) -> None:
