@@ -3,8 +3,7 @@
     python benchmarks/documents.py [--record FILE]
     python benchmarks/documents.py --audit
 
-``--audit`` prints the workflows beside their documents instead: changed options, the mean error of the printed figures,
-and the settings that a document advises beside the recommended ones.
+``--audit`` prints the workflows beside their documents instead: changed options, mean error of printed figures.
 
 Left out of the fit is the group that a line belongs to: its GPU, model, TP, weight dtype and engine version, whoever
 published it. Takes some five minutes on two cores.
@@ -19,14 +18,11 @@ from pathlib import Path
 from fit.leave_out import LeaveOut, held_out, leave_out_of
 from planner.evidence.evaluation import case_of, figures_in_columns, simulate
 from planner.evidence.runs import MeasuredRun, read_runs
-from planner.model import resolve_model
-from planner.output.workflows.documents import entries, list_workflows
+from planner.output.workflows.documents import list_workflows
 from planner.output.workflows.printed import changed_options, printed_beside
-from planner.output.workflows.subject import Choice, Subject, subject
-from planner.planning import Deployment, Objective, Prediction, Search, Serving, Space, defaults
+from planner.output.workflows.subject import Choice, subject
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration
-from planner.workload import Load
 
 DATA = Path(__file__).parent.parent / "docs" / "data"
 TABLES = {
@@ -81,7 +77,7 @@ def unseen(without: LeaveOut, run: MeasuredRun) -> Calibration:
 
 
 def audit() -> None:
-    """Print the workflows beside their documents: changed options, mean error of the figures, advised settings."""
+    """Print the workflows beside their documents: changed options, mean error of the figures."""
     for workflow in list_workflows().values():
         if "compare.sh" in workflow.scripts:
             continue
@@ -93,39 +89,6 @@ def audit() -> None:
         errors = [figure.error for figure in printed_beside(found) if figure.error is not None]
         if errors:
             print(f"\n{len(errors)} printed figures beside predictions, mean error {sum(errors) / len(errors):+.1%}")
-        for line in advised(found):
-            print(line)
-
-
-def advised(found: Subject) -> Iterator[str]:
-    """Settings that the document advises for a goal, and the recommended ones, with predictions for both."""
-    ids = {document.id for document in found.workflow.documents}
-    for one in entries("advice"):
-        if found.printed is None or one["document"] not in ids or one["gpu"] != found.profile.id:
-            continue
-        for size in one["tensor_parallel_size"]:
-            args = found.args.changed(tensor_parallel_size=size, max_num_seqs=one["max_num_seqs"])
-            serving = found.serving(args, found.version)
-            if serving.fit(ways_out=False).fits:
-                yield advice(found, one["goal"], "document", serving.deployment, one["max_num_seqs"])
-        load = found.plan.workload
-        space = Space((Serving.of(resolve_model(found.plan.model), found.profile, version=found.version),))
-        answer = Search(space, Objective(one["goal"], Load(load.input_len, load.output_len))).run()[0].best
-        if answer:
-            yield advice(found, one["goal"], "planner", answer.deployment, answer.estimate.concurrency)
-
-
-def advice(found: Subject, goal: str, source: str, deployment: Deployment, concurrency: int) -> str:
-    """A setting with its predicted throughput per GPU, TTFT and TPOT."""
-    like, config = found.plan.workload, deployment.config
-    prompts = defaults.PROMPTS_PER_SLOT * concurrency
-    load = Load(like.input_len, like.output_len, prompts, max_concurrency=concurrency)
-    figures = Prediction.of(deployment, load).figures
-    return (
-        f"- {goal}, {source}: TP {config.tensor_parallel_size}, batch {config.max_num_seqs}, {config.weight_dtype}: "
-        f"{figures['output_throughput'] / config.num_gpus:,.0f} tokens/s per GPU, "
-        f"TTFT {figures['mean_ttft_ms']:,.0f} ms, TPOT {figures['mean_tpot_ms']:,.1f} ms"
-    )
 
 
 if __name__ == "__main__":

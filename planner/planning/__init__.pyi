@@ -49,6 +49,9 @@ from .sweep import sweep_loads as sweep_loads
 
 from .odds import percent as percent
 
+# What do published documents advise?
+from .advice import Advised as Advised
+
 # What does it cost?
 from .cost import Span as Span
 from .cost import span_figures as span_figures

@@ -14,6 +14,7 @@ from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis, unset_kv_cache_space
 from planner.model import Model, resolve_model
 from planner.planning import defaults
+from planner.planning.advice import Advised
 from planner.planning.calibration import SHIPPED, Local
 from planner.planning.defaults import WORTH_IT, Goal
 from planner.planning.deployment import Deployment
@@ -181,6 +182,14 @@ class LineVerdict:
             plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.line)
             if not self.served or plan.merit(merit) > log(WORTH_IT) + self.served.merit(merit):
                 yield plan
+
+    def advice(self) -> Iterator[str]:
+        """Yield one line for each advice of a document that the line does not follow."""
+        timed = self.served or self.offline
+        if timed and self.workload:
+            bench: Bench = self.offline.bench if self.offline else "serve"
+            engine, options = timed.deployment, self.line.options
+            yield from Advised(engine, self.model, self.workload, self.goal, bench, options).contradicted()
 
     def copies(self) -> tuple[int, Served] | None:
         """Return the servers of a smaller TP size that serve a closed loop best on the line's GPUs, and one of them.

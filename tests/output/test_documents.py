@@ -351,9 +351,3 @@ def test_recommend_shows_what_is_published_of_the_checkpoints_it_compares() -> N
     assert any("FP8-KV: flexible-extract 0.9052" in text for text in said)
     assert any("MXFP4-Preview: flexible-extract 0.8954" in text for text in said)
     assert any("FP8 performs best for most workloads" in text for text in said)
-
-
-def test_advice_of_the_documents_is_that_of_their_text() -> None:
-    """Of NVIDIA's recipe for B200: TP 1 and the largest batch, TP 4 or 8 and a batch of 8, TP 2 and 128."""
-    own = {(one["goal"], one["tensor_parallel_size"], one["max_num_seqs"]) for one in entries("advice")}
-    assert {("balanced", (2,), 128), ("min-latency", (4, 8), 8), ("max-throughput", (1,), 512)} <= own

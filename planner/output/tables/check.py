@@ -48,6 +48,7 @@ class JudgedLaunch:
     record: LineVerdict
     better: tuple[Served, ...]  #: plans that are worth a change, best first, replayed
     copies: tuple[int, Served] | None = None  #: smaller servers on the same GPUs, and one of them
+    advice: tuple[str, ...] = ()  #: of documents, where the line differs
 
     @property
     def has_speed(self) -> bool:
@@ -78,7 +79,7 @@ class CheckAnswer(Answer):
         """The answer, its better plans replayed, launches with the same text once; ``more`` are the other fields."""
         launches: dict[tuple[str, ...], JudgedLaunch] = {}
         for record in judged:
-            launch = JudgedLaunch(record, tuple(record.better()), record.copies())
+            launch = JudgedLaunch(record, tuple(record.better()), record.copies(), tuple(record.advice()))
             launches.setdefault((*_start(launch), *_speed(launch)), launch)
         return cls(tuple(launches.values()), *more)
 
@@ -166,6 +167,7 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
         "goal": record.goal,
         "better": [_plan(record, plan) for plan in launch.better],
         "copies": {"servers": launch.copies[0], **_plan(record, launch.copies[1])} if launch.copies else None,
+        "advice": list(launch.advice),
         "notes": list(_notes(record)),
     }
 
@@ -212,6 +214,7 @@ def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = Tr
         yield wrapped(f"{f'{_load_words(load)}, ' if load else ''}offline: {rate}")
     elif launch.has_speed:
         yield from _load_lines(launch, brief=brief, with_command=with_command)
+    yield from items("i", launch.advice)
 
 
 def _verdict(record: LineVerdict) -> str:

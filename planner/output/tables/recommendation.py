@@ -87,6 +87,7 @@ class Recommendation(Answer):
     doubts: tuple[planning.Doubt, ...] = ()  #: figures of a suspicious size, of the best plan or of each refusal
     divisions: Mapping[str, planning.Disaggregated | planning.Refused] = field(default_factory=dict)  #: by GPU
     apart: Mapping[str, planning.Apart] = field(default_factory=dict)  #: by GPU, where cheaper than its plan
+    advice: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: by GPU, of documents, where its plan differs
     bottleneck: str = ""  #: of the best plan
     wrote: bool = False  #: whether the scripts are written already
     remarks: tuple[str, ...] = ()
@@ -105,7 +106,8 @@ class Recommendation(Answer):
             made = [plan for plan in answer._made if plan.gpu in divided]
             cheaper = (planning.apart_from(search, plan, divided[plan.gpu]) for plan in made)
             answer = replace(answer, apart={one.plan.gpu: one for one in cheaper if one})
-        best = answer.best
+        advice = {plan.gpu: tuple(answer._advised(plan)) for plan in answer._made}
+        best, answer = answer.best, replace(answer, advice=advice)
         limit = bottleneck(search.space, search.objective, answer._candidates[id(best)]) if best else ""
         return replace(answer, doubts=tuple(answer._doubts()), bottleneck=limit)
 
@@ -127,6 +129,14 @@ class Recommendation(Answer):
             return planning.doubts_about_plan(self.search, self._candidates[id(best)], best)
         refused = (planning.doubt_about_refusal(one, targets.confidence) for one in self.rankings) if targets else ()
         return filter(None, refused)
+
+    def _advised(self, plan: planning.Plan) -> Iterator[str]:
+        served = self._candidates[id(plan)]
+        measured = (served.searched or served).deployment  # with the context of the serving line
+        engine = replace(measured, config=replace(measured.config, max_model_len=plan.max_model_len))
+        model, load = served.resolved.resolved, plan.workload.sent
+        goal = None if self.objective.targets else self.objective.goal
+        return planning.Advised(engine, model, load, goal).contradicted()
 
     @property
     def best(self) -> planning.Plan | None:
@@ -210,6 +220,7 @@ class Recommendation(Answer):
             "closest": [planning.closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": list(map(divided_object, self.divisions.values())),
             "answer": self._answer(),
+            "advice": {gpu: list(lines) for gpu, lines in self.advice.items()},
             "published": {ranking.profile.id: list(ranking_published(ranking)) for ranking in rankings},
             "rejected": to_plain([rejected for ranking in rankings for rejected in ranking.rejected]),
         }
@@ -288,6 +299,7 @@ class Recommendation(Answer):
         yield from shared.items("-", reasons)
         urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
         yield from shared.items("!", urgent[:BRIEF_WARNINGS])
+        yield from shared.items("i", self.advice[plan.gpu])
 
     def _brief_notes(self) -> Iterator[str]:
         yield from self._taken()
@@ -316,7 +328,7 @@ class Recommendation(Answer):
             if place or self._made:
                 yield ""
             if plan:
-                yield from _plan_lines(ranking, plan, self.search.space.prices)
+                yield from _plan_lines(ranking, plan, self.search.space.prices, self.advice[plan.gpu])
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
                 yield from shared.items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())
@@ -551,7 +563,9 @@ def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
     }
 
 
-def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float]) -> Iterator[str]:
+def _plan_lines(
+    ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float], advice: Iterable[str]
+) -> Iterator[str]:
     size, service, reasons = shared.counted(plan.num_gpus), plan.service, list(plan.why)
     servers = f"{service.replicas} servers of {size}" if service and service.replicas > 1 else size
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
@@ -564,7 +578,7 @@ def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[
             reasons.append(f"{total}: {each:,.2f} per whole GPU ({price.origin})")
     yield from shared.items("-", reasons)
     yield from shared.items("!", plan.warnings)
-    yield from shared.items("i", ranking_published(ranking))
+    yield from shared.items("i", (*advice, *ranking_published(ranking)))
     yield from shared.items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
     yield from command_lines(plan.env, shared.local_argv(plan))
 

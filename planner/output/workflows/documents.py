@@ -295,7 +295,7 @@ def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 @lru_cache
 def entries(kind: str) -> tuple[dict[str, Any], ...]:
-    """The entries of one kind in ``documents.toml``: ``result``, ``reason``, ``words``, ``advice``, ..."""
+    """The entries of one kind in ``documents.toml``: ``result``, ``verdict``"""
     return tuple(map(_frozen, _table("documents")[kind]))
 
 

@@ -15,6 +15,7 @@ from planner import engine
 from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
+from planner.planning.advice import TO_CAPTURE, captures_by_context
 from planner.planning.comparison import find_limit, limit_in_words
 from planner.planning.cost import DAY_S, HOUR_S, MILLION, price_of
 from planner.planning.defaults import Goal
@@ -169,7 +170,10 @@ def served_name(resolved: ResolvedModel) -> str:
 
 def recipe_of(deployment: Deployment) -> engine.Recipe:
     config = deployment.config
-    return engine.recipe_for(deployment.model, deployment.profile, config.version, engine=config.engine)
+    recipe = engine.recipe_for(deployment.model, deployment.profile, config.version, engine=config.engine)
+    if captures_by_context(config):
+        recipe.flags[TO_CAPTURE.removeprefix("--")] = config.max_model_len
+    return recipe
 
 
 def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:

@@ -1,0 +1,143 @@
+"""Advice of published documents that an engine does not follow, each with the predicted difference."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil
+from re import search
+from typing import Any
+
+from planner.engine import EngineConfig, flag_status
+from planner.errors import PlannerError
+from planner.model import resolve_model
+from planner.planning.defaults import PROMPTS_PER_SLOT, Goal
+from planner.planning.deployment import Deployment
+from planner.planning.predict import Bench, Prediction
+from planner.resources import package_dir
+from planner.workload import Load
+
+#: The option of V0 that the last kind of advice is about, and its default.
+TO_CAPTURE, CAPTURED_LEN = "--max-seq-len-to-capture", 8192
+_WORDS = {
+    "tensor_parallel_size": "TP {}", "weight_dtype": "{} weights", "enable_prefix_caching": "it is on",
+    "max_num_seqs": "{:,} at once",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Advised:
+    """An engine under a load, beside what documents advise for its GPU and model."""
+
+    deployment: Deployment
+    model: str  #: the checkpoint
+    load: Load
+    goal: Goal | None  #: None: targets
+    bench: Bench = "serve"
+    options: Mapping[str, str] | None = None  #: of the line, as they are given; None: of a plan
+
+    def contradicted(self) -> Iterator[str]:
+        """Yield one line for each advice that the engine does not follow."""
+        offline = self.bench == "throughput"
+        goal = "max-throughput" if offline else self.goal
+        for one in _advice():
+            asked = goal in one.get("goals", (goal,)) and one.get("offline", offline) == offline
+            if asked and self.deployment.profile.id in one["gpus"] and search(one["models"], self.model):
+                try:
+                    here, difference = self._other(one)
+                except PlannerError:  # a setting that this engine does not have, or a request that it does not hold
+                    continue
+                if here:
+                    yield f"{one['document']} advises {one['text']}; here {here}: {difference}"
+
+    def _other(self, advice: Mapping[str, Any]) -> tuple[str, str]:
+        """The settings that differ, and the predicted difference; empty where none does."""
+        config, load = self.deployment.config, self.load
+        match advice.get("kind"):
+            case "copies" if config.num_gpus == config.tensor_parallel_size > 1:
+                servers = config.num_gpus
+                share = replace(load, num_prompts=ceil(load.num_prompts / servers))
+                if load.max_concurrency:
+                    share = replace(share, max_concurrency=ceil(load.max_concurrency / servers))
+                share = replace(share, request_rate=load.request_rate / servers)
+                fits = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
+                return (f"TP {servers}", self._difference(fits, share)) if fits.checked.fits else ("", "")
+            case "held" if "--max-num-seqs" in (self.options or ()):
+                held = int(self.deployment.requests_held(load.longest_len))
+                all_taken = _in_flight(load, config.max_running)
+                if 0 < held < min(config.max_num_seqs, all_taken.num_prompts):
+                    difference = replace(self, load=all_taken)._difference(self._changed(max_num_seqs=held), all_taken)
+                    return f"{config.max_num_seqs:,} and {held:,}", difference
+            case "multiple" if over := load.num_prompts % config.max_num_seqs:
+                full = replace(load, num_prompts=load.num_prompts - over + config.max_num_seqs)
+                here = f"{load.num_prompts:,} and {config.max_num_seqs:,}"
+                return here, self._difference(self.deployment, full)
+            case "graphs" if self.options is not None and captures_by_context(config):
+                captured = int(self.options.get(TO_CAPTURE, CAPTURED_LEN))
+                if captured < min(config.max_model_len, load.longest_len) and not config.enforce_eager:
+                    eager = replace(self, deployment=self._changed(enforce_eager=True))  # a bound: beyond it alone
+                    return f"{captured:,}", f"{eager._difference(self.deployment, load)} at most"
+            case None:
+                return self._settings(advice)
+        return "", ""
+
+    def _settings(self, advice: Mapping[str, Any]) -> tuple[str, str]:
+        config, load = self.deployment.config, self.load
+        changes = {
+            name: values[0]
+            for name, values in advice.get("settings", {}).items()
+            if getattr(config, name) not in values
+        }
+        changes |= {name: most for name, most in advice.get("at_most", {}).items() if getattr(config, name) > most}
+        if not changes or ("enable_prefix_caching" in changes and load.reused):
+            return "", ""
+        own = {name: getattr(config, name) for name in changes}
+        here = " and ".join(_WORDS.get(k, "{}" if isinstance(v, str) else "{:,}").format(v) for k, v in own.items())
+        other = self._changed(**changes)
+        if "checkpoint" in advice:
+            other = replace(other, model=resolve_model(advice["checkpoint"], network=False).model, checkpoint=None)
+        if "max_num_seqs" in changes:
+            load = _in_flight(load, other.config.max_running)
+        return here, self._difference(other, load)
+
+    def _changed(self, **changes: Any) -> Deployment:
+        return replace(self.deployment, config=replace(self.deployment.config, **changes))
+
+    def _difference(self, other: Deployment, load: Load) -> str:
+        if not other.checked.fits:
+            return "it does not fit"
+        own, advised = self._figures, _figures(other, load, self.bench)
+        rate, e2el = (round(after / before - 1, 2) + 0.0 for before, after in zip(own, advised, strict=True))
+        latency = "" if self.bench == "throughput" else f", {e2el:+.0%} E2EL"  # offline all prompts come at once
+        return f"predicted with it {rate:+.0%} tokens/s per GPU{latency}" if rate or e2el else "predicted the same"
+
+    @cached_property
+    def _figures(self) -> tuple[float, float]:
+        return _figures(self.deployment, self.load, self.bench)
+
+
+def _in_flight(load: Load, concurrency: int) -> Load:
+    """A closed loop of other size; any other load as it is."""
+    if load.max_concurrency is None:
+        return load
+    return replace(load, max_concurrency=concurrency, num_prompts=PROMPTS_PER_SLOT * concurrency)
+
+
+def _figures(deployment: Deployment, load: Load, bench: Bench) -> tuple[float, float]:
+    """Output tokens/s per GPU, and the mean E2EL in seconds."""
+    replay = Prediction.of(deployment, load, bench=bench).replay
+    return replay.output_len.sum() / replay.duration_s / deployment.config.num_gpus, replay.e2el_s.mean()
+
+
+def captures_by_context(config: EngineConfig) -> bool:
+    """True for an engine that captures no graphs for contexts above ``--max-seq-len-to-capture``: V0."""
+    longer = config.engine == "V0" and config.max_model_len > CAPTURED_LEN
+    return longer and bool(flag_status(config.version, TO_CAPTURE))
+
+
+@lru_cache(maxsize=1)
+def _advice() -> tuple[dict[str, Any], ...]:
+    text = (package_dir("planning") / "advice.toml").read_text(encoding="utf-8")
+    return tuple(tomllib.loads(text)["advice"])
