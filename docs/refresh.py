@@ -17,6 +17,9 @@ Numbers of more than 6 decimals are rounded to 4 significant digits. An output i
 the same words, and numbers that agree to 3 significant digits (``same``). So a refit changes only the pages on which a
 reader sees another number. ``tests/test_docs.py`` fails when a page is not as this script would write it.
 
+A figure of accuracy, such as ``14 %`` or ``14 %, 65 %``, with the comment ``<!-- source: TPOT, stock -->`` behind it is
+that of the line of this name in benchmarks/results/accuracy.md, of a source (model, GPU) that was never seen.
+
 ``reference`` writes the lower part of docs/reference/commands.md.
 """
 
@@ -30,6 +33,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from unittest.mock import patch
@@ -45,6 +49,7 @@ PROMPT = "$ "
 NOT_RUN = "pip install . && "
 HEAD = re.compile(r"(?: \| tail -n \+(?P<first>\d+))? \| head -n (?P<lines>\d+)$")
 CUT = "...\n"
+FIGURE = re.compile(r"\d+ %(?P<within>, \d+ %)?(?P<comment><!-- (?P<section>\w+): (?P<line>[^>]+) -->)")
 
 #: Half a unit of the third digit of 1.00, the largest that it can be.
 TOLERANCE = 0.005
@@ -64,7 +69,25 @@ def refreshed(page: str) -> str:
     """The text of a page with the output of its commands as it is now."""
     with _empty_folder():
         scripts = Scripts()
-        return with_reference(BLOCK.sub(lambda found: _block(found, scripts), page))
+        return with_reference(FIGURE.sub(_figure, BLOCK.sub(lambda found: _block(found, scripts), page)))
+
+
+@cache
+def _figures() -> dict[tuple[str, str], tuple[str, str]]:
+    """Median error, and share within 20 %, by what was never seen and the name of the line."""
+    found: dict[tuple[str, str], tuple[str, str]] = {}
+    results = (ROOT / "benchmarks" / "results" / "accuracy.md").read_text(encoding="utf-8")
+    for section in re.finditer(r"^## A (\w+) never seen.*?(?=^## |\Z)", results, re.MULTILINE | re.DOTALL):
+        for line, error, within in re.findall(
+            r"^\| ([^|]+) \| \d+ \| ([\d.]+)% \| (\d+)% \| [+-]", section[0], re.MULTILINE
+        ):
+            found[section[1].lower(), line] = f"{float(error):.0f} %", f", {within} %"
+    return found
+
+
+def _figure(found: re.Match[str]) -> str:
+    error, within = _figures()[found["section"], found["line"]]
+    return error + (within if found["within"] else "") + found["comment"]
 
 
 def same(shown: str, fresh: str) -> bool:

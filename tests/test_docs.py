@@ -33,6 +33,15 @@ def test_outputs_are_those_of_today(page: Path) -> None:
     assert refresh.refreshed(text).splitlines() == text.splitlines()
 
 
+def test_figures_of_accuracy_are_those_of_the_results() -> None:
+    results = (ROOT / "benchmarks" / "results" / "accuracy.md").read_text(encoding="utf-8")
+    never_seen = results.partition("## A source never seen")[2]
+    _, _, error, within, *_ = next(line.split("|") for line in never_seen.splitlines() if "| TPOT, stock |" in line)[1:]
+    error, within = f"{float(error.strip(' %')):.0f} %", within.replace("%", " %").strip()
+    page = "{0}<!-- source: TPOT, stock --> of 7 %; {0}, {1}<!-- source: TPOT, stock -->\n"
+    assert refresh.refreshed(page.format("99 %", "1 %")) == page.format(error, within)
+
+
 def test_outputs_are_written_below_what_is_typed() -> None:
     page = """
 ```console
