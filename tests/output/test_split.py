@@ -6,6 +6,7 @@ import json
 from functools import cache
 from math import ceil
 from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ LOAD = (
     "256", "--ttft", "1000", "--tpot", "40", "--disaggregated",
 )  # fmt: skip
 GPUS = ("h100", "mi300x")
+KEPT = TemporaryDirectory()
 
 
 @cache
@@ -105,13 +107,17 @@ APART = (
 
 
 @cache
-def recommended(*words: str) -> Any:
-    return json.loads(run(*words, "--disaggregated", "--format", "json").out)
+def recommended(*words: str) -> tuple[Any, str, Path]:
+    """The answer as JSON and as text, and the folder that it wrote."""
+    out = Path(mkdtemp(dir=KEPT.name)) / "out"
+    told = run(*words, "--disaggregated", "-o", str(out))
+    assert told.status == 0, told.err
+    return json.loads((out / "recommendation.json").read_text()), told.out, out
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 def test_the_division_is_the_plan_where_it_takes_fewer_gpus(gpu: str, tmp_path: Path) -> None:
-    answer = recommended(*APART, "--gpu", gpu)
+    answer, told, out = recommended(*APART, "--gpu", gpu)
     (division,), plan, found = answer["disaggregated"], answer["plans"][0], answer["answer"]
     assert (found["shape"], found["gpu"]) == ("disaggregated", plan["gpu"])
     assert found["num_gpus"] == division["least_gpus"] < plan["service"]["total_gpus"]
@@ -121,39 +127,34 @@ def test_the_division_is_the_plan_where_it_takes_fewer_gpus(gpu: str, tmp_path: 
     for side in ("prefill", "decode"):  # by hand: enough servers of each side for 30 requests/s, and not one more
         assert division[f"{side}_servers"] == ceil(30 / division[f"{side}_load"] - 1e-9)
     assert division["ttft_ms"] <= 1500 and division["tpot_ms"] <= 10
-    out = tmp_path / "out"
-    told = run(*APART, "--gpu", gpu, "--disaggregated", "-o", str(out))
-    assert told.status == 0
-    assert f"on {division['least_gpus']} x {gpu.upper()}, disaggregated: " in " ".join(told.out.split())
-    assert len(told.out.splitlines()) <= 40
-    assert told.out.count("  $ vllm serve") == 2
+    assert f"on {division['least_gpus']} x {gpu.upper()}, disaggregated: " in " ".join(told.split())
+    assert len(told.splitlines()) <= 40
+    assert told.count("  $ vllm serve") == 2
     unscaled = any("without measured scales" in warning for warning in plan["warnings"])
-    assert ("without measured scales" in told.out) is unscaled
+    assert ("without measured scales" in told) is unscaled
     assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "prefill.sh", "recommendation.json"]
     check_scripts([(out / f"{role}.sh").read_text() for role in ("prefill", "decode")], tmp_path)
     for role, side in zip(("prefill", "decode"), division["launch"], strict=True):
         assert f"One of {side['servers']} {role} servers" in (out / f"{role}.sh").read_text()
 
 
-def test_servers_that_do_both_stay_the_plan_where_they_take_as_few(tmp_path: Path) -> None:
-    words = ("recommend", *LOAD[:-1], "--gpu", "h100")
-    answer, out = recommended(*words), tmp_path / "out"
+def test_servers_that_do_both_stay_the_plan_where_they_take_as_few() -> None:
+    answer, _, out = recommended("recommend", *LOAD[:-1], "--gpu", "h100")
     (division,) = answer["disaggregated"]
     assert answer["answer"]["shape"] == "aggregated"
     assert answer["answer"]["num_gpus"] == answer["plans"][0]["service"]["total_gpus"] <= division["least_gpus"]
-    assert run(*words, "--disaggregated", "-o", str(out)).status == 0
     assert (out / "launch.sh").exists() and not (out / "prefill.sh").exists()
 
 
 def test_the_cheapest_shape_of_all_gpus_is_the_answer() -> None:
-    for price, gpu in ((0.01, "mi300x"), (1000.0, "h100-sxm")):
-        answer = recommended(*APART, "--gpu", "h100", "--gpu", "mi300x", "--price", f"mi300x={price}")
-        assert (answer["answer"]["gpu"], answer["answer"]["shape"]) == (gpu, "disaggregated")
-        assert len(answer["disaggregated"]) == 2
+    answer, _, _ = recommended(*APART, "--gpu", "h100", "--gpu", "mi300x", "--price", "mi300x=0.01")
+    assert (answer["answer"]["gpu"], answer["answer"]["shape"]) == ("mi300x", "disaggregated")
+    assert len(answer["disaggregated"]) == 2
 
 
 def test_of_gpus_that_cost_nothing_the_fewest_are_taken() -> None:
-    found = recommended(*APART, "--gpu", "h100", "--price", "h100=0")["answer"]
+    answer, _, _ = recommended(*APART, "--gpu", "h100", "--price", "h100=0")
+    found = answer["answer"]
     assert (found["shape"], found["usd_per_hour"]) == ("disaggregated", 0)
 
 

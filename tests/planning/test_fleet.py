@@ -48,6 +48,7 @@ def asked(*gpus: str, load: Load = CHAT, slos: tuple[Slo, ...] = TARGETS, **sett
     return search_for(targets, *gpus, model=LLAMA, load=load, **{"spares": 1, "headroom": 0.2, **settings})
 
 
+@cache
 def planned(*gpus: str, tpot_ms: float = 60.0, rate: float = 20.0, rent: RentedBy = "gpu", **settings: Any) -> Fleets:
     slos, terms = (Slo("ttft", 2000), Slo("tpot", tpot_ms)), Terms(rent=rent)
     return plan_fleets(asked(*gpus, slos=slos, load=replace(CHAT, request_rate=rate), **settings), terms)
@@ -524,7 +525,7 @@ def test_the_largest_load_for_a_budget_is_that_of_the_gpus_it_rents() -> None:
 def test_more_gpus_never_carry_less() -> None:
     loads = [
         plan.service.load or 0.0
-        for number in (1, 2, 3, 5, 8)
+        for number in (1, 3, 8)
         if (plan := recommend_plans(**LARGEST, have={"h100": number}).best) and plan.service
     ]
-    assert len(loads) == 5 and loads == sorted(loads)
+    assert len(loads) == 3 and loads == sorted(loads)

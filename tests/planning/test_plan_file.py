@@ -85,7 +85,7 @@ def mutations(draw: st.DrawFn, text: str) -> str:
 
 
 @settings(
-    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+    max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
 )
 @given(data=st.data())
 def test_whatever_is_wrong_with_a_plan_is_told_in_two_lines(folder: Path, tmp_path: Path, data: st.DataObject) -> None:

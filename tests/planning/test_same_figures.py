@@ -61,7 +61,6 @@ def test_every_command_has_the_same_figures(model: str, gpu: str, arrivals: tupl
     ("model", "gpu", "rate", "ttft"),
     [
         (MODELS[0], "h100", "30", "600"),
-        (MODELS[0], "mi300x", "60", "600"),
         (MODELS[1], "h200", "40", "400"),
         ("meta-llama/Llama-3.3-70B-Instruct", "mi300x", "20", "300"),
     ],
