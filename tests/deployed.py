@@ -43,6 +43,7 @@ SPREAD_X16 = emission(
         }
     )
 )  # fmt: skip
+PROMETHEUS = "http://prometheus-operated.monitoring:9090"
 SINGLE = ("compose", "kubernetes", "slurm")
 SEVERAL = ("lws", "slurm")
 
@@ -81,6 +82,11 @@ MORE: dict[str, tuple[Emission, str, Site]] = {
     "mi355x/apptainer": (GOLDEN["mi355x"], "slurm", Site(container="apptainer", host="0.0.0.0")),
     "b200-x16/apptainer": (NVIDIA_X16, "slurm", Site(container="apptainer")),
     "b200-x16/lws-pvc": (NVIDIA_X16, "lws", Site(cache="pvc", replicas=3)),
+    "b200-x2/scaled": (
+        GOLDEN["b200-x2"], "kubernetes", Site(replicas=2, max_replicas=6, prometheus=PROMETHEUS, namespace="llm"),
+    ),
+    "b200-x16/scaled": (NVIDIA_X16, "lws", Site(max_replicas=3, prometheus=PROMETHEUS)),
+    "mi355x/monitored": (GOLDEN["mi355x"], "kubernetes", Site(prometheus=PROMETHEUS)),
 }  # fmt: skip
 
 
@@ -118,7 +124,7 @@ def container_of(document: Json) -> Json:
 
 def workload_of(text: str) -> Json:
     """The document that has pods."""
-    (found,) = [d for d in documents(text) if d["kind"] not in {"Service", "PersistentVolumeClaim"}]
+    (found,) = [d for d in documents(text) if d["kind"] in {"Deployment", "LeaderWorkerSet"}]
     return found
 
 

@@ -91,6 +91,10 @@ class SiteOptions:
     """Options of the place where servers run: fields of ``Site``."""
 
     replicas: Annotated[int | None, _site("Number of servers. Default: the plan's.")] = None
+    max_replicas: Annotated[int | None, _site("Servers to scale to with KEDA; needs --prometheus.")] = None
+    prometheus: Annotated[str, _site("Address of Prometheus in the cluster. Adds a ServiceMonitor.", metavar="URL")] = (
+        ""
+    )
     nodes: Annotated[int | None, _site("Nodes that one server spans.")] = None
     name: Annotated[str, _site("Name of the deployment. Default: planner-DIGEST.")] = ""
     namespace: Annotated[str, _site("Namespace of Kubernetes.")] = ""

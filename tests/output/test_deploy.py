@@ -12,12 +12,15 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from cloudcoil.models.keda.v1alpha1 import ScaledObject
+from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
 from command_line import run
 from deployed import (
     AMD_X16,
     CASES,
     MORE,
     NVIDIA_X16,
+    PROMETHEUS,
     SPREAD_X16,
     Host,
     composed,
@@ -48,6 +51,7 @@ ALL = {**CASES, **MORE}
 BIN = Path(sys.executable).parent
 #: From the oldest version that clouds still run to the newest with published schemas.
 KUBERNETES = [f"1.{minor}.0" for minor in range(28, int(kubernetes_validate.latest_version().split(".")[1]) + 1)]
+WATCHED: dict[str, Any] = {"ServiceMonitor": ServiceMonitor, "ScaledObject": ScaledObject}
 #: Options of sbatch, of its manual page (Slurm 25.05).
 SBATCH = {
     "job-name", "nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "mem-per-gpu", "exclusive", "output",
@@ -88,9 +92,71 @@ def test_every_version_of_kubernetes_takes_the_objects(version: str) -> None:
     """By its own schemas, strictly: an unknown field is an error."""
     for case in cases("kubernetes", "lws"):
         for document in documents(*files_of(case).values()):
+            if document["kind"] in WATCHED:
+                continue
             parts = pods_of(document) if document["kind"] == "LeaderWorkerSet" else [document]
             for part in parts:
                 kubernetes_validate.validate(part, version, strict=True)
+
+
+def as_read(document: dict[str, Any]) -> Any:
+    """The document as the definition of its operator has it; a model drops a field that the definition lacks."""
+    read = WATCHED[document["kind"]].model_validate(document)
+    return read.model_dump(by_alias=True, exclude_unset=True, mode="json")
+
+
+def watched(case: str) -> dict[str, dict[str, Any]]:
+    return {d["kind"]: d for d in documents(*files_of(case).values()) if d["kind"] in WATCHED}
+
+
+@pytest.mark.parametrize("case", ["b200-x2/scaled", "b200-x16/scaled", "mi355x/monitored"])
+def test_operators_take_what_watches_and_scales(case: str) -> None:
+    """By models made from the custom resource definitions of KEDA and of the Prometheus operator."""
+    found = watched(case)
+    assert set(found) == set(WATCHED) - ({"ScaledObject"} if "monitored" in case else set())
+    for document in found.values():
+        assert as_read(document) == document
+        document["spec"]["unknown"] = 1
+        assert as_read(document) != document, "a field of no definition is noticed"
+
+
+def test_servers_are_added_above_the_planned_load() -> None:
+    """The B200 plan has 128 requests in flight on a server: the third of them starts at 257."""
+    text = files_of("b200-x2/scaled")["kubernetes.yaml"]
+    workload, scaled = workload_of(text), watched("b200-x2/scaled")["ScaledObject"]["spec"]
+    assert scaled["scaleTargetRef"] == {name: workload[name] for name in ("apiVersion", "kind")} | {
+        "name": workload["metadata"]["name"]
+    }
+    assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (2, 6)
+    assert "replicas" not in workload["spec"], "kubectl apply would undo the scaling"
+    (trigger,) = scaled["triggers"]
+    assert trigger["metricType"] == "AverageValue" and trigger["metadata"]["threshold"] == "128"
+    for gauge in ("vllm:num_requests_running", "vllm:num_requests_waiting"):
+        assert f'{gauge}{{service="{workload["metadata"]["name"]}",namespace="llm"}}' in trigger["metadata"]["query"]
+    claim, *_, service, monitor, _ = documents(text)
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    down = scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    probe = container_of(workload)["startupProbe"]
+    assert down["stabilizationWindowSeconds"] == probe["periodSeconds"] * probe["failureThreshold"]
+
+
+@pytest.mark.parametrize(
+    ("load", "service", "threshold"),
+    [
+        ({"max_concurrency": 40}, {}, "40"),
+        ({"max_concurrency": None, "request_rate": 3.0}, {}, "8"),  # 3 requests/s of 2.5 s each: 7.5 by Little's law
+        ({"max_concurrency": None, "request_rate": 3.0}, {"replicas": 5, "spares": 1, "requests_in_flight": 30.5}, "8"),
+        ({"max_concurrency": None}, {}, "64"),  # as many as the engine takes
+    ],
+)
+def test_the_threshold_is_one_servers_share(load: dict[str, Any], service: dict[str, Any], threshold: str) -> None:
+    made, needed = plan(), Service(targets=(), total_gpus=5, packages=5, goodput=1, **{"replicas": 1, **service})
+    changed = {"workload": made.workload.model_copy(update=load), "predicted": {"mean_e2el_ms": 2500.0}}
+    made = emission(made.model_copy(update=changed | ({"service": needed} if service else {})))
+    (text,) = render_deployable(made, "kubernetes", Site(max_replicas=9, prometheus=PROMETHEUS)).values()
+    assert documents(text)[-1]["spec"]["triggers"][0]["metadata"]["threshold"] == threshold
 
 
 def test_schemas_refuse_a_field_of_no_version() -> None:
@@ -422,6 +488,8 @@ def test_start_up_time_follows_the_weights() -> None:
         (GOLDEN["mi355x"], "compose", Site(namespace="llm"), "--namespace has no effect"),
         (GOLDEN["mi355x"], "kubernetes", Site(host="0.0.0.0"), "--host has no effect"),
         (GOLDEN["mi355x"], "slurm", Site(nodes=3), "--nodes 3"),
+        (GOLDEN["mi355x"], "compose", Site(prometheus=PROMETHEUS), "--prometheus has no effect"),
+        (GOLDEN["mi355x"], "kubernetes", Site(replicas=3, max_replicas=2, prometheus=PROMETHEUS), "less than 3"),
         (GOLDEN["mi355x"], "slurm", Site(tolerations=("a",)), "--toleration has no effect"),
         (AMD_X16, "compose", Site(), "spread over 2"),
         (AMD_X16, "kubernetes", Site(), "spread over 2"),
@@ -447,9 +515,10 @@ def test_what_cannot_be_deployed_is_refused(made: Any, target: str, site: Site, 
     "wrong",
     [
         {"name": "Upper"}, {"name": "a" * 51}, {"namespace": "a.b"}, {"replicas": 0}, {"port": 0}, {"port": 65536},
-        {"host": "localhost"}, {"host": "127.0.0.1:80"}, {"hf_secret": "A"}, {"cache": "disk"}, {"cache": "claim/"},
+        {"host": "localhost"}, {"host": "127.0.0.1:80"}, {"host": ""}, {"host": "256.0.0.1"}, {"host": "1.2.3.04"}, {"host": "1.2.3"}, {"hf_secret": "A"}, {"cache": "disk"}, {"cache": "claim/"},
         {"gpu_resource": "a b"}, {"tolerations": ("a:Never",)}, {"tolerations": ("a b",)}, {"node_selector": ("a",)},
-        {"name": "a\nb: c"},
+        {"name": "a\nb: c"}, {"max_replicas": 2}, {"max_replicas": 0, "prometheus": PROMETHEUS},
+        {"prometheus": "prometheus:9090"},
     ],
 )  # fmt: skip
 def test_a_site_is_refused_before_anything_is_made(wrong: dict[str, Any]) -> None:

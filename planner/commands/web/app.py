@@ -54,8 +54,8 @@ def make_app(*, token: str, loopback: bool = True, seconds: float = 10.0) -> Gua
         Route("/live", pages.live),
         Route("/ladder", pages.ladder),
         Route("/scripts.zip", pages.scripts),
-        Route("/style.css", _style),
-        Route("/ui.js", _script),
+        Route("/style.css", partial(_asset, kind="css")),
+        Route("/ui.js", partial(_asset, kind="javascript")),
         Route("/api/openapi.json", _described),
         *(Route(f"/api/{path}", partial(_called, path=path, places=pages.searches)) for path in operations()),
     ]
@@ -134,16 +134,10 @@ def _front(asked: Asked, answer: str) -> str:
     return front_page(asked, answer, models=catalog_ids(), gpus=gpus)
 
 
-def _style(_: Request) -> Response:
-    from planner.output import style
+def _asset(_: Request, kind: str) -> Response:
+    from planner.output import script, style
 
-    return Response(style(), media_type="text/css")
-
-
-def _script(_: Request) -> Response:
-    from planner.output import script
-
-    return Response(script(), media_type="text/javascript")
+    return Response({"css": style, "javascript": script}[kind](), media_type=f"text/{kind}")
 
 
 def _described(_: Request) -> Response:

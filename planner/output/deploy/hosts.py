@@ -201,7 +201,8 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
 
 
 _SERVER = ("name", "start_timeout_s", "replicas", "port")
-_CLUSTER = (*_SERVER, "hf_secret", "gpu_resource", "tolerations", "node_selector", "namespace", "cache")
+_LABELS = "max_replicas prometheus hf_secret gpu_resource tolerations node_selector namespace cache"
+_CLUSTER = (*_SERVER, *_LABELS.split())
 #: Fields of ``Site`` whose option is not just their name with dashes.
 FLAGS = {"tolerations": "--toleration", "start_timeout_s": "--start-timeout"}
 

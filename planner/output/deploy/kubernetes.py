@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
@@ -11,6 +12,7 @@ from planner.output.deploy.yaml_text import Json, Script, commented, dump, escap
 from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, host_kv_gib, join_numbers, node_script
 
 TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
+_STATES = ("running", "waiting")  #: of vLLM's gauges
 _LWS_LABEL = "leaderworkerset.sigs.k8s.io"
 
 
@@ -57,11 +59,29 @@ def _fill(template: str, **names: Any) -> Json:
 def _file(pods: Pods, title: str, *objects: Json) -> str:
     claims = []
     if pods.site.cache == "pvc":
-        mode = "ReadWriteMany" if pods.replicas * pods.nodes > 1 else "ReadWriteOnce"  # pods on nodes share it
+        mode = "ReadWriteMany" if pods.most_pods > 1 else "ReadWriteOnce"
         spec = _fill("claim", access_mode=mode, size=f"{pods.cache_gib}Gi")
         claims = [_object(pods, "v1", "PersistentVolumeClaim", spec, name=f"{pods.name}-models")]
-    documents = [dump(one) for one in (*claims, *objects)]
+    watched = list(_watched(pods, objects[0]))
+    documents = [dump(one) for one in (*claims, *objects, *watched)]
     return commented(pods.header(title, *_remarks(pods))) + "---\n" + "---\n".join(documents)
+
+
+def _watched(pods: Pods, workload: Json) -> Iterator[Json]:
+    """A ServiceMonitor for Prometheus, and a ScaledObject of KEDA that adds servers above the planned load of each."""
+    if pods.site.prometheus:
+        monitor = _fill("service_monitor", labels=_labels(pods))
+        yield _object(pods, "monitoring.coreos.com/v1", "ServiceMonitor", monitor)
+    if pods.site.max_replicas:
+        del workload["spec"]["replicas"]  # applying the file again must not undo the scaling
+        namespace = f',namespace="{pods.site.namespace}"' if pods.site.namespace else ""
+        states = (f'sum(vllm:num_requests_{state}{{service="{pods.name}"{namespace}}})' for state in _STATES)
+        scaled = _fill(
+            "scaled_object", version=workload["apiVersion"], kind=workload["kind"], name=pods.name,
+            least=pods.replicas, most=pods.site.max_replicas, calm_s=min(pods.start_timeout_s, 3600),
+            prometheus=pods.site.prometheus, query=" + ".join(states), in_flight=str(pods.in_flight),
+        )  # fmt: skip
+        yield _object(pods, "keda.sh/v1alpha1", "ScaledObject", scaled)
 
 
 def _labels(pods: Pods) -> dict[str, str]:
@@ -92,10 +112,14 @@ def _remarks(pods: Pods) -> list[str]:
     lines.append("The image runs as root and writes into itself, which Pod Security 'restricted' refuses.")
     if pods.unconfined:
         lines.append("Seccomp is off, as AMD advises for several GPUs; Pod Security 'baseline' refuses that.")
-    if site.cache == "pvc" and pods.replicas * pods.nodes > 1:
+    if site.cache == "pvc" and pods.most_pods > 1:
         lines.append("Pods share the volume of the models: the storage class has to offer ReadWriteMany.")
     if pods.nodes > 1 and not site.rdma_resource:
         lines.append("Pods reach each other by TCP; for RDMA name its resource with planner deploy --rdma-resource.")
+    if site.prometheus:
+        lines.append("Needs the Prometheus operator; add the label by which its Prometheus selects ServiceMonitors.")
+    if site.max_replicas:
+        lines.append(f"Needs KEDA. It adds servers above {pods.in_flight} requests in flight each, as planned.")
     vendor = "AMD" if profile.vendor == "amd" else "NVIDIA"
     lines.append(f"Pods request GPUs as {gpu_resource(pods)}, which {vendor}'s device plugin offers.")
     if profile.partition and not site.gpu_resource:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from planner.output.scripts import emission as scripts
 from planner.output.scripts.emission import start_timeout_s
 from planner.output.scripts.text import option
 from planner.planning import Plan
-from planner.units import GIB, whole_number
+from planner.units import GIB, MS, whole_number
 
 #: The balancers that do what a plan counts on, by its router.
 ROUTERS = {
@@ -30,9 +29,12 @@ SHM_GIB_AT_LEAST = 8
 MOST_REPLICAS = 1000
 HF_SECRET = "hf-token"
 _QUALIFIED = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
-_LABEL_PAIR = re.compile(rf"(?P<key>{_QUALIFIED})(=(?P<value>([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?))?")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_VALUE = r"=(?P<value>([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?)"
+_LABEL_PAIR = re.compile(rf"(?P<key>{_QUALIFIED}){_VALUE}")
+_TAINT = re.compile(rf"(?P<key>{_QUALIFIED})({_VALUE})?(:(?P<effect>{'|'.join(_EFFECTS)}))?")
 _LABEL = (r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", "lower-case letters, digits and dashes")
+_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 #: Names by their flag: form, form in words, and the longest one. Kubernetes appends to the name of a workload: ten
 #: characters of a ReplicaSet, numbers of LeaderWorkerSet's pods.
@@ -42,6 +44,8 @@ _NAMES = {
     "--hf-secret": (_SUBDOMAIN, "lower-case letters, digits, dashes and dots", 253),
     "--gpu-resource": (_QUALIFIED, "vendor.com/name", 316),
     "--rdma-resource": (_QUALIFIED, "such as rdma/hca", 316),
+    "--prometheus": (r"https?://[A-Za-z0-9._:/-]+", "such as http://prometheus-operated.monitoring:9090", 2000),
+    "--host": (rf"{_OCTET}(\.{_OCTET}){{3}}", f"an IPv4 address such as {LOOPBACK}, or {EVERYWHERE} for all", 15),
     "--cache": (rf"emptydir|pvc|claim/{_SUBDOMAIN}", "emptydir, pvc, or claim/NAME for one that exists", 259),
 }
 #: Options of ``docker run`` with a counterpart on other platforms.
@@ -60,6 +64,8 @@ class Site:
     """Options of a deployment beside the plan. Raises InputError for a name that the platform would refuse."""
 
     replicas: int | None = None  #: servers like the planned one; None: as many as the plan needs
+    max_replicas: int | None = None  #: to scale to under load; None: no scaling
+    prometheus: str = ""  #: its address, where it is to collect the server's metrics
     nodes: int | None = None  #: nodes of one server; None: as many as the planned node size needs
     name: str = ""
     namespace: str = ""
@@ -78,44 +84,37 @@ class Site:
         """Check every field. Names follow the rules of DNS and of Kubernetes."""
         for flag, (form, words, longest) in _NAMES.items():
             name = getattr(self, flag[2:].replace("-", "_"))
-            if (name or flag == "--cache") and (not re.fullmatch(form, name) or len(name) > longest):
+            if (name or flag in ("--cache", "--host")) and (not re.fullmatch(form, name) or len(name) > longest):
                 raise InputError(f"{flag} {name[:80]!r} cannot be used", hint=f"{words}, at most {longest} characters")
-        for flag, value, most in (("--replicas", self.replicas, MOST_REPLICAS), ("--port", self.port, 65535)):
+        for flag, most in {"--replicas": MOST_REPLICAS, "--max-replicas": MOST_REPLICAS, "--port": 65535}.items():
+            value = getattr(self, flag[2:].replace("-", "_"))
             if value is not None and not 1 <= value <= most:
                 raise InputError(f"{flag} {value} is out of range", hint=f"from 1 to {most}")
-        try:
-            ipaddress.IPv4Address(self.host)
-        except ValueError as error:
-            raise InputError(
-                f"--host {self.host[:80]!r} is not an IPv4 address", hint=f"such as {LOOPBACK}, or {EVERYWHERE} for all"
-            ) from error
+        if self.max_replicas and not self.prometheus:
+            raise InputError("--max-replicas needs metrics", hint="give Prometheus's address with --prometheus")
         self.taints()
         self.node_labels()
 
     def taints(self) -> list[dict[str, str]]:
         """Tolerations as Kubernetes writes them. Without ``=VALUE`` any value is tolerated, without effect each one."""
-        taints = []
-        for text in self.tolerations:
-            pair, colon, effect = text.rpartition(":") if ":" in text else (text, "", "")
-            if not (label := _LABEL_PAIR.fullmatch(pair)) or (colon and effect not in _EFFECTS):
-                raise InputError(
-                    f"--toleration {text!r} cannot be used",
-                    hint=f"KEY, KEY=VALUE or KEY=VALUE:EFFECT with {', '.join(_EFFECTS)}",
-                )
-            value = {"operator": "Exists"} if label["value"] is None else {"operator": "Equal", "value": label["value"]}
-            taints.append({"key": label["key"], **value, **({"effect": effect} if effect else {})})
-        return taints
+        words = f"KEY, KEY=VALUE or KEY=VALUE:EFFECT with {', '.join(_EFFECTS)}"
+        read = [_matched("--toleration", _TAINT, text, words) for text in self.tolerations]
+        return [
+            {"key": one["key"], "operator": "Exists" if one["value"] is None else "Equal"}
+            | {name: one[name] for name in ("value", "effect") if one[name] is not None}
+            for one in read
+        ]
 
     def node_labels(self) -> dict[str, str]:
-        labels = {}
-        for text in self.node_selector:
-            label = _LABEL_PAIR.fullmatch(text)
-            if not label or label["value"] is None:
-                raise InputError(
-                    f"--node-selector {text!r} cannot be used", hint="KEY=VALUE, as kubectl get nodes --show-labels"
-                )
-            labels[label["key"]] = label["value"]
-        return labels
+        words = "KEY=VALUE, as kubectl get nodes --show-labels"
+        read = [_matched("--node-selector", _LABEL_PAIR, text, words) for text in self.node_selector]
+        return {one["key"]: one["value"] for one in read}
+
+
+def _matched(flag: str, form: re.Pattern[str], text: str, words: str) -> re.Match[str]:
+    if match := form.fullmatch(text):
+        return match
+    raise InputError(f"{flag} {text!r} cannot be used", hint=words)
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,20 @@ class Pods:
     def privileged(self) -> bool:
         """True if the plan's docker arguments lift every limit of the container."""
         return bool(self.docker["--privileged"])
+
+    @property
+    def most_pods(self) -> int:
+        return max(self.replicas, self.site.max_replicas or 0) * self.nodes
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in flight of one server at the planned load: its concurrency, else rate x mean E2EL."""
+        plan, load = self.plan, self.plan.workload
+        all_servers = plan.service and plan.service.requests_in_flight
+        flying = all_servers / plan.service.carrying if all_servers and plan.service else load.max_concurrency
+        return (
+            ceil(flying or (load.request_rate or 0) * plan.predicted.get("mean_e2el_ms", 0) * MS) or plan.max_num_seqs
+        )
 
     @property
     def memory_gib(self) -> int:
@@ -207,6 +220,11 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
             f"--replicas {site.replicas}: a node with {plan.gpus_per_node} GPUs holds {most} such server(s)",
             hint="ask for fewer, or use --target kubernetes",
         )
+    replicas = site.replicas or min(most, plan.service.replicas if plan.service else 1)
+    if site.max_replicas and site.max_replicas < replicas:
+        raise InputError(
+            f"--max-replicas {site.max_replicas} is less than {replicas} servers", hint="or set --replicas"
+        )
     _check_container(plan)
     planned = ceil(plan.num_gpus / plan.gpus_per_node)
     nodes = planned if site.nodes is None else site.nodes
@@ -224,7 +242,7 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
         name=site.name or scripts.container_name(plan),
         nodes=nodes,
         planned_nodes=planned,
-        replicas=site.replicas or min(most, plan.service.replicas if plan.service else 1),
+        replicas=replicas,
         gpus=gpus,
         join=scripts.join_of(plan, gpus) if nodes > 1 else None,
         env={**own_env, "HF_HOME": scripts.MODEL_CACHE},
