@@ -48,10 +48,15 @@ def asked(*gpus: str, load: Load = CHAT, slos: tuple[Slo, ...] = TARGETS, **sett
     return search_for(targets, *gpus, model=LLAMA, load=load, **{"spares": 1, "headroom": 0.2, **settings})
 
 
-@cache
+FLEETS: dict[str, Fleets] = {}  #: planned once for all tests
+
+
 def planned(*gpus: str, tpot_ms: float = 60.0, rate: float = 20.0, rent: RentedBy = "gpu", **settings: Any) -> Fleets:
-    slos, terms = (Slo("ttft", 2000), Slo("tpot", tpot_ms)), Terms(rent=rent)
-    return plan_fleets(asked(*gpus, slos=slos, load=replace(CHAT, request_rate=rate), **settings), terms)
+    key = repr((gpus, tpot_ms, rate, rent, settings))
+    if key not in FLEETS:
+        slos, load = (Slo("ttft", 2000), Slo("tpot", tpot_ms)), replace(CHAT, request_rate=rate)
+        FLEETS[key] = plan_fleets(asked(*gpus, slos=slos, load=load, **settings), Terms(rent=rent))
+    return FLEETS[key]
 
 
 def brute_force(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence[Rent], spares: int) -> float:
