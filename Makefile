@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 E2E_VENV ?= .venv-e2e
 
-.PHONY: test check fast lint types unit fuzz browser e2e docs pictures lock clean
+.PHONY: test check fast lint types unit fuzz browser e2e docs pictures sbom lock clean
 
 test: lint types unit
 
@@ -48,6 +48,15 @@ docs: $(STAMP)  ## the output of each documented command, and the reference of t
 
 pictures: $(STAMP)  ## the screenshots in docs/images, by headless Chromium
 	$(BIN)/python docs/pictures.py
+
+INSTALLED ?= build/installed
+sbom: $(STAMP)  ## dist/sbom.cdx.json: each package of an installation with version and licence, as CycloneDX
+	@test -x $(INSTALLED)/bin/python || \
+		{ $(PYTHON) -m venv $(INSTALLED) && $(INSTALLED)/bin/python -m pip install --quiet ".[ui]"; }
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment $(INSTALLED)/bin/python --pyproject pyproject.toml --output-reproducible \
+		--output-file dist/sbom.cdx.json
+	$(BIN)/python tests/check_sbom.py dist/sbom.cdx.json $(INSTALLED)/bin/python
 
 lock:  ## needs uv; no registry host goes into the file
 	uv pip compile --quiet --universal --all-extras --python-version 3.11 --generate-hashes --no-header \

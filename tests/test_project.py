@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import runpy
 import tarfile
+import tomllib
 from pathlib import Path
 
 import yaml
 from hatchling.builders.sdist import SdistBuilder
+from packaging.requirements import Requirement
+from packaging.version import Version
+from shell_checks import check_scripts
 from test_layers import DOORS
 
 ROOT = Path(__file__).parent.parent
@@ -42,6 +46,28 @@ def test_the_source_distribution_has_all_that_make_test_needs(tmp_path: Path) ->
     for needed in ("requirements-dev.txt", ".pre-commit-config.yaml", "SECURITY.md", "tests/conftest.py", "Makefile"):
         assert needed in packed
     assert {f"{path.relative_to(ROOT)}" for path in (ROOT / ".github").rglob("*.yml")} <= packed
+
+
+#: Advisories of what reads untrusted input here, and the release that fixed each.
+FIXED_IN = {
+    "jinja2": ("CVE-2025-27516", "3.1.6"),
+    "starlette": ("CVE-2025-62727", "0.49.1"),
+    "h11": ("CVE-2025-43859", "0.16.0"),
+    "pyyaml": ("CVE-2020-14343", "5.4"),
+}
+
+
+def test_no_dependency_may_be_older_than_its_advisories() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    floors = {
+        one.name: min(Version(part.version) for part in one.specifier if part.operator == ">=")
+        for one in map(Requirement, [*project["dependencies"], *project["optional-dependencies"]["ui"]])
+    }
+    assert all(floors[name] >= Version(fixed) for name, (_, fixed) in FIXED_IN.items()), floors
+
+
+def test_own_scripts_have_no_shellcheck_findings(tmp_path: Path) -> None:
+    check_scripts([(ROOT / name).read_text() for name in (".ci/run", "tests/e2e/install.sh")], tmp_path)
 
 
 def test_hooks_are_local() -> None:
