@@ -24,8 +24,8 @@ SLOW = {
     "documents", "doubts", "examples", "fitting_shipped", "fleet", "launches", "next_run", "nodes", "offloading",
     "one_screen", "plan_file", "recommend", "recommend_targets", "relations", "report", "results", "same_figures",
     "scheduler", "scripts", "scripts_classes", "scripts_hostile", "scripts_matrix", "scripts_native",
-    "scripts_nodes", "scripts_partition", "scripts_preflight", "scripts_run", "split", "tune", "ui", "verdict",
-    "workflow_table", "workflows", "workflows_run",
+    "scripts_nodes", "scripts_partition", "scripts_preflight", "scripts_run", "search_relations", "split", "tune",
+    "ui", "verdict", "workflow_table", "workflows", "workflows_run",
 }  # fmt: skip
 
 #: What a shell without job control starts in the background ignores Ctrl-C, down to the commands that tests break.

@@ -1,0 +1,98 @@
+"""How answers of ``recommend`` and ``fleet`` change with the question: relations that hold whatever the figures are."""
+
+from __future__ import annotations
+
+import csv
+import json
+from functools import cache
+from io import StringIO
+from itertools import permutations
+from typing import Any
+
+import pytest
+from command_line import run
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+GPUS = ("h100", "mi300x")
+ASKED: dict[str, Any] = {
+    "input-len": 512, "output-len": 128, "request-rate": 40.0, "ttft": 1000.0, "tpot": 40.0, "gpus": 8,
+    "confidence": 0.8,
+}  # fmt: skip
+
+
+def asked(command: str, on: tuple[str, ...], *words: str, shape: str = "json", **changes: Any) -> str:
+    options = {**ASKED, **{name.replace("_", "-"): value for name, value in changes.items()}}
+    given = [word for name, value in options.items() if value is not None for word in (f"--{name}", f"{value}")]
+    chosen = [word for gpu in on for word in ("--gpu", gpu)]
+    done = run(command, MODEL, *chosen, *given, *words, "--format", shape)
+    assert done.status == 0, done.err
+    return done.out
+
+
+printed = cache(asked)
+
+
+def plans(*gpus: str, **changes: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(printed("recommend", gpus, **changes))["plans"]
+    return found
+
+
+def usd(plan: dict[str, Any]) -> float:
+    return float(plan["service"]["usd_per_hour"])
+
+
+def test_the_order_of_the_gpus_changes_nothing() -> None:
+    answers = [plans(*gpus) for gpus in permutations(GPUS)]
+    for other in answers[1:]:
+        assert [(plan["gpu"], plan["serve_argv"], usd(plan)) for plan in other] == [
+            (plan["gpu"], plan["serve_argv"], usd(plan)) for plan in answers[0]
+        ]
+
+
+def test_more_gpus_to_choose_from_are_never_dearer() -> None:
+    assert min(map(usd, plans(*GPUS))) == min(usd(plan) for gpu in GPUS for plan in plans(gpu))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "ascending"),
+    [
+        ("h100", "request_rate", (20.0, 40.0, 80.0)),
+        ("mi300x", "confidence", (0.5, 0.8, 0.95)),
+        ("h100", "ttft", (4000.0, 1000.0, 250.0)),
+        ("mi300x", "tpot", (100.0, 40.0, 15.0)),
+    ],
+)
+def test_what_asks_for_more_is_never_cheaper(gpu: str, name: str, ascending: tuple[float, ...]) -> None:
+    costs = [usd(plans(gpu, **{name: value})[0]) for value in ascending]
+    assert costs == sorted(costs)
+
+
+def test_twice_the_prices_are_twice_the_cost_of_the_same_plans() -> None:
+    once, twice = (
+        json.loads(printed("recommend", GPUS, "--price", f"h100={2.5 * k}", "--price", f"mi300x={2 * k}"))["plans"]
+        for k in (1, 2)
+    )
+    assert [plan["serve_argv"] for plan in once] == [plan["serve_argv"] for plan in twice]
+    for one, two in zip(once, twice, strict=True):
+        assert usd(two) == pytest.approx(2 * usd(one))
+        price = {"h100-sxm": 2.5, "mi300x": 2.0}[one["gpu"]]
+        assert usd(one) == pytest.approx(one["service"]["packages"] * price), "the cost is that of its parts"
+
+
+@pytest.mark.parametrize("command", ["recommend", "fleet"])
+def test_the_same_question_has_the_same_answer(command: str) -> None:
+    changes = {"gpus": None} if command == "fleet" else {}
+    assert asked(command, GPUS[:1], **changes) == asked(command, GPUS[:1], **changes)
+
+
+def test_every_format_has_the_same_plans() -> None:
+    """CSV, Markdown and the table have the best plan of each GPU."""
+    best: dict[str, dict[str, Any]] = {}
+    for plan in plans(*GPUS):
+        best.setdefault(plan["gpu"], plan)
+    rows = list(csv.DictReader(StringIO(printed("recommend", GPUS, shape="csv"))))
+    for name in ("gpu", "max_num_seqs"):
+        assert [row[name] for row in rows] == [str(plan[name]) for plan in best.values()]
+    for shape in ("table", "markdown"):
+        text = printed("recommend", GPUS, shape=shape)
+        assert all(name in text for name in best)
