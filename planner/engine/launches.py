@@ -156,6 +156,8 @@ _KEYWORDS = frozenset((
 ))  # fmt: skip
 _OPAQUE = {"for": "done", "select": "done", "while": "done", "until": "done", "case": "esac"}
 _DECLARE = frozenset(("export", "local", "declare", "readonly", "typeset"))
+#: Tools of one platform, and the platform: a script that looks for one asks which GPU it is on.
+_TOOLS = {"nvidia-smi": "cuda", "nvcc": "cuda", "rocm-smi": "rocm", "amd-smi": "rocm", "rocminfo": "rocm"}
 #: Programs that start no engine, whatever their words are.
 _INERT = frozenset(("echo", "printf", "exit", "return", "rm", "mv", "mkdir", "sleep", "wait", "kill", "trap"))
 MOST_CHARACTERS = 2**17  #: of a variable, all words of an array together; Linux passes no longer word on
@@ -204,10 +206,11 @@ class _Script:
         self.commands: list[Found] = []
         self.frames: list[_Frame] = []
         self.image_version = ""  #: of the container that runs the text
+        self.text = ""
 
     def run(self, text: str) -> list[Found]:
         text = _OPEN.sub(r"{\1}", text.replace("\r\n", "\n"))
-        text = _HERE.sub(lambda match: match[3] + "\n" * match[0].count("\n"), text)
+        self.text = text = _HERE.sub(lambda match: match[3] + "\n" * match[0].count("\n"), text)
         head, unread = "", 0
         try:
             for words, line in _statements(text):
@@ -219,6 +222,8 @@ class _Script:
             unread = self.frames[-1].line if self.frames else 0
         except IndexError as error:
             unread = int(str(error)) if str(error).isdecimal() else 1
+        except RecursionError as error:
+            raise InputError("this script is nested too deeply", hint=_HINT) from error
         if unread:
             cause = f"line {unread} of this cannot be read as shell: a quote or bracket may not be closed"
             raise InputError(cause, hint=f"give the complete script, or {_HINT}")
@@ -283,7 +288,7 @@ class _Script:
             self.commands.append(replace(command, argv=argv, image_version=command.image_version or self.image_version))
             return
         for place, word in enumerate(words):
-            if " " in word and ("vllm" in word or "benchmark_" in word):  # bash -c TEXT
+            if " " in word and word != self.text and ("vllm" in word or "benchmark_" in word):  # bash -c TEXT
                 inner = _Script(self.gpu, self.given)
                 inner.scalars, inner.exported = {**self.scalars}, set(self.exported)
                 inner.image_version = version_of_images(words[:place]) or self.image_version
@@ -324,6 +329,8 @@ class _Script:
                 return None if "$" in text else (not text) is (operator == "-z")
             case ["test", left, operator, right] | ["[", left, operator, right, "]"]:
                 return None if set("$`") & set(left + right) else _compared(left, operator, right)
+            case ["command" | "which" | "type" | "hash", *_, tool] if self.gpu and tool in _TOOLS:
+                return _TOOLS[tool] == self.gpu.platform
         return None
 
     def _expand(self, raw: str, *, splits: bool = True) -> list[str]:
@@ -347,6 +354,8 @@ class _Script:
         def stands_for(match: re.Match[str]) -> str:
             part = match[0]
             if part.startswith(("$(", "`")):
+                if self.gpu and self.gpu.vendor == "amd" and re.search("rocminfo|rocm_agent_enumerator", part):
+                    return self.gpu.architecture
                 capability = self.gpu.compute_capability if self.gpu and "compute_cap" in part else None
                 return "{}.{}".format(*capability) if capability else part
             if part[0] == "\\":

@@ -283,6 +283,7 @@ def test_what_a_document_leaves_to_its_reader_swallows_no_option() -> None:
         ("X=abc; if [[ $X == a* ]]; then vllm serve a; else vllm serve b; fi", "a"),
         ("if false; then vllm serve a; elif true; then vllm serve b; else vllm serve c; fi", "b"),
         ('if [ -z "$HF_TOKEN" ]; then echo no; exit 1; fi; vllm serve m', "m"),
+        ("if command -v rocm-smi >/dev/null; then M=a; else M=b; fi; vllm serve $M", "b"),
         ("if running; then echo there; else vllm serve m; fi", "m"),
         ("M=a; if running; then M=b; fi; vllm serve $M", "$M"),
         ("M=a; if [ $M = a ]; then if true; then M=b; fi; fi; vllm serve $M", "b"),
@@ -293,10 +294,23 @@ def test_what_a_document_leaves_to_its_reader_swallows_no_option() -> None:
         ("cat <<'E'\nvllm serve 'a\nE\nvllm serve m", "m"),
         ('M=(a "b c"); vllm serve "${M[@]}"', "a b c"),
         ("A=$(echo \"$(echo ')')\"); B=`x`; vllm serve m # ' (", "m"),
+        ("docker stop $(docker ps -q --filter name=vllm); (( $(pgrep -c vllm serve) > 0 )); vllm serve m", "m"),
     ],
 )
 def test_conditions_and_variables_are_followed_as_bash_does(script: str, model: str) -> None:
     assert served(script) == [model]
+
+
+def test_the_gpu_answers_what_a_script_asks_of_its_machine() -> None:
+    script = "if which amd-smi; then M=a; else M=b; fi; ARCH=$(rocminfo | grep -m1 gfx); vllm serve $M-$ARCH"
+    (amd,), (nvidia,) = (find_launches(script, gpu=load_profile(gpu)) for gpu in ("mi355x", "h100"))
+    assert amd.server and amd.server.argv[2] == "a-gfx950"
+    assert nvidia.server and nvidia.server.argv[2].startswith("b-$(rocminfo")
+
+
+def test_a_script_that_runs_itself_is_refused() -> None:
+    with pytest.raises(InputError, match="nested too deeply"):
+        find_launches("""A='bash -c "$B" vllm'; B='bash -c "$A" vllm '; bash -c "$A"; vllm serve m""")
 
 
 def test_the_caller_decides_what_the_gpu_does_not() -> None:
