@@ -25,6 +25,7 @@ from .resolution import RATE_FLAG as RATE_FLAG
 from .resolution import assumed_acceptance as assumed_acceptance
 from .resolution import read_drafts as read_drafts
 from .resolution import searched_drafts as searched_drafts
+from .resolution import with_imposed_acceptance as with_imposed_acceptance
 
 # Versions of vLLM: their order, what each accepts, how it behaves, which of the two engines it runs
 from .version import NEWEST as NEWEST

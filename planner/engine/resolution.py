@@ -557,6 +557,18 @@ def with_acceptance(wanted: SpeculativeConfig, text: str) -> SpeculativeConfig:
     return replace(wanted, acceptance_rates=_checked_rates(rates, tokens, f"{RATE_FLAG} {text[:80]}"))
 
 
+def with_imposed_acceptance(drafts: SpeculativeConfig, version: EngineVersion) -> SpeculativeConfig:
+    """Return ``drafts`` for vLLM's synthetic rejection sampler, which accepts as predicted whatever the prompts are.
+
+    Drafts whose acceptance is not known, and those of versions before 0.20, come back as they are.
+    """
+    rates = [round(rate, 4) for rate in drafts.acceptance_rates]
+    if not rates or not value_status(version, "speculative_config", "synthetic_acceptance_rates"):
+        return drafts
+    synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+    return parse_speculative_config(json.dumps(json.loads(drafts.text) | synthetic))
+
+
 def searched_drafts(model: Model, resolved: str) -> Iterator[SpeculativeConfig]:
     """Yield drafts by the model's own MTP modules, with the acceptance published for such models."""
     for tokens in _published_rates(resolved) if model.mtp else ():

@@ -17,7 +17,7 @@ from statistics import mean, median
 from typing import Any, Literal
 
 from planner import progress
-from planner.engine import EngineArgs, EngineVersion, of_latency_bench, parse_version, tagged
+from planner.engine import EngineArgs, EngineVersion, of_latency_bench, parse_version, read_drafts, tagged
 from planner.errors import InputError, PlannerError
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, find_contradictions
 from planner.hardware import GpuProfile, load_profile
@@ -158,6 +158,7 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
         "max_model_len": context,
         "enable_chunked_prefill": (run.max_num_batched_tokens or context) < context or None,  # or vLLM had refused
         "enforce_eager": bool(run.enforce_eager),
+        "speculative_config": read_drafts(run.speculative_config or None),
         "allow_unvalidated": True,
     })  # fmt: skip
     if run.bench == "latency":

@@ -72,6 +72,7 @@ class MeasuredRun:
     max_num_seqs: Count | None = None
     max_num_batched_tokens: Count | None = None
     async_scheduling: bool | None = None
+    speculative_config: str = ""  #: JSON as vLLM takes it, ``synthetic_acceptance_rates`` with what was accepted
     suspect: str = ""
     date: str = ""
     family: str = ""

@@ -31,6 +31,7 @@ from planner.resources import MOST_LOG_BYTES, read_given
 
 #: A result's plan lies in one of so many folders above it.
 LEVELS_UP = 3
+ACCEPTED = "spec_decode_per_position_acceptance_rates"  #: of a result of vllm bench serve with drafts
 SWEPT = "summary.csv"  #: that vllm bench sweep writes into its folder
 #: Share by which tokens of a throughput result may differ from what the lengths make.
 SLACK = 0.02
@@ -234,11 +235,15 @@ def _settings_of_plan(path: Path, result: Mapping[str, Any], plan: Plan) -> dict
     if result.get("model_id", plan.model) != plan.model:
         cause = f"{path} is of {result['model_id']}, its plan is of {plan.model}"
         raise InputError(cause, hint="measure the plan with ./benchmark.sh")
-    argv = plan.serve_argv
-    if "--speculative-config" in argv:
-        cause = f"{path}: with speculative decoding, the result does not say what was accepted"
-        raise InputError(cause, hint="measure a plan made with --no-speculation")
+    argv, drafts = plan.serve_argv, plan.speculative_config
     named = {name: getattr(plan, name) for name in ("gpu", "model", "weight_dtype", "engine_version")}
+    if drafts:
+        rates = result.get(ACCEPTED)
+        if not isinstance(rates, list):
+            cause = f"{path}: with speculative decoding, the result does not say what was accepted ({ACCEPTED})"
+            hint = "measure with a newer vllm bench serve, or a plan made with --no-speculation"
+            raise InputError(cause, hint=hint)
+        named["speculative_config"] = json.dumps(json.loads(drafts.text) | {"synthetic_acceptance_rates": rates})
     cache = argv[argv.index("--kv-cache-dtype") + 1] if "--kv-cache-dtype" in argv else "auto"
     return {**_settings(plan), **named, "kv_cache_dtype": cache}
 

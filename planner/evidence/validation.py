@@ -124,6 +124,8 @@ NOTICEABLE_HITS = 0.02
 UNTAGGED = "0.1.dev"
 #: Share of blocks in use from which the cache is full and requests wait.
 FULL_CACHE = 0.98
+#: Share by which the tokens of a step with drafts may differ from the prediction's.
+SAME_ACCEPTED = 0.05
 #: Decode steps shorter than this are about as long as the host's work between them.
 HOST_BOUND_MS = 12.0
 #: With these causes the figures say nothing about the plan.
@@ -219,6 +221,7 @@ def _from_the_log(case: _Evidence) -> Iterator[Finding]:
         for name, value in logged.items()
         if (planned := _planned(plan, name, value)) is not None and not _same(value, planned)
     )
+    drafts, accepted = plan.speculative_config, case.measured.result.get("spec_decode_acceptance_length")
     planned_release = parse_version(plan.engine_version).release
     rules = {
         "refused": startup and startup.refusal,
@@ -226,11 +229,12 @@ def _from_the_log(case: _Evidence) -> Iterator[Finding]:
         "gpu": case.missed("memory_bytes"),
         "weights": case.missed("weights_bytes"),
         "settings": settings,
+        "accepted": drafts and accepted and abs(accepted / drafts.acceptance_length - 1) > SAME_ACCEPTED,
         "preempted": log and log.preemptions,
         "small_cache": small,
     }
     image, cache = plan.image or "none: vLLM as installed", case.cache(small) if small else ""
-    values = {**rules, "settings": settings, "image": image, "cache": cache}
+    values = {**rules, "settings": settings, "image": image, "cache": cache, "accepted": accepted}
     yield from (case.finding(name, **values) for name, holds in rules.items() if holds)
 
 

@@ -1,14 +1,18 @@
 """Drafts by a model's own MTP modules in searches: acceptance as published, off where they do not help."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from command_line import error_of, run
 
 from planner import Load, Serving, check_command, recommend_plans
 from planner.engine import assumed_acceptance, features_of, graph_batches, read_drafts, searched_drafts
 from planner.planning import read_plan
 from planner.planning.check import redeploy
 from planner.planning.plan import PlanFile
+from planner.planning.predict import Prediction
 
 GLM = "zai-org/GLM-4.6-FP8"
 LOAD = {"input_len": 1024, "output_len": 1024}
@@ -112,3 +116,41 @@ def test_line_with_mtp_is_timed_with_published_acceptance_and_keeps_it() -> None
 def test_acceptance_of_other_drafts_is_not_assumed() -> None:
     eagle = read_drafts('{"method": "eagle3", "model": "x/y", "num_speculative_tokens": 2}')
     assert eagle is not None and assumed_acceptance(eagle, GLM) is None
+
+
+def test_benchmark_line_has_vllm_accept_as_predicted(tmp_path: Path) -> None:
+    best = recommend_plans(GLM, gpu=["h200"], goal="min-latency", output=str(tmp_path / "plan"), **LOAD).best
+    assert best is not None and best.benchmark_line is not None
+    words = best.benchmark_line.serve_argv
+    given = json.loads(words[words.index("--speculative-config") + 1])
+    # keys and meaning as in vllm/config/speculative.py of 0.32: the share of steps that accept up to each position
+    assert given == {
+        "method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [0.75],
+    }  # fmt: skip
+    assert "synthetic" not in str(best.serve_argv)
+    assert '"synthetic_acceptance_rates":[0.75]' in (tmp_path / "plan" / "launch.sh").read_text()
+    older = recommend_plans(GLM, gpu=["h200"], goal="min-latency", engine_version="0.14.0", **LOAD).best
+    assert older is not None and older.speculative_config is not None
+    assert "synthetic" not in str(older.benchmark_line)  # no such keys before 0.20
+
+
+def test_measured_drafts_are_read_with_what_was_accepted(tmp_path: Path) -> None:
+    """Half of the drafts accepted, not three quarters: the run is no evidence that the machine is slower."""
+    folder = tmp_path / "plan"
+    plan = recommend_plans(GLM, gpu=["h200"], goal="min-latency", output=str(folder), **LOAD).best
+    assert plan is not None and plan.speculative_config is not None
+    engine = redeploy(plan)
+    config = replace(engine.config, speculative_config=replace(plan.speculative_config, acceptance_rates=(0.5,)))
+    measured = Prediction.of(replace(engine, config=config), plan.workload.sent).result
+    result = folder / "results" / plan.result_names[-1]
+    result.parent.mkdir()
+    silent = {key: value for key, value in measured.items() if not key.startswith("spec_decode")}
+    result.write_text(json.dumps({**silent, "model_id": plan.model}))
+    assert "does not say what was accepted" in error_of(run("calibrate", str(folder)))[0]
+    accepted = {"spec_decode_acceptance_length": 1.5, "spec_decode_per_position_acceptance_rates": [0.5]}
+    result.write_text(json.dumps({**silent, "model_id": plan.model, **accepted}))
+    (row,) = json.loads(run("evaluate", str(folder), "--format", "json").out)["rows"]
+    for name in ("mean_tpot_ms", "mean_itl_ms", "output_throughput"):
+        assert row["metrics"][name]["predicted"] == pytest.approx(measured[name], rel=1e-6)
+    assert "drafts were accepted more or less often" in run("validate", str(folder)).out

@@ -336,7 +336,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
 
 def _benchmark_words(plan: Plan) -> Iterator[str]:
     words = plan.benchmark_line.serve_argv if plan.benchmark_line else ()
-    for flag in ("--max-model-len", "--max-num-seqs"):
+    for flag in ("--max-model-len", "--max-num-seqs", "--speculative-config"):
         if (value := option(words, flag)) and value != option(plan.serve_argv, flag):
             yield from (flag, value)
     if "--no-enable-prefix-caching" in words and "--no-enable-prefix-caching" not in plan.serve_argv:

@@ -120,14 +120,20 @@ def _benchmarked(objective: Objective, candidate: Candidate, load: Load) -> Pred
 def _benchmark_line(
     candidate: Candidate, load: Load, model: str, host: str, recipe: engine.Recipe
 ) -> BenchmarkLine | None:
-    """The launch that was searched, with its replay of the benchmark; None where the serving line is the same."""
-    searched = candidate.searched
-    if searched is None or searched.config == candidate.config:
+    """The launch that was searched, with its replay of the benchmark; None where the serving line is the same.
+
+    Drafts are accepted as predicted: the random prompts of the benchmark would accept fewer.
+    """
+    searched = candidate.searched or candidate
+    config, drafts = searched.config, searched.config.speculative_config
+    if drafts:
+        config = replace(config, speculative_config=engine.with_imposed_acceptance(drafts, config.version))
+    if config == candidate.config:
         return None
     replayed = Prediction.of(searched.deployment, load)
     return BenchmarkLine(
-        **{name: getattr(searched.config, name) for name in ("max_model_len", "max_num_seqs", "enable_prefix_caching")},
-        serve_argv=tuple(engine.serve_argv(searched.config, model, host=host, extra=recipe.flags)),
+        **{name: getattr(config, name) for name in ("max_model_len", "max_num_seqs", "enable_prefix_caching")},
+        serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
         output_throughput_per_gpu=replayed.rates["output_throughput_per_gpu"],
         mean_e2el_ms=replayed.figures["mean_e2el_ms"],
     )
@@ -514,9 +520,14 @@ def _warnings(
         low, high = drafts.acceptance_range or (0.0, 0.0)
         basis = f"{low:.1f} to {high:.1f}, as published" if high else "as given"
         drafted = (
-            f"with {drafts.words}, accepting {drafts.acceptance_length:.1f} tokens per step ({basis}): it depends "
+            f"with {drafts.words}, accepting {drafts.acceptance_length:.1f} tokens per step ({basis}), which depends "
         )
-        drafted += "on the text, and the random prompts of benchmark.sh are not typical"
+        imposed = engine.with_imposed_acceptance(drafts, config.version) != drafts
+        drafted += "on the text; " + (
+            "./launch.sh --benchmark has vLLM accept as many"
+            if imposed
+            else "the random prompts of benchmark.sh are not typical"
+        )
     warnings = {
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
