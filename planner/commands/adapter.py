@@ -134,9 +134,6 @@ def _call(
     return declared.function(*words, **declared.check(options))
 
 
-# --- planner.toml -----------------------------------------------------------------------------------------------------
-
-
 def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
     """Defaults of all commands below ``root``, as the parser takes them. Raises InputError for unknown names."""
     if not path.exists():

@@ -22,8 +22,6 @@ def _folder(text: str) -> Any:
     return Argument(kind=Path, metavar="DIR", help=text)
 
 
-# --- report -----------------------------------------------------------------------------------------------------------
-
 ChartName = Literal["memory", "pareto", "latency", "operators"]
 
 
@@ -68,9 +66,6 @@ def report(
     path = output or directory / (f"{chart}.{format}" if chart else "report.html")
     write_file(path, (svg(drawn[0], width) if drawn else page(folders, local)).encode())
     note(f"wrote {path}")
-
-
-# --- deploy -----------------------------------------------------------------------------------------------------------
 
 
 class Target(StrEnum):
@@ -174,9 +169,6 @@ def _emission(directory: Path) -> "Emission":
     return Emission(file, load_profile(plan.gpu), checkpoint_bytes, lines)
 
 
-# --- validate ---------------------------------------------------------------------------------------------------------
-
-
 @command(
     "validate",
     help="Measurements of a plan's scripts beside its prediction, with causes of differences. Exit status 1 if a "
@@ -201,9 +193,6 @@ def validate_plan(
     if result is None and (offline := validate_offline(Path(directory))):
         return offline
     return ValidationAnswer(validate(Path(directory), None if result is None else Path(result)))
-
-
-# --- tune -------------------------------------------------------------------------------------------------------------
 
 
 @command(

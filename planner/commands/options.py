@@ -28,8 +28,6 @@ TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
 #: A path, as text or as an object.
 PathName = str | PathLike[str]
 
-# --- Names. A shell completes them in any case, without asking the network: ``llama-3.3`` -> ``llama-3.3-70B-Instruct``
-
 
 def complete_model(incomplete: str) -> list[str]:
     """Hub ids of the catalog that begin so; without their organisation where that is enough to name them."""
@@ -119,8 +117,6 @@ class PrecisionOptions(ServerOptions):
 
 SERVING = (PrecisionOptions,)
 
-# --- The load
-
 
 def _tokens(what: str, *names: str) -> Any:
     return Option(*names, panel=LOAD, default=defaults.LEN if names else None, help=f"{what} tokens.")
@@ -166,8 +162,6 @@ Classes = Annotated[
 ]
 Burstiness = Annotated[float | None, _load("Burstiness of arrivals: 1 is Poisson, less is burstier.", default=1.0)]
 Seed = Annotated[int | None, Interval(ge=0, le=2**32 - 1), _load("Seed of random lengths and arrivals.", default=0)]
-
-# --- Latency targets
 
 
 def _target(what: str) -> Any:

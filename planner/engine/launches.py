@@ -30,9 +30,6 @@ _TAGGED = re.compile(r"(?<![\d.])0\.\d{1,9}\.\d{1,9}(?:\.\d{1,9}|rc\d{1,9})?(?!\
 _CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
 
 
-# --- a command of vLLM ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Found:
     argv: tuple[str, ...]  #: from the program on: vllm serve MODEL ..., vllm bench serve ..., python3 -m vllm....
@@ -119,8 +116,6 @@ def _launches(commands: Sequence[Found]) -> tuple[Launch, ...]:
         engines = [Launch(None, clients)]
     return (*engines, *(Launch(one) for one in offline.values()))
 
-
-# --- a script ---------------------------------------------------------------------------------------------------------
 
 #: What a document leaves to its reader, ``<path/to/output.json>``: a shell would take it for two redirections, which
 #: swallow the option behind it.
@@ -393,9 +388,6 @@ def _compared(left: str, operator: str, right: str) -> bool | None:
         a, b = int(left), int(right)
         return {"-eq": a == b, "-ne": a != b, "-lt": a < b, "-le": a <= b, "-gt": a > b, "-ge": a >= b}.get(operator)
     return None
-
-
-# --- compose files and manifests --------------------------------------------------------------------------------------
 
 
 def read_manifest(

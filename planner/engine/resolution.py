@@ -481,8 +481,6 @@ def check_known(model: Model, version: EngineVersion) -> None:
     raise IllegalPlanError(cause, hint=f"choose --engine-version {release_text(first if early else last)} or {edge}")
 
 
-# --- drafts and adapters ---------------------------------------------------------------------------------------------
-
 FLAG, RATE_FLAG = SETTINGS["speculative_config"].flag, ACCEPTANCE_RATE.flag
 #: Options of vLLM before 0.8.2 by the keys of the JSON that took their place (both exist in 0.8.2).
 OLD_FLAGS = {

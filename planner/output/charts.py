@@ -114,8 +114,6 @@ def _printable(value: Any) -> Any:
     return value
 
 
-# --- colours for light and for dark surroundings -----------------------------------------------------------------
-#
 # Contrast: text at least 4.5 to 1 on its ground, lines and areas 3 to 1 (WCAG 2.2, level AA). The hues are those of
 # Okabe and Ito's palette for colour-blind readers ("Color Universal Design", 2008), darker in light, lighter in dark.
 
@@ -146,9 +144,6 @@ def style_sheet(selector: str = ":root") -> str:
         f"{selector} {{ color-scheme: light dark; {light} }}\n"
         f"@media (prefers-color-scheme: dark) {{ {selector} {{ {dark} }} }}\n"
     )
-
-
-# --- scales ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +196,6 @@ def _limits(
 def _number(value: float) -> str:
     return f"{value:,.10g}" if abs(value) >= 1 or not value else f"{value:.3g}"
 
-
-# --- SVG ---------------------------------------------------------------------------------------------------------
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'DejaVu Sans', sans-serif"
 _SVG = "http://www.w3.org/2000/svg"

@@ -107,9 +107,6 @@ def targets(target: str) -> dict[str, int]:
     return {name: 1 for name in PARAMETERS if target in name}
 
 
-# --- priors: published kernel tables, and assumptions
-
-
 class Prior(BaseModel):
     """An efficiency before any run of vLLM."""
 

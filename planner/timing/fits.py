@@ -175,9 +175,6 @@ def efficiency_for(
     return calibration.efficiency(covariates_of(model, profile, config), priors)
 
 
-# --- a user's own fits: factors on top of ours. The runs are kept too, so that a later fit can start from all of them
-
-
 class LocalFits(FitRecord):
     """Factors fitted to a user's own runs, on top of the fits ``base``."""
 

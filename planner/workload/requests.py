@@ -155,9 +155,6 @@ class _Known:
             node = self._parent[node]
 
 
-# --- prefixes that prompts share --------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Prefixes:
     """A tree of nodes, and where in it each prompt and its answer end. Text of one request alone is outside."""

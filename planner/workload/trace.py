@@ -122,9 +122,6 @@ def read_trace(path: Path) -> Trace:
     return summary.trace(str(path), digest.hexdigest())
 
 
-# --- rows --------------------------------------------------------------------------------------------------------
-
-
 def _lines(file: BinaryIO, digest: Any, path: str) -> Iterator[str]:
     for number, line in enumerate(iter(partial(file.readline, MOST_LINE_BYTES), b""), 1):
         digest.update(line)
@@ -275,9 +272,6 @@ def _in_order(rows: Iterator[_Row], summary: _Summary, path: str) -> Iterator[_R
             yield heappop(waiting)
     while waiting:
         yield heappop(waiting)
-
-
-# --- the busiest stretch -----------------------------------------------------------------------------------------
 
 
 class _Summary:

@@ -88,9 +88,6 @@ def call(path: str, query: Iterable[tuple[str, str]]) -> tuple[str, bool]:
     return answer.to_json(), answer.ok
 
 
-# --- values -----------------------------------------------------------------------------------------------------------
-
-
 def _kind(parameter: Parameter) -> Any:
     """The type of the words that are typed, without None."""
     kind = parameter.kind
@@ -118,9 +115,6 @@ def _value(parameter: Parameter, texts: list[str]) -> Any:
         bounds = parameter.bounds if name == "num_prompts" else ()  # the function checks the others
         value = typed(name, value, Annotated[kind, *bounds] if bounds else kind, flag=name, strict=False)
     return value if option.read is None else option.read(value)
-
-
-# --- documentation ----------------------------------------------------------------------------------------------------
 
 
 def openapi(offered: Mapping[str, Operation]) -> dict[str, Any]:

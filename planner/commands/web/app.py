@@ -170,9 +170,6 @@ def _status(error: PlannerError) -> tuple[int, dict[str, str]]:
     return status, {"retry-after": str(RETRY_S)} if status == 503 else {}
 
 
-# --- who may ask ------------------------------------------------------------------------------------------------------
-
-
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr "
     "'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -284,9 +281,6 @@ class Protocol(H11Protocol):
             self.transport.close()
         else:
             self.loop.call_later(HEADERS_S, self._close_if_silent, self.cycle)
-
-
-# --- processes that compute -------------------------------------------------------------------------------------------
 
 
 Result = TypeVar("Result")

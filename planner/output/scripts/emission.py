@@ -247,9 +247,6 @@ def gfx_target_version(architecture: str) -> str:
     return str(int(digits[1]) * 10000 + int(digits[2], 16) * 100 + int(digits[3], 16))
 
 
-# --- the names of the templates
-
-
 def dealt_by(plan: Plan) -> dict[str, bool]:
     """The router that the plan counts on, for the balancer."""
     router = plan.service.router if plan.service else None

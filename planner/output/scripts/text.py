@@ -94,9 +94,6 @@ def _longest_run(code: str) -> int:
     return max((len(run) for run in re.findall("`+", code)), default=0)
 
 
-# --- templates
-
-
 def render_template(template: str, names: Mapping[str, object], folders: tuple[str, ...]) -> str:
     """A template of the first of ``folders``, below ``templates/``, that has it."""
     root = data_dir("templates")
@@ -129,9 +126,6 @@ def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
     )
     environment.filters |= {one.__name__: one for one in (sh, argv, comment, text, cell, fenced, endpoint)}
     return environment
-
-
-# --- options of a command line, in the form ``--flag value`` or ``--flag=value``
 
 
 def option(words: Sequence[str], flag: str) -> str | None:
