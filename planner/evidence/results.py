@@ -252,7 +252,8 @@ def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
     if kind not in CONCURRENCY:
         hint = f"known: {', '.join(CONCURRENCY)}, constant, poisson"
         raise InputError(f"{path}: a benchmark of GuideLLM has the strategy {kind!r}", hint=hint)
-    return {"max_concurrency": 1 if kind == "synchronous" else stated_number(path, strategy, CONCURRENCY[kind])}
+    number = read_number if kind == "concurrent" else stated_number
+    return {"max_concurrency": 1 if kind == "synchronous" else number(path, strategy, CONCURRENCY[kind])}
 
 
 def _read_aiperf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:

@@ -9,6 +9,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,8 +34,15 @@ def _rounded(cell: Any) -> Any:
         return cell
 
 
+def _whole(cell: Any) -> Any:
+    """Spreadsheets write 1e+05 for 100000."""
+    with suppress(ValueError):
+        return int(float(cell)) if float(cell).is_integer() else cell
+    return cell
+
+
 Bench = Literal["latency", "throughput", "serve"]
-Count = Annotated[int, Field(ge=1)]
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
 Figure = Annotated[float, Field(ge=LEAST_FIGURE, allow_inf_nan=False)]
 if TYPE_CHECKING:
     Distribution = str
@@ -82,7 +90,7 @@ class MeasuredRun:
     enable_prefix_caching: bool | None = None
     burstiness: Figure | None = None
     random_range_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
-    seed: Annotated[int, Field(ge=0)] | None = None
+    seed: Annotated[int, BeforeValidator(_whole), Field(ge=0)] | None = None
     metrics: dict[str, Figure] = field(default_factory=dict)
     unread: str = ""  #: why the row cannot be read, with file, line and column; nothing else of it counts then
 
@@ -214,7 +222,7 @@ def find_contradictions(run: MeasuredRun) -> Iterator[str]:
     for low, high in find_disorder(run.metrics):
         yield f"{high}, {run.metrics[high]:g}, is below {low}, {run.metrics[low]:g}"
     output_len = run.mean_output_len or run.output_len
-    if not output_len or run.bench == "latency":
+    if not output_len:
         return
     figures = run.metrics
     ttft, tpot, e2el = (
@@ -225,6 +233,12 @@ def find_contradictions(run: MeasuredRun) -> Iterator[str]:
     if e2el and parts and not 1 / LOOSE < e2el / parts < LOOSE:
         yield f"an E2EL of {e2el:.4g} s is not TTFT and TPOT of {output_len:g} tokens, which add up to {parts:.4g} s"
     rate, limit, seconds = figures.get("output_throughput", 0.0), run.max_concurrency, e2el or parts
+    if run.bench == "latency":
+        batch, seconds = run.batch_size or limit or run.num_prompts or 0, figures.get("avg_latency_s", 0.0)
+        made = batch * output_len / seconds if seconds else 0.0
+        if made and rate and not 1 / LOOSE < made / rate < LOOSE:
+            yield f"a batch of {batch} in {seconds:g} s is {made:.4g} tokens/s, but output_throughput is {rate:g}"
+        return
     in_flight = rate * seconds / output_len
     closed = run.arrival == "closed-loop" or not run.request_rate
     if limit and in_flight and (in_flight > LOOSE * limit or (closed and in_flight < limit / EMPTY)):

@@ -177,14 +177,10 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     def number(name: str) -> float:
         return read_number(path, result, name, positive=True)
 
-    seconds, tokens, rate = (
-        stated_number(path, result, name) for name in ("duration", "total_output_tokens", "output_throughput")
-    )
-    if seconds and tokens and rate and abs(rate * seconds / tokens - 1) > EXACT:
-        cause = (
-            f"{path}: output_throughput is {rate:g}, but {tokens:g} tokens in {seconds:g} s are {tokens / seconds:g}/s"
-        )
-        raise InputError(cause, hint="give the file that vllm bench serve wrote")
+    names = ("completed", "total_input_tokens", "total_output_tokens")
+    requests, given, made = (stated_number(path, result, name) or 0.0 for name in names)
+    totals = {"request_throughput": requests, "output_throughput": made, "total_token_throughput": given + made}
+    _check_rates(path, result, "duration", totals)
     completed = int(number("completed")) if "completed" in result else None
     limit = None if result.get("max_concurrency") is None else int(number("max_concurrency"))
     paced = result.get("request_rate") not in (None, "inf", float("inf"))
@@ -204,6 +200,16 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _check_rates(path: Path, result: Mapping[str, Any], duration: str, totals: Mapping[str, float]) -> None:
+    """Raise InputError for a rate that is not its total over the duration."""
+    seconds = stated_number(path, result, duration)
+    for name, total in totals.items():
+        rate = stated_number(path, result, name)
+        if rate and seconds and total and abs(rate * seconds / total - 1) > EXACT:
+            counted = f"{total:g} in {seconds:g} s are {total / seconds:g} per second"
+            raise InputError(f"{path}: {name} is {rate:g}, but {counted}", hint="give the file that vllm bench wrote")
+
+
 def _throughput_run(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[str, Any]:
     lengths = _lengths(path, stated)
     requests, tokens, rate = (
@@ -214,6 +220,7 @@ def _throughput_run(path: Path, result: Mapping[str, Any], stated: Stated) -> di
     if abs(tokens / stated_tok - 1) > SLACK:
         cause = f"{path}: {requests:g} requests have {tokens:g} tokens, but {stated_tok:g} with the stated lengths"
         raise InputError(cause, hint="correct --input-len and --output-len")
+    _check_rates(path, result, "elapsed_time", {"requests_per_second": requests, "tokens_per_second": tokens})
     run = {"bench": "throughput", "num_prompts": int(requests), "arrival": "offline"}
     return {**run, **lengths, "metrics": {"total_token_throughput": rate}}
 

@@ -198,7 +198,7 @@ def test_a_trace_that_is_no_load(text: str, cause: str, tmp_path: Path) -> None:
     assert cause in error_of(outcome)[0]
 
 
-@pytest.mark.parametrize("cell", ["99999999999999999999", "1000001"])
+@pytest.mark.parametrize("cell", ["99999999999999999999", "1e17", "1000001"])
 def test_more_requests_than_memory_cost_their_row(cell: str, tmp_path: Path) -> None:
     row = f"throughput,h100-sxm,{LLAMA},128,128,{cell},1000"
     (tmp_path / "runs.csv").write_text(f"bench,gpu,model,input_len,output_len,num_prompts,output_throughput\n{row}\n")

@@ -492,6 +492,9 @@ def test_offline_results_need_their_lengths(tmp_path: Path) -> None:
     assert (one.bench, one.num_prompts, one.metrics) == ("throughput", 100, {"total_token_throughput": 3200.0})
     with pytest.raises(InputError, match="with the stated lengths"):
         read_sources([path], replace(said, input_len=512))
+    path.write_text(path.read_text().replace("3200.0", "32.0"))
+    with pytest.raises(InputError, match="tokens_per_second is 32, but 32000 in 10 s are 3200 per second"):
+        read_sources([path], said)
     with pytest.raises(InputError, match="does not say its lengths"):
         read_sources([path], Stated("h100", MODEL, "0.11.0"))
 
@@ -528,6 +531,17 @@ def test_a_bad_cell_is_named_and_changes_nothing(tmp_path: Path, cells: dict[str
     assert kept().read_bytes() == before and len(list(kept().parent.iterdir())) == 1
 
 
+def test_a_batch_has_the_rate_of_its_latency(tmp_path: Path) -> None:
+    """8 x 128 tokens in 1.2 s are 853 tokens/s. A spreadsheet may write 128 as 1.28e2."""
+    head = "bench,gpu,model,input_len,output_len,batch_size,max_num_seqs,avg_latency_s,output_throughput\n"
+    (tmp_path / "runs.csv").write_text(f"{head}latency,h100,{MODEL},1024,128,8,1.28e2,1.2,853\n")
+    (one,) = read_sources([tmp_path / "runs.csv"], Stated()).runs
+    assert one.max_num_seqs == 128
+    (tmp_path / "runs.csv").write_text(f"{head}latency,h100,{MODEL},1024,128,8,128,1.2,8\n")
+    with pytest.raises(InputError, match=r"a batch of 8 in 1.2 s is 853.3 tokens/s, but output_throughput is 8"):
+        read_sources([tmp_path / "runs.csv"], Stated())
+
+
 @pytest.mark.parametrize("column", ["gpu", "model", "bench"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     outcome = run("calibrate", table(tmp_path / "runs.csv", measured(machine(), *SEEN[0]), drop=column))
@@ -538,7 +552,8 @@ def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     ("changes", "words"),
     [
         ({"output_throughput": 5.0}, "output_throughput is 5"),
-        ({"duration": 1.0}, "output_throughput is"),
+        ({"duration": 1.0}, "request_throughput is"),
+        ({"total_token_throughput": 5.0}, "total_token_throughput is 5"),
         ({"failed": 3}, "24 of 27 requests completed"),
         ({"completed": 20}, "of 24 requests completed"),
         ({"model_id": "somebody/else"}, "its plan is of"),
