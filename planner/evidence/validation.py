@@ -194,8 +194,9 @@ class _Evidence:
 
     def cache(self, line: ComparedLine) -> str:
         digits, startup = 0 if line.unit == "tokens" else 2, self.measured.startup
-        taken = f"; graphs {startup.graph_bytes / GIB:.2f} GiB" if startup and startup.graph_bytes else ""
-        return f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}{taken}"
+        parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
+        logged = "".join(f"; {name} {value / GIB:.2f} GiB" for name, value in parts.items() if value)
+        return f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}{logged}"
 
 
 @cache
@@ -353,7 +354,12 @@ def _compare_sweep(measured: MeasuredPlan) -> tuple[tuple[FurtherLoad, ...], tup
         named = Path(plan.calibration)
         deployment = redeploy(plan, local_for(plan.calibration) if named.is_file() else SHIPPED)
         loads = sorted((_compare_load(path, plan, deployment) for path in paths), key=_by_load)
-        return tuple(loads), ()
+        now = Prediction.of(deployment, plan.workload.sent).figures["output_throughput"]
+        planned = plan.predicted.get("output_throughput")
+        if not planned or abs(now / planned - 1) <= SAME:
+            return tuple(loads), ()
+        words = f"today's fits, which give {now:,.0f} output tokens/s for the plan's own load"
+        return tuple(loads), (f"sweep.sh is predicted with {words}; plan.json says {planned:,.0f}",)
     except InputError:
         raise
     except PlannerError as error:  # such as a model that is not known here

@@ -154,9 +154,9 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
         for name, value in of_rank.items():
             values[name].append(value)
     if refusal is None and not values.keys() & _OF_THE_CACHE.keys():
-        figures = ", ".join(sorted(values)) or "no line of a vLLM start-up"
+        cause = f"the log ends before the KV cache was made; it has: {', '.join(sorted(values))}"
         hint = "give the server's output from its start until 'Application startup complete', at log level INFO"
-        raise InputError(f"the log ends before the KV cache was made; it has: {figures}", hint=hint)
+        raise InputError(cause if values else "this log has no line of a vLLM start-up", hint=hint)
     expected, logged = (model,) if isinstance(model, str) else model, settings.pop("model", None)
     if logged and expected and _last_part(logged) not in map(_last_part, expected):
         raise InputError(f"the log is of {logged}, not of {expected[0]}", hint="give the log of the same model")

@@ -504,6 +504,14 @@ def test_a_load_of_a_sweep_that_is_outside_makes_the_answer_no_and_is_explained(
     assert found.findings[0].cause == "at concurrency-4: everything is slower by one factor"
 
 
+def test_loads_of_a_sweep_say_that_the_fits_moved_since_the_plan(
+    swept: Callable[..., Validation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not any("today's fits" in note for note in swept(1.0).notes)
+    monkeypatch.setattr("planner.evidence.validation.SAME", -1.0)
+    assert any("sweep.sh is predicted with today's fits" in note for note in swept(1.0).notes)
+
+
 def test_a_load_of_a_sweep_that_lost_requests_is_refused(swept: Callable[..., Validation]) -> None:
     with pytest.raises(InputError, match="19 of 20 requests completed"):
         swept(1.0, completed=19)

@@ -206,7 +206,7 @@ def test_what_is_kept_has_the_format_of_our_own(log: Callable[[str], str]) -> No
         (SUM_ONLY, ("Qwen/Qwen3-4B", "--gpu", "h100", "--sweep"), "one start on one GPU"),
         (SUM_ONLY, ("Qwen/Qwen3-4B", "--gpu", "h100", "--weight-dtype", "fp8"), "another checkpoint"),
         (SUM_ONLY.partition("Available")[0], ("Qwen/Qwen3-4B", "--gpu", "h100"), "ends before the KV cache was made"),
-        ("hello", ("Qwen/Qwen3-4B", "--gpu", "h100"), "no line of a vLLM start-up"),
+        ("hello", ("Qwen/Qwen3-4B", "--gpu", "h100"), "this log has no line of a vLLM start-up"),
         (ALL_PARTS, (BIG, "--gpu", "h100"), "the log is of a GPU with 95.01 GiB, not 79.18 GiB"),
     ],
 )
