@@ -44,7 +44,7 @@ def alone(deployment: Deployment, objective: Objective) -> ServedLoad:
     if load.unsendable:
         places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.max_num_batched_tokens)
         roomy = replace(deployment, config=replace(config, max_num_seqs=places))  # no bunch queues
-        return sent(roomy, load.at_rate(idle_load(deployment, load, "rate"), defaults.TRACE_PROMPTS))
+        return sent(roomy, load.at_rate(idle_load(deployment, load, "rate"), defaults.PROMPTS_ALONE))
     load = at_load(deployment, load, slos, "concurrency", 1)
     if load.recorded is None:
         longest = sent(deployment, load.longest(2))
