@@ -1,9 +1,10 @@
 """The tables of the source documents, line by line, as fits predict them that did not see their runs.
 
     python benchmarks/documents.py [--record FILE]
-    python benchmarks/documents.py --audit
+    python benchmarks/documents.py --audit FOLDER
 
-``--audit`` prints the workflows beside their documents instead: changed options, mean error of printed figures.
+``--audit`` prints the items of the documents' texts in a folder instead, and fails if a workflow differs from one in
+silence, lacks it or has it wrong (``audit.py``).
 
 Left out of the fit is the group that a line belongs to: its GPU, model, TP, weight dtype and engine version, whoever
 published it. Takes some five minutes on two cores.
@@ -12,15 +13,15 @@ published it. Takes some five minutes on two cores.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from audit import FAILURES, audit
+from audit import table as of_items
 from fit.leave_out import LeaveOut, held_out, leave_out_of
 from planner.evidence.evaluation import case_of, figures_in_columns, simulate
 from planner.evidence.runs import MeasuredRun, read_runs
-from planner.output.workflows.documents import list_workflows
-from planner.output.workflows.printed import changed_options, printed_beside
-from planner.output.workflows.subject import Choice, subject
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration
 
@@ -35,11 +36,12 @@ def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--record", type=Path, metavar="FILE")
-    parser.add_argument("--audit", action="store_true")
+    parser.add_argument("--audit", type=Path, metavar="FOLDER")
     asked = parser.parse_args()
     if asked.audit:
-        audit()
-        return
+        items = audit(asked.audit)
+        print("\n".join(of_items(items)))
+        sys.exit(any(one.verdict in FAILURES for one in items))
     record = asked.record
     without, _ = leave_out_of(read_runs(data_dir("hardware") / "calibration" / "runs.csv"), processes=2)
     lines = ["# The documents' tables, predicted without them", ""]
@@ -74,21 +76,6 @@ def unseen(without: LeaveOut, run: MeasuredRun) -> Calibration:
     """The fit that saw no run of the group of ``run``."""
     members = [number for number, one in enumerate(without.observed) if one.group == run.group]
     return held_out(without, members) if members else load_calibration()
-
-
-def audit() -> None:
-    """Print the workflows beside their documents: changed options, mean error of the figures."""
-    for workflow in list_workflows().values():
-        if "compare.sh" in workflow.scripts:
-            continue
-        found = subject(workflow, Choice())
-        print(f"\n## {workflow.name}: {found.plan.model}, {found.plan.gpu}, vLLM {found.plan.engine_version}\n")
-        print("| script | option | printed | here |\n| --- | --- | --- | --- |")
-        for one in changed_options(found):
-            print(f"| {' | '.join(one.values())} |")
-        errors = [figure.error for figure in printed_beside(found) if figure.error is not None]
-        if errors:
-            print(f"\n{len(errors)} printed figures beside predictions, mean error {sum(errors) / len(errors):+.1%}")
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class Advised:
         """Yield one line for each advice that the engine does not follow."""
         offline = self.bench == "throughput"
         goal = "max-throughput" if offline else self.goal
-        for one in _advice():
+        for one in advice():
             asked = goal in one.get("goals", (goal,)) and one.get("offline", offline) == offline
             if asked and self.deployment.profile.id in one["gpus"] and search(one["models"], self.model):
                 try:
@@ -52,10 +52,10 @@ class Advised:
                 if here:
                     yield f"{one['document']} advises {one['text']}; here {here}: {difference}"
 
-    def _other(self, advice: Mapping[str, Any]) -> tuple[str, str]:
+    def _other(self, entry: Mapping[str, Any]) -> tuple[str, str]:
         """The settings that differ, and the predicted difference; empty where none does."""
         config, load = self.deployment.config, self.load
-        match advice.get("kind"):
+        match entry.get("kind"):
             case "copies" if config.num_gpus == config.tensor_parallel_size > 1:
                 servers = config.num_gpus
                 share = replace(load, num_prompts=ceil(load.num_prompts / servers))
@@ -80,24 +80,22 @@ class Advised:
                     eager = replace(self, deployment=self._changed(enforce_eager=True))  # a bound: beyond it alone
                     return f"{captured:,}", f"{eager._difference(self.deployment, load)} at most"
             case None:
-                return self._settings(advice)
+                return self._settings(entry)
         return "", ""
 
-    def _settings(self, advice: Mapping[str, Any]) -> tuple[str, str]:
+    def _settings(self, entry: Mapping[str, Any]) -> tuple[str, str]:
         config, load = self.deployment.config, self.load
         changes = {
-            name: values[0]
-            for name, values in advice.get("settings", {}).items()
-            if getattr(config, name) not in values
+            name: values[0] for name, values in entry.get("settings", {}).items() if getattr(config, name) not in values
         }
-        changes |= {name: most for name, most in advice.get("at_most", {}).items() if getattr(config, name) > most}
+        changes |= {name: most for name, most in entry.get("at_most", {}).items() if getattr(config, name) > most}
         if not changes or ("enable_prefix_caching" in changes and load.reused):
             return "", ""
         own = {name: getattr(config, name) for name in changes}
         here = " and ".join(_WORDS.get(k, "{}" if isinstance(v, str) else "{:,}").format(v) for k, v in own.items())
         other = self._changed(**changes)
-        if "checkpoint" in advice:
-            other = replace(other, model=resolve_model(advice["checkpoint"], network=False).model, checkpoint=None)
+        if "checkpoint" in entry:
+            other = replace(other, model=resolve_model(entry["checkpoint"], network=False).model, checkpoint=None)
         if "max_num_seqs" in changes:
             load = _in_flight(load, other.config.max_running)
         return here, self._difference(other, load)
@@ -138,6 +136,7 @@ def captures_by_context(config: EngineConfig) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _advice() -> tuple[dict[str, Any], ...]:
+def advice() -> tuple[dict[str, Any], ...]:
+    """The entries of ``advice.toml``."""
     text = (package_dir("planning") / "advice.toml").read_text(encoding="utf-8")
     return tuple(tomllib.loads(text)["advice"])

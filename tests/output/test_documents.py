@@ -1,15 +1,13 @@
-"""Every command that the five documents print, held against what is rendered, token by token.
+"""What the five documents print, in the table of the product and in what its commands show of them.
 
-``tests/published_commands.json`` was written once: real bash ran the code blocks of the documents, with stand-ins for
-the programs that wrote down their words and the variables that were set for them. Words that only another program
-reads (docker, git, lm_eval, ...) are looked for in the scripts; those of vLLM in the very command that is rendered.
+``tests/published_commands.json`` has their commands as ``benchmarks/audit.py`` reads them from the texts;
+``tests/benchmarks/test_audit.py`` holds each word against what is rendered.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -33,9 +31,9 @@ from planner.output.workflows.documents import (
     list_workflows,
     printed_rows,
 )
-from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
-from planner.output.workflows.printed import changed_options, printed_beside
-from planner.output.workflows.subject import OURS, Choice, Subject, subject
+from planner.output.workflows.offline import offline_points
+from planner.output.workflows.printed import printed_beside
+from planner.output.workflows.subject import Choice, Subject, subject
 from planner.planning.check import asked_by
 from planner.planning.serving import Serving
 
@@ -43,68 +41,9 @@ FACTS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "published
 OF_VLLM = [fact for fact in FACTS if split_command(fact["words"])[0]]
 
 
-#: The same option under several names.
-SAME = {"-tp": "--tensor-parallel-size", "--random-input-len": "--input-len", "--random-output-len": "--output-len"}
-
-
-def name_of(fact: dict[str, Any]) -> str:
-    return f"{fact['document']}: {' '.join(fact['words'])[:60]}"
-
-
 @cache
 def subject_of(name: str, **choice: Any) -> Subject:
     return subject(find_workflow(name), Choice(**choice))
-
-
-def said(words: list[str], env: dict[str, str]) -> dict[str, str]:
-    """Options, variables and the model, with their values, of a command of vLLM; independent of our own reader."""
-    _, rest = split_command(words)
-    found = dict(env)
-    place = 0
-    while place < len(rest):
-        word, following = rest[place], rest[place + 1 : place + 2]
-        place += 1
-        if not word.startswith("-"):
-            found["model"] = word
-            continue
-        name, joined, value = word.partition("=")
-        name = SAME.get(name.replace("_", "-") if name.startswith("--") else name, name.replace("_", "-"))
-        if not joined and following and not re.match(r"--?[a-zA-Z]", following[0]):
-            value = following[0]
-            place += 1
-        found[name] = value
-    return found
-
-
-def rendered(found: Subject, script: str) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """Every command of vLLM that a script of a workflow runs, with its variables."""
-    if script == "launch.sh":
-        yield list(found.plan.serve_argv), found.plan.env
-    elif script == "benchmark.sh":
-        yield list(found.plan.bench_argv), found.plan.env
-    else:
-        for point in offline_points(found):
-            yield list(point.argv), dict(point.env)
-
-
-def places_of(fact: dict[str, Any]) -> Iterator[tuple[Subject, str]]:
-    """Where a printed command of vLLM is rendered: at its document's version, on its GPU, for its model."""
-    (command,) = [c for c in commands().values() if list(c.argv) == fact["words"] and c.document.id == fact["document"]
-                  and c.capability == fact.get("capability", "")]  # fmt: skip
-    for name, workflow in list_workflows().items():
-        choice: dict[str, Any] = {"engine_version": "0.6.3"} if fact["document"] == "amd-2024" else {}
-        if workflow.engine_version == "0.6.3":
-            choice = {}
-        names = [word.rstrip("/") for word in command.argv]
-        if own := [model for model in workflow.models if model in names]:
-            choice["model"] = own[0]
-        if command.capability:
-            choice["gpu"] = {"10.0": "b200-sxm", "9.0": "h200-sxm"}[command.capability]
-            if choice["gpu"] not in workflow.gpus:
-                continue
-        for kind, script in (("serve", "launch.sh"), ("client", "benchmark.sh"), ("offline", "")):
-            if command.id in [c.id for c in getattr(workflow, kind)]:
-                yield subject_of(name, **choice), script
 
 
 def test_the_facts_are_the_documents() -> None:
@@ -120,43 +59,6 @@ def test_the_facts_are_the_documents() -> None:
         env = fact.get("env", {})
         if "deepseek" not in own.id:  # whose variables are those of its docker run
             assert dict(own.env) == env, own.id
-
-
-@pytest.mark.parametrize("fact", OF_VLLM, ids=name_of)
-def test_every_option_of_a_command_is_rendered_or_listed_as_changed(fact: dict[str, Any]) -> None:
-    places = list(places_of(fact))
-    assert places, "a printed command that no workflow renders"
-    printed = said(fact["words"], fact.get("env", {}))
-    for found, script in places:
-        listed = {(one["script"], one["word"]) for one in changed_options(found)}
-        scripts = [script] if script else [s for s in found.workflow.scripts if s in OFFLINE_SCRIPTS]
-        missing = [
-            {
-                word for word, value in printed.items()
-                if "<" not in value and not same(here.get(word), value) and (name, word) not in listed
-                and word not in OURS and not varies(fact, found, word) and word not in found.workflow.changes
-            }
-            for name in scripts
-            for here in (said(words, env) for words, env in rendered(found, name))
-        ]  # fmt: skip
-        assert min(missing, key=len, default=set()) == set(), (found.workflow.name, str(found.version))
-
-
-def varies(fact: dict[str, Any], found: Subject, word: str) -> bool:
-    """Options that the document's own tables vary."""
-    return any(
-        row.command.document.id == fact["document"] and word in ("--batch-size", "--input-len", "--num-prompts")
-        for row in printed_rows()
-    ) and found.workflow.name in ("quick-reduce", "ttft")  # fmt: skip
-
-
-def same(here: str | None, printed: str) -> bool:
-    if here is None or here == printed:
-        return here is not None
-    try:
-        return bool(json.loads(here) == json.loads(printed))
-    except ValueError:
-        return False
 
 
 # --- the tables ----------------------------------------------------------------------------------------------------

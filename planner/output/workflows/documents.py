@@ -108,6 +108,7 @@ class Point:
     """One offline measurement: a command of the document, and the printed number if there is one."""
 
     command: Command
+    printed: Command  #: as the document has it
     metric: str = ""
     published: float | None = None
 
@@ -183,14 +184,15 @@ class Workflow:
             name = command.id.rpartition("/")[2]
             if self.rows:
                 rows = (options for options in self.rows if options.get("bench", name) in name)
-                yield from (Point(command.with_options(values)) for one in rows for values in _spread(one))
+                printed = commands()[command.id]
+                yield from (Point(command.with_options(values), printed) for one in rows for values in _spread(one))
                 continue
             table = [row for row in printed_rows() if row.command.id == command.id]
             own = [row for row in table if row.model == model]
             for row in own or [row for row in table if row.model == table[0].model]:
-                yield Point(self._adapted(row.command, model), row.metric, row.value if own else None)
+                yield Point(self._adapted(row.command, model), row.command, row.metric, row.value if own else None)
             if not table:
-                yield Point(command)
+                yield Point(command, commands()[command.id])
 
 
 def _capability(profile: GpuProfile) -> str:
@@ -227,6 +229,12 @@ def purposes() -> dict[str, str]:
 def names_of(script: str) -> dict[str, Any]:
     """Names of a script's template that are the same for every plan."""
     return dict(_table("workflows")["names"].get(script, {}))
+
+
+def instead_of(documents: Collection[Document]) -> list[Mapping[str, Any]]:
+    """Words of the documents for other programs than vLLM that no script has, and what stands there instead."""
+    ids = {document.id for document in documents}
+    return [entry for entry in _table("workflows")["instead"] if ids & {*entry["documents"]}]
 
 
 def find_workflow(name: str) -> Workflow:

@@ -111,7 +111,7 @@ def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted:
         metric=metric,
         predicted=result,
         published=published,
-        printed=point.command,
+        printed=point.printed,
         published_key=in_key,
         env={**job.plan.env, **own},
     )

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.engine import ServeLine, read_line
-from planner.output.workflows.documents import Command, scores
+from planner.output.workflows.documents import Command, commands, scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
-from planner.output.workflows.subject import OURS, Subject, subject
+from planner.output.workflows.subject import Subject, subject
 
 _UNITS = {"avg_latency": "s", "duration": "s", "request_throughput": "req/s"}
 #: One option under several names.
@@ -103,9 +103,9 @@ def changed_options(job: Subject) -> tuple[dict[str, str], ...]:
         return ()
     plan, rows = job.plan, list[dict[str, str]]()
     if job.printed:
-        rows += _changed(job, job.printed, "launch.sh", plan.serve_argv, plan.env)
+        rows += _changed(job, commands()[job.printed.id], "launch.sh", plan.serve_argv, plan.env)
     if job.client:
-        rows += _changed(job, job.client, "benchmark.sh", plan.bench_argv, plan.env)
+        rows += _changed(job, commands()[job.client.id], "benchmark.sh", plan.bench_argv, plan.env)
     for script, point in _points(job):
         if script != "mad.sh":  # AMD's own script runs as it is
             rows += _changed(job, point.printed, script, point.argv, point.env)
@@ -115,15 +115,11 @@ def changed_options(job: Subject) -> tuple[dict[str, str], ...]:
 def _changed(
     job: Subject, command: Command, script: str, argv: Sequence[str], env: Mapping[str, str]
 ) -> Iterator[dict[str, str]]:
-    workflow, platform = job.workflow, job.profile.platform
-    if workflow.changes or workflow.rows:  # compare with the command as it is printed
-        printed = (*workflow.serve, *workflow.client, *workflow.offline)
-        command = next((one for one in printed if one.id == command.id), command)
-    was = _words(command.read(platform=platform))
-    here = _words(read_line(argv, job.version, env=env, platform=platform))
+    was = _words(command.read(platform=job.profile.platform))
+    here = _words(read_line(argv, job.version, env=env, platform=job.profile.platform))
     for word, value in was.items():
         other = here.get(word)
-        if word not in OURS and "<" not in value and not (other is not None and _equal(value, other)):
+        if "<" not in value and not (other is not None and _equal(value, other)):
             row = {"script": script, "word": word, "printed": value or word}
             yield {**row, "here": "" if other is None else other or word}
 

@@ -16,7 +16,7 @@ from planner.model import ResolvedModel, resolve_model
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
-from planner.output.workflows.documents import Workflow, names_of, published_scores, purposes
+from planner.output.workflows.documents import Workflow, instead_of, names_of, published_scores, purposes
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
 from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
 from planner.output.workflows.subject import Choice, Subject, chosen_load, profile_of, refuse_options, subject
@@ -105,6 +105,7 @@ def _about(workflow: Workflow, command: str, calibration: str, steps: Sequence[s
         "planner_version": __version__,
         "command": command,
         "purposes": [(script, purposes()[script]) for script in steps],
+        "instead": instead_of(workflow.documents),
         "remarks": (*workflow.remarks, *corrections),
         "documented": job is None or job.documented,
         "changed": changed_options(job) if job else (),
