@@ -35,7 +35,7 @@ FUZZ ?= --seconds 3600
 fuzz: $(STAMP)  ## broken files, hostile values, a misbehaving hub, relations of the physics: an hour on two cores
 	$(BIN)/python tests/fuzz $(FUZZ)
 
-browser: $(STAMP)  ## the report and the page in headless Chromium, which has to be installed
+browser: $(STAMP)  ## report and page in headless Chromium, which has to be installed; 50 clients for a minute
 	$(BIN)/pytest tests/browser/check_report.py tests/browser/check_ui.py
 
 e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB; needs nginx

@@ -134,7 +134,7 @@ def _front(asked: Asked, answer: str) -> str:
     return front_page(asked, answer, models=catalog_ids(), gpus=gpus)
 
 
-def _asset(_: Request, kind: str) -> Response:
+async def _asset(_: Request, kind: str) -> Response:
     from planner.output import script, style
 
     return Response({"css": style, "javascript": script}[kind](), media_type=f"text/{kind}")
