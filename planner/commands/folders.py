@@ -87,6 +87,7 @@ class SiteOptions:
 
     replicas: Annotated[int | None, _site("Number of servers. Default: the plan's.")] = None
     max_replicas: Annotated[int | None, _site("Servers to scale to with KEDA; needs --prometheus.")] = None
+    image: Annotated[str, _site("Image instead of the plan's, such as REPOSITORY@sha256:DIGEST.")] = ""
     prometheus: Annotated[str, _site("Address of Prometheus in the cluster. Adds a ServiceMonitor.", metavar="URL")] = (
         ""
     )

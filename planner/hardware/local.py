@@ -155,8 +155,7 @@ def read_nvidia_smi(query: str, listing: str, visible: str | None = None) -> tup
         whole = is_wanted(uuid, str(number))
         slices = tuple(profile for profile, part in parts if whole or is_wanted(part))
         if (whole or slices) and not {name, size, mode} & set(_BROKEN):
-            mib = whole_number(size)
-            memory_bytes = None if mib is None else mib * MIB
+            memory_bytes = (whole_number(size) or 0) * MIB or None
             gpus.append(LocalGpu(name, memory_bytes=memory_bytes, mig=mode == "Enabled", slices=slices))
     if rows and not gpus:
         raise SilentTool(f"{len(rows)} GPUs, all lost or left out by CUDA_VISIBLE_DEVICES")

@@ -322,6 +322,14 @@ def test_image_and_variables_are_the_plans(case: str) -> None:
         assert {k: v for k, v in given.items() if k not in ours} == planned
 
 
+@pytest.mark.parametrize(("made", "target"), [(b200(), "compose"), (b200(), "kubernetes"), (NVIDIA_X16, "lws")])
+def test_an_image_is_pinned_by_its_digest(made: Any, target: str) -> None:
+    digest = "mirror.example:5000/vllm/vllm-openai@sha256:" + "0123456789abcdef" * 4
+    made = made if target == "lws" else emission(made)
+    text = next(iter(render_deployable(made, target, Site(image=digest)).values()))
+    assert f'image: "{digest}"' in text and f'image: "{made.file.plan.image}"' not in text
+
+
 # --- GPUs
 
 
@@ -488,6 +496,7 @@ def test_start_up_time_follows_the_weights() -> None:
         (GOLDEN["mi355x"], "compose", Site(namespace="llm"), "--namespace has no effect"),
         (GOLDEN["mi355x"], "kubernetes", Site(host="0.0.0.0"), "--host has no effect"),
         (GOLDEN["mi355x"], "slurm", Site(nodes=3), "--nodes 3"),
+        (GOLDEN["mi355x"], "slurm", Site(image="a/b"), "--image has no effect"),
         (GOLDEN["mi355x"], "compose", Site(prometheus=PROMETHEUS), "--prometheus has no effect"),
         (GOLDEN["mi355x"], "kubernetes", Site(replicas=3, max_replicas=2, prometheus=PROMETHEUS), "less than 3"),
         (GOLDEN["mi355x"], "slurm", Site(tolerations=("a",)), "--toleration has no effect"),
@@ -519,7 +528,7 @@ def test_what_cannot_be_deployed_is_refused(made: Any, target: str, site: Site, 
         {"host": "1.2.3.04"}, {"host": "1.2.3"}, {"hf_secret": "A"}, {"cache": "disk"}, {"cache": "claim/"},
         {"gpu_resource": "a b"}, {"tolerations": ("a:Never",)}, {"tolerations": ("a b",)}, {"node_selector": ("a",)},
         {"name": "a\nb: c"}, {"max_replicas": 2}, {"max_replicas": 0, "prometheus": PROMETHEUS},
-        {"prometheus": "prometheus:9090"},
+        {"prometheus": "prometheus:9090"}, {"image": "a b"}, {"image": "-v"},
     ],
 )  # fmt: skip
 def test_a_site_is_refused_before_anything_is_made(wrong: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ def _service(pods: Pods, index: int) -> Json:
     else:
         gpus["count"] = plan.num_gpus if count is None else count
     names = {
-        "image": plan.image,
+        "image": pods.site.image or pods.plan.image,
         "entrypoint": escape_words(plan.serve_argv[:1]),
         "command": escape_words(plan.serve_argv[1:]),
         "environment": _environment(pods, index),
@@ -200,7 +200,7 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
     return render_template("split.sh.j2", names, ("deploy", "vllm"))
 
 
-_SERVER = ("name", "start_timeout_s", "replicas", "port")
+_SERVER = ("name", "start_timeout_s", "replicas", "port", "image")
 _LABELS = "max_replicas prometheus hf_secret gpu_resource tolerations node_selector namespace cache"
 _CLUSTER = (*_SERVER, *_LABELS.split())
 #: Fields of ``Site`` whose option is not just their name with dashes.

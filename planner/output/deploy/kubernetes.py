@@ -151,7 +151,7 @@ def _container(pods: Pods) -> Json:
     folder = [{"name": "model", "mountPath": pods.model_folder, "readOnly": True}] if pods.model_folder else []
     return _fill(
         "container",
-        image=pods.plan.image,
+        image=pods.site.image or pods.plan.image,
         command=escape_words(pods.plan.serve_argv[:1]),
         args=escape_words(pods.plan.serve_argv[1:]),
         env=_environment(pods),

@@ -34,6 +34,7 @@ _VALUE = r"=(?P<value>([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?)"
 _LABEL_PAIR = re.compile(rf"(?P<key>{_QUALIFIED}){_VALUE}")
 _TAINT = re.compile(rf"(?P<key>{_QUALIFIED})({_VALUE})?(:(?P<effect>{'|'.join(_EFFECTS)}))?")
 _LABEL = (r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", "lower-case letters, digits and dashes")
+_IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@-]*"
 _OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
 #: Names by their flag: form, form in words, and the longest one. Kubernetes appends to the name of a workload: ten
@@ -44,6 +45,7 @@ _NAMES = {
     "--hf-secret": (_SUBDOMAIN, "lower-case letters, digits, dashes and dots", 253),
     "--gpu-resource": (_QUALIFIED, "vendor.com/name", 316),
     "--rdma-resource": (_QUALIFIED, "such as rdma/hca", 316),
+    "--image": (_IMAGE, "such as vllm/vllm-openai@sha256:DIGEST", 400),
     "--prometheus": (r"https?://[A-Za-z0-9._:/-]+", "such as http://prometheus-operated.monitoring:9090", 2000),
     "--host": (rf"{_OCTET}(\.{_OCTET}){{3}}", f"an IPv4 address such as {LOOPBACK}, or {EVERYWHERE} for all", 15),
     "--cache": (rf"emptydir|pvc|claim/{_SUBDOMAIN}", "emptydir, pvc, or claim/NAME for one that exists", 259),
@@ -55,7 +57,6 @@ MEMORY_GIB_PER_GPU, CPUS_PER_GPU = 32, 8
 #: Reserved of them in Kubernetes, which lets the smallest nodes with such GPUs run the pod.
 RESERVED_GIB_PER_GPU, RESERVED_CPUS_PER_GPU = 8, 4
 SCRATCH_GIB = 20  #: of the container's own disk: compiled kernels and graphs, logs
-_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -65,6 +66,7 @@ class Site:
 
     replicas: int | None = None  #: servers like the planned one; None: as many as the plan needs
     max_replicas: int | None = None  #: to scale to under load; None: no scaling
+    image: str = ""  #: instead of the plan's: a mirror's, or a digest
     prometheus: str = ""  #: its address, where it is to collect the server's metrics
     nodes: int | None = None  #: nodes of one server; None: as many as the planned node size needs
     name: str = ""
@@ -202,10 +204,7 @@ class Pods:
         if self.nodes != self.planned_nodes:
             lines.append(f"spread over {self.nodes} nodes instead of {self.planned_nodes}: slower than predicted")
         if self.privileged:
-            remarks = (
-                "the container is privileged, as the plan's docker arguments ask: it may do anything on its node",
-                *remarks,
-            )
+            remarks = ("the container is privileged, as the plan asks: it may do anything on its node", *remarks)
         return [*lines, *(("", *remarks) if remarks else ())]
 
 
@@ -261,7 +260,7 @@ def _check_container(plan: Plan) -> None:
         raise IllegalPlanError(
             "the plan has no container image, only an installed vLLM", hint="run launch.sh, or plan for a GPU"
         )
-    if not _IMAGE.fullmatch(plan.image):
+    if not re.fullmatch(_IMAGE, plan.image):
         raise IllegalPlanError(f"{plan.image!r} is not the name of an image", hint="such as vllm/vllm-openai:v0.14.0")
     scripts.check_exposure(plan)
     for name in plan.env:
@@ -273,8 +272,7 @@ def _check_nodes(emission: scripts.Emission, nodes: int, planned: int) -> None:
     plan = emission.file.plan
     if nodes < 1 or plan.num_gpus % nodes or plan.num_gpus // nodes > plan.gpus_per_node:
         raise InputError(
-            f"--nodes {nodes}: a server of {plan.num_gpus} GPU(s) takes equal shares, and a node has "
-            f"{plan.gpus_per_node} GPUs",
+            f"--nodes {nodes}: {plan.num_gpus} GPU(s) in equal shares, and a node has {plan.gpus_per_node} GPUs",
             hint=f"at least --nodes {planned}, and a divisor of {plan.num_gpus}",
         )
     if nodes > 1 and emission.profile.partition:
