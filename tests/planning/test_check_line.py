@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from typing import Any
 
@@ -139,3 +140,14 @@ def test_small_model_over_many_gpus_is_answered_by_copies() -> None:
 def test_model_that_fills_its_gpus_has_no_copies() -> None:
     line = "vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 2"
     assert check_command(line, "h100", max_concurrency=8).to_dict()["copies"] is None
+
+
+def test_what_is_cut_short_is_counted() -> None:
+    line = f"vllm serve {LLAMA} --first 1 --second 2 --third 3 --fourth 4 --fifth 5"
+    told, whole = (run("check", "--gpu", "h100", *more, "--", *line.split()).out for more in ((), ("--explain",)))
+    assert "and 2 more remarks on options" in told and "--fifth" not in told
+    assert "more remarks" not in whole and "--fifth" in whole
+    lines = "\n".join(f"vllm bench latency --model {LLAMA} --batch-size {size}" for size in range(1, 11))
+    assert "  and 2 more\n" in run("check", "--gpu", "h100", lines).out
+    found = run("recommend", LLAMA, "--gpu", "h100", "--explain").out
+    assert re.search(r"x \d+ other settings: --format json lists\s+them", found)

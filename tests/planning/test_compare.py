@@ -284,7 +284,7 @@ def test_gpus_that_are_paid_for_and_idle_are_told() -> None:
     """A 70B in bf16 takes two H100: of three one is left over, of four none."""
     words = ("compare", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--max-concurrency", "8")
     three, four = (run(*words, "--packages", packages, "--explain") for packages in "34")
-    assert "h100-sxm: 1 of 3 GPUs stay idle and are paid for" in " ".join(three.err.split())
+    assert "h100-sxm: paid for and idle: 1 of 3 GPUs, as each server takes 2" in " ".join(three.err.split())
     assert "idle" not in four.err
     (row,) = json.loads(run(*words, "--packages", "3", "--format", "json").out)["rows"]
     assert (row["num_gpus"], row["servers"], row["tensor_parallel_size"], row["idle_gpus"]) == (3, 1, 2, 1)

@@ -129,6 +129,8 @@ class CheckAnswer(Answer):
             yield wrapped(f"{shown.record.model} on {gpu}: {starting} of {len(self.launches)} launches start")
             for record in self.branches[:BRIEF_LAUNCHES]:
                 yield from items("-" if record.starts else "x", [f"{record.line.command}: {_verdict(record)}"])
+            if len(self.launches) > BRIEF_LAUNCHES:
+                yield f"  and {len(self.launches) - BRIEF_LAUNCHES} more"
             yield ""
         yield wrapped(_headline(shown.record))
         yield from _problem_lines(shown.record, BRIEF_PROBLEMS)
@@ -202,8 +204,11 @@ def _start(launch: JudgedLaunch) -> Iterator[str]:
 
 
 def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str]:
-    for problem in sorted(record.line.problems, key=lambda one: not one.fatal)[:most]:
+    problems = sorted(record.line.problems, key=lambda one: not one.fatal)
+    for problem in problems[:most]:
         yield from items("x" if problem.fatal else "!", [str(problem)])
+    if more := len(problems[most:]) if most else 0:
+        yield f"  and {more} more remarks on options"
 
 
 def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:

@@ -210,8 +210,13 @@ class ComparisonAnswer(Answer):
             yield "brackets: 90 % interval, for USD with the range of prices; joules assume boards at their TDP"
         if len(profiles) > 1:
             yield "percentages: probability that the ranking is correct, at typical prices"
-        idle = dict.fromkeys((one.profile.id, one.idle_gpus, one.num_gpus) for one in setups if one.idle_gpus)
-        yield from (f"{gpu}: {unused} of {gpus} GPUs stay idle and are paid for" for gpu, unused, gpus in idle)
+        idle = dict.fromkeys((s.profile.id, s.idle_gpus, s.num_gpus, s.deployment.config.num_gpus) for s in setups)
+        for gpu, unused, gpus, size in idle:
+            yield from [f"{gpu}: paid for and idle: {unused} of {gpus} GPUs, as each server takes {size}"] * bool(
+                unused
+            )
+        if busy := [one.id for one in profiles if one.partition and not one.partition.isolated_bandwidth]:
+            yield f"{', '.join(busy)}: all partitions of the GPU are assumed to be busy at once"
         yield from self.said
 
     def _fits(self) -> Iterator[str]:

@@ -332,10 +332,10 @@ class Recommendation(Answer):
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
                 yield from shared.items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())
-                yield from shared.items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
+                yield from _rejected_lines(ranking)
         without = [ranking.profile.id for ranking, plan in pairs[len(shown) :] if plan is None]
         if without:
-            yield wrapped(f"\nno plan: {', '.join(without)}", rest="  ")
+            yield wrapped(f"\nno plan: {', '.join(without)}; --format json gives the reasons", rest="  ")
 
     def _in_order(self) -> list[tuple[planning.Ranking, planning.Plan | None]]:
         order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
@@ -486,7 +486,8 @@ def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
             each = figure(other.load.value / other.config.num_gpus)
             lost = planning.Rejected.of(other, f"{each} {plan.service.load_unit} per GPU")
     if lost:
-        yield f"next best: {_describe(lost).removeprefix(f'{plan.model} ')}"
+        rank = "also tried" if lost.reason.startswith("misses ") else "next best"
+        yield f"{rank}: {_describe(lost).removeprefix(f'{plan.model} ')}"
 
 
 def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
@@ -579,7 +580,7 @@ def _plan_lines(
     yield from shared.items("-", reasons)
     yield from shared.items("!", plan.warnings)
     yield from shared.items("i", (*advice, *ranking_published(ranking)))
-    yield from shared.items("x", map(_describe, _rejected_of_each(ranking)[:SHOWN_REJECTED]))
+    yield from _rejected_lines(ranking)
     yield from command_lines(plan.env, shared.local_argv(plan))
 
 
@@ -627,6 +628,13 @@ def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:
         if rejected.model != winner:
             best.setdefault(rejected.model, rejected)
     return list(best.values())
+
+
+def _rejected_lines(ranking: planning.Ranking) -> Iterator[str]:
+    shown = _rejected_of_each(ranking)[:SHOWN_REJECTED]
+    yield from shared.items("x", map(_describe, shown))
+    if more := len(ranking.rejected) - len(shown):
+        yield from shared.items("x", [f"{shared.counted(more, 'other setting')}: --format json lists them"])
 
 
 def _describe(rejected: planning.Rejected) -> str:
