@@ -343,13 +343,15 @@ class _Resolver:
         pipelined = self.args.pipeline_parallel_size > 1 and not features.async_scheduling_with_pipeline
         method = self.args.speculative_config.method if self.args.speculative_config else ""
         refusals = {
-            "refuses it with --pipeline-parallel-size above 1": pipelined,
-            f"({features.engine}) does not have it (not before 0.10.0)": not features.async_scheduling_exists,
-            f"refuses it with drafts by {method}": method in ("ngram", "suffix"),
-        }
-        for cause, holds in refusals.items():
+            f"refuses it with drafts by {method}": (method in ("ngram", "suffix"), ""),
+            f"({features.engine}) does not have it (not before 0.10.0)": (
+                not features.async_scheduling_exists, ", or choose a newer --engine-version",
+            ),
+            "refuses it with --pipeline-parallel-size above 1": (pipelined, ", or use --tensor-parallel-size instead"),
+        }  # fmt: skip
+        for cause, (holds, other) in refusals.items():
             if asked and holds:
-                raise IllegalPlanError(f"--async-scheduling: vLLM {self.version} {cause}", hint="leave it out")
+                raise IllegalPlanError(f"--async-scheduling: vLLM {self.version} {cause}", hint=f"leave it out{other}")
         drafted = method in ("", "mtp", "eagle", "eagle3")
         return bool(self._or("async_scheduling", features.async_scheduling and not pipelined and drafted))
 

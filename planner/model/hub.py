@@ -266,6 +266,7 @@ def _quiet(library: Any) -> Iterator[None]:
     log, bar = logging.getLogger("huggingface_hub"), "huggingface_hub.http_get"
     level, shown = log.level, not library.utils.are_progress_bars_disabled(bar)
     log.setLevel(logging.CRITICAL)
+    reports_nothing = library.constants.HF_HUB_DISABLE_TELEMETRY
     library.constants.HF_HUB_DISABLE_TELEMETRY = True  # it asks the hub for a list of agents, to name the sender
     if shown:
         library.utils.disable_progress_bars(bar)
@@ -274,6 +275,7 @@ def _quiet(library: Any) -> Iterator[None]:
             yield
     finally:
         log.setLevel(level)
+        library.constants.HF_HUB_DISABLE_TELEMETRY = reports_nothing
         if shown:
             library.utils.enable_progress_bars(bar)
 

@@ -340,6 +340,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[PlannerError], str]] = [
     ("0.33.0", {"quantization": "marlin"}, IllegalPlanError, "0.10.2"),
     ("0.33.0", {"quantization": "nope"}, IllegalPlanError, "--quantization"),
     ("0.9.1", {"async_scheduling": True}, IllegalPlanError, "0.10.0"),
+    ("0.9.1", {"async_scheduling": True, "pipeline_parallel_size": 2}, IllegalPlanError, "not before 0.10.0"),
     ("0.14.0", {"async_scheduling": True, "pipeline_parallel_size": 2}, IllegalPlanError, "--async-scheduling"),
     ("0.9.1", {"enable_chunked_prefill": False}, IllegalPlanError, "--no-enable-chunked-prefill"),
     ("0.33.0", {"enable_expert_parallel": True}, IllegalPlanError, "--enable-expert-parallel"),

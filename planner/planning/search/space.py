@@ -190,7 +190,7 @@ class Choices:
         if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
             return f"published for {' and '.join(checkpoint.platforms)} GPUs"
         emulated = f"{profile.name} computes {dtype} in {profile.emulated.get(dtype)}: saves memory, not time"
-        return emulated if dtype in profile.emulated else None
+        return f"{emulated}; ask for the checkpoint by name to plan it" if dtype in profile.emulated else None
 
     def engines(self, resolved: ResolvedModel) -> Iterator[EngineArgs]:
         """Yield layouts x KV dtypes of one checkpoint, with the settings that its recipes advise."""
