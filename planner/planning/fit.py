@@ -563,14 +563,14 @@ def _more_partitions(serving: Serving, modes: Iterable[GpuProfile]) -> Iterator[
 
 
 def _other_gpus(serving: Serving) -> list[GpuProfile]:
-    """Whole GPUs with clearly more memory, the smallest first, in no more nodes, of the same vendor first."""
+    """Whole GPUs with clearly more memory in no more nodes: of its vendor and links first, the smallest first."""
     here, args = serving.profile, serving.args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     nodes, least_bytes = ceil(ranks / here.gpus_per_node), MORE_MEMORY * here.memory_bytes
     larger = (p for p in load_all() if p.platform != "cpu" and p.id != here.whole and p.memory_bytes > least_bytes)
     few, kind = [p for p in larger if ceil(ranks / p.gpus_per_node) <= nodes], here.interconnect.kind
     return sorted(
-        few, key=lambda p: (p.vendor != here.vendor, round(p.memory_bytes / GIB), p.interconnect.kind != kind)
+        few, key=lambda p: (p.vendor != here.vendor, p.interconnect.kind != kind, round(p.memory_bytes / GIB))
     )
 
 

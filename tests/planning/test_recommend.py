@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import choices, search_for
 
+from planner import recommend_plans
 from planner.engine.settings import EngineArgs
 from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
@@ -281,3 +282,26 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
     planned = {candidate.config.weight_dtype for candidate in ranking.candidates}
     assert ("int8-gptq" in planned) != native
     assert any("which goes before int8-gptq" in one.reason for one in ranking.rejected) == native
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        # public questions: the answer is the 4-bit checkpoint of the publisher, or what fit finds
+        (("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"), "Serve Qwen/Qwen3-30B-A3B-GPTQ-Int4 on 1 x RTX-4090"),
+        (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "fits: a 4-bit checkpoint (nvfp4): --weight-dtype nvfp4"),
+        (("meta-llama/Llama-2-13b-hf", "--gpu", "mi300x-cpx"), "fits: fp8 weights, quantised while they load"),
+        # 671 GB on 640: the next larger GPU with NVLink
+        (("deepseek-ai/DeepSeek-R1", "--have", "h100=8"), "fits: NVIDIA H20 96GB: --gpu h20"),
+    ],
+)
+def test_what_does_not_fit_is_answered_by_what_does(words: tuple[str, ...], found: str) -> None:
+    one = () if "--have" in words else ("--gpus", "1")
+    answer = run("recommend", *words, *one)
+    assert found in " ".join(answer.out.split())
+    assert "network" not in answer.out
+
+
+def test_4_bit_weights_stay_behind_fp8_where_that_fits() -> None:
+    plan = recommend_plans("meta-llama/Llama-3.3-70B-Instruct", "h100", goal="min-latency").best
+    assert plan is not None and plan.weight_dtype == "fp8"

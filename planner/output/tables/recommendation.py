@@ -276,6 +276,7 @@ class Recommendation(Answer):
         shown = 1 if best else BRIEF_REFUSED
         for ranking in without[:shown]:
             yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {_why_none(ranking)}"])
+            yield from shared.items("-", [f"fits: {way.change}: {' '.join(way.flags)}" for way in ranking.ways_out])
         if len(without) > shown:
             yield from shared.items("x", [f"{len(without)} GPUs in all have no plan"])
         if best:
@@ -446,7 +447,7 @@ def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dic
 def _why_none(ranking: planning.Ranking) -> str:
     closest = ranking.closest
     if closest is None or closest.load is None:
-        return next((rejected.reason for rejected in _rejected_of_each(ranking)), "nothing fits")
+        return ranking.why_none
     missed = [
         f"{reading.slo} ({figure(reading.predicted_ms, 4)} ms predicted, up to {figure(reading.expected_ms, 4)} ms)"
         for reading in closest.load.readings

@@ -13,6 +13,7 @@ from planner.model import ResolvedModel
 from planner.planning.capacity import Capacity
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
+from planner.planning.fit import WayOut
 from planner.planning.odds import Forecast, percent
 from planner.planning.predict import Estimate, Prediction, ServedLoad, estimated_uncertainty
 from planner.planning.uncertainty import Uncertainty
@@ -140,6 +141,7 @@ class Ranking:
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
     closest: Candidate | None = None  #: where no plan meets the targets: the one that comes nearest
+    ways_out: tuple[WayOut, ...] = ()  #: where nothing fits: changes after which it does, as ``fit`` finds them
 
     @property
     def best(self) -> Candidate | None:
@@ -159,7 +161,8 @@ class Ranking:
             worst = max(closest.load.readings, key=lambda reading: reading.excess)
             return f"{worst.slo} becomes {worst.expected_ms:,.0f} ms at best"
         of_gpu = [one for one in self.rejected if one.tensor_parallel_size]  # rather than of a checkpoint
-        return next((one.reason for one in of_gpu or self.rejected), "nothing fits")
+        most = max(of_gpu or self.rejected, key=lambda one: one.tensor_parallel_size or 0, default=None)
+        return most.reason if most else "nothing fits"
 
 
 def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from planner import progress
-from planner.errors import InputError
+from planner.errors import InputError, PlannerError
 from planner.planning import defaults
+from planner.planning.fit import WayOut
 from planner.planning.plan import Plan
 from planner.planning.search.by_goal import rank_by_goal
 from planner.planning.search.by_targets import rank_by_targets
@@ -15,6 +17,8 @@ from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import assemble
 from planner.planning.search.space import Choices, Objective, Space
 from planner.planning.serving import Serving
+
+WAYS_OUT = 3  #: that are named where nothing fits
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,13 @@ class Search:
         return assemble(self.space, self.objective, ranking, candidate, **other)
 
     def _on(self, serving: Serving, nodes: tuple[int, ...] = (1,)) -> Ranking:
+        rank = rank_by_targets if self.objective.targets else rank_by_goal
         choices = Choices(self.space, self.objective, serving, nodes)
-        return rank_by_targets(choices) if self.objective.targets else rank_by_goal(choices)
+        ranking = rank(choices)
+        if ranking.candidates or not choices.passed_over:
+            return ranking
+        fewer_bits = rank(Choices(self.space, self.objective, serving, nodes, native=False))
+        return fewer_bits if fewer_bits.candidates else ranking
 
     def _over_nodes(self, serving: Serving) -> Ranking:
         """Rank servers of one node; where no number is asked for and one holds no request, of the fewest that do."""
@@ -57,17 +66,27 @@ class Search:
         if space.nodes:
             return self._on(in_nodes, tuple(range(1, space.nodes + 1)))
         ranking = self._on(serving)
-        if ranking.candidates or ranking.closest or not spreads:
+        if ranking.candidates or ranking.closest:
             return ranking
-        if profile.interconnect.network_bandwidth is None and profile.joined_gpus <= profile.gpus_per_node:
-            needed = "the model does not fit on one node: to plan across nodes, pass --network-gb-per-s"
-            refusal = Rejected(profile.id, space.model.resolved, space.node_size(profile), reason=needed)
-            return replace(ranking, rejected=(refusal, *ranking.rejected))
-        for nodes in range(2, defaults.MOST_NODES + 1):
+        joined = profile.interconnect.network_bandwidth is not None or profile.joined_gpus > profile.gpus_per_node
+        for nodes in range(2, defaults.MOST_NODES + 1) if spreads and joined else ():
             spread = self._on(in_nodes, (nodes,))
             if spread.candidates or spread.closest:
                 return replace(spread, rejected=(*spread.rejected, *ranking.rejected))
-        return ranking
+        rejected = list(ranking.rejected)
+        if spreads and not joined and space.node_size(profile) == profile.gpus_per_node:
+            reason = "their network is unknown: --network-gb-per-s plans across nodes"
+            rejected.append(Rejected(profile.id, space.model.resolved, reason=reason))
+        return replace(ranking, rejected=tuple(rejected), ways_out=self._ways_out(serving))
+
+    def _ways_out(self, serving: Serving) -> tuple[WayOut, ...]:
+        """Changes after which one request fits, from the largest tensor-parallel size of a node or partition."""
+        node = 1 if serving.profile.partition else self.space.node_size(serving.profile)
+        for size in (size for size in (8, 4, 2, 1) if size <= node):
+            with suppress(PlannerError):
+                length = self.space.planned_len(self.objective.load)
+                return serving.changed(tensor_parallel_size=size, max_model_len=length).fit().options[:WAYS_OUT]
+        return ()
 
     def _check_offloading(self) -> None:
         """Raise InputError where no GPU replays what ``--kv-offloading-size`` keeps of prompts that share prefixes."""

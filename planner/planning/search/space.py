@@ -29,10 +29,10 @@ from planner.workload import By, Load, Router, Slo, Targets
 
 #: Publishers of quantised checkpoints with published evaluations, beside the model's own publisher.
 TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
-#: Integer formats, with the floating-point formats of their width that go first and the matrix units of those.
+#: Integer formats, with the floating-point formats that go first where they fit and the matrix units of those.
 NATIVE: Mapping[str, Mapping[str, str]] = {
     "int8-gptq": {"fp8": "fp8"},
-    **{name: {"nvfp4": "fp4", "mxfp4": "fp4"} for name in ("int4", "int4-awq", "int4-gptq")},
+    **{name: {"nvfp4": "fp4", "mxfp4": "fp4", "fp8": "fp8"} for name in ("int4", "int4-awq", "int4-gptq")},
 }
 #: First release with DP attention and EP in ``vllm serve`` (``--data-parallel-size``: 0.8.3 offline, 0.9.0 served).
 DATA_PARALLEL_SINCE = (0, 9)
@@ -152,9 +152,18 @@ class Objective:
 class Choices:
     """The engines of one GPU that a search may choose, and those that it turned down."""
 
-    def __init__(self, space: Space, objective: Objective, serving: Serving, nodes: tuple[int, ...] = (1,)) -> None:
-        """``nodes`` are the numbers of nodes that one server may fill."""
+    def __init__(
+        self,
+        space: Space,
+        objective: Objective,
+        serving: Serving,
+        nodes: tuple[int, ...] = (1,),
+        *,
+        native: bool = True,
+    ) -> None:
+        """``nodes`` are the numbers of nodes that one server may fill. ``native`` formats go before integer ones."""
         self.space, self.objective, self.serving, self.nodes = space, objective, serving, nodes
+        self.native, self.passed_over = native, False
         self.profile, self.version = serving.profile, serving.version
         self.planned_len = space.planned_len(objective.load)
         self.most_gpus = space.most_gpus(self.profile)
@@ -171,7 +180,8 @@ class Choices:
         for checkpoint in made:
             reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
             for native, unit in NATIVE.get(checkpoint.weight_dtype, {}).items():
-                if native in suited and self.profile.supports(unit):
+                if self.native and native in suited and self.profile.supports(unit):
+                    self.passed_over = True
                     units = f"{self.profile.name} has matrix units for {native}, which goes before {key[0]}"
                     reason = reason or f"{units}: ask for the checkpoint by name to plan it"
             if key in seen:
