@@ -21,10 +21,6 @@ from planner.workload import Load
 
 #: The option of V0 that the last kind of advice is about, and its default.
 TO_CAPTURE, CAPTURED_LEN = "--max-seq-len-to-capture", 8192
-_WORDS = {
-    "tensor_parallel_size": "TP {}", "weight_dtype": "{} weights", "enable_prefix_caching": "it is on",
-    "max_num_seqs": "{:,} at once",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,9 @@ class Advised:
         config, load = self.deployment.config, self.load
         match entry.get("kind"):
             case "copies" if config.num_gpus == config.tensor_parallel_size > 1:
-                servers = config.num_gpus
-                share = replace(load, num_prompts=ceil(load.num_prompts / servers))
-                if load.max_concurrency:
-                    share = replace(share, max_concurrency=ceil(load.max_concurrency / servers))
-                share = replace(share, request_rate=load.request_rate / servers)
-                fits = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
-                return (f"TP {servers}", self._difference(fits, share)) if fits.checked.fits else ("", "")
+                share = load.share_of(config.num_gpus, most=ceil(load.num_prompts / config.num_gpus))
+                one = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
+                return (f"TP {config.num_gpus}", self._difference(one, share)) if one.checked.fits else ("", "")
             case "held" if "--max-num-seqs" in (self.options or ()):
                 held = int(self.deployment.requests_held(load.longest_len))
                 all_taken = _in_flight(load, config.max_running)
@@ -91,8 +83,7 @@ class Advised:
         changes |= {name: most for name, most in entry.get("at_most", {}).items() if getattr(config, name) > most}
         if not changes or ("enable_prefix_caching" in changes and load.reused):
             return "", ""
-        own = {name: getattr(config, name) for name in changes}
-        here = " and ".join(_WORDS.get(k, "{}" if isinstance(v, str) else "{:,}").format(v) for k, v in own.items())
+        here = ", ".join(f"{name} {getattr(config, name)}" for name in changes)
         other = self._changed(**changes)
         if "checkpoint" in entry:
             other = replace(other, model=resolve_model(entry["checkpoint"], network=False).model, checkpoint=None)

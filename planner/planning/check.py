@@ -202,13 +202,12 @@ class LineVerdict:
         best: tuple[int, Served] | None = None
         merit = Merit(self.goal)
         for servers in (2**power for power in range(1, tensor_parallel_size.bit_length())):
-            flying, prompts = ceil(load.max_concurrency / servers), ceil(load.num_prompts / servers)
             smaller = replace(self.line.args, tensor_parallel_size=tensor_parallel_size // servers)
             try:
                 serving = self.serving.changed(args=smaller)
                 if not serving.fit().fits:
                     break
-                share = replace(load, max_concurrency=flying, num_prompts=prompts)
+                share = load.share_of(servers, most=ceil(load.num_prompts / servers))
                 one = _serve(self.model, _engine(serving, self.line), share, self.line)
             except PlannerError:
                 break

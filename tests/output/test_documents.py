@@ -73,7 +73,7 @@ def test_every_printed_number_stands_beside_its_prediction() -> None:
         for model in ("amd/Llama-3.1-70B-Instruct-FP8-KV", "amd/Llama-3.1-405B-Instruct-FP8-KV"):
             rows = [row for row in printed_beside(subject_of(name, model=model)) if row.published is not None]
             assert all(row.predicted and row.lo and row.hi and row.error is not None for row in rows)
-            own = sorted(row.value for row in printed_rows() if row.model == model and name in row.command.id)
+            own = sorted(row.published for row in printed_rows() if row.model == model and name in row.command.id)
             assert sorted(row.published for row in rows if row.published) == own
             shown += len(rows)
     assert shown == 40

@@ -44,7 +44,7 @@ def test_the_difference_is_that_of_two_predictions() -> None:
     )  # fmt: skip
     rate = there.figures["output_throughput"] / 2 / (here.figures["output_throughput"] / 4) - 1
     e2el = there.figures["mean_e2el_ms"] / here.figures["mean_e2el_ms"] - 1
-    assert "TP 2 with 128" in line and "here TP 4 and 64 at once" in line
+    assert "TP 2 with 128" in line and "here tensor_parallel_size 4, max_num_seqs 64" in line
     assert f"{rate:+.0%} tokens/s per GPU, {e2el:+.0%} E2EL" in line
 
 
@@ -54,7 +54,7 @@ def test_the_difference_is_that_of_two_predictions() -> None:
         ("meta-llama/Llama-3.3-70B-Instruct --gpu mi355x --goal max-throughput", "FP8 first"),
         (f"{LLAMA} --gpu mi300x --goal max-throughput", "65,536 batched tokens"),
         (f"{LLAMA} --gpu mi325x --goal balanced", "several servers of TP 1"),
-        ("deepseek-ai/DeepSeek-R1 --gpu mi300x", "at most 32,768 tokens of context; here 163,840"),
+        ("deepseek-ai/DeepSeek-R1 --gpu mi300x", "at most 32,768 tokens of context; here max_model_len 163840"),
     ],
 )
 def test_a_plan_says_what_it_does_otherwise(words: str, advice: str) -> None:
@@ -83,7 +83,7 @@ def test_a_plan_that_follows_says_nothing(words: str) -> None:
         (f"{ONE} --gpu-memory-utilization 0.97", "at most 0.92 to 0.95 of the memory"),
         (LONG, "max-seq-len-to-capture as long as the context; here 8,192"),
         ("--gpu h200 -- vllm serve nvidia/Llama-3.3-70B-Instruct-FP8 --enable-prefix-caching", "no prefix caching"),
-        ("--gpu mi300x -- vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 65536", "here 65,536: predicted"),
+        ("--gpu mi300x -- vllm serve deepseek-ai/DeepSeek-V3 -tp 8 --max-model-len 65536", "here max_model_len 65536: predicted"),
     ],
 )  # fmt: skip
 def test_a_line_is_held_against_each_document(line: str, advice: str) -> None:

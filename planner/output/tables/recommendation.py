@@ -329,7 +329,8 @@ class Recommendation(Answer):
             if place or self._made:
                 yield ""
             if plan:
-                yield from _plan_lines(ranking, plan, self.search.space.prices, self.advice[plan.gpu])
+                yield from _plan_lines(ranking, plan, self.search.space.prices)
+                yield from shared.items("i", self.advice[plan.gpu])
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
                 yield from shared.items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())
@@ -565,9 +566,7 @@ def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
     }
 
 
-def _plan_lines(
-    ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float], advice: Iterable[str]
-) -> Iterator[str]:
+def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float]) -> Iterator[str]:
     size, service, reasons = shared.counted(plan.num_gpus), plan.service, list(plan.why)
     servers = f"{service.replicas} servers of {size}" if service and service.replicas > 1 else size
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
@@ -580,7 +579,7 @@ def _plan_lines(
             reasons.append(f"{total}: {each:,.2f} per whole GPU ({price.origin})")
     yield from shared.items("-", reasons)
     yield from shared.items("!", plan.warnings)
-    yield from shared.items("i", (*advice, *ranking_published(ranking)))
+    yield from shared.items("i", ranking_published(ranking))
     yield from _rejected_lines(ranking)
     yield from command_lines(plan.env, shared.local_argv(plan))
 

@@ -24,13 +24,7 @@ class Document:
     id: str
     title: str
     version: engine.EngineVersion
-    caveats: tuple[str, ...] = ()  #: on its printed results; or that it prints none
-
-    @property
-    def measures(self) -> bool:
-        """True if it prints results of its benchmarks."""
-        runs = (*(row.command.id for row in printed_rows()), *(result["server"] for result in entries("result")))
-        return any(run.startswith(f"{self.id}/") for run in runs)
+    caveats: tuple[str, ...] = ()  #: on its printed results
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,44 +67,17 @@ class Command:
 
 
 @dataclass(frozen=True, slots=True)
-class PrintedRow:
-    """A row of a printed table: the command that measured it, and the number."""
-
-    command: Command
-    place: str
-    metric: str  #: ``avg_latency`` in seconds, ``output_throughput`` in tokens/s
-    value: float
-
-    @property
-    def model(self) -> str:
-        return option(self.command.argv, "--model") or ""
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """A printed score of an evaluation, with its standard error."""
-
-    document: str
-    place: str
-    model: str
-    task: str
-    filter: str
-    value: float
-    stderr: float
-
-    def __str__(self) -> str:
-        precision = "" if self.task == "gsm8k" else f" ({self.model})"
-        return f"{self.task}, {self.filter}: {self.value} ± {self.stderr}{precision}"
-
-
-@dataclass(frozen=True, slots=True)
 class Point:
     """One offline measurement: a command of the document, and the printed number if there is one."""
 
     command: Command
     printed: Command  #: as the document has it
-    metric: str = ""
+    metric: str = ""  #: ``avg_latency`` in seconds, ``output_throughput`` in tokens/s
     published: float | None = None
+
+    @property
+    def model(self) -> str:
+        return option(self.command.argv, "--model") or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +157,8 @@ class Workflow:
             table = [row for row in printed_rows() if row.command.id == command.id]
             own = [row for row in table if row.model == model]
             for row in own or [row for row in table if row.model == table[0].model]:
-                yield Point(self._adapted(row.command, model), row.command, row.metric, row.value if own else None)
+                adapted = self._adapted(row.command, model)
+                yield replace(row, command=adapted, published=row.published if own else None)
             if not table:
                 yield Point(command, commands()[command.id])
 
@@ -248,7 +216,7 @@ def find_workflow(name: str) -> Workflow:
 @lru_cache(maxsize=1)
 def documents() -> dict[str, Document]:
     return {
-        name: Document(name, entry["title"], engine.parse_version(entry["version"]), tuple(entry["caveats"]))
+        name: Document(name, entry["title"], engine.parse_version(entry["version"]), tuple(entry.get("caveats", ())))
         for name, entry in _table("documents")["document"].items()
     }
 
@@ -264,32 +232,28 @@ def commands() -> dict[str, Command]:
 
 
 @lru_cache(maxsize=1)
-def printed_rows() -> tuple[PrintedRow, ...]:
-    return tuple(
-        PrintedRow(
-            commands()[table["command"]].with_options(dict(zip(table["varied"], map(str, row[:-1]), strict=True))),
-            table["place"],
-            table["metric"],
-            float(row[-1]),
-        )
-        for table in _table("documents")["table"]
-        for row in table["rows"]
-    )
+def printed_rows() -> tuple[Point, ...]:
+    """The rows of the printed tables."""
+    rows = list[Point]()
+    for table in _table("documents")["table"]:
+        for *values, figure in table["rows"]:
+            varied = zip(table["varied"], map(str, values), strict=True)
+            command = commands()[table["command"]].with_options(dict(varied))
+            rows.append(Point(command, command, table["metric"], float(figure)))
+    return tuple(rows)
 
 
-@lru_cache(maxsize=1)
-def scores() -> tuple[Score, ...]:
-    return tuple(Score(**entry) for entry in _table("documents")["score"])
-
-
-def published_scores(model: str, task: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(str(score) for score in scores() if (score.model, score.task) == (model, task)))
+def scores(model: str, task: str) -> dict[str, Mapping[str, Any]]:
+    """The printed scores of a model, by their words; the documents for MI300X name the precision too."""
+    precision = "" if task == "gsm8k" else f" ({model})"
+    own = [one for one in entries("score") if (one["model"], one["task"]) == (model, task)]
+    return {f"{task}, {one['filter']}: {one['value']} ± {one['stderr']}{precision}": one for one in own}
 
 
 def published_accuracy(models: Collection[str], gpu: str) -> Iterator[str]:
     """Scores and verdicts of the documents on checkpoints that are compared on a GPU."""
-    for model in dict.fromkeys(score.model for score in scores()):
-        own = [f"{s.filter} {s.value:.4f} ± {s.stderr:.4f}" for s in scores() if (s.model, s.task) == (model, "gsm8k")]
+    for model in dict.fromkeys(score["model"] for score in entries("score")):
+        own = [f"{s['filter']} {s['value']:.4f} ± {s['stderr']:.4f}" for s in scores(model, "gsm8k").values()]
         if model in models and own:
             yield f"published gsm8k of {model}: {', '.join(own)}"
     for entry in _table("documents")["verdict"]:

@@ -87,9 +87,8 @@ def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted:
         result = Prediction.of(deployment, load, bench="latency" if latency else "throughput").result
     metric = point.metric or ("avg_latency" if latency else "output_throughput")
     # printed numbers are of this version and of these settings
-    asked = job.choice.asked - {"model", "--model", "--tokenizer", "--quantization"}
     measured = job.profile.id == job.workflow.gpus[0] and str(job.version) == job.workflow.engine_version
-    as_printed = job.documented and measured and not asked
+    as_printed = job.documented and measured and not job.choice.other_run
     published = point.published if as_printed and predicted else None
     env = engine_env({**command.env, **variant["env"]}, job.version, job.profile.platform) | _same_engine(job)
     own = {name: value for name, value in env.items() if job.plan.env.get(name) != value}

@@ -72,10 +72,9 @@ def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
         ends = (predicted.get(f"{key}{end}") for end in ("", "_lo", "_hi"))
         figures.append(PrintedFigure(name, key, unit, value, *ends))
     task = job.plan.accuracy_task
-    printed = {str(one): one for one in scores() if (one.model, one.task) == (job.plan.model, task)}
-    figures += [
-        PrintedFigure("accuracy.sh", f"{task}, {one.filter}", f"± {one.stderr}", one.value) for one in printed.values()
-    ]
+    for one in scores(job.plan.model, task).values():
+        name, unit = f"{task}, {one['filter']}", f"± {one['stderr']}"
+        figures.append(PrintedFigure("accuracy.sh", name, unit, one["value"]))
     return tuple(figures)
 
 
@@ -87,14 +86,10 @@ def _points(job: Subject) -> Iterator[tuple[str, OfflinePoint]]:
 
 
 def caveats_of(job: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:
-    """Caveats of the rendered documents on the numbers in ``figures``, or that they print none."""
-    rendered = {command.document.id for command in (job.printed, job.client) if command}
-    if job.documented:
-        rendered |= {point.command.document.id for point in job.points()}
-    every = not rendered or "mad" in rendered  # the script that MAD's document runs prints the figures of all
-    measured = any(figure.published is not None and figure.predicted is not None for figure in figures)
-    documents = (one for one in job.workflow.documents if (every or one.id in rendered) and one.measures == measured)
-    return tuple(dict.fromkeys(caveat for document in documents for caveat in document.caveats))
+    """Caveats of the documents on the numbers in ``figures``; or that they print none for this."""
+    if any(figure.published is not None and figure.predicted is not None for figure in figures):
+        return tuple(caveat for document in job.workflow.documents for caveat in document.caveats)
+    return ("the document prints no performance numbers for this",) if job.documented else ()
 
 
 def changed_options(job: Subject) -> tuple[dict[str, str], ...]:

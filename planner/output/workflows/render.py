@@ -16,10 +16,11 @@ from planner.model import ResolvedModel, resolve_model
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
-from planner.output.workflows.documents import Workflow, instead_of, names_of, published_scores, purposes
+from planner.output.workflows.documents import Workflow, instead_of, names_of, purposes
+from planner.output.workflows.documents import scores as printed_scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
 from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
-from planner.output.workflows.subject import Choice, Subject, chosen_load, profile_of, refuse_options, subject
+from planner.output.workflows.subject import Choice, Subject, chosen_load, only, profile_of, refuse_options, subject
 from planner.units import GB
 from planner.workload import Load
 
@@ -47,7 +48,7 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
 def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
     """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too."""
     plan = file.plan
-    lines, scores = tuple(predicted_lines(plan)), published_scores(plan.model, plan.accuracy_task)
+    lines, scores = tuple(predicted_lines(plan)), tuple(printed_scores(plan.model, plan.accuracy_task))
     emission = scripts.Emission(file, profile, plan.memory["checkpoint_bytes"], lines, scores, tunes=tunable)
     return {**scripts.render_scripts(emission), **needed_by(emission)}
 
@@ -138,7 +139,7 @@ def _emission(job: Subject, command: str) -> scripts.Emission:
     return replace(
         emission,
         checkpoint_bytes=needed,
-        expected_accuracy=published_scores(plan.model, plan.accuracy_task) if job.documented else (),
+        expected_accuracy=tuple(printed_scores(plan.model, plan.accuracy_task)) if job.documented else (),
         accuracy=workflow.accuracy.argv if workflow.accuracy and job.documented else (),
         accuracy_max_model_len=workflow.accuracy_max_model_len,
         disk_includes=tuple(parts),
@@ -296,11 +297,6 @@ def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ..
 
 def _plan(point: planning.ComparedPoint, resolved: ResolvedModel) -> planning.Plan:
     deployment, load = point.setup.deployment, point.shares[0].workload
-    profile, version, concurrency = deployment.profile, deployment.config.version, load.max_concurrency or 1
-    candidate = planning.Candidate(
-        resolved, deployment, planning.estimate(deployment, load.input_len, load.output_len, concurrency)
-    )
-    sent = Load(load.input_len, load.output_len, max_concurrency=concurrency)
-    space = planning.Space((planning.Serving.of(resolved, profile, version=version),))
-    search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts))
-    return search.plan(planning.Ranking(profile, version, (candidate,), ()), candidate)
+    serving = planning.Serving.of(resolved, deployment.profile, version=deployment.config.version)
+    search, ranking = only(planning.Space((serving,)), resolved, deployment, load)
+    return search.plan(ranking)

@@ -62,21 +62,10 @@ class Choice:
         return args.changed(**{name: value for name, value in given.items() if value})
 
     @property
-    def asked(self) -> frozenset[str]:
-        """Words of command lines that are the caller's choice."""
-        prompts, checkpoint = self.num_prompts or self.max_concurrency, self.model or self.weight_dtype
-        words = (
-            (self.kv_cache_dtype, "--kv-cache-dtype"),
-            (self.tensor_parallel_size, "--tensor-parallel-size"),
-            (self.input_len, "--input-len --random-input-len"),
-            (self.output_len, "--output-len --random-output-len"),
-            (self.max_concurrency, "--max-concurrency --request-rate"),
-            (prompts, "--num-prompts"),
-            (checkpoint, "--model model --tokenizer"),
-            (self.weight_dtype, "--quantization"),
-            (self.draft, "--speculative-model --speculative-config"),
-        )
-        return frozenset(word for value, names in words if value for word in names.split())
+    def other_run(self) -> bool:
+        """True if it is another run than the document's, with whatever checkpoint."""
+        names = ("kv_cache_dtype", "tensor_parallel_size", "input_len", "output_len", "max_concurrency", "num_prompts")
+        return any(getattr(self, name) is not None for name in (*names, "draft"))
 
 
 @dataclass(frozen=True)
@@ -157,14 +146,8 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     if documented:
         command = printed or next((point.command for point in chosen.points()), None)
         serving, deployment = _documented(chosen, load, command)
-        places = load.max_concurrency or deployment.config.max_num_seqs
-        candidate = planning.Candidate(
-            resolved, deployment, planning.estimate(deployment, load.input_len, load.output_len, places)
-        )
-        ranking = planning.Ranking(profile, serving.version, (candidate,), ())
-        sent = replace(sent, max_concurrency=places)
-        search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts))
-        args = serving.args
+        search, ranking = only(space, resolved, deployment, load)
+        candidate, args = ranking.candidates[0], serving.args
     else:
         ranking = _recommended(workflow, search, choice)
         candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
@@ -190,6 +173,18 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         printed=printed, client=client, draft=_draft(chosen),
     )  # fmt: skip
     return replace(job, plan=_in_documents_words(job, command))
+
+
+def only(
+    space: planning.Space, resolved: ResolvedModel, deployment: planning.Deployment, load: Load
+) -> tuple[planning.Search, planning.Ranking]:
+    """A search whose one answer is ``deployment``, under ``load``."""
+    places = load.max_concurrency or deployment.config.max_num_seqs
+    estimate = planning.estimate(deployment, load.input_len, load.output_len, places)
+    sent = Load(load.input_len, load.output_len, max_concurrency=places)
+    one = planning.Candidate(resolved, deployment, estimate)
+    ranking = planning.Ranking(deployment.profile, deployment.config.version, (one,), ())
+    return planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts)), ranking
 
 
 def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
@@ -257,13 +252,9 @@ def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> Resolv
     resolved = choice.resolve(choice.model or models[0])
     if choice.weight_dtype is None or choice.weight_dtype in (_weights(resolved), *workflow.dtypes):
         return resolved
-    stem = resolved.resolved.split("/")[-1]
-    for other in models:  # of the same model, whose quantised checkpoints have longer names
-        own = other.split("/")[-1]
-        if stem.startswith(own) or own.startswith(stem) or own.split("-Instruct")[0] == stem.split("-Instruct")[0]:
-            candidate = resolve_model(other)
-            if _weights(candidate) == choice.weight_dtype:
-                return candidate
+    for other in models:  # of the same model
+        if _base(other) == _base(resolved.resolved) and _weights(resolve_model(other)) == choice.weight_dtype:
+            return resolve_model(other)
     return resolved  # the search has that precision, or says that it does not
 
 
@@ -289,6 +280,10 @@ def refuse_options(workflow: Workflow, choice: Choice, names: Iterable[str]) -> 
         if getattr(choice, name) is not None:
             flag = f"--{name.replace('_', '-')}"
             raise InputError(f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow")
+
+
+def _base(name: str) -> str:
+    return name.split("/")[-1].split("-Instruct")[0]
 
 
 def _weights(resolved: ResolvedModel) -> str:
@@ -356,11 +351,7 @@ def _documented(chosen: Chosen, load: Load, command: Command | None) -> tuple[pl
     serving = chosen.serving(args, version)
     deployment = with_steps(serving.deployment, line) if line else serving.deployment
     check_fits(serving, deployment)
-    if load.max_total_len > deployment.config.max_model_len:
-        raise IllegalPlanError(
-            f"requests of {load.max_total_len} tokens are longer than the context of {deployment.config.max_model_len}",
-            hint="give a smaller --random-input-len or --random-output-len",
-        )
+    planning.check_load(load, deployment.config.max_model_len, chosen.resolved.resolved)
     if deployment.requests_held(load.total_len) < 1:
         raise IllegalPlanError(
             f"not one request of {load.total_len} tokens fits beside the weights",
@@ -406,8 +397,7 @@ def _in_documents_words(job: Subject, command: Command | None) -> planning.Plan:
 
 
 def _published(job: Subject) -> Mapping[str, float]:
-    changed = job.choice.asked - {"model", "--model", "--tokenizer"}
-    if not job.printed or not job.client or changed or job.plan.gpu != job.workflow.gpus[0]:
+    if not job.printed or not job.client or job.choice.other_run or job.plan.gpu != job.workflow.gpus[0]:
         return {}
     ids = job.printed.id, job.client.id
     return next((dict(one["figures"]) for one in entries("result") if (one["server"], one["client"]) == ids), {})
