@@ -123,15 +123,18 @@ def _engine(job: Subject, command: Command) -> tuple[Deployment, engine.ServeLin
     if "latency" in line.command and args.enable_prefix_caching is None:
         args = replace(args, enable_prefix_caching=False)  # latency.py sets it so from 0.9.1 on
     if not job.documented:  # recommended settings, with the document's way of measuring
-        like, places, tokens = args, args.max_num_seqs or 0, job.args.max_num_batched_tokens
-        args = replace(
-            job.args,
-            max_model_len=max(_load(job, command).max_total_len, job.deployment.config.max_model_len),
-            max_num_batched_tokens=max(tokens, places) if tokens else None,
-            enforce_eager=like.enforce_eager,
-            max_num_seqs=like.max_num_seqs,
-            speculative_config=like.speculative_config,
-            enable_prefix_caching=like.enable_prefix_caching,
+        own = job.deployment.config  # whose tokens follow the context without chunks
+        tokens = max(own.max_num_batched_tokens, args.max_num_seqs or 0) if own.enable_chunked_prefill else None
+        args = engine.EngineArgs(
+            tensor_parallel_size=own.tensor_parallel_size,
+            kv_cache_dtype=own.kv_cache_dtype_flag or "auto",
+            gpu_memory_utilization=own.gpu_memory_utilization,
+            max_model_len=max(_load(job, command).max_total_len, own.max_model_len),
+            max_num_batched_tokens=tokens,
+            enforce_eager=args.enforce_eager,
+            max_num_seqs=args.max_num_seqs,
+            speculative_config=args.speculative_config,
+            enable_prefix_caching=args.enable_prefix_caching,
         )
         version, line = job.version, replace(line, num_scheduler_steps=1)
     if args.speculative_config and job.draft:

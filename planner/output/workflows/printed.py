@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from planner.engine import ServeLine, read_line
 from planner.output.workflows.documents import Command, commands, scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
 from planner.output.workflows.subject import Subject, subject
 
+_OF_TOKENS = ("throughput", "per_s")
 _UNITS = {"avg_latency": "s", "duration": "s", "request_throughput": "req/s"}
 #: One option under several names.
 _SAME = {"--random-input-len": "--input-len", "--random-output-len": "--output-len"}
@@ -59,23 +59,21 @@ def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
         if version.release != job.version.release:
             choice = replace(job.choice, engine_version=str(version), image=job.plan.image)
             run, served = f"benchmark.sh, vLLM {version}", subject(job.workflow, choice)
-    rows: list[tuple[str, str, float | None, Mapping[str, Any]]]
     rows = [(run, key, value, served.plan.predicted) for key, value in job.plan.published.items()]
-    rows += [
-        (f"{script} {point.name}", point.metric, point.published, point.predicted) for script, point in _points(job)
+    points = [(f"{script} {one.name}", one.metric, one.published, one.predicted) for script, one in _points(job)]
+    figures = [
+        PrintedFigure(name, key, _unit(key), value, *(predicted.get(f"{key}{end}") for end in ("", "_lo", "_hi")))
+        for name, key, value, predicted in (*rows, *points)
     ]
-    figures = []
-    for name, key, value, predicted in rows:
-        unit = _UNITS.get(key) or (
-            "ms" if key.endswith("_ms") else "tokens/s" if "throughput" in key or "per_s" in key else ""
-        )
-        ends = (predicted.get(f"{key}{end}") for end in ("", "_lo", "_hi"))
-        figures.append(PrintedFigure(name, key, unit, value, *ends))
     task = job.plan.accuracy_task
     for one in scores(job.plan.model, task).values():
         name, unit = f"{task}, {one['filter']}", f"± {one['stderr']}"
         figures.append(PrintedFigure("accuracy.sh", name, unit, one["value"]))
     return tuple(figures)
+
+
+def _unit(key: str) -> str:
+    return _UNITS.get(key) or ("ms" if key.endswith("_ms") else "tokens/s" if key.endswith(_OF_TOKENS) else "")
 
 
 def _points(job: Subject) -> Iterator[tuple[str, OfflinePoint]]:

@@ -108,7 +108,6 @@ class Chosen:
 class Subject(Chosen):
     """One engine, its plan, and the document's commands if this is what the document ran."""
 
-    args: engine.EngineArgs  #: settings that are stated; the rest is the version's default
     deployment: planning.Deployment
     plan: planning.Plan
     printed: Command | None = None  #: the document's server, if it has one
@@ -138,30 +137,17 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     if load.max_concurrency is not None and not engine.flag_status(version, "--max-concurrency", bench):
         load = replace(load, max_concurrency=None, request_rate=1.0)  # the document's open loop
     args = engine.EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto")
-    sent = Load(load.input_len, load.output_len, max_concurrency=choice.max_concurrency)
-    prompts = load.num_prompts if choice.max_concurrency else None
     space = planning.Space((chosen.serving(args, version),), gpus_per_node=choice.gpus)
-    search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=prompts))
     command: Command | None = None
     if documented:
         command = printed or next((point.command for point in chosen.points()), None)
-        serving, deployment = _documented(chosen, load, command)
-        search, ranking = only(space, resolved, deployment, load)
-        candidate, args = ranking.candidates[0], serving.args
+        search, ranking = only(space, resolved, _documented(chosen, load, command), load)
     else:
-        ranking = _recommended(workflow, search, choice)
-        candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
-        config = candidate.config
-        args = engine.EngineArgs(
-            tensor_parallel_size=config.tensor_parallel_size,
-            kv_cache_dtype=config.kv_cache_dtype_flag or "auto",
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            # without chunks it follows the context, which is another one for each measurement
-            max_num_batched_tokens=config.max_num_batched_tokens if config.enable_chunked_prefill else None,
-        )
+        search, ranking = _recommended(chosen, space, load)
         printed = client = None
-        if load.max_concurrency:
-            load = search.objective.closed_loop(candidate.estimate.concurrency)
+    candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
+    if not documented and load.max_concurrency:
+        load = search.objective.closed_loop(candidate.estimate.concurrency)
     named, source = (build.image, build.source) if build else ("", "")
     if choice.image:
         named, source = choice.image, f"as asked for with --image; the options are those of vLLM {version}"
@@ -169,9 +155,8 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
     plan = search.plan(ranking, candidate, image=image if named else None, load=load)
     names = vars(chosen) | {"resolved": candidate.resolved, "version": candidate.config.version}
     job = Subject(
-        **names, args=args, deployment=candidate.deployment, plan=plan,
-        printed=printed, client=client, draft=_draft(chosen),
-    )  # fmt: skip
+        **names, deployment=candidate.deployment, plan=plan, printed=printed, client=client, draft=_draft(chosen)
+    )
     return replace(job, plan=_in_documents_words(job, command))
 
 
@@ -333,8 +318,8 @@ def _draft(chosen: Chosen) -> str:
     return draft or own
 
 
-def _documented(chosen: Chosen, load: Load, command: Command | None) -> tuple[planning.Serving, planning.Deployment]:
-    """The document's engine. Raises IllegalPlanError if it does not start or does not hold one request."""
+def _documented(chosen: Chosen, load: Load, command: Command | None) -> planning.Deployment:
+    """The document's engine. Raises IllegalPlanError if it does not start, InputError for too long requests."""
     workflow, choice, profile, version = chosen.workflow, chosen.choice, chosen.profile, chosen.version
     if command is None:
         args, line = choice.settings(engine.EngineArgs(**workflow.settings)), None
@@ -352,15 +337,14 @@ def _documented(chosen: Chosen, load: Load, command: Command | None) -> tuple[pl
     deployment = with_steps(serving.deployment, line) if line else serving.deployment
     check_fits(serving, deployment)
     planning.check_load(load, deployment.config.max_model_len, chosen.resolved.resolved)
-    if deployment.requests_held(load.total_len) < 1:
-        raise IllegalPlanError(
-            f"not one request of {load.total_len} tokens fits beside the weights",
-            hint=f"planner fit {chosen.resolved.resolved} --gpu {profile.id} says what would fit",
-        )
-    return serving, deployment
+    return deployment
 
 
-def _recommended(workflow: Workflow, search: planning.Search, choice: Choice) -> planning.Ranking:
+def _recommended(chosen: Chosen, space: planning.Space, load: Load) -> tuple[planning.Search, planning.Ranking]:
+    workflow, choice = chosen.workflow, chosen.choice
+    sent = Load(load.input_len, load.output_len, max_concurrency=choice.max_concurrency)
+    prompts = load.num_prompts if choice.max_concurrency else None
+    search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=prompts))
     (ranking,) = search.run()
     size, dtype = choice.tensor_parallel_size, choice.weight_dtype
     suited = tuple(
@@ -370,7 +354,7 @@ def _recommended(workflow: Workflow, search: planning.Search, choice: Choice) ->
         and dtype in (None, candidate.config.weight_dtype, _weights(candidate.resolved))
     )
     if suited:
-        return replace(ranking, candidates=suited)
+        return search, replace(ranking, candidates=suited)
     name, profile = search.space.model.resolved, ranking.profile
     wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
     why = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected)) or "none of the plans has that"
