@@ -33,6 +33,7 @@ class Advised:
     goal: Goal | None  #: None: targets
     bench: Bench = "serve"
     options: Mapping[str, str] | None = None  #: of the line, as they are given; None: of a plan
+    known: tuple[float, float] | None = None  #: output tokens/s per GPU and mean E2EL in seconds, if predicted before
 
     def contradicted(self) -> Iterator[str]:
         """Yield one line for each advice that the engine does not follow."""
@@ -60,7 +61,9 @@ class Advised:
                 held = int(self.deployment.requests_held(load.longest_len))
                 all_taken = _in_flight(load, config.max_running)
                 if 0 < held < min(config.max_num_seqs, all_taken.num_prompts):
-                    difference = replace(self, load=all_taken)._difference(self._changed(max_num_seqs=held), all_taken)
+                    difference = replace(self, load=all_taken, known=None)._difference(
+                        self._changed(max_num_seqs=held), all_taken
+                    )
                     return f"{config.max_num_seqs:,} and {held:,}", difference
             case "multiple" if over := load.num_prompts % config.max_num_seqs:
                 full = replace(load, num_prompts=load.num_prompts - over + config.max_num_seqs)
@@ -69,7 +72,9 @@ class Advised:
             case "graphs" if self.options is not None and captures_by_context(config):
                 captured = int(self.options.get(TO_CAPTURE, CAPTURED_LEN))
                 if captured < min(config.max_model_len, load.longest_len) and not config.enforce_eager:
-                    eager = replace(self, deployment=self._changed(enforce_eager=True))  # a bound: beyond it alone
+                    eager = replace(
+                        self, deployment=self._changed(enforce_eager=True), known=None
+                    )  # a bound: beyond it alone
                     return f"{captured:,}", f"{eager._difference(self.deployment, load)} at most"
             case None:
                 return self._settings(entry)
@@ -104,7 +109,7 @@ class Advised:
 
     @cached_property
     def _figures(self) -> tuple[float, float]:
-        return _figures(self.deployment, self.load, self.bench)
+        return self.known or _figures(self.deployment, self.load, self.bench)
 
 
 def _in_flight(load: Load, concurrency: int) -> Load:

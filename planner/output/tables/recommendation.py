@@ -134,9 +134,11 @@ class Recommendation(Answer):
         served = self._candidates[id(plan)]
         measured = (served.searched or served).deployment  # with the context of the serving line
         engine = replace(measured, config=replace(measured.config, max_model_len=plan.max_model_len))
-        model, load = served.resolved.resolved, plan.workload.sent
+        figures = plan.benchmark_line.model_dump() if plan.benchmark_line else plan.predicted
+        known = figures["output_throughput_per_gpu"], figures["mean_e2el_ms"] * MS
         goal = None if self.objective.targets else self.objective.goal
-        return planning.Advised(engine, model, load, goal).contradicted()
+        asked = planning.Advised(engine, served.resolved.resolved, plan.workload.sent, goal, known=known)
+        return asked.contradicted()
 
     @property
     def best(self) -> planning.Plan | None:
