@@ -189,7 +189,7 @@ class _Fetch(Thread):
             self.sockets.append(info["return_value"].get_extra_info("socket"))
 
     def after(self, response: Any) -> None:
-        """Refuse a compressed answer, count the bytes of others."""
+        """Refuse a compressed or too large answer, count the bytes of others."""
         if current_thread() is not self:
             return
         for name in [name for name in response.headers if name.lower().startswith("x-xet")]:
@@ -198,6 +198,8 @@ class _Fetch(Thread):
             return
         if response.headers.get("Content-Encoding", "identity") != "identity":
             raise HubError(f"{self.host} sends compressed answers, which was not asked for", hint=PROXY)
+        stated = response.headers.get("Content-Length", "")
+        self._check_limits(int(stated[:20]) if stated.isdecimal() else 0)
         iter_raw = response.iter_raw
 
         def counted(*args: Any, **options: Any) -> Iterator[bytes]:
@@ -208,10 +210,10 @@ class _Fetch(Thread):
 
         response.iter_raw = counted
 
-    def _check_limits(self) -> None:
+    def _check_limits(self, coming_bytes: int = 0) -> None:
         if monotonic() > self.until_s:
             raise self.late()
-        if self.left_bytes < 0:
+        if self.left_bytes < coming_bytes:
             cause = f"{self.host} answers with more than {MOST_BYTES / 1e6:.0f} MB, which describes no model"
             raise HubError(cause, hint="check HF_ENDPOINT, and the model's repository")
 

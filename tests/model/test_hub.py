@@ -193,6 +193,7 @@ def _files(folder: Path) -> list[Path]:
     ("headers", "body"),
     [
         ("", repeat(b" " * 2**16)),  # until the disk is full
+        ("Content-Length: 999999999999\r\n", [b"{}"]),
         ("Content-Encoding: gzip\r\n", [gzip.compress(bytes(200_000_000))]),
     ],
 )
