@@ -4,8 +4,6 @@ The code that computes reports to a listener, if there is one: the command line 
 library nowhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar

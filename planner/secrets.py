@@ -1,7 +1,5 @@
 """Tokens and keys: values that must never be written."""
 
-from __future__ import annotations
-
 import re
 
 #: Prefixes of tokens by issuer: Hugging Face, OpenAI and compatible services, GitHub, GitLab, NVIDIA, AWS, Slack,

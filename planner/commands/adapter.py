@@ -3,8 +3,6 @@
 ``planner.toml`` has a table for each command (``[predict.serve]``) with a key for each flag (``max-concurrency``).
 """
 
-from __future__ import annotations
-
 import inspect
 import shlex
 import tomllib

@@ -3,8 +3,6 @@
 Nothing here imports typer, so that a program that uses the library does not wait for it.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 0 yes, 1 no, 2 bad input, 3 the hub could not be reached or refused, 70 a bug, 130 Ctrl-C.
 """
 
-from __future__ import annotations
-
 import gc
 import re
 import sys

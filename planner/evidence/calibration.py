@@ -3,8 +3,6 @@
 Runs of earlier calibrations in the file count too; a new run replaces an earlier one of the same name.
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections import defaultdict

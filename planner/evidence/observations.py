@@ -4,8 +4,6 @@
 ``Terms`` evaluates the metrics of many runs at once, as functions of the efficiencies, with their derivatives.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace

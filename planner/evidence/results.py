@@ -6,8 +6,6 @@ Sources: vLLM 0.27 (``benchmarks/sweep/serve.py``), SGLang 0.5 (``bench_serving.
 GenAI-Perf is vLLM's TPOT, that between chunks of AIPerf its ITL, SGLang's E2E latency its E2EL.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -3,8 +3,6 @@
 The ``plan.json`` in a result's folder, or above it, says which engine ran; else the caller does.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

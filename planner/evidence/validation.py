@@ -3,8 +3,6 @@
 Further loads, which ``sweep.sh`` sent, are replayed with the fits that the plan names.
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """One answer: a record, the columns of its rows, and its sentences. It renders, and computes nothing."""
 
-from __future__ import annotations
-
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Charts as data, drawn as SVG (one unit is one CSS pixel), with a table. No chart relies on colour alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain

@@ -3,8 +3,6 @@
 CSV and JSON have exact values. In tables ``-`` stands for no value, and numbers are right-aligned.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

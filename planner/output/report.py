@@ -1,7 +1,5 @@
 """Pages without network or fonts of their own: the report on the plans of a folder, and the page of ``planner ui``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

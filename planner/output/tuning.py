@@ -3,8 +3,6 @@
 ``tune/state.json`` is replaced whole after each step: the tuning goes on after any break, and measures nothing twice.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping

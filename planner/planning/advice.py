@@ -1,7 +1,5 @@
 """Advice of published documents that an engine does not follow, each with the predicted difference."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

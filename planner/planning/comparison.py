@@ -3,8 +3,6 @@
 Equal hardware is as many whole GPUs of each type, under equal servers of the best legal TP size for each load.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Largest value that meets a condition, which holds up to some value and fails beyond: cheap trials, and replays."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from math import ceil, exp, inf, log, sqrt

@@ -1,7 +1,5 @@
 """A plan's server at other loads: its replay, repeated below and above its own load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf

@@ -24,8 +24,6 @@ Not modelled: that a step waits where it takes blocks whose store has not ended 
 host is offered again in every step (here with every change of the batch).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ starts to decode at tick c with n tokens to come ends in the step that reaches t
 not depend on how many requests run.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Several

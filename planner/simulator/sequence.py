@@ -1,7 +1,5 @@
 """The work of a DP rank: requests, steps or rows of equal steps, and the tokens of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ requests whose interval holds the step, over what the figure divides by::
 Medians and percentiles are means over the requests near them. Steps with similar loads are merged, some forty in all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain

@@ -12,8 +12,6 @@ accepted or not; only the last token gets logits. MTP modules and EAGLE layers r
 searches the context of every request while the GPU is idle. V0 is timed alike; suffix trees are not.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The efficiencies of an engine: their meaning, the covariates that they depend on, and their priors."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields

@@ -4,8 +4,6 @@ Each cost of each term of each batch is one entry of flat arrays: seconds x unit
 the costs, three things move a step: the share that overlap hides, the experts that a batch touches, and the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import numpy as np

@@ -13,8 +13,6 @@ with 50 each; NCCL: 96 GB/s for eight A100 with four of 25). Ranks are numbered 
 vLLM's ``distributed/parallel_state.py`` does: TP group, then pipeline stages, then DP ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil, log2

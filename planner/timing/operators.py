@@ -14,8 +14,6 @@ Recurrent states of s elements take 6 s FLOP for each decoded token and 8 s for 
 linear in its driver. Left out: FLOP of rotary embedding and residual (their kernels and bytes count), vision towers.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Interactive web page, and the commands as an HTTP API: ``planner ui``. Only GET is answered; it changes nothing."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """Deployables of a plan: docker compose, Slurm and disaggregated servers; Kubernetes from ``kubernetes``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import fields
 from math import ceil

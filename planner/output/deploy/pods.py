@@ -1,7 +1,5 @@
 """A planned server at a site as pods, one on each of its nodes, which every platform writes in its own form."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -2,8 +2,6 @@
 for numbers or truth values (``1e3``, ``y``, ``0o7``).
 """
 
-from __future__ import annotations
-
 import re
 import sys
 import unicodedata

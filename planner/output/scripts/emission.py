@@ -4,8 +4,6 @@ Nodes of one server are joined by vLLM's processes (mp, from 0.11.1 on), a Ray c
 Sources: ``ParallelConfig`` of vLLM 0.27, and its page "Data Parallel Deployment".
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

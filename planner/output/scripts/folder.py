@@ -1,7 +1,5 @@
 """Folders of scripts: written as a whole or not at all, and run no longer than this program lives."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Prefill and decode on servers of their own, as JSON and in sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

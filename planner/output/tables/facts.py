@@ -1,7 +1,5 @@
 """Lists of what the planner knows: GPU profiles, models, workflows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loads that a workflow measures, each with its prediction: offline points of the document, and loads of a sweep."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

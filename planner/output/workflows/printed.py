@@ -1,7 +1,5 @@
 """A workflow beside its document: printed figures with predictions, and the options that were changed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The files of a workflow: those of its plan, its own scripts and ``WORKFLOW.md``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

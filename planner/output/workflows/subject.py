@@ -3,8 +3,6 @@
 The document's model on its GPU gets the document's command, any other the settings that ``planner recommend`` finds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

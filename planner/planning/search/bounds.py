@@ -11,8 +11,6 @@ function m below step(b) exists. Requests that meet the limit T see steps of m(b
 weighed with its requests), and tokens per second are at most b / m(b) there. Pipelines have no such bounds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -10,8 +10,6 @@
 A batch fits when the low end of the memory budget holds all its requests at full length, so no plan preempts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain

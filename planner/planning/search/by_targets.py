@@ -4,8 +4,6 @@ A *family* is all engines that differ in ``max_num_batched_tokens`` and ``max_nu
 their bounds on the cost in GPUs; an engine that could be cheaper than the best is replayed at the load it would carry.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

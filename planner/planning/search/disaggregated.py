@@ -10,8 +10,6 @@ Prefill servers are replayed with prompts that ask for one token, decode servers
 the last block. The KV cache leaves when the prefill is done. Links run at their line rate unless a rate is given.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace

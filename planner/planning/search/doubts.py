@@ -6,8 +6,6 @@ wait         a first token that comes after more than WAIT_S on average
 odds         targets that even odds miss, which refutes the answer, or meet where the answer is no
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil

@@ -16,8 +16,6 @@ A server serves one class, so its capacity is the one that was replayed, and not
 spare of a kind stands in for any server of that kind. Equal costs are broken towards fewer servers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass

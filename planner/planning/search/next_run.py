@@ -7,8 +7,6 @@ A run tells the logarithm of a figure up to its noise. What is then left of the 
 With a deviation smaller by a factor f, confidence c takes what today takes the confidence Phi(f z(c)), as expected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt

@@ -1,7 +1,5 @@
 """From a candidate to a plan: every word that is launched, the figures that are predicted, and the reasons."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, replace

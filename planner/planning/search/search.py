@@ -1,7 +1,5 @@
 """One search for every question of the kind "which settings": a space to choose from, and an objective."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Servers of one kind under targets: the share of each, how many the load takes, and the run that would tell most."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The serving line, with the model's context and places above the load, from the engine that a search compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Everything a search may choose on one GPU: checkpoints, layouts, KV dtypes, token budgets and batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, product
