@@ -43,7 +43,14 @@ def test_a_report_of_a_wrong_prediction_asks_for_the_plan_and_the_result() -> No
 def test_the_source_distribution_has_all_that_make_test_needs(tmp_path: Path) -> None:
     with tarfile.open(next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
-    for needed in ("requirements-dev.txt", ".pre-commit-config.yaml", "SECURITY.md", "tests/conftest.py", "Makefile"):
+    for needed in (
+        "requirements-dev.txt",
+        ".pre-commit-config.yaml",
+        "SECURITY.md",
+        "tests/conftest.py",
+        "Makefile",
+        ".ci/run",
+    ):
         assert needed in packed
     assert {f"{path.relative_to(ROOT)}" for path in (ROOT / ".github").rglob("*.yml")} <= packed
 

@@ -153,6 +153,12 @@ def test_preflight_leaves_a_hanging_driver_behind(machine: MakeMachine, name: st
     assert time.monotonic() - began < 10
     assert done.returncode == 1 and "nvidia-smi does not answer" in done.stdout and "reboot" in done.stdout
     assert "port 8000 is free" in done.stdout
+    if name == "h100-mig":
+        launch = here.plan / "launch.sh"
+        launch.write_text(launch.read_text().replace("read -r -t 30 ", "read -r -t 0.5 "))
+        done = here.run("launch.sh")
+        assert done.returncode == 1 and "no MIG instance" in done.stderr
+        assert time.monotonic() - began < 15
 
 
 def test_preflight_minds_the_first_gpus_of_nvidia_only(machine: MakeMachine) -> None:
