@@ -151,3 +151,12 @@ def test_what_is_cut_short_is_counted() -> None:
     assert "  and 2 more\n" in run("check", "--gpu", "h100", lines).out
     found = run("recommend", LLAMA, "--gpu", "h100", "--explain").out
     assert re.search(r"x \d+ other settings: --format json lists\s+them", found)
+
+
+def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
+    """A public question: 671 GB of DeepSeek-R1 on eight H100. Two nodes hold it, and so do eight H200."""
+    line = "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 --trust-remote-code"
+    said = str(check_command(line, "h100"))
+    assert "would fit: 16 GPUs on two nodes (--nnodes 2), TP 8 x PP 2: --pipeline-parallel-size 2" in said
+    assert "would fit: NVIDIA H200 SXM 141GB: --gpu h200-sxm" in said
+    assert "too little" in said and "-1" not in said.split("KV cache")[1].splitlines()[0]

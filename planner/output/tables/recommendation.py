@@ -224,6 +224,7 @@ class Recommendation(Answer):
             "answer": self._answer(),
             "advice": {gpu: list(lines) for gpu, lines in self.advice.items()},
             "published": {ranking.profile.id: list(ranking_published(ranking)) for ranking in rankings},
+            "ways_out": to_plain({ranking.profile.id: ranking.ways_out for ranking in rankings if ranking.ways_out}),
             "rejected": to_plain([rejected for ranking in rankings for rejected in ranking.rejected]),
         }
 
