@@ -248,7 +248,7 @@ def stock_of(
     stock = {
         gpu: floor(budget / (price.usd_per_h.mid * parts[gpu]) + 1e-9)
         for gpu, price in each.items()
-        if price and not price.is_zero
+        if price and price.usd_per_h.mid
     }
     if not stock:
         raise InputError("--budget: no price is known for these GPUs", hint=f"add --price {profiles[0].id}=USD")

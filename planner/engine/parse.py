@@ -256,12 +256,20 @@ def read_line(
     for name, value in environment.items():
         problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(
-        reader.positional or reader.named, EngineArgs(**reader.settings),
-        tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
-        tuple(dict.fromkeys(reader.not_simulated)), reader.longest_context, reader.num_scheduler_steps,
-        needs_v0(reader.options, environment, version), environment, pipelines_on_v1(reader.options, version),
-        command, reader.load, reader.options, reader.others,
-    )  # fmt: skip
+        model=reader.positional or reader.named,
+        args=EngineArgs(**reader.settings),
+        problems=tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
+        not_simulated=tuple(dict.fromkeys(reader.not_simulated)),
+        longest_context=reader.longest_context,
+        num_scheduler_steps=reader.num_scheduler_steps,
+        only_v0=needs_v0(reader.options, environment, version),
+        env=environment,
+        pipelines_on_v1=pipelines_on_v1(reader.options, version),
+        command=command,
+        load=reader.load,
+        options=reader.options,
+        others=reader.others,
+    )
 
 
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:

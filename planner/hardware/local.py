@@ -102,11 +102,12 @@ def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
         known = {**_part(entry, "partition"), **modes.get(entry.get("gpu"), {})}
         size = _part(_part(entry, "vram"), "size").get("value")
         yield LocalGpu(
-            str(asic.get("market_name", "")), str(asic.get("device_id", "")).lower(),
-            int(size * MIB) if isinstance(size, int | float) else None,
-            _mode(known, "accelerator_type", "accelerator_partition", "compute_partition"),
-            _mode(known, "memory", "memory_partition"),
-        )  # fmt: skip
+            name=str(asic.get("market_name", "")),
+            device_id=str(asic.get("device_id", "")).lower(),
+            memory_bytes=int(size * MIB) if isinstance(size, int | float) else None,
+            compute_mode=_mode(known, "accelerator_type", "accelerator_partition", "compute_partition"),
+            memory_mode=_mode(known, "memory", "memory_partition"),
+        )
 
 
 def read_rocm_smi(text: str) -> Iterator[LocalGpu]:

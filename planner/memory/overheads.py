@@ -256,9 +256,13 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
     workspace, logits = sparse_bytes(model, config, rocm=rocm)
     encoder, outputs = encoder_bytes(model, config, element_bytes)
     return PeakTerms(
-        config.sampled_rows * model.vocab_size * LOGIT_BYTES, hidden_bytes(model, num_tokens, element_bytes), forward,
-        transient + logits, encoder, outputs + workspace,
-    )  # fmt: skip
+        logits_bytes=config.sampled_rows * model.vocab_size * LOGIT_BYTES,
+        hidden_bytes=hidden_bytes(model, num_tokens, element_bytes),
+        forward_bytes=forward,
+        transient_bytes=transient + logits,
+        encoder_bytes=encoder,
+        held_bytes=outputs + workspace,
+    )
 
 
 def latent_elements(model: Model, config: EngineConfig) -> int:

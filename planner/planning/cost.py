@@ -70,11 +70,6 @@ class Price:
     usd_per_h: Span
     origin: str  #: month in which prices were collected, or ``--price``
 
-    @property
-    def is_zero(self) -> bool:
-        """True if the user gave a price of zero, to which no ratio has a value."""
-        return self.usd_per_h.mid == 0
-
 
 def price_of(profile: GpuProfile, given: Mapping[str, float] | None = None) -> Price | None:
     """The price of one (logical) GPU: what ``given`` says of it or of its package, else the profile's; None: unknown.

@@ -335,7 +335,7 @@ def order_words(plans: Sequence[Plan], goal: Goal) -> str:
 
 def _why(
     space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int, recipe: engine.Recipe
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     if winner.load:
         yield from _why_service(objective, winner, winner.load)
     else:
@@ -499,7 +499,7 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
 
 def _warnings(
     space: Space, objective: Objective, candidate: Candidate, image_note: str, recipe: engine.Recipe
-) -> Iterator[str]:  # fmt: skip
+) -> Iterator[str]:
     config, profile, deployment, load = candidate.config, candidate.profile, candidate.deployment, objective.load
     vllm, model, drafts = f"vLLM {config.version}", candidate.resolved.model, config.speculative_config
     few_bits = config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq")
