@@ -264,7 +264,7 @@ def plan(random: Random, shop: Shop, work: Path) -> Case:
             ["check", "p", "--format", "json"],
             ["validate", "p", "--format", "json"],
             ["report", "p"],
-            ["report", "p", "--format", "svg", "--chart", "memory"],
+            ["report", "p", "--format", "svg", "--chart", "pareto"],
             ["report", "p", "--format", "svg", "--chart", "memory"],
             ["deploy", "p", "--target", target, "-o", "out"],
             ["calibrate", "p", "-o", "c.toml"],

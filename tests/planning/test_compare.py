@@ -132,6 +132,7 @@ def test_cost_and_power_by_hand() -> None:
     rate = row["output_throughput"]
     assert row["usd_per_hour"] == 3.0 and row["power_w"] == 700.0
     assert row["usd_per_million_output_tokens"] == pytest.approx(3.0 / (rate * 3600) * 1e6)
+    assert row["output_tokens_per_usd"] == pytest.approx(rate * 3600 / 3.0)
     assert row["output_tokens_per_joule"] == pytest.approx(rate / 700)
 
 

@@ -734,3 +734,10 @@ def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> 
         assert ranking.best and asked.plan(ranking).service.router == router  # type: ignore[union-attr]
         sizes[router] = ranking.best.num_gpus
     assert sizes["least-loaded"] < sizes["random"]
+
+
+def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:
+    words = ("recommend", SMALL, "--gpu", "h100", "--tpot", "12", "--workload", "chat")
+    (target,) = json.loads(run(*words, "--format", "json").out)["plans"][0]["service"]["targets"]
+    bound = f"{target['predicted_ms']:.2g} ms predicted, up to {target['expected_ms']:.2g} ms with 80% confidence; the"
+    assert f"bottleneck: p95 TPOT of 12 ms: {bound}" in " ".join(run(*words).out.split())

@@ -297,7 +297,13 @@ class Recommendation(Answer):
             reasons.append(f"serving line: {_benchmark_line(plan, plan.benchmark_line)}")
         # a larger load may miss another target first
         largest = service.bound_by if service else ""
-        reasons.append(f"bottleneck: {self.bottleneck if self.bottleneck.startswith(largest) else largest}")
+        limit = self.bottleneck if self.bottleneck.startswith(largest) else largest
+        readings = candidate.load.readings if candidate.load else ()
+        if near := next((one for one in readings if limit.startswith(str(one.slo))), None):
+            most = f"up to {figure(near.expected_ms)} ms with {self.objective.confidence:.0%} confidence"
+            slo = str(near.slo)
+            limit = limit.replace(slo, f"{slo}: {figure(near.predicted_ms)} ms predicted, {most}", 1)
+        reasons.append(f"bottleneck: {limit}")
         if service:
             reasons += [*_cache_lines(service), *_ladder_lines(service), *self._divided_words()]
         yield from shared.items("-", reasons)
