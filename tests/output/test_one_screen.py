@@ -20,9 +20,9 @@ MET = (*TARGETS.split(), *SHORT.split())
 #: How a verdict begins, or what is in it, by command.
 VERDICTS = {
     "fit": r"^\S+ (on .+: (fits|does not fit|too close to call)|fits (on|with) )",
-    "recommend": r"^(Serve \S+ on [\d,]+ x |No (plan meets|setting of) )",
+    "recommend": r"^(Serve \S+( \(asked: \w+\))? on [\d,]+ x |No (plan meets|setting of) )",
     "compare": r"^(Most tokens/s per GPU of \S+: |\S+ serves \S+ at |No GPU holds )",
-    "fleet": r"^(Serve \S+ on [\d,]+ x |No fleet carries )",
+    "fleet": r"^(Serve \S+( \(asked: \w+\))? on [\d,]+ x |No fleet carries )",
     "check": r"^\S+ on (\d+ x )?\S+(, vLLM \S+)?: ",
 }
 ASKED = f"""

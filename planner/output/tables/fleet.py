@@ -208,7 +208,8 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     if best is None:
         where = shared.listed([shared.card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)
         return f"No fleet carries {loads} of {search.space.model.resolved} with {targets}: {where}"
-    models = shared.listed(list(dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)), 1)
+    checkpoints = dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)
+    models = shared.listed([shared.served_words(one, search.space.model) for one in checkpoints], 1)
     gpus = " + ".join(f"{rented.gpus:,} x {shared.card(rented.profile.id)}" for rented in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
     price += f", {each.mid:,.2f}{SPACE}USD per 1M output tokens" if (each := best.usd_per_million_tok) else ""

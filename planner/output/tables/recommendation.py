@@ -255,7 +255,7 @@ class Recommendation(Answer):
         if apart := self.answer_apart:
             return apart_in_words(self.objective, apart)
         if best:
-            return plan_in_words(best)
+            return plan_in_words(best, shared.served_words(best.model, self.search.space.model))
         where = shared.listed([shared.card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
@@ -406,7 +406,7 @@ def _named(target: planning.PlannedTarget) -> str:
     return f"{target.slo.statistic} {target.slo.metric.upper()}"
 
 
-def plan_in_words(plan: planning.Plan) -> str:
+def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     """The plan in a sentence: the settings, the GPUs, and the figures that they deliver."""
     service, figures = plan.service, plan.predicted
     layout = shared.layout_in_words(plan)
@@ -436,7 +436,7 @@ def plan_in_words(plan: planning.Plan) -> str:
         load = shared.asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
         delivers = ", ".join([load, *(met or [means]), *price])
         delivers += f"; room for {most}" if most and service.load_asked else ""
-    return f"Serve {plan.model} on {size:,} x {shared.card(plan.gpu)}{even_words}, {layout}: {delivers}"
+    return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{even_words}, {layout}: {delivers}"
 
 
 def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
 from planner.hardware import GpuProfile
+from planner.model import ResolvedModel
 from planner.output.answer import fields_of
 from planner.output.render import SPACE, at, wrapped
 from planner.planning import defaults, price_of, span_figures
@@ -133,6 +134,13 @@ def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> 
         yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
     if unknown:
         yield f"no price is known for {', '.join(dict.fromkeys(unknown))}: give one with --price GPU=USD"
+
+
+def served_words(checkpoint: str, asked: ResolvedModel) -> str:
+    """The checkpoint, with the precision that was asked for where it is another one."""
+    return (
+        checkpoint if checkpoint == asked.resolved else f"{checkpoint} (asked: {asked.model.quantization.weight_dtype})"
+    )
 
 
 def layout_in_words(settings: Any) -> str:

@@ -27,11 +27,9 @@ from planner.workload import By, Load, Router, Slo, Targets
 
 #: Publishers of quantised checkpoints with published evaluations, beside the model's own publisher.
 TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
-#: Integer formats, with the floating-point formats that go first where they fit and the matrix units of those.
-NATIVE: Mapping[str, Mapping[str, str]] = {
-    "int8-gptq": {"fp8": "fp8"},
-    **{name: {"nvfp4": "fp4", "mxfp4": "fp4", "fp8": "fp8"} for name in ("int4", "int4-awq", "int4-gptq")},
-}
+#: Integer formats. A GPU with matrix units for fp8 takes them where nothing else fits: they save memory, and accuracy
+#: costs more than the speed is worth.
+INTEGER = ("int8-gptq", "int4", "int4-awq", "int4-gptq")
 #: First release with DP attention and EP in ``vllm serve`` (``--data-parallel-size``: 0.8.3 offline, 0.9.0 served).
 DATA_PARALLEL_SINCE = (0, 9)
 #: Interconnects over which TP is preferred to pipeline stages as far as it reaches.
@@ -174,14 +172,11 @@ class Choices:
         yield asked
         own, made = asked.model.quantization, quantized_checkpoints(asked.resolved) if asked.source != "path" else ()
         seen = {(own.weight_dtype, own.kv_cache_dtype)}
-        suited = {one.weight_dtype for one in made if self._unsuitable(one) is None}
         for checkpoint in made:
             reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
-            for native, unit in NATIVE.get(checkpoint.weight_dtype, {}).items():
-                if self.native and native in suited and self.profile.supports(unit):
-                    self.passed_over = True
-                    units = f"{self.profile.name} has matrix units for {native}, which goes before {key[0]}"
-                    reason = reason or f"{units}: ask for the checkpoint by name to plan it"
+            if reason is None and self.native and key[0] in INTEGER and self.profile.supports("fp8"):
+                self.passed_over = True
+                reason = f"{key[0]} is planned on {self.profile.name} where no wider format fits: ask for it by name"
             if key in seen:
                 reason = reason or "another checkpoint of the same precision is considered"
             if reason is not None:
