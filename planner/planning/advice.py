@@ -56,13 +56,10 @@ class Advised:
                 one = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
                 return (f"TP {config.num_gpus}", self._difference(one, share)) if one.checked.fits else ("", "")
             case "held" if "--max-num-seqs" in (self.options or ()):
-                held = int(self.deployment.requests_held(load.longest_len))
-                all_taken = _in_flight(load, config.max_running)
-                if 0 < held < min(config.max_num_seqs, all_taken.num_prompts):
-                    difference = replace(self, load=all_taken, known=None)._difference(
-                        self._changed(max_num_seqs=held), all_taken
-                    )
-                    return f"{config.max_num_seqs:,} and {held:,}", difference
+                held, full = int(self.deployment.requests_held(load.longest_len)), _in_flight(load, config.max_running)
+                if 0 < held < min(config.max_num_seqs, full.num_prompts):
+                    fewer = self._changed(max_num_seqs=held)
+                    return f"{config.max_num_seqs:,} and {held:,}", self._difference(fewer, full, self.deployment)
             case "multiple" if over := load.num_prompts % config.max_num_seqs:
                 full = replace(load, num_prompts=load.num_prompts - over + config.max_num_seqs)
                 here = f"{load.num_prompts:,} and {config.max_num_seqs:,}"
@@ -70,10 +67,8 @@ class Advised:
             case "graphs" if self.options is not None and captures_by_context(config):
                 captured = int(self.options.get(TO_CAPTURE, CAPTURED_LEN))
                 if captured < min(config.max_model_len, load.longest_len) and not config.enforce_eager:
-                    eager = replace(
-                        self, deployment=self._changed(enforce_eager=True), known=None
-                    )  # a bound: beyond it alone
-                    return f"{captured:,}", f"{eager._difference(self.deployment, load)} at most"
+                    eager = self._changed(enforce_eager=True)  # a bound: it is so beyond that length alone
+                    return f"{captured:,}", f"{self._difference(self.deployment, load, eager)} at most"
             case None:
                 return self._settings(entry)
         return "", ""
@@ -97,11 +92,13 @@ class Advised:
     def _changed(self, **changes: Any) -> Deployment:
         return replace(self.deployment, config=replace(self.deployment.config, **changes))
 
-    def _difference(self, other: Deployment, load: Load) -> str:
+    def _difference(self, other: Deployment, load: Load, before: Deployment | None = None) -> str:
+        """The figures of ``other`` beside the engine's own, or those of ``before`` under its load."""
         if not other.checked.fits:
             return "it does not fit"
-        own, advised = self._figures, _figures(other, load, self.bench)
-        rate, e2el = (round(after / before - 1, 2) + 0.0 for before, after in zip(own, advised, strict=True))
+        own = _figures(before, load, self.bench) if before else self._figures
+        advised = _figures(other, load, self.bench)
+        rate, e2el = (round(after / once - 1, 2) + 0.0 for once, after in zip(own, advised, strict=True))
         latency = "" if self.bench == "throughput" else f", {e2el:+.0%} E2EL"  # offline all prompts come at once
         return f"predicted with it {rate:+.0%} tokens/s per GPU{latency}" if rate or e2el else "predicted the same"
 
