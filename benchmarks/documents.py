@@ -16,6 +16,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 from audit import FAILURES, audit
 from audit import table as of_items
@@ -54,7 +55,8 @@ def main() -> None:
 
 
 def table(without: LeaveOut, runs: list[MeasuredRun]) -> Iterator[str]:
-    """One line for each figure of ``runs``."""
+    """One line for each figure of ``runs``, and their bias."""
+    errors, inside = list[float](), 0
     yield "| run | load | metric | measured | predicted | low | high | error | inside |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for run in runs:
@@ -66,10 +68,14 @@ def table(without: LeaveOut, runs: list[MeasuredRun]) -> Iterator[str]:
             if measured is None or bounds is None:
                 continue
             lo, hi = (predicted * factor for factor in bounds)
+            errors.append(predicted / measured - 1)
+            inside += lo <= measured <= hi
             yield (
                 f"| {run.run_id} | {load} | {metric} | {measured:.4g} | {predicted:.4g} | {lo:.4g} | {hi:.4g} | "
-                f"{predicted / measured - 1:+.1%} | {'yes' if lo <= measured <= hi else 'no'} |"
+                f"{errors[-1]:+.1%} | {'yes' if lo <= measured <= hi else 'no'} |"
             )
+    bias, size = fmean(errors), fmean(map(abs, errors))
+    yield f"\n{len(errors)} figures: bias {bias:+.1%}, mean absolute error {size:.1%}, {inside} inside their interval."
 
 
 def unseen(without: LeaveOut, run: MeasuredRun) -> Calibration:
