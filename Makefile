@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 E2E_VENV ?= .venv-e2e
 
-.PHONY: test check fast lint types unit fuzz browser e2e docs pictures sbom lock clean
+.PHONY: test check fast lint types unit fuzz browser clients e2e docs pictures sbom lock clean
 
 test: lint types unit
 
 check: lint types  ## the quick part
 
+FAST ?= tests
 fast: $(STAMP)  ## tests of every package in a minute of CPU
-	$(BIN)/pytest -m fast -n auto
+	$(BIN)/pytest -m fast -n auto $(FAST)
 
 $(STAMP): requirements-dev.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -35,7 +36,10 @@ FUZZ ?= --seconds 3600
 fuzz: $(STAMP)  ## broken files, hostile values, a misbehaving hub, relations of the physics: an hour on two cores
 	$(BIN)/python tests/fuzz $(FUZZ)
 
-browser: $(STAMP)  ## report and page in headless Chromium, which has to be installed; 50 clients for a minute
+clients: $(STAMP)  ## 50 clients of the page for a minute, on a machine that does nothing else
+	$(BIN)/pytest -s tests/browser/check_clients.py
+
+browser: $(STAMP)  ## the report and the page in headless Chromium, which has to be installed
 	$(BIN)/pytest tests/browser/check_report.py tests/browser/check_ui.py
 
 e2e: $(STAMP)  ## a real vLLM on the CPU judges the commands and runs the whole loop: 10 minutes, 4 GB; needs nginx
