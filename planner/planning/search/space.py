@@ -289,7 +289,8 @@ class Choices:
             f"EP and DP, which vLLM {self.version} does not have": model.is_moe and not self._whole_experts(model),
             "DP, as copies of a model without experts share nothing: they are servers of their own": not model.is_moe,
             "stages together with DP, and sizes that are no powers of two": True,
-            "stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly measured": True,
+            "stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly measured; "
+            "planner predict serve --pipeline-parallel-size shows them": True,
             "drafts of the checkpoint's own MTP modules: --speculative-config plans with them": (
                 space.args.speculative_config is None and model.mtp and not space.speculation
             ),
