@@ -2,8 +2,8 @@
 
 Read off the sources of 0.6.3 to 0.33.0. Releases from 0.8.0 to 0.10 have V0 and V1; ``_is_v1_supported_oracle`` in
 ``arg_utils.py`` and ``SupportsV0Only`` decide. With asynchronous scheduling the last stage of a pipeline sends its
-tokens to all others. The first runner (``v1/worker/gpu_model_runner.py``) then has one step at a time in the pipeline,
-the second (``v1/worker/gpu/model_runner.py``) as many batches as stages.
+tokens to all others. The first runner (``v1/worker/gpu_model_runner.py``) then has one step at a time in the pipeline.
+The second (``v1/worker/gpu/model_runner.py``) has as many batches as stages.
 
 >>> from planner.engine.version import parse_version
 >>> needs_v0({"--num-scheduler-steps": "8", "--seed": "1"}, {}, parse_version("0.9.1"))
@@ -173,8 +173,10 @@ def lone_steps(model: Model, config: EngineConfig, profile: GpuProfile) -> LoneS
 
 
 def _second_runner_from(model: Model, config: EngineConfig, profile: GpuProfile) -> Release:
-    """The release in which a model takes the second runner, and it waits no more (0.23: pull request 42187):
-    ``use_v2_model_runner`` in ``config/vllm.py``, 0.23 to 0.32, without its variable and options."""
+    """The release in which a model takes the second runner, which waits no more (0.23: pull request 42187).
+
+    Read off ``use_v2_model_runner`` in ``config/vllm.py``, 0.23 to 0.32, without its variable and options.
+    """
     name = model.architecture
     if profile.platform == "rocm" and name in releases("second_runner_on_rocm"):
         return releases("second_runner_on_rocm")[name]
@@ -274,8 +276,11 @@ def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
 
 
 def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
-    """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``: ``_BATCH_SIZES_TO_CAPTURE`` of
-    V0's runner up to a full batch; ``_set_cudagraph_sizes`` of V1, in steps of 16 beyond 256 from 0.11.1 on."""
+    """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``.
+
+    V0: ``_BATCH_SIZES_TO_CAPTURE`` up to a full batch. V1: ``_set_cudagraph_sizes``, in steps of 16 beyond 256 from
+    0.11.1 on.
+    """
     if config.enforce_eager:
         return ()
     seqs, release = config.max_num_seqs, config.version.release
@@ -293,8 +298,11 @@ def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
 
 
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
-    """The sampler by default (``v1/sample/ops/topk_topp_sampler.py``): FlashInfer wherever installed to 0.11.0, not
-    from 0.11.1 on (pull request 26859), and from 0.21.0 (``envs.py``) on every NVIDIA GPU that runs it."""
+    """The sampler by default (``v1/sample/ops/topk_topp_sampler.py``).
+
+    FlashInfer wherever installed to 0.11.0, not from 0.11.1 on (pull request 26859). From 0.21.0 (``envs.py``) on every
+    NVIDIA GPU that runs it.
+    """
     if profile.platform == "cuda" and engine == "V1":
         if release < (0, 11, 1):
             return "unknown"

@@ -87,9 +87,11 @@ class EngineVersion:
 
 
 def parse_version(text: str, *, date: str = "") -> EngineVersion:
-    """The version that ``text`` names: a release, a development build, a date, or a build of unknown number, which
-    follows the newest release of that day (the 15th of a month, the middle of a year). ``date`` counts where the text
-    has none; ``note`` says what was assumed. Raises InputError for anything else."""
+    """The version that ``text`` names: a release, a development build, a date, or a build of unknown number.
+
+    A build of unknown number follows the newest release of that day (the 15th of a month, the middle of a year).
+    ``date`` counts where the text has none; ``note`` says what was assumed. Raises InputError for anything else.
+    """
     text = text.strip()
     if not _PLAIN.fullmatch(text):
         raise _unreadable(text)

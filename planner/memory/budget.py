@@ -223,9 +223,11 @@ def graph_captures(model: Model, config: EngineConfig, found: Features) -> int:
 def with_kv_cache_space(
     model: Model, profile: GpuProfile, config: EngineConfig, basis: Basis = SHIPPED_BASIS
 ) -> EngineConfig:
-    """``config`` with a KV cache of as many whole GiB as surely are left on a CPU, at least 1, where the user set none
-    (``VLLM_CPU_KVCACHE_SPACE``, for each rank: ``platforms/cpu.py``). From 0.20.0 on a worker with less free memory
-    refuses to start (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, nothing is checked."""
+    """``config`` with as many whole GiB of KV cache as a CPU surely has left, at least 1, where the user set none.
+
+    ``VLLM_CPU_KVCACHE_SPACE`` is for each rank (``platforms/cpu.py``). From 0.20.0 on a worker with less free memory
+    refuses to start (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, nothing is checked.
+    """
     if not profile.kv_cache_is_given or config.given_kv_cache_bytes:
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))
@@ -234,8 +236,10 @@ def with_kv_cache_space(
 
 
 def unset_kv_cache_space(profile: GpuProfile, version: EngineVersion) -> int | None:
-    """GiB of the cache where ``VLLM_CPU_KVCACHE_SPACE`` is not set: 4 to 0.12, half a NUMA node's memory from 0.13,
-    None from 0.20.0 on: the rest of the utilization at that moment, which no plan can know."""
+    """GiB of the cache where ``VLLM_CPU_KVCACHE_SPACE`` is not set: 4 to 0.12, half a NUMA node's memory from 0.13.
+
+    None from 0.20.0 on: it is the rest of the utilization at that moment, which no plan can know.
+    """
     if version.release < (0, 13):
         return 4
     return int(profile.memory_bytes / 2 // GIB) if version.release < (0, 20) else None

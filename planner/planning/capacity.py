@@ -281,8 +281,8 @@ def queued_load(
     """About the largest rate of all ``parts`` together at which prompts that wait for one another keep the TTFT.
 
     Each part is a share of the requests, their lengths and their targets, whose limits are kept with ``margins``. The
-    prompts are an M/G/1 queue on each DP rank: first come, first served, a mean wait as of Pollaczek and Khinchine,
-    and an exponential tail behind it (Kleinrock, "Queueing Systems", volume 1, 1975, chapter 5).
+    prompts are an M/G/1 queue on each DP rank, first come, first served. Its mean wait is that of Pollaczek and
+    Khinchine, with an exponential tail behind it (Kleinrock, "Queueing Systems", volume 1, 1975, chapter 5).
     """
     prompts_s = [at_concurrency(deployment, load, 1).ttft_s for _, load, _ in parts]
     shares = [share for share, _, _ in parts]

@@ -1,7 +1,7 @@
 """Predictions of one engine under a load: a replay (``Prediction``), and a closed form for a ranking.
 
-The closed form is the steady state of a closed loop of C requests: while one request lives, it decodes its output in a
-batch of C and sits through the prefill of the other requests once each::
+The closed form is the steady state of a closed loop of C requests. While one request lives, it decodes its output in a
+batch of C. It sits through the prefill of the other requests once each::
 
     E2EL = own prefill + (output - 1) x decode step of C + (C - 1) x what one prefill adds
     TTFT = half a step + own prefill        TPOT = (E2EL - TTFT) / (output - 1)

@@ -260,8 +260,8 @@ def load_model(
     """A model's architecture, and what its name led to.
 
     ``model``: a hub id in any case, a folder with a ``config.json``, or such a file. The bundled catalog answers first,
-    then the local hub cache, then the hub (``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` count), which
-    ``refresh`` asks in any case, for at most ``timeout`` seconds (30). ``weight_dtype`` stands for the usual checkpoint
+    then the local hub cache, then the hub (``HF_TOKEN``, ``HF_ENDPOINT`` and ``HF_HUB_OFFLINE`` count). ``refresh``
+    asks the hub in any case, for at most ``timeout`` seconds (30). ``weight_dtype`` stands for the usual checkpoint
     of that precision: ``fp8``, ``mxfp4``, ``int4-awq``, ... Raises UnknownNameError for an unknown name, InputError for
     a file without a model, UnsupportedModelError for an unknown architecture, HubError where the hub cannot be reached.
     """

@@ -1,7 +1,7 @@
 """Tuning of a machine: candidate settings, the one to measure next, and the probability that the best is known.
 
 A setting is worth its merit, nothing where it misses a target as measured. The logarithms of merits and of margins
-(limit over latency) of all settings are one normal distribution; measurements y condition the settings x that are still
+(limit over latency) of all settings are one normal distribution. Measurements y condition the settings x that are
 open::
 
     x | y  ~  normal(mean_x + C_xy C_yy^-1 (y - mean_y),  C_xx - C_xy C_yy^-1 C_yx)

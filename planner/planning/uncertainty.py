@@ -5,10 +5,10 @@
     log measured = log predicted + error of the efficiencies + noise
 
 The first part is the distribution of the efficiencies (``planner.timing.Belief``), carried through the steps of the
-replay to first order. In an open loop the queue reacts, so the direction in which the whole engine is slower or faster
-is replayed at both ends (sigma points: Julier and Uhlmann, "Unscented filtering and nonlinear estimation", Proceedings
-of the IEEE 92(3), 2004). The noise, and how many deviations hold which share of the measurements, are those of
-published runs that the fit did not see (split conformal prediction: Lei et al., JASA 113(523), 2018).
+replay to first order. In an open loop the queue reacts. There the direction in which the whole engine is slower or
+faster is replayed at both ends (sigma points: Julier and Uhlmann, Proceedings of the IEEE 92(3), 2004). The noise, and
+how many deviations hold which share of the measurements, are those of published runs that the fit did not see (split
+conformal prediction: Lei et al., JASA 113(523), 2018).
 """
 
 from __future__ import annotations

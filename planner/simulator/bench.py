@@ -89,8 +89,8 @@ def hopeless_at(
 ) -> Callable[[Mapping[str, float], str], bool]:
     """Return a function that counts requests that end, and tells when a target is missed whatever the others do.
 
-    ``limits_s``, in s: a percentile is missed for certain once more requests exceed it than it leaves out, of
-    ``num_requests`` or of the number of its class in ``of_class``. Means may recover; gaps between tokens do not count.
+    ``limits_s`` are in s. A percentile of ``num_requests``, or of a class in ``of_class``, is missed for certain once
+    more requests exceed it than it leaves out. Means may recover; gaps between tokens do not count.
     """
     sent = {"": num_requests, **(of_class or {})}
     limited, left = list[tuple[Slo, float]](), dict[Slo, int]()

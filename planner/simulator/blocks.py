@@ -1,20 +1,20 @@
 """KV blocks of one engine, counted without walking over the running requests.
 
 A decoding request needs a new block whenever its context has filled the last one, which grows by one token with every
-tick of the decode clock. Counting requests by the phase of that, modulo the block size, gives the need of any tick at
-once, and any ``block_size`` ticks in a row need exactly one block for each request.
+tick of the decode clock. Requests are counted by its phase, modulo the block size: the count is the need of a tick. Any
+``block_size`` ticks in a row need exactly one block for each request.
 
 Blocks that have been free for longest are taken first and keep their content until then: with prefix caching a
 preempted request finds its blocks again. It gives them back last block first, so others take the end of its context
 first.
 
-``PrefixBlocks`` also knows what requests have in common: vLLM's prefix cache, piece by piece instead of block by block,
-as in ``vllm/v1/core`` (``kv_cache_manager.py``, ``block_pool.py``) of 0.32:
+``PrefixBlocks`` also knows what requests have in common. It is vLLM's prefix cache as in ``vllm/v1/core``
+(``kv_cache_manager.py``, ``block_pool.py``) of 0.32, piece by piece instead of block by block:
 
 - Only full blocks are found, from the first on, and the last token of a prompt is always computed.
 - A block can be found from the moment on that a step is scheduled to fill it, and until another request takes it.
-- A request that ends gives its blocks back, the last one first: full ones to the end of the queue of free blocks, the
-  other to its head, from which blocks are taken.
+- A request that ends gives its blocks back, the last one first. Full ones go to the end of the queue of free blocks,
+  the other to its head. Blocks are taken from the head.
 - A block that is found leaves the queue. A block that has to be computed again is a second copy of the same text.
 
 Blocks of one piece of text (a node of ``Prefixes``) are taken and given back together: the queue holds them as one

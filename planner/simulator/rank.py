@@ -1,7 +1,7 @@
 """One DP rank: its queues, its KV blocks and its clock. And ranks that serve by priority, or step together.
 
 The decode clock counts the tokens that each running request has got by decoding, the same for all. A request that
-starts to decode at tick c with n tokens to come ends in the step that reaches tick c + n, so the work of a step does
+starts to decode at tick c with n tokens to come ends in the step that reaches tick c + n. The work of a step thus does
 not depend on how many requests run.
 """
 
@@ -397,8 +397,8 @@ class PriorityRank(DpRank):
 
     As in ``vllm/v1/core/sched`` (``request_queue.py``, ``scheduler.py``) of 0.32: waiting requests are admitted by
     priority, then as sent, and preempt no other. Running requests get their blocks in the order of their admission.
-    Where one finds none, the last of all that run goes, even if this step had served it already; where that is the very
-    request, the step ends there: those admitted after it keep their blocks and wait for the next step.
+    Where one finds none, the last of all that run goes, even if this step had served it already. Where that is the very
+    request, the step ends there. Those admitted after it keep their blocks and wait for the next step.
     """
 
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
@@ -490,7 +490,7 @@ _work = attrgetter(
 class Lockstep:
     """DP ranks that share their experts and take every step together, each with its own queue and cache.
 
-    vLLM's ranks meet at every layer of experts (``run_engine_core`` and ``v1/worker/dp_utils.py`` of 0.27): a rank
+    vLLM's ranks meet at every layer of experts (``run_engine_core`` and ``v1/worker/dp_utils.py`` of 0.27). A rank
     without work runs an empty batch, and all wait for the one with the most to do. Used as a ``DpRank`` is.
     """
 

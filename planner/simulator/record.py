@@ -112,8 +112,8 @@ class Log:
 class TokenRuns:
     """Every output token but the first of each request, in runs of equally spaced growth.
 
-    Step k of a run ends ``gap_s + k * growth_s`` after step k - 1; at its end ``tokens`` requests get a token
-    after just that gap: with speculative decoding several at once, which a client sees as one. Shape (runs,).
+    Step k of a run ends ``gap_s + k * growth_s`` after step k - 1. At its end ``tokens`` requests get a token after
+    just that gap. With speculative decoding they get several at once, which a client sees as one. Shape (runs,).
     """
 
     start_s: NDArray[np.float64]

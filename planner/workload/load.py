@@ -70,8 +70,7 @@ BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace; values beyond say no
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of ``input_len`` and ``output_len`` tokens, on average where they vary. Raises InputError, with the
-    flag.
+    """Requests of ``input_len`` and ``output_len`` tokens, on average where they vary. Raises InputError with the flag.
 
     ``max_concurrency`` closes the loop: at most that many in flight. ``request_rate`` (per second; infinite: all at
     once) alone opens it; with both, each request waits for its arrival and a free place. ``burstiness`` is the shape of

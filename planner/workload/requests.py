@@ -1,7 +1,7 @@
 """Requests that are sent, the share that each of several servers gets, and the prefixes of their prompts.
 
 ``prefix-aware`` routing follows the longest known beginning of the prompt (``MATCHED`` of it or more) while servers are
-balanced, else it is ``least-loaded``: the cache-aware policy of SGLang's router, from which vLLM's comes.
+balanced, else it is ``least-loaded``. That is the cache-aware policy of SGLang's router, from which vLLM's comes.
 
 Prefixes are a tree of named pieces of text: prompts share what their paths share. Pieces that the same prompts pass one
 after the other become one node.
@@ -249,8 +249,10 @@ class Prefixes:
         return np.array(reusable, dtype=np.int64)
 
     def shared_tok(self, together: int) -> float:
-        """Tokens of a prompt, on average, that are in the KV cache for others too, with ``together`` requests in it: a
-        node on the path of the share p of all prompts is held 1 - (1 - p)^together times."""
+        """Tokens of a prompt, on average, that are in the KV cache for others too, with ``together`` requests in it.
+
+        A node on the path of the share p of all prompts is held 1 - (1 - p)^together times.
+        """
         users = np.bincount(self.prompt[self.prompt >= 0], minlength=len(self.parent)).tolist()
         parent = self.parent.tolist()
         for node in range(len(parent) - 1, -1, -1):  # children come after their parents
