@@ -130,6 +130,7 @@ def test_benchmark_line_has_vllm_accept_as_predicted(tmp_path: Path) -> None:
     }  # fmt: skip
     assert "synthetic" not in str(best.serve_argv)
     assert '"synthetic_acceptance_rates":[0.75]' in (tmp_path / "plan" / "launch.sh").read_text()
+    assert 'launch.sh" --benchmark' in (tmp_path / "plan" / "validate.sh").read_text()
     older = recommend_plans(GLM, gpu=["h200"], goal="min-latency", engine_version="0.14.0", **LOAD).best
     assert older is not None and older.speculative_config is not None
     assert "synthetic" not in str(older.benchmark_line)  # no such keys before 0.20

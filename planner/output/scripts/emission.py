@@ -305,7 +305,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "manual_steps": tuple(_manual_steps(emission)),
         "entrypoint": plan.serve_argv[0],
         "serve_args": plan.serve_argv[1:],
-        "benchmark_words": tuple(_benchmark_words(plan)),
+        "benchmark_words": (words := tuple(_benchmark_words(plan))),
+        "imposed": "--speculative-config" in words,  # what is accepted: the texts of such a server are worthless
         "native_serve": without_option(plan.serve_argv, "--port"),
         "container_port": option(plan.serve_argv, "--port") or str(PORT),
         "nvidia": nvidia,
