@@ -30,7 +30,7 @@ from planner.planning.plan import PlanFile
 
 MODEL, GPU = "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm"
 _DOCKER = r'''#!{python} -IS
-import json, os, sys, time
+import csv, json, os, sys, time
 from pathlib import Path
 state, words = Path({state!r}), sys.argv[1:]
 with (state / "calls").open("ab") as calls:
@@ -59,7 +59,9 @@ elif verb == "run":
     if (state / "run_fails").exists():
         sys.exit("port is already allocated")
     Path(after("--cidfile")).write_text("0123abcd-full")
-    folder = next(word for word in words if word.endswith(":/results"))[: -len(":/results")]
+    bound = [next(csv.reader([words[at + 1]])) for at, word in enumerate(words) if word == "--mount"]
+    fields = next(one for one in bound if "target=/results" in one)
+    folder = next(field.partition("=")[2] for field in fields if field.startswith("source="))
     batch = int(after("--max-num-seqs"))
     limit = state / "largest_batch"
     if not limit.exists() or batch <= int(limit.read_text()):

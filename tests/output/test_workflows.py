@@ -532,7 +532,7 @@ def test_another_model_or_gpu_is_planned_as_recommend_plans() -> None:
     assert plan["gpu"] == "h200-sxm" and plan["platform"] == "cuda"
     assert isinstance(plan["why"], list) and "recommended settings" in plan["why"][0]
     for words in points_of("latency", "latency.sh", model="Qwen/Qwen3-8B", gpu="h200-sxm"):
-        assert "published" not in words[3] and value_of(words, "--model") == "Qwen/Qwen3-8B"
+        assert "published" not in words[3] and value_of(words, "--model") == "nvidia/Qwen3-8B-FP8"
 
 
 def test_what_cannot_be_is_refused() -> None:
