@@ -158,6 +158,10 @@ def test_preflight_leaves_a_hanging_driver_behind(machine: MakeMachine, name: st
         launch.write_text(launch.read_text().replace("read -r -t 30 ", "read -r -t 0.5 "))
         done = here.run("launch.sh")
         assert done.returncode == 1 and "no MIG instance" in done.stderr
+        split = here.plan / "partition.sh"
+        split.write_text(split.read_text().replace("read -r -t 30 ", "read -r -t 0.5 "))
+        done = here.run("partition.sh", "--apply")
+        assert done.returncode == 1 and "or hangs" in done.stderr
         assert time.monotonic() - began < 15
 
 
