@@ -58,8 +58,9 @@ def test_the_source_distribution_has_all_that_make_test_needs(tmp_path: Path) ->
 #: Advisories of what reads untrusted input here, and the release that fixed each.
 FIXED_IN = {
     "jinja2": ("CVE-2025-27516", "3.1.6"),
-    "starlette": ("CVE-2025-62727", "0.49.1"),
+    "starlette": ("CVE-2026-54282", "1.3.1"),
     "h11": ("CVE-2025-43859", "0.16.0"),
+    "anyio": ("GHSA-82r6-8w77-94w6", "4.14.2"),
     "pyyaml": ("CVE-2020-14343", "5.4"),
 }
 
