@@ -228,7 +228,9 @@ def _from_the_log(case: _Evidence) -> Iterator[Finding]:
         "gpu": case.missed("memory_bytes"),
         "weights": case.missed("weights_bytes"),
         "settings": settings,
-        "accepted": drafts and accepted and abs(accepted / drafts.acceptance_length - 1) > SAME_ACCEPTED,
+        "accepted": drafts
+        and isinstance(accepted, int | float)
+        and abs(accepted / drafts.acceptance_length - 1) > SAME_ACCEPTED,
         "preempted": log and log.preemptions,
         "small_cache": small,
     }

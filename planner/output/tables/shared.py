@@ -137,10 +137,9 @@ def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> 
 
 
 def served_words(checkpoint: str, asked: ResolvedModel) -> str:
-    """The checkpoint, with the precision that was asked for where it is another one."""
-    return (
-        checkpoint if checkpoint == asked.resolved else f"{checkpoint} (asked: {asked.model.quantization.weight_dtype})"
-    )
+    """Return the checkpoint, with the precision of the model that was asked for where that is another one."""
+    dtype = asked.model.quantization.weight_dtype
+    return checkpoint if checkpoint == asked.resolved else f"{checkpoint} (asked: {dtype})"
 
 
 def layout_in_words(settings: Any) -> str:
