@@ -167,6 +167,9 @@ def _root(
 
 
 def _cause(error: Exception) -> str:
+    if named := getattr(error, "possibilities", None):  # typer counts the dashes too: --seed is like --use-case to it
+        asked = vars(error)["option_name"].lstrip("-")
+        vars(error)["possibilities"] = [one for one in named if get_close_matches(asked, [one.lstrip("-")], 1, 0.7)]
     message = str(getattr(error, "format_message", error.__str__)()).replace("Value error, ", "")
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context and parameter and source_of(context, parameter.name) == FROM_FILE:
