@@ -10,7 +10,7 @@ from annotated_types import Interval
 from planner import planning
 from planner.commands import options as opt
 from planner.commands.declare import Option, command, taken
-from planner.commands.load import gpus_in, planned_load, rivals, stock_of, stocks
+from planner.commands.load import gpus_in, planned_load, rivals, stock_of, stocks, with_use_case
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.planning import defaults
@@ -77,6 +77,8 @@ def size_fleet(
     from planner.planning import Objective, Search, Space, Terms, disaggregate, parse_prices, plan_fleets
     from planner.workload import Load
 
+    options, of_case = with_use_case(options)
+    options.pop("goal", None)  # of a use case without targets
     given, size, fleet = (taken(options, group) for group in (opt.PlannedLoad, opt.SizeOptions, FleetOptions))
     transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
     if transfer_gb_per_s is not None and not divide:
@@ -114,7 +116,9 @@ def size_fleet(
         assert one is not None
         sent_bytes_per_s = transfer_gb_per_s and transfer_gb_per_s * GB
         divided.append(disaggregate(each.solver.search, kind.candidate, one, rate, sent_bytes_per_s))
-    answer = FleetAnswer.of(fleets, tuple(divided), first.notes, (*load.notes, *first.resolved.notes), explain)
+    answer = FleetAnswer.of(
+        fleets, tuple(divided), (*of_case, *first.notes), (*load.notes, *first.resolved.notes), explain
+    )
     files = answer.split_files(command_line) if output is not None else {}
     if output is not None and files:
         write_folder(Path(output), files, force=force)

@@ -24,6 +24,8 @@ from planner.workload import (
     named_sessions,
     parse_slos,
     refuse_gaps_of_one_token,
+    targets_in_words,
+    use_cases,
 )
 
 if TYPE_CHECKING:
@@ -56,6 +58,7 @@ EXCLUSIONS = (
     Exclusion("classes", (*LENGTHS, "request_rate", "workload"), OF_A_CLASS),
     Exclusion("classes", ("max_concurrency",), OF_A_CLASS, planned=True),
     Exclusion("classes", ("trace",), "each says what is sent: leave one out"),
+    Exclusion("use_case", ("workload",), "a use case is a workload with targets: leave one out"),
     Exclusion("workload", LENGTHS, "a named workload brings its own lengths: leave one out"),
     Exclusion("budget", ("have", *OF_A_LOAD), LARGEST, planned=True),
     Exclusion("have", OF_A_LOAD, LARGEST, planned=True),
@@ -89,6 +92,28 @@ def rivals(*, planned: bool) -> Rivals:
 
 def _flag(name: str) -> str:
     return SPELLED.get(name, flag_of(name))
+
+
+def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the options with ``use_case`` written out as workload, targets and goal, and a note that says so.
+
+    Lengths, targets and a goal that are given win. Raises InputError for ``workload`` beside it, UnknownNameError.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    if "use_case" not in given:
+        return dict(options), ()
+    refuse_contradictions(given, planned=True)
+    name = checked_workload(given.pop("use_case"))
+    case, load = dict(use_cases()[name]), dict[str, Any](workload=name)
+    source = case.pop("source")
+    if given.get("trace") or given.get("classes"):
+        load = {}
+    elif name in NAMED and any(length in given for length in LENGTHS):
+        named = NAMED[name]
+        load = {"input_len": named.input_len, "output_len": named.output_len, "random_range_ratio": named.range_ratio}
+    options = {**load, **case, **given}
+    slos = parse_slos({metric: options.get(metric) for metric in LATENCIES}, options.get("percentile"))
+    return options, (f"--use-case {name} sets {targets_in_words(slos)}. Source: {source}",)
 
 
 def load_of(

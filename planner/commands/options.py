@@ -126,7 +126,10 @@ def _load(text: str, *names: str, **settings: Any) -> Any:
     return Option(*names, panel=LOAD, help=text, **settings)
 
 
-_WORKLOADS = Literal["chat", "rag", "summarise", "code", "agent", "reasoning", "multi-turn-chat", "coding-agent"]
+_WORKLOADS = Literal[
+    "chat", "rag", "summarise", "code", "agent", "reasoning", "offline", "mlperf-interactive",
+    "multi-turn-chat", "coding-agent",
+]  # fmt: skip
 InputLen = Annotated[int, _tokens("Prompt")]
 OutputLen = Annotated[int, _tokens("Output")]
 RandomInputLen = Annotated[int | None, _tokens("Prompt", "--random-input-len", "--input-len")]
@@ -217,6 +220,7 @@ class PlannedLoad:
     random_range_ratio: RangeRatio = None
     random_prefix_len: PrefixLen = 0
     workload: WorkloadName = None
+    use_case: Annotated[str | None, _load("A workload by name, with its usual targets.", kind=_WORKLOADS)] = None
     request_rate: TotalRate = None
     burstiness: Burstiness = None
     trace: Annotated[

@@ -12,7 +12,7 @@ from annotated_types import Interval
 from planner import planning
 from planner.commands import options as opt
 from planner.commands.declare import COMMANDS, Option, command, taken
-from planner.commands.load import gpus_in, planned_load, rivals, stock_of
+from planner.commands.load import gpus_in, planned_load, rivals, stock_of, with_use_case
 from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError
 from planner.planning import defaults
@@ -83,7 +83,8 @@ def recommend_plans(
 
     directory = _directory(output, force)
     stated = _stated(options)
-    options = dict(stated)
+    options, of_case = with_use_case(stated)
+    written_out = dict(options)
     searched, size = taken(options, SearchOptions), taken(options, opt.SizeOptions)
     given = taken(options, opt.PlannedLoad) | taken(options, ClosedLoop)
     load, targets = planned_load(given, size, options.get("scheduling_policy"))
@@ -135,10 +136,10 @@ def recommend_plans(
         rankings,
         tuple(_picked(search, ranking, pick) for ranking in rankings),
         pick,
-        _defaults_taken({**stated, "model": model, "gpu": gpu}, targets),
+        _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets),
         command_line or shlex.join(_words({**names, **stated})),
         wrote=directory is not None,
-        remarks=(*asked.notes, *load.notes),
+        remarks=(*of_case, *asked.notes, *load.notes),
         explain=explain,
         disaggregated=disaggregated,
     )

@@ -20,7 +20,7 @@ from planner.output.tables.shared import batch_in_words, counted, layout_in_word
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.resources import data_dir
 from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US
-from planner.workload import OF_A_REQUEST
+from planner.workload import NAMED, OF_A_REQUEST, use_cases
 
 #: Key in the plan's ``memory``, name, colour.
 PIECES = (
@@ -501,8 +501,14 @@ class Played:
 
 def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequence[tuple[str, str]]) -> str:
     """The whole page; ``gpus`` are ids with their full names."""
-    context = {"asked": asked, "answer": answer, "models": models, "gpus": gpus, "planner_version": __version__}
-    return _render("page.html.j2", context)
+    presets: dict[str, dict[str, Any]] = {}
+    for name, load in NAMED.items():  # a load of several turns has no lengths to fill in
+        lengths = {"input_len": load.input_len, "output_len": load.output_len}
+        case = {field: value for field, value in use_cases()[name].items() if field != "source"}
+        rest = {**dict.fromkeys(PROMISE, ""), "percentile": "95", "goal": defaults.GOAL}
+        presets[name] = lengths | rest | case
+    context = {"asked": asked, "answer": answer, "models": models, "gpus": gpus, "use_cases": presets}
+    return _render("page.html.j2", {**context, "planner_version": __version__})
 
 
 def style() -> str:

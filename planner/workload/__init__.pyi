@@ -34,3 +34,4 @@ from .targets import parse_percentile as parse_percentile
 from .targets import parse_slos as parse_slos
 from .targets import refuse_gaps_of_one_token as refuse_gaps_of_one_token
 from .targets import targets_in_words as targets_in_words
+from .targets import use_cases as use_cases

@@ -523,4 +523,6 @@ NAMED: dict[str, NamedWorkload] = {
     "code": NamedWorkload(2048, 64, 0.5, "the code around the cursor, a few lines to go on with"),
     "agent": NamedWorkload(8192, 256, 0.5, "what one step of an agent adds to its context, one call of a tool"),
     "reasoning": NamedWorkload(1024, 8192, 0.5, "a problem, thousands of tokens of thought before the answer"),
+    "offline": NamedWorkload(2000, 500, 0.5, "a batch of documents, a paragraph about each"),
+    "mlperf-interactive": NamedWorkload(778, 128, 0.0, "MLPerf's news articles for Llama-3.1-8B, three sentences each"),
 }

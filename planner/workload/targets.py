@@ -8,11 +8,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 from planner.errors import InputError
+from planner.resources import data_dir
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 
 DEFAULT_PERCENTILE = 95.0  #: of the targets; beyond, a replay and a benchmark show a few requests only
@@ -135,3 +138,11 @@ def refuse_gaps_of_one_token(slos: Sequence[Slo], output_len: int) -> None:
 
 def targets_in_words(slos: Sequence[Slo]) -> str:
     return " and ".join(map(str, slos)) or "no target"
+
+
+@cache
+def use_cases() -> Mapping[str, Mapping[str, Any]]:
+    """Return targets in ms by name of a workload, with their source; some with a percentile or a goal."""
+    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
+    cases: dict[str, dict[str, Any]] = tomllib.loads(text)["use_cases"]
+    return cases

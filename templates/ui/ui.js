@@ -3,7 +3,7 @@
 // (/live), then, when all is quiet, a search (/answer). The address always holds the state. Without this file the form
 // works by its button.
 const form = document.getElementById("ask"), answer = document.getElementById("answer");
-const status = document.getElementById("status");
+const status = document.getElementById("status"), useCase = document.getElementById("use-case");
 let searching = null, living = false, again = false, quiet = 0;
 
 function asked() {
@@ -64,7 +64,8 @@ function changed(event) {
   arrange();
   history.replaceState(null, "", "/?" + asked());
   clearTimeout(quiet);
-  const field = event.target;
+  const field = event.target, name = field.name || field.previousElementSibling.name;  // a slider has none
+  if (field !== useCase && name in JSON.parse(useCase.value)) useCase.value = "{}";
   if (field.closest("[data-live]") && !("search" in field.dataset)) live();
   quiet = setTimeout(() => { if (form.checkValidity()) search(); }, 450);
 }
@@ -98,6 +99,12 @@ for (const field of form.querySelectorAll("[data-slider]")) {
   field.after(slider);
   mirror();
 }
+useCase.addEventListener("input", () => {
+  for (const [name, value] of Object.entries(JSON.parse(useCase.value))) {
+    form.elements[name].value = value;
+    form.elements[name].dispatchEvent(new Event("input"));  // moves its slider
+  }
+});
 form.addEventListener("input", changed);
 form.addEventListener("submit", event => { event.preventDefault(); clearTimeout(quiet); search(); });
 arrange();

@@ -160,6 +160,18 @@ def test_targets_move_too(browser: Browser, address: str) -> None:
     until(page, "document.querySelectorAll('#levels tbody tr').length === 3")  # 50, 80 and 95 % confidence
 
 
+def test_a_use_case_fills_the_form(browser: Browser, address: str) -> None:
+    page = opened(browser, f"{address}&{STATE}&e2el=9000", viewport=PHONE).page
+    page.select_option("#use-case", label="rag")
+    until(page, "location.search.includes('ttft=1000')")
+    fields = {"input_len": "4096", "output_len": "256", "ttft": "1000", "tpot": "40", "e2el": "", "percentile": "95"}
+    assert {name: page.input_value(f"#{name}") for name in fields} == fields
+    assert page.get_by_label("Prompt tokens, slider").get_attribute("aria-valuetext") == "4096"
+    until(page, "document.querySelectorAll('.targets li').length === 2")
+    page.fill("#tpot", "50")
+    assert page.input_value("#use-case") == "{}"
+
+
 def test_the_keyboard_alone_is_enough(browser: Browser, address: str) -> None:
     """Tab reaches every control in the order of the page; keys choose a model, open the GPUs, take another, search."""
     page = opened(browser, f"{address}&{STATE}", viewport=DESKTOP).page

@@ -45,6 +45,7 @@ from planner import (
     write_scripts,
 )
 from planner.engine import SETTINGS
+from planner.workload import NAMED, named_sessions, use_cases
 
 ROOT = Path(__file__).parents[2]
 NOUNS = (Serving, Load, Fit, Prediction, Capacity)
@@ -253,6 +254,9 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         (lambda: recommend_plans(LLAMA, "h100", tensor_parallel_size=2), "it is searched", "leave it out"),
         (lambda: recommend_plans(LLAMA, "h100", goal="fast"), "unknown goal 'fast'", "recommend"),
         (lambda: recommend_plans(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
+        (lambda: recommend_plans(LLAMA, "h100", use_case="chatt"), "unknown workload", "chat"),
+        (lambda: recommend_plans(LLAMA, "h100", use_case="rag", workload="chat"), "--use-case and --workload", "leave"),
+        (lambda: size_fleet(LLAMA, "h100", use_case="offline"), "no load is given", "--request-rate"),
         (lambda: predict_serve(LLAMA, "h100", workload="chat", input_len=9), "--workload and --random", "leave one"),
         (lambda: predict_serve(LLAMA, "h100", workload="coding-agent"), "--workload coding-agent", "--request-rate"),
         (lambda: predict_serve(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
@@ -285,6 +289,45 @@ def test_a_workload_by_name_is_its_lengths() -> None:
         compare_gpus(LONG, "h100", workload="rag", max_concurrency=4).to_json()
         == compare_gpus(LONG, "h100", **lengths, max_concurrency=4).to_json()
     )
+
+
+def test_a_use_case_is_a_workload_with_targets() -> None:
+    """The figures of MLPerf and of the table in docs/guide/speed.md; what is given wins."""
+    of_case: Any = {"ttft": 500, "tpot": 30, "percentile": 99}  # loadgen/mlperf.conf, llama3.1-8b-interactive
+    lengths: Any = {"input_len": 778, "output_len": 128}
+    fleet = size_fleet(LLAMA, "h100", use_case="mlperf-interactive", request_rate=20)
+    assert (
+        fleet.to_dict()
+        == size_fleet(LLAMA, "h100", workload="mlperf-interactive", request_rate=20, **of_case).to_dict()
+    )
+    assert str(fleet.record.search.objective.slos[0]) == "p99 TTFT of 500 ms"
+    longer = recommend_plans(LLAMA, "h100", use_case="mlperf-interactive", output_len=256, tpot=25, speculation=False)
+    same = {**of_case, **lengths, "output_len": 256, "tpot": 25}
+    assert longer.plans == recommend_plans(LLAMA, "h100", **same, speculation=False).plans
+    assert "--use-case mlperf-interactive --tpot 25" in longer.command.replace(" --random-output-len 256", "")
+    classes: Any = ("short=1:100:50", "long=1:2000:500,ttft=900")
+    mixed = size_fleet(LLAMA, "h100", use_case="chat", classes=[Load.parse(one) for one in classes])
+    assert list(map(str, mixed.record.search.objective.slos)) == [
+        "p95 TTFT of 500 ms for short", "p95 TPOT of 40 ms for short", "p95 TTFT of 900 ms for long",
+    ]  # fmt: skip
+    batch = recommend_plans(LLAMA, "h100", use_case="offline", speculation=False)
+    assert batch.objective.goal == "max-throughput" and not batch.objective.slos
+
+
+def test_use_cases_are_those_of_the_guide() -> None:
+    page = (ROOT / "docs/guide/speed.md").read_text("utf-8").partition("| workload |")[2]
+    rows = re.findall(r"^\| `([\w-]+)`[^|]*\|(.+)\|$", page, re.M)
+    told = {name: [float(cell.strip().replace(",", "") or 0) for cell in cells.split("|")] for name, cells in rows}
+    for name, load in NAMED.items():
+        case = use_cases()[name]
+        assert told[name] == [
+            load.input_len,
+            load.output_len,
+            load.range_ratio,
+            case.get("ttft", 0),
+            case.get("tpot", 0),
+        ]
+    assert use_cases().keys() == NAMED.keys() | named_sessions().keys()
 
 
 def test_a_workload_of_turns_finds_what_was_there() -> None:
