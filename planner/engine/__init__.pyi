@@ -21,7 +21,9 @@ from .features import uses_latent_attention as uses_latent_attention
 
 # Drafted tokens
 from .resolution import FLAG as FLAG
+from .resolution import IN_STEP as IN_STEP
 from .resolution import RATE_FLAG as RATE_FLAG
+from .resolution import UNTIMED as UNTIMED
 from .resolution import assumed_acceptance as assumed_acceptance
 from .resolution import read_drafts as read_drafts
 from .resolution import searched_drafts as searched_drafts

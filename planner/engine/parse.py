@@ -11,6 +11,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import isfinite
@@ -36,7 +37,8 @@ from planner.engine.flags import (
     value_status,
 )
 from planner.engine.published import options_version
-from planner.engine.resolution import parse_speculative_config
+from planner.engine.resolution import FLAG as DRAFTS
+from planner.engine.resolution import UnmodelledDraftsError, parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
@@ -288,6 +290,7 @@ class _LineReader:
         self.named: str | None = None  #: by --model, which a positional one overrules
         self.longest_context = False
         self.num_scheduler_steps = 1
+        self.drafts: dict[str, Any] = {}  #: keys of --speculative-config.KEY
         self.options: dict[str, str] = {}  #: whole names with their values, the last of equal ones
         self.problems: list[FlagProblem] = []
         self.not_simulated: list[str] = []
@@ -352,6 +355,10 @@ class _LineReader:
         elif flag in _SWITCHES:
             name, value = _SWITCHES[flag]
             self.settings[name] = value if not values else value == (values[0].lower() == "true")
+        elif flag == DRAFTS and key and values:
+            with suppress(ValueError):  # text that is no JSON is itself, as vLLM reads it (``argparse_utils.py``)
+                values = [json.loads(values[0])]
+            self.drafts[key.removeprefix(".")] = values[0]
         elif flag in _ROWS:
             self.set(flag, values)
         elif flag in _LOAD and self.command != "serve":
@@ -363,10 +370,11 @@ class _LineReader:
         model, tokens = (self.options.get(flag) for flag in ("--speculative-model", "--num-speculative-tokens"))
         if model and tokens and {"--speculative-model", "--num-speculative-tokens"} <= self.known:
             count = tokens if (number := whole_number(tokens)) is None else number
-            text = json.dumps({"model": model, "num_speculative_tokens": count})
-            self._set_row("--speculative-config", text)
+            self.drafts = {"model": model, "num_speculative_tokens": count}
             for flag in ("--speculative-model", "--num-speculative-tokens"):
                 self.others.pop(flag, None)
+        if self.drafts:
+            self._set_row(DRAFTS, json.dumps(self.drafts))
         drafts = self.settings.get("speculative_config")
         if drafts and self.num_scheduler_steps > 1:  # arg_utils.py, create_engine_config, until multi-step went
             cause = "speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"
@@ -399,6 +407,9 @@ class _LineReader:
             self.settings[row.name] = _count(value) if row.scaled else reader(value)
         except (ValueError, OverflowError):  # OverflowError: digits beyond any float
             self.problems.append(FlagProblem(flag, f"{value[:40]!r} is not a number"))
+        except UnmodelledDraftsError:
+            self.others[flag] = value
+            self.not_simulated.append(flag)
         except InputError as error:  # of a configuration in JSON
             self.problems.append(FlagProblem(flag, error.cause.removeprefix(flag).lstrip(": "), error.hint))
 

@@ -343,7 +343,7 @@ class _Resolver:
         pipelined = self.args.pipeline_parallel_size > 1 and not features.async_scheduling_with_pipeline
         method = self.args.speculative_config.method if self.args.speculative_config else ""
         refusals = {
-            f"refuses it with drafts by {method}": (method in ("ngram", "suffix"), ""),
+            f"refuses it with drafts by {method}": (method in IN_STEP, ""),
             f"({features.engine}) does not have it (not before 0.10.0)": (
                 not features.async_scheduling_exists, ", or choose a newer --engine-version",
             ),
@@ -499,7 +499,19 @@ METHODS: dict[str, SpeculativeMethod] = {
     "mtp": "mtp", "draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "ngram": "ngram",
     "[ngram]": "ngram", "suffix": "suffix",
 }  # fmt: skip
+IN_STEP = ("ngram", "suffix")  #: methods that vLLM refuses beside asynchronous scheduling
+#: Keys of ``--speculative-config`` that change how many tokens are drafted or verified from step to step.
+UNTIMED = frozenset((
+    "disable_by_batch_size", "num_speculative_tokens_per_batch_size", "parallel_drafting", "quantization",
+    "enable_adaptive_verification", "speculative_token_tree",
+))  # fmt: skip
+#: Methods of vLLM 0.32 (``config/speculative.py``) whose memory and time are not modelled.
+UNMODELLED = ("custom_class", "dflash", "dspark", "extract_hidden_states", "medusa", "mlp_speculator", "ngram_gpu")
 _EXAMPLE = f'such as {FLAG} \'{{"method": "mtp", "num_speculative_tokens": 1}}\''
+
+
+class UnmodelledDraftsError(InputError):
+    """vLLM has the method of the drafts, and its memory is not known here."""
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
@@ -578,21 +590,21 @@ def searched_drafts(model: Model, resolved: str) -> Iterator[SpeculativeConfig]:
 
 
 def assumed_acceptance(drafts: SpeculativeConfig, resolved: str) -> SpeculativeConfig | None:
-    """Return ``drafts`` with the acceptance published for such models; None where they are not by MTP modules."""
-    if drafts.method != "mtp":
+    """Return ``drafts`` with the acceptance published for such models; None where none is, as of draft models."""
+    published = _published_rates(resolved, drafts.method)
+    if not published or UNTIMED & json.loads(drafts.text).keys():
         return None
-    published = _published_rates(resolved)
     nearest = min(published, key=lambda tokens: abs(tokens - drafts.num_speculative_tokens))
     expected, *ends = (with_acceptance(drafts, str(rate)) for rate in published[nearest])
     low, high = (end.acceptance_length for end in ends)
     return replace(expected, acceptance_range=(low, high))
 
 
-def _published_rates(resolved: str) -> dict[int, list[float]]:
+def _published_rates(resolved: str, method: str = "mtp") -> dict[int, list[float]]:
     """Share of drafted tokens accepted (expected, 5 %, 95 %) by their number, of the checkpoint's family."""
-    rows = tomllib.loads((package_dir("engine") / "acceptance.toml").read_text(encoding="utf-8"))["mtp"]
+    table = tomllib.loads((package_dir("engine") / "acceptance.toml").read_text(encoding="utf-8"))
     name = resolved.split("/")[-1].lower()
-    rates = next(row["rates"] for row in rows if re.match(row["models"], name))
+    rates: dict[str, Any] = next((row["rates"] for row in table.get(method, ()) if re.match(row["models"], name)), {})
     return {int(tokens): shares for tokens, shares in rates.items()}
 
 
@@ -636,7 +648,8 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
     known = METHODS.get(str(named)) or ("mtp" if str(named).endswith("_mtp") else None)
     if known is None:
         cause = f"{FLAG}: the memory of method {named!r} is not known"
-        raise InputError(cause, hint=f"one of: {', '.join(dict.fromkeys(METHODS))}")
+        kind = UnmodelledDraftsError if named in UNMODELLED else InputError
+        raise kind(cause, hint=f"one of: {', '.join(dict.fromkeys(METHODS))}")
     return known
 
 

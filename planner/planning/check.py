@@ -114,6 +114,11 @@ class Served:
         return self.deployment.config
 
     @property
+    def launched(self) -> engine.EngineConfig:
+        """The settings with the line's drafts, where they are not timed."""
+        return _with_drafts(self.config, self.line.args.speculative_config if self.line else None)
+
+    @property
     def result(self) -> dict[str, Any]:
         return self.prediction.result
 
@@ -131,7 +136,7 @@ class Served:
         added = {
             name: value for name, value in recipe.items() if name.removeprefix("--").removeprefix("no-") not in said
         }
-        words = engine.serve_argv(self.config, self.model, host=host, port=port, extra=added)
+        words = engine.serve_argv(self.launched, self.model, host=host, port=port, extra=added)
         shown = {name: "REDACTED" if is_secret(value, name) else value for name, value in others.items()}
         kept = (word for name, value in shown.items() for word in (name, *engine.option_values(name, value)))
         own = (word for word in words if not word.startswith("--") or word[2:].removeprefix("no-") not in said)
@@ -221,7 +226,7 @@ class LineVerdict:
 
     def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:
         """Settings in which ``plan`` differs from the line: name -> (the line's, the plan's)."""
-        planned = {"model": plan.model, **{name: getattr(plan.config, name) for name in SETTINGS}}
+        planned = {"model": plan.model, **{name: getattr(plan.launched, name) for name in SETTINGS}}
         line = {"model": self.model, **self.settings}
         return {name: (value, planned[name]) for name, value in line.items() if value != planned[name]}
 
@@ -304,12 +309,17 @@ def _further_refusals(line: engine.ServeLine, serving: Serving, error: PlannerEr
             return
 
 
-def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:
-    """The engine that is timed: with drafts by MTP accepted as published, and without other drafts."""
+def _timed_drafts(serving: Serving) -> engine.SpeculativeConfig | None:
     drafts = serving.args.speculative_config
-    if drafts and not drafts.acceptance_rates:
+    if not drafts or drafts.acceptance_rates:
+        return drafts
+    return engine.assumed_acceptance(drafts, serving.resolved.resolved)
+
+
+def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:
+    """The engine that is timed: with drafts accepted as published, and without those whose acceptance is not."""
+    if (drafts := _timed_drafts(serving)) != serving.args.speculative_config:
         decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
-        drafts = engine.assumed_acceptance(drafts, serving.resolved.resolved)
         serving = serving.changed(speculative_config=drafts, engine_version=decided)
     deployment = serving.engine_of(bench)
     if deployment.config.engine != "V0" or serving.profile.platform == "cpu":  # there vLLM takes one step at a time
@@ -432,14 +442,24 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     given, line = answer.line.args, answer.serving
     named = " ".join(error.cause for error in answer.refusals)
     kept = {name: getattr(given, name) for name in FUNCTIONAL if engine.flag_of(name) not in named}
-    if answer.served:  # the line's drafts stay, as far as they are timed
-        kept["speculative_config"] = answer.served.config.speculative_config
+    drafts = None if engine.flag_of("speculative_config") in named else given.speculative_config
+    if drafts:
+        kept["speculative_config"] = _timed_drafts(line.changed(speculative_config=drafts))
     args = engine.EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
-    serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local)
+    serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local, basis=line.basis)
     (ranking,) = Search(Space((serving,), gpus_per_node=gpus), asked.objective(workload)).run()
     least = 1 if asked.gpus or not gpus else gpus
     alone = (c for c in ranking.candidates if c.servers == 1 and least <= c.num_gpus <= (gpus or inf))
-    return replace(ranking, candidates=tuple(c for c in alone if c.deployment.checked.fits))
+    engines = ((c, replace(c.deployment, config=_with_drafts(c.deployment.config, drafts))) for c in alone)
+    return replace(ranking, candidates=tuple(c for c, drafting in engines if drafting.checked.fits))
+
+
+def _with_drafts(config: engine.EngineConfig, drafts: engine.SpeculativeConfig | None) -> engine.EngineConfig:
+    """The settings with drafts that are not timed; vLLM schedules those of some methods in step."""
+    if not drafts or config.speculative_config:
+        return config
+    alone = config.async_scheduling and drafts.method not in engine.IN_STEP
+    return replace(config, speculative_config=drafts, async_scheduling=alone)
 
 
 def _context(answer: LineVerdict) -> int | None:

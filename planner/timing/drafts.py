@@ -16,7 +16,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.engine import FLAG, RATE_FLAG, SpeculativeConfig
+from planner.engine import FLAG, RATE_FLAG, UNTIMED, SpeculativeConfig
 from planner.errors import InputError
 from planner.hardware import constant
 from planner.memory import known_draft, module_mixer
@@ -24,14 +24,6 @@ from planner.model import Component, Layer, Model, Quantization, Weight, mtp_pro
 from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import Calibration, efficiency_for
 from planner.timing.step import Batch, OperatorTime, StepBreakdown, StepModel
-
-#: Keys of ``--speculative-config`` that change how many tokens are drafted or verified from step to step.
-UNTIMED = frozenset(
-    (
-        "disable_by_batch_size", "num_speculative_tokens_per_batch_size", "parallel_drafting", "quantization",
-        "enable_adaptive_verification", "speculative_token_tree",
-    )
-)  # fmt: skip
 
 
 class SpeculativeStep:

@@ -1,20 +1,31 @@
 """Drafts by a model's own MTP modules in searches: acceptance as published, off where they do not help."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import error_of, run
 
 from planner import Load, Serving, check_command, recommend_plans
-from planner.engine import assumed_acceptance, features_of, graph_batches, read_drafts, searched_drafts
+from planner.engine import (
+    assumed_acceptance,
+    features_of,
+    graph_batches,
+    parse_version,
+    read_drafts,
+    read_line,
+    searched_drafts,
+)
 from planner.planning import read_plan
 from planner.planning.check import redeploy
 from planner.planning.plan import PlanFile
 from planner.planning.predict import Prediction
 
 GLM = "zai-org/GLM-4.6-FP8"
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 LOAD = {"input_len": 1024, "output_len": 1024}
 
 
@@ -113,9 +124,49 @@ def test_line_with_mtp_is_timed_with_published_acceptance_and_keeps_it() -> None
     assert "with MTP 1, accepting 1.8 tokens per step, as published" in with_drafts.to_dict()["notes"]
 
 
-def test_acceptance_of_other_drafts_is_not_assumed() -> None:
-    eagle = read_drafts('{"method": "eagle3", "model": "x/y", "num_speculative_tokens": 2}')
-    assert eagle is not None and assumed_acceptance(eagle, GLM) is None
+@pytest.mark.parametrize(
+    ("drafts", "model", "length"),
+    [  # published chat lengths of facts gathered 2026-11; vLLM traces of ShareGPT for n-grams
+        ({"method": "eagle3", "model": "x/y", "num_speculative_tokens": 3}, LLAMA, 2.75),
+        ({"method": "eagle3", "model": "x/y", "num_speculative_tokens": 2}, GLM, 2.05),
+        ({"method": "eagle", "model": "x/y", "num_speculative_tokens": 2}, GLM, 1.9),
+        ({"method": "ngram", "num_speculative_tokens": 5}, LLAMA, 1.45),
+        ({"model": "meta-llama/Llama-3.2-1B", "num_speculative_tokens": 5}, GLM, None),
+        ({"method": "mtp", "num_speculative_tokens": 1, "disable_by_batch_size": 8}, GLM, None),
+    ],
+)  # fmt: skip
+def test_acceptance_is_assumed_where_it_is_published(drafts: dict[str, Any], model: str, length: float | None) -> None:
+    given = read_drafts(drafts)
+    assert given is not None
+    assumed = assumed_acceptance(given, model)
+    assert (assumed and pytest.approx(assumed.acceptance_length, abs=0.01)) == length
+    assert assumed is None or assumed.acceptance_deviation > 0.05
+
+
+@pytest.mark.parametrize(
+    ("drafts", "note"),
+    [
+        ('{"method":"ngram","num_speculative_tokens":5,"prompt_lookup_max":4}', "with NGRAM 5, accepting 1.5 tokens"),
+        ('{"model":"meta-llama/Llama-3.2-1B-Instruct","num_speculative_tokens":5}', "speed does not"),
+        ('{"method":"suffix","num_speculative_tokens":8}', "speed does not"),
+        ('{"method":"dspark","num_speculative_tokens":7}', "not simulated: --speculative-config"),
+    ],
+)
+def test_check_keeps_drafts_of_each_method(drafts: str, note: str) -> None:
+    answer = check_command(f"vllm serve {LLAMA} --max-num-seqs 16 --speculative-config '{drafts}'", "h200").to_dict()
+    assert answer["starts"] and any(note in one for one in answer["notes"])
+    assert answer["better"]
+    for plan in answer["better"]:
+        again = check_command(plan["command"], "h200").to_dict()
+        assert again["starts"] and shlex.quote(drafts) in plan["command"]
+
+
+def test_options_of_drafts_one_by_one_are_those_in_json() -> None:
+    dotted = "--speculative-config.method mtp --speculative-config.num_speculative_tokens=1"
+    words = f"vllm serve {GLM} --tensor-parallel-size 8 {dotted}".split()
+    line = read_line(words, parse_version("0.32.0"))
+    assert line.args.speculative_config == read_drafts({"method": "mtp", "num_speculative_tokens": 1})
+    assert not line.problems and not line.others
 
 
 def test_benchmark_line_has_vllm_accept_as_predicted(tmp_path: Path) -> None:

@@ -309,8 +309,9 @@ def _basis(record: LineVerdict) -> Iterator[str]:
 
 def _caveats(record: LineVerdict) -> Iterator[str]:
     drafts = record.line.args.speculative_config
-    timed = record.served and record.served.config.speculative_config
     if drafts and not drafts.acceptance_rates:
+        one = record.served or next(record.better(), None)
+        timed = one and one.config.speculative_config
         if timed:
             yield f"with {timed.words}, accepting {timed.acceptance_length:.1f} tokens per step, as published"
         else:
