@@ -10,7 +10,7 @@ from annotated_types import Interval
 from planner import planning
 from planner.commands import options as opt
 from planner.commands.declare import Option, command, taken
-from planner.commands.load import gpus_in, planned_load, rivals, stock_of, stocks, with_use_case
+from planner.commands.load import LENGTHS, gpus_in, planned_load, rivals, stock_of, stocks, with_use_case
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.planning import defaults
@@ -27,6 +27,8 @@ def _fleet(text: str, *names: str, **settings: Any) -> Any:
     return Option(*names, panel=FLEET, help=text, **settings)
 
 
+#: Options that the command of one server does not repeat.
+LOAD_AND_STOCK = (*LENGTHS, "workload", "trace", "classes", "request_rate", "budget", "have", "price")
 OutputDir = Annotated[
     str | None, _fleet("Write launch scripts for disaggregated prefill/decode.", "-o", "--output", metavar="DIR")
 ]
@@ -73,12 +75,14 @@ def size_fleet(
     ``answer.fleets`` are all fleets, the best first. Raises InputError for an impossible load, target or price, and
     what ``Serving`` raises.
     """
+    from planner.commands.recommend import typed
     from planner.output import FleetAnswer, note, write_folder
     from planner.planning import Objective, Search, Space, Terms, disaggregate, parse_prices, plan_fleets
     from planner.workload import Load
 
     options, of_case = with_use_case(options)
     options.pop("goal", None)  # of a use case without targets
+    of_recommend = tuple(typed({name: value for name, value in options.items() if name not in LOAD_AND_STOCK}))[2:]
     given, size, fleet = (taken(options, group) for group in (opt.PlannedLoad, opt.SizeOptions, FleetOptions))
     transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
     if transfer_gb_per_s is not None and not divide:
@@ -116,9 +120,8 @@ def size_fleet(
         assert one is not None
         sent_bytes_per_s = transfer_gb_per_s and transfer_gb_per_s * GB
         divided.append(disaggregate(each.solver.search, kind.candidate, one, rate, sent_bytes_per_s))
-    answer = FleetAnswer.of(
-        fleets, tuple(divided), (*of_case, *first.notes), (*load.notes, *first.resolved.notes), explain
-    )
+    notes = ((*of_case, *first.notes), (*load.notes, *first.resolved.notes))
+    answer = FleetAnswer.of(fleets, tuple(divided), *notes, explain, of_recommend)
     files = answer.split_files(command_line) if output is not None else {}
     if output is not None and files:
         write_folder(Path(output), files, force=force)

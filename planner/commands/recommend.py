@@ -137,7 +137,7 @@ def recommend_plans(
         tuple(_picked(search, ranking, pick) for ranking in rankings),
         pick,
         _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets),
-        command_line or shlex.join(_words({**names, **stated})),
+        command_line or shlex.join(typed({**names, **stated})),
         wrote=directory is not None,
         remarks=(*of_case, *asked.notes, *load.notes),
         explain=explain,
@@ -270,12 +270,15 @@ def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dic
     return {name: value for name, value in taken.items() if stated.get(name) is None}
 
 
-def _words(given: Mapping[str, Any]) -> Iterator[str]:
+def typed(given: Mapping[str, Any]) -> Iterator[str]:
+    """Return the words of the command line that gives these options; the model has no name. Others are left out."""
     yield from ("planner", "recommend")
     declared = COMMANDS["recommend"].parameters
     for name, value in given.items():
         if not name:
             yield value
+        elif name not in declared:
+            continue
         elif isinstance(value, bool):
             if value or name in ("enable_prefix_caching", "speculation"):
                 yield flag_of(name) if value else flag_of(f"no_{name}")
@@ -286,4 +289,4 @@ def _words(given: Mapping[str, Any]) -> Iterator[str]:
                 yield from (declared[name].flag, getattr(one, "word", one))
         else:
             yield flag_of(name)
-            yield ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            yield ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).removesuffix(".0")

@@ -466,3 +466,18 @@ def _text(annotation: Any) -> str:
 
 if __name__ == "__main__":
     GOLDEN.write_text("".join(f"{line}\n" for line in _signatures()), encoding="utf-8")
+
+
+def test_the_command_of_one_server_repeats_what_the_fleet_was_asked() -> None:
+    """Else the two plan different servers: lengths that vary, a percentile, a version, a search without drafts."""
+    asked: Any = {"ttft": 900, "percentile": "99", "confidence": 0.95, "headroom": 0.2, "engine_version": "0.27.1"}
+    fleet = size_fleet(LLAMA, "h100", workload="chat", request_rate=20, speculation=False, **asked)
+    line = " ".join(str(fleet).partition("$ ")[2].replace("\\\n", " ").split())
+    assert line.startswith(f"planner recommend {LLAMA} --gpu h100-sxm --request-rate 20 --random-input-len 1024")
+    for words in (
+        "--random-range-ratio 0.5", "--ttft 900", "--percentile 99", "--confidence 0.95", "--headroom 0.2",
+        "--no-speculation", "--engine-version 0.27.1 -o plans",
+    ):  # fmt: skip
+        assert words in line
+    again = run(*line.removesuffix(" -o plans").split()[1:])
+    assert f"{fleet.fleets[0].gpus} x H100" in again.out.partition("\n")[0]

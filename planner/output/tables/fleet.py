@@ -13,7 +13,7 @@ from planner.output.render import SPACE, Column, command_lines, known_table, tab
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
 from planner.units import MB, MS, figure
-from planner.workload import DEFAULT_PERCENTILE, targets_in_words
+from planner.workload import targets_in_words
 
 USD_PER_1M = "usd_per_million_output_tokens"
 START = (
@@ -61,6 +61,7 @@ class FleetAnswer(Answer):
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
     explain: bool = False
+    stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without the load
 
     @classmethod
     def of(cls, record: planning.Fleets, *more: Any) -> FleetAnswer:
@@ -131,11 +132,25 @@ class FleetAnswer(Answer):
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
         yield from shared.items("-", [*_reasons(fleets, best), *_certainty(best)])
         yield from shared.items("-", map(needs_words, self._split[:2]))
-        yield from command_lines({}, _next_command(best))
+        yield from command_lines({}, self._next_command(best))
 
     @property
     def _split(self) -> list[planning.Disaggregated]:
         return [plan for plan in self.divided if isinstance(plan, planning.Disaggregated)]
+
+    def _next_command(self, best: planning.Fleet) -> list[str]:
+        search, demand = best.solver.search, best.busiest.demand
+        demand = planning.times(demand, 1 / (1 + best.solver.headroom))
+        lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
+        if demand.classes:
+            load = tuple(word for one in demand.classes for word in ("--class", one.word))
+        else:
+            rate = ("--request-rate", f"{demand.request_rate:g}")
+            varied = ("--random-range-ratio", f"{demand.range_ratio:g}") if demand.range_ratio else ()
+            known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *rate)
+            load = known if demand.reused else (*rate, *lengths, *varied)
+        gpu = best.busiest.kind.profile.id
+        return ["planner", "recommend", search.space.model.requested, "--gpu", gpu, *load, *self.stated, "-o", "plans"]
 
     def split_files(self, command: str) -> dict[str, str]:
         """Scripts that launch both sides, of several GPUs in a folder each; empty where none is divided."""
@@ -263,34 +278,6 @@ def _certainty(best: planning.Fleet) -> Iterator[str]:
         run, then = best.measure_next
         change = f"reduce the fleet from {best.gpus:,} to {then.gpus:,} GPUs"
         yield shared.measure_next("vllm bench serve on one of these servers", run, change)
-
-
-def _next_command(best: planning.Fleet) -> list[str]:
-    search, pool = best.solver.search, best.busiest
-    kind, args = pool.kind, search.space.args
-    demand = planning.times(pool.demand, 1 / (1 + best.solver.headroom))
-    words = ["planner", "recommend", search.space.model.requested, "--gpu", kind.profile.id]
-    lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
-    if demand.classes:
-        words += [word for one in demand.classes for word in ("--class", one.word)]
-        words += ["--scheduling-policy", args.scheduling_policy] if args.scheduling_policy else []
-    else:
-        rate = ("--request-rate", f"{demand.request_rate:g}")
-        known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *rate)
-        words += known if demand.reused else (*rate, *lengths)
-    if search.objective.targets and search.objective.targets.router:
-        words += ["--router", search.objective.router]
-    if args.kv_offloading_size:
-        words += ["--kv-offloading-size", f"{args.kv_offloading_size:g}"]
-    own = {one.name for one in demand.classes if one.limits_ms}
-    of_all = {slo.metric: slo.limit_ms for slo in best.solver.objectives[pool.place].slos if slo.group not in own}
-    words += [word for metric, limit_ms in of_all.items() for word in (f"--{metric}", f"{limit_ms:g}")]
-    objective = search.objective
-    words += ["--headroom", f"{objective.headroom:g}"] if objective.headroom else []
-    words += ["--spares", str(objective.spares)] if objective.spares else []
-    for percentile in {slo.percentile for slo in search.objective.slos} - {DEFAULT_PERCENTILE}:
-        words += ["--percentile", "mean" if percentile is None else f"{percentile:g}"]
-    return [*words, "-o", "plans"]
 
 
 def _servers_words(fleet: planning.Fleet) -> str:
