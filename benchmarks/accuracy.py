@@ -11,8 +11,6 @@ found without the same runs. Takes some ten minutes on two cores. With ``--steps
 steps that the fit to all runs replayed: right but for queues that grow with the time of a step.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import datetime

@@ -4,8 +4,6 @@ The items come from the documents' own text: real bash runs their code blocks, i
 that writes down its words and its variables; tables, results and scores are read as they are printed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -14,8 +14,6 @@ Predictions come from fits that saw no run of the same GPU, model, TP, weight dt
 by the TPOT that a measurement stays below with each of several confidences, as ``recommend --confidence`` does.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 from collections import defaultdict

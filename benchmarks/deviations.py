@@ -7,8 +7,6 @@ The second is the check of the first: a deviation that was learnt on the very ru
 It prints errors of the linear model, whose queues are those of the fit to all runs.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import defaultdict
 from collections.abc import Sequence

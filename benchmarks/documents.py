@@ -10,8 +10,6 @@ Left out of the fit is the group that a line belongs to: its GPU, model, TP, wei
 published it. Takes some five minutes on two cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator

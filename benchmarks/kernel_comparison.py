@@ -7,8 +7,6 @@ today's time of an operator over its table, beside the surface's; and whole step
 runs: surfaces for the operators that have one, today's times for small kernels, collectives, launches and the host.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator

@@ -8,8 +8,6 @@ rest of both files. Whole shapes are left out: a matrix (n, k), the experts of a
 tables are cached under the temporary folder.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import gzip

@@ -8,8 +8,6 @@ rank, the bytes of KV cache per token (logged cache over logged tokens, arithmet
 catalog lacks.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

@@ -10,8 +10,6 @@ blocks of a request, number of groups and printed tokens must be the same to the
 differs.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import random

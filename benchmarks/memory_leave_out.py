@@ -18,8 +18,6 @@ Printed are the errors of the KV cache tokens with the constants as shipped, wit
 and every log of the same kinds.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import statistics

@@ -12,8 +12,6 @@
 Exit status 1 when one is neither right nor refused, or a catalog entry differs from its config.
 """
 
-from __future__ import annotations
-
 import csv
 import shutil
 import sys

@@ -7,8 +7,6 @@ with and without ranks that share the tokens of the cache (DCP), and Kimi-K2 on 
 server was launched. These are predicted with each launch that its page names. They chose nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 from collections import defaultdict

@@ -11,8 +11,6 @@ each direction, from the end of the step whose launch submits it. Copies that ha
 loaded from the host, and all times have to be the same.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

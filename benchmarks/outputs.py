@@ -14,8 +14,6 @@ reword texts on purpose. ``record --only SUBSTRING`` runs the commands that cont
 Everything runs offline, in children of one process that has imported the checkout, each in an empty folder of its own.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import difflib

@@ -12,8 +12,6 @@ predicted, always the same ones, by what is shipped and after 1 and 3 runs::
     score      mean interval score of the logarithms (Gneiting and Raftery, JASA 102, 2007): less is better
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -6,8 +6,6 @@ PATH holds ``configs/ORG--NAME.json`` and ``params.csv``, whose ``computed_param
 building each model without storage. Prints every mismatch and a summary; exits 1 when one is not explained below.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

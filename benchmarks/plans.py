@@ -15,8 +15,6 @@ the largest concurrency whose TPOT is predicted to keep the target with the conf
     fleet     GPUs that the plan takes for a load / GPUs that its layout measurably needs for it
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import re

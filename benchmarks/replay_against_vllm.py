@@ -16,8 +16,6 @@ With asynchronous scheduling about one case in four hundred differs: there vLLM 
 ended, which the replay knows by priority only; and with ``--prefixes`` a preempted request may find a block less.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -4,8 +4,6 @@ python benchmarks/replay_speed.py
 python benchmarks/replay_speed.py --prefixes 1000000    # a trace with blocks that prompts share, and its memory
 """
 
-from __future__ import annotations
-
 import argparse
 import resource
 import time

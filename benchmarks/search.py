@@ -17,8 +17,6 @@ The closed form of an engine, and a margin on it, is what the search takes for a
 engines carry over theirs.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import time

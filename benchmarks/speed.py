@@ -6,8 +6,6 @@ Writes ``benchmarks/results/speed.md``. Machines differ and are shared: compare 
 bytecode, as they do where a package is installed. ``RUNS.csv`` adds the time of ``planner evaluate`` on it.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 import platform

@@ -8,8 +8,6 @@ memory come from the kernel (``getrusage`` of each child). Byte code is cached, 
 Results go to ``benchmarks/results/startup.json`` and ``.md``; exit status 1 when a target is missed.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

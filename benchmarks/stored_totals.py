@@ -8,8 +8,6 @@ multi-token-prediction modules where they are stored, so each checkpoint is comp
 closest is printed. A difference of 0 says that exactly the right matrices are read as quantised.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

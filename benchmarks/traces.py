@@ -8,8 +8,6 @@ a trace is kept::
 Mooncake's are in its repository (FAST25-release/traces); 40 %, 59 % and 66 % are in table 2 of its paper (FAST '25).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -17,8 +17,6 @@ Questions: the most output tokens/s per GPU; and the same under a limit of the m
 settings keep and some do not. ``--forecasts`` keeps the predictions, and reads them where the file exists.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -4,8 +4,6 @@ The terminal of some commands, charts of a report, intervals near saturation, an
 page of ``planner ui``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -4,8 +4,6 @@ An option that at least ``SHARED`` commands declare alike is listed once, under 
 shared options that it takes, or those that it lacks.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

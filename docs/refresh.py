@@ -23,8 +23,6 @@ that of the line of this name in benchmarks/results/accuracy.md, of a source (mo
 ``reference`` writes the lower part of docs/reference/commands.md.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

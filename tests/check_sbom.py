@@ -1,7 +1,5 @@
 """Judge a bill of materials: each installed package is in it with version and a permissive licence. ``make sbom``."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Deployables of fixed plans, and how each platform reads them: what reaches ``vllm`` in the end."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ another is kept as the lines that it has in place of ranges of the other. ``pyth
 what changed.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping

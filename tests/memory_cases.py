@@ -1,7 +1,5 @@
 """Models, GPUs and settings that the tests of memory share."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

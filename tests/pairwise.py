@@ -1,7 +1,5 @@
 """A small table in which every two levels of every two factors meet at least once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product

@@ -1,7 +1,5 @@
 """Small hand-made models, GPUs and engines for the tests of the physics; figures are those of public specifications."""
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans for a table of GPU x model x precision x goal x vLLM version, as ``planner recommend`` makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from pairwise import Row

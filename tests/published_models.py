@@ -4,8 +4,6 @@ Totals are the ``safetensors`` totals that the hub shows for the repository name
 than the model (tied heads, scales, MTP), the count of ``torch.nn.Module.parameters()`` of its own implementation.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 Json = dict[str, Any]

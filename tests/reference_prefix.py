@@ -3,8 +3,6 @@
 A block is found by all tokens from the beginning of its prompt to its own end.
 """
 
-from __future__ import annotations
-
 import random
 from math import ceil
 

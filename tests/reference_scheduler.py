@@ -4,8 +4,6 @@ Every request keeps the list of its token times and of its blocks; every step wa
 vLLM's scheduler does. Nothing is shared with ``planner.scheduler`` but the records of limits and batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise

@@ -3,8 +3,6 @@
 Paths of the driver are redirected into a folder of the test.
 """
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Fixed plans, written by hand after the published recipes, and the machines that they are for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.hardware.profiles import load_profile

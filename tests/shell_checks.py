@@ -1,7 +1,5 @@
 """Scripts as text: are they valid bash, and does shellcheck find anything?"""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

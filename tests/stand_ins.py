@@ -4,8 +4,6 @@ Stand-ins on PATH record their argument lists and keep their state in files, so 
 breaks one thing at a time.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """``docs/decisions.md`` has the values of the code, and every judgement of the planner stands there."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

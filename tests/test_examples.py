@@ -1,7 +1,5 @@
 """Each example runs as a person would run it: alone, in an empty folder, without network."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a contributor relies on beside the code: the fast tests cover every package, forms and hooks can be read."""
 
-from __future__ import annotations
-
 import runpy
 import tarfile
 import tomllib

@@ -3,8 +3,6 @@
 Docker is a stand-in: it remembers the server that runs, and answers a benchmark with a whole result of ``vllm bench``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

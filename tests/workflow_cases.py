@@ -1,7 +1,5 @@
 """The workflows, rendered once, and how their scripts are read."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from functools import cache

@@ -3,8 +3,6 @@
 Containers are files under ``state/containers`` with the port that they were published on.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ Processes for Machine Learning", 2006, chapter 5), and no left-out run is needed
 keep what is assumed of them, within a factor of about 1.6. Lines with one deviation are held at it: the file says why.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -27,8 +27,6 @@ The time of an FP8 or FP4 GEMM includes the quantisation of its rows; ``quantise
 FP8 experts on Hopper run as ``fp8_block``; ``fp8`` there is the slower kernel of ModelOpt checkpoints.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Mapping

@@ -8,8 +8,6 @@ moves it, to first order, by (Woodbury)::
 so that hundreds of fits cost little more than one. Each is then evaluated exactly, on the runs that it did not see.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -233,11 +233,6 @@ class Reading:
     expected_ms: float  #: that a measurement stays below with the confidence that is asked for
 
     @property
-    def name(self) -> str:
-        """Such as ``p99 TTFT``."""
-        return f"{self.slo.statistic} {self.slo.metric.upper()}"
-
-    @property
     def met(self) -> bool:
         return self.expected_ms <= self.slo.limit_ms
 

@@ -1,7 +1,5 @@
 """The audit of the source documents over their commands, which are kept; the texts are not in the repository."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The fit: its arithmetic is that of the step, its derivatives are right, and it finds what was put in."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, log

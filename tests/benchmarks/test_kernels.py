@@ -3,8 +3,6 @@
 Rows: NVIDIA aiconfigurator, package aiconfigurator-core 0.12.0 (Apache-2.0), vLLM 0.24.0 (A100: 0.14.0); microseconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Errors of runs that the fit did not see, by replay: what the load decides does not hang on the fit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from statistics import NormalDist
 

@@ -1,7 +1,5 @@
 """Fifty clients of ``planner ui`` for a minute: ``make clients``. Not part of ``make test``: its bounds are times."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

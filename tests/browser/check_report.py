@@ -3,8 +3,6 @@
 Headless Chromium opens the page as a file, without a network. Each check is made on a page that must fail it, too.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -4,8 +4,6 @@ Chromium is driven by Playwright, and axe-core looks for what shuts people out. 
 fail it, too.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``planner ui`` without a browser: who may ask, what the page answers, and that the API is the library."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import re

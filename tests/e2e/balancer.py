@@ -1,7 +1,5 @@
 """nginx itself judges the balancers: of ``instances.sh`` and of ``compose.yaml``."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

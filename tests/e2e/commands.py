@@ -7,8 +7,6 @@
   ``EngineArgs.create_engine_config`` of that version: the settings that vLLM ends with must be the plan's
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

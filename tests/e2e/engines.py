@@ -1,7 +1,5 @@
 """vLLM's own oracle judges which engine a line gets in the releases that had two: options, models and pipelines."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from dataclasses import replace

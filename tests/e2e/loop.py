@@ -6,8 +6,6 @@ turns out to be is printed, never asserted; that a calibration makes no load wor
 between two runs of one load, is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

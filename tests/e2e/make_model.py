@@ -3,8 +3,6 @@
 Runs in vLLM's interpreter. The vocabulary has more than 10,000 words, because ``vllm bench`` draws ids up to there.
 """
 
-from __future__ import annotations
-
 import random
 import string
 import sys

@@ -8,8 +8,6 @@ VENV has vLLM, FOLDER the trees of older versions (``install.sh`` makes both); t
 Without a PART all run. ``loop`` and ``tuning`` measure: nothing else may keep the machine busy meanwhile.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

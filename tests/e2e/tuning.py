@@ -4,8 +4,6 @@ Which of them is faster is for the machine to say. What is asserted is that each
 scripts, that the best is the one that was measured as the best, and that no server is left.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

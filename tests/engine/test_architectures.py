@@ -1,7 +1,5 @@
 """Which releases know a model, against the registries of their source distributions."""
 
-from __future__ import annotations
-
 import pytest
 
 from planner.engine.resolution import check_known

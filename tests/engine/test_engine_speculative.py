@@ -1,7 +1,5 @@
 """What ``--speculative-config`` and ``--decode-context-parallel-size`` may say: vLLM's own rules and refusals."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

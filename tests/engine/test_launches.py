@@ -1,7 +1,5 @@
 """vLLM's commands found in scripts, compose files and manifests."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from time import process_time

@@ -1,7 +1,5 @@
 """What is legal on which hardware, and who holds what. Expected values are vLLM's own rules and refusals."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -5,8 +5,6 @@ repeated runs are. What is asked is whether the factor is found, and whether loa
 better. No figure of the fit is compared with itself.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import os

@@ -1,7 +1,5 @@
 """Runs as weighted sums of step times: the sums must give back what the replay itself measures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

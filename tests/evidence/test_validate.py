@@ -1,7 +1,5 @@
 """Predicted beside measured: what is compared, what is refused, and which cause is named for which pattern."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A hub that drips, never ends, lies about sizes, leads elsewhere, or hangs up."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import time

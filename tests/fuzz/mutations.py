@@ -1,7 +1,5 @@
 """Ways to break a file: values of the wrong kind, of the wrong size, at the wrong place, and bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 from copy import deepcopy

@@ -4,8 +4,6 @@
 exception the relation says so and leaves such a case out (``None``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache

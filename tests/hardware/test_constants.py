@@ -1,7 +1,5 @@
 """Assumed numbers: each has a unit and a basis, and each is read somewhere."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import planner

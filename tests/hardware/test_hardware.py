@@ -1,7 +1,5 @@
 """The hardware facts: complete, sourced, consistent with each other and with published figures."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

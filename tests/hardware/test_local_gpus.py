@@ -5,8 +5,6 @@ logical GPU, ``vram.size`` in MiB called MB, from version 26 on an object with `
 ROCm/rocm_smi_lib issue 159, NVIDIA's nvidia-smi manual and MIG user guide.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

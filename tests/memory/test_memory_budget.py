@@ -1,7 +1,5 @@
 """How the memory is divided, against parts that vLLM logged and against its own inequality."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import ceil
 

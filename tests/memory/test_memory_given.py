@@ -1,7 +1,5 @@
 """The KV cache of a CPU is what ``VLLM_CPU_KVCACHE_SPACE`` says: blocks by hand, and in every command alike."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

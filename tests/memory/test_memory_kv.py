@@ -1,8 +1,6 @@
 """KV cache: bytes per token, groups of layers, blocks, and what vLLM prints. Expected values are worked out by hand
 or are vLLM's own log lines; the grouping is compared with vLLM itself in ``benchmarks/memory_against_vllm.py``."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

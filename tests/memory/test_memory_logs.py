@@ -1,7 +1,5 @@
 """Predictions beside published start-ups of vLLM, each named by the first digits of its row's id, or by its source."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What drafting holds: modules and draft models against published sizes, caches and states against logged start-ups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Reading vLLM's own start-up logs: every era's wording, several ranks, and logs that cannot be used."""
 
-from __future__ import annotations
-
 import pytest
 
 from planner.errors import InputError

@@ -1,7 +1,5 @@
 """Weights per rank against parameter counts, arithmetic by hand and what vLLM logged ("Model loading took")."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Ids that state a format, against the format that they are planned in."""
 
-from __future__ import annotations
-
 import re
 
 from planner.model.catalog import catalog_ids, find_entry

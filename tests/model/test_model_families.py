@@ -1,7 +1,5 @@
 """Parameter counts, KV shapes and refusals of the dense, MoE, MLA and multimodal families."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

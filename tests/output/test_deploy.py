@@ -1,7 +1,5 @@
 """Deployables: valid for their platforms, exactly the plan, reachable from here only, without a secret."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Whatever a model, a path, an option or a variable holds, it reaches ``vllm`` unchanged on every platform."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 ``tests/benchmarks/test_audit.py`` holds each word against what is rendered.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

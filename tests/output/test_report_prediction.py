@@ -1,7 +1,5 @@
 """Predictions as CSV and markdown: one number per row, for programs that know no Python."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The emitted scripts as text: what they hold, what they may not hold, and how they get into a folder."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

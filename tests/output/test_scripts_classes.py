@@ -1,7 +1,5 @@
 """benchmark.sh of a plan for several classes of requests: a client for each, side by side."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever a name, a path, a variable or the command line holds, it reaches docker unchanged and runs nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

@@ -4,8 +4,6 @@
 settings, simulates those again and compares with plan.json. That it sees every change of a flag is tested as well.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Plans without a container: real bash starts, measures and stops a stand-in for vLLM on this very machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The scripts of a server over several nodes: every node starts its share, and only the first one is measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """partition.sh against a driver that refuses what the real one refuses: more memory than compute partitions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

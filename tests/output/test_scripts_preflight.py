@@ -1,7 +1,5 @@
 """preflight.sh: content with a machine that fits the plan, and precise about one that does not."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The emitted scripts at work: real bash on a machine whose docker, GPUs and driver are stand-ins."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Prefill and decode apart: what is launched on each side, by which words, on which GPUs and ports."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from math import ceil

@@ -1,7 +1,5 @@
 """``planner tune`` on a machine whose docker is a stand-in: to its end, broken off in every way, and out of memory."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

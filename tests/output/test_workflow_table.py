@@ -1,7 +1,5 @@
 """The table of workflows in the documentation: every workflow has a row, and its files exist."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

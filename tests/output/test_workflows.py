@@ -1,7 +1,5 @@
 """The workflows of the published recipes as text: what they hold, against what the documents and the hubs say."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The scripts of workflows at work: real bash on a machine whose docker, nginx, git and network are stand-ins."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Advice of the published documents: stated where an answer differs from it, silent where the answer follows."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

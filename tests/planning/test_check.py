@@ -1,7 +1,5 @@
 """Somebody's own line: found in scripts, read as the version's parser reads it, judged, and compared with a plan."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

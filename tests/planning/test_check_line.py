@@ -1,7 +1,5 @@
 """What ``planner check`` keeps of a line, and all that it finds wrong with it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Does it fit: the documents' examples, vLLM's own refusals, and ways out that are really checked."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

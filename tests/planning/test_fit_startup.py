@@ -3,8 +3,6 @@
 The logs are made of figures that vLLM printed on machines of others (pages in ``hardware/calibration``'s sources).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import tomllib

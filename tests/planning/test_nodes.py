@@ -1,7 +1,5 @@
 """Servers over several nodes: which layouts are searched, on how many nodes, and over which network."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

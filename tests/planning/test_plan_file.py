@@ -1,7 +1,5 @@
 """A ``plan.json`` that is broken, cut off, edited or of another planner: told in one line by whatever reads it."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """How answers of ``recommend`` and ``fleet`` change with the question: relations that hold whatever the figures are."""
 
-from __future__ import annotations
-
 import csv
 import json
 from functools import cache

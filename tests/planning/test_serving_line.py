@@ -1,7 +1,5 @@
 """The serving line: what users get is what is simulated, with the model's context and places above the load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

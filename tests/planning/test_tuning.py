@@ -1,7 +1,5 @@
 """Which setting to measure next: against closed forms of the normal and the lognormal distribution."""
 
-from __future__ import annotations
-
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import NormalDist

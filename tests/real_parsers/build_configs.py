@@ -8,8 +8,6 @@ What a CPU would do differently (block size, asynchronous scheduling, quantisati
 are for GPUs, and what is judged is vLLM's common code, and its list of what ROCm can quantise.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

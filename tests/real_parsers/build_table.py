@@ -13,8 +13,6 @@ Names are grouped by the versions that know them, so that the file stays small a
 Options shared by every command that builds an engine are listed once, under ``engine``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict

@@ -9,8 +9,6 @@
 parser refuses a command.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -9,8 +9,6 @@ distribution on ``PYTHONPATH``; compiled parts are not needed), then merge the f
 What cannot be imported is left out and named under ``errors``.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import dataclasses

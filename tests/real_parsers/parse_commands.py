@@ -4,8 +4,6 @@ Reads a JSON list of argument lists from standard input and writes a JSON list o
 it agreed. Runs in vLLM's own interpreter and imports nothing of the planner.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

@@ -8,8 +8,6 @@ The line is for a Hopper GPU, or for this CPU. Of the model the oracle looks at 
 source: many classes cannot be imported without a GPU.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

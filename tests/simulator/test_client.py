@@ -1,7 +1,5 @@
 """What a replay refuses to begin, and what it keeps of those that wait."""
 
-from __future__ import annotations
-
 import tracemalloc
 from collections.abc import Mapping
 from unittest.mock import patch

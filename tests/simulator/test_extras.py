@@ -1,7 +1,5 @@
 """Adapters, weights and cache in host memory, prefixes: bytes and seconds by hand, and what versions refuse."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The replay with speculative decoding: by hand, beside the step-by-step reference, and in its limits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import floor
 

@@ -1,7 +1,5 @@
 """DP ranks that share experts: by hand, and beside engines that are stepped one by one together."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import inf
 from typing import Any

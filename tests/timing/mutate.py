@@ -5,8 +5,6 @@
 Exit status 1 where a mutation survives. Each one runs in a process of its own, against the tests that ``SUITE`` names.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Collectives: bytes by formula, bandwidth by topology."""
 
-from __future__ import annotations
-
 import pytest
 from physics_cases import engine, gpu, llama_8b, moe_model, quantity
 

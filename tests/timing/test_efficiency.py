@@ -1,7 +1,5 @@
 """Efficiencies: priors from kernel tables, files of fits, how near runs are, and intervals."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a file of the user's own fits may hold."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

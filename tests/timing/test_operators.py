@@ -1,7 +1,5 @@
 """Operators against arithmetic done by hand."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest

@@ -1,7 +1,5 @@
 """Precisions in time: no GPU is faster than its memory and its matrix units, whatever the weights are stored in."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

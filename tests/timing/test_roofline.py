@@ -1,7 +1,5 @@
 """The time of one operator: limit cases of the roofline, and the efficiency that each precision meets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

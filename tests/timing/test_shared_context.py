@@ -1,7 +1,5 @@
 """Ranks that share the tokens of the cache (``--decode-context-parallel-size``): what each reads and sends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

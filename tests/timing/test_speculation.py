@@ -1,7 +1,5 @@
 """Speculative decoding in time: hand arithmetic at the roofline, and the limits of acceptance and batch size."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """The step: roofline limits by hand, and what must hold for any batch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

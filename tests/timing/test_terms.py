@@ -5,8 +5,6 @@ other, so that a term that meets the wrong one is off. ``mutate.py`` scales each
 these tests fails.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import log, sqrt
 
