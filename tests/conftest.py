@@ -1,10 +1,12 @@
 """Shared fixtures: nothing here touches the network or the user's own files."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_server import HubServer, hub_environment
 from hypothesis import settings
 
 #: `make test` draws the same cases each time. New cases are for `make fuzz`.
@@ -48,6 +50,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark each test ``slow`` or ``fast`` by its module."""
     for item in items:
         item.add_marker("slow" if item.path.stem.removeprefix("test_") in SLOW else "fast")
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A hub on this machine, which is asked in place of the real one."""
+    with HubServer() as running:
+        hub_environment(monkeypatch, running.endpoint, tmp_path)
+        yield running
 
 
 @pytest.fixture(autouse=True)

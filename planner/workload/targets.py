@@ -81,9 +81,14 @@ class Slo:
     def key(self) -> str:
         return f"{self.statistic}_{self.metric}_ms"
 
+    @property
+    def name(self) -> str:
+        """Such as ``p99 TTFT``."""
+        return f"{self.statistic} {self.metric.upper()}"
+
     def __str__(self) -> str:
         of = f" for {self.group}" if self.group else ""
-        return f"{self.statistic} {self.metric.upper()} of {self.limit_ms:,.6g} ms".replace("e+", "e") + of
+        return f"{self.name} of {self.limit_ms:,.6g} ms".replace("e+", "e") + of
 
 
 @dataclass(frozen=True)

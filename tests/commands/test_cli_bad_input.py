@@ -2,13 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import error_of, run
-from hub_server import HubServer, hub_environment
+from hub_server import HubServer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -204,13 +203,6 @@ def test_a_broken_profile_is_refused_by_field(tmp_path: Path) -> None:
 
 
 # --- the hub ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer() as running:
-        hub_environment(monkeypatch, running.endpoint, tmp_path)
-        yield running
 
 
 def test_what_the_hub_refuses_ends_with_3(server: HubServer) -> None:

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hub_server import COMMIT, HubServer, hub_environment
+from hub_server import COMMIT, HubServer
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from hypothesis import given
@@ -26,13 +26,6 @@ from hypothesis import strategies as st
 
 from planner.errors import HubError, InputError
 from planner.model import hub
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer() as running:
-        hub_environment(monkeypatch, running.endpoint, tmp_path)
-        yield running
 
 
 def test_config_and_sidecar_land_in_the_hub_cache(server: HubServer, tmp_path: Path) -> None:

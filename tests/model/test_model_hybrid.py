@@ -276,46 +276,32 @@ def test_names_are_unique_within_a_layer(name: str) -> None:
         assert len(names) == len(set(names))
 
 
-def test_state_of_mamba() -> None:
-    # conv: 5120 channels x (4 - 1); state: 5120 x 16
-    state = mixers(build("mamba-2.8b"), StateMixer)
-    assert len(state) == 64
-    assert (state[0].conv_elements, state[0].recurrent_elements) == (15_360, 81_920)
+#: Layers with a state, elements of its convolution and of the state itself, and its dtype; None: the model's.
+STATES = [
+    # 5120 channels x (4 - 1); 5120 x 16
+    ("mamba-2.8b", 64, 15_360, 81_920, None),
+    # (128 x 64 + 2 x 8 x 128) x 3 = 10,240 x 3; 128 heads x 64 x 128; fp32 as the config asks
+    ("nemotron-3-super", 40, 30_720, 1_048_576, "fp32"),
+    # (2 x 16 x 128 + 32 x 128) x 3 = 8192 x 3; 32 value heads x 128 x 128; "mamba_ssm_dtype" is given in Qwen3.5 alone
+    ("qwen3-next", 36, 24_576, 524_288, None),
+    ("qwen3.5-35b-a3b", 30, 24_576, 524_288, "fp32"),
+    # q, k and v of 96 x 128 each, x 3; 96 x 128 x 128
+    ("kimi-k3", 69, 3 * 12_288 * 3, 1_572_864, "fp32"),
+    # lightning attention: no convolution; 64 heads x 128 x 128
+    ("minimax-m1", 70, 0, 1_048_576, None),
+]
 
 
-def test_state_of_mamba2() -> None:
-    # conv: (128 x 64 + 2 x 8 x 128) x 3 = 10,240 x 3; state: 128 heads x 64 x 128; fp32 as the config asks
-    state = mixers(build("nemotron-3-super"), StateMixer)
-    assert len(state) == 40
-    assert (state[0].conv_elements, state[0].recurrent_elements) == (30_720, 1_048_576)
-    assert (state[0].num_heads, state[0].recurrent_dtype) == (128, "fp32")
+@pytest.mark.parametrize(("name", "layers", "convolution", "recurrent", "dtype"), STATES)
+def test_states(name: str, layers: int, convolution: int, recurrent: int, dtype: str | None) -> None:
+    states = mixers(build(name), StateMixer)
+    assert len(states) == layers
+    assert (states[0].conv_elements, states[0].recurrent_elements) == (convolution, recurrent)
+    assert states[0].recurrent_dtype == dtype
 
 
-def test_state_of_gated_delta_net() -> None:
-    # conv: (2 x 16 x 128 + 32 x 128) x 3 = 8192 x 3; state: 32 value heads x 128 x 128
-    qwen3_next, qwen3_5 = build("qwen3-next"), build("qwen3.5-35b-a3b")
-    for model, layers in ((qwen3_next, 36), (qwen3_5, 30)):
-        state = mixers(model, StateMixer)
-        assert len(state) == layers
-        assert (state[0].conv_elements, state[0].recurrent_elements) == (24_576, 524_288)
-    # Qwen3.5 says "mamba_ssm_dtype": "float32"; Qwen3-Next says nothing, so vLLM takes the model's dtype
-    assert mixers(qwen3_5, StateMixer)[0].recurrent_dtype == "fp32"
-    assert mixers(qwen3_next, StateMixer)[0].recurrent_dtype is None
-
-
-def test_state_of_kimi_delta_attention() -> None:
-    # conv: q, k and v of 96 x 128 each, x 3; state: 96 x 128 x 128, fp32
-    state = mixers(build("kimi-k3"), StateMixer)
-    assert len(state) == 69
-    assert (state[0].conv_elements, state[0].recurrent_elements) == (3 * 12_288 * 3, 1_572_864)
-    assert state[0].recurrent_dtype == "fp32"
-
-
-def test_state_of_lightning_attention() -> None:
-    # 64 heads x 128 x 128 and no convolution
-    state = mixers(build("minimax-m1"), StateMixer)
-    assert len(state) == 70
-    assert (state[0].conv_elements, state[0].recurrent_elements) == (0, 1_048_576)
+def test_mamba2_shares_its_state_by_heads() -> None:
+    assert mixers(build("nemotron-3-super"), StateMixer)[0].num_heads == 128
 
 
 def test_an_unknown_state_dtype_is_refused() -> None:

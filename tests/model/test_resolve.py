@@ -2,11 +2,10 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hub_server import COMMIT, HubServer, hub_environment
+from hub_server import COMMIT, HubServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,13 +33,6 @@ def folder(tmp_path: Path) -> Path:
     made.mkdir()
     (made / "config.json").write_bytes(config_bytes())
     return made
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    with HubServer() as running:
-        hub_environment(monkeypatch, running.endpoint, tmp_path)
-        yield running
 
 
 def test_a_folder_and_its_config_file_are_the_same_model(folder: Path) -> None:

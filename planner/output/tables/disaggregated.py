@@ -65,7 +65,7 @@ def apart_in_words(objective: Objective, apart: Apart) -> str:
     """The verdict where prefill and decode on servers of their own are the plan."""
     plan = apart.division
     latencies = {"ttft": seconds(plan.ttft_ms), "tpot": milliseconds(plan.tpot_ms)}
-    met = " and ".join(f"{slo.statistic} {slo.metric.upper()} below {latencies[slo.metric]}" for slo in objective.slos)
+    met = " and ".join(f"{slo.name} below {latencies[slo.metric]}" for slo in objective.slos)
     load = asked_load(objective.value) if objective.value is not None else f"{figure(plan.aggregated_rate)} requests/s"
     price = f", {apart.usd_per_hour:,.2f} USD/h" if apart.usd_per_hour is not None else ""
     return (

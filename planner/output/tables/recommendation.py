@@ -385,7 +385,7 @@ def _brief_columns(plan: planning.Plan) -> Sequence[Column]:
     if plan.service is None:
         return BRIEF
     targets = [
-        Column(target.metric, f"{_named(target)} ms", figure, of=f"service.targets.{place}.predicted_ms")
+        Column(target.metric, f"{target.slo.name} ms", figure, of=f"service.targets.{place}.predicted_ms")
         for place, target in enumerate(plan.targets)
         if not target.of_class
     ]
@@ -399,11 +399,6 @@ def taken_words(value: Any) -> str:
 def ranking_published(ranking: planning.Ranking) -> Iterator[str]:
     """Published accuracies of the checkpoints that were compared."""
     return published_accuracy({one.resolved.resolved for one in ranking.candidates}, ranking.profile.id)
-
-
-def _named(target: planning.PlannedTarget) -> str:
-    """``p99 TTFT`` of ``p99_ttft_ms``."""
-    return f"{target.slo.statistic} {target.slo.metric.upper()}"
 
 
 def plan_in_words(plan: planning.Plan, served: str = "") -> str:
@@ -429,7 +424,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
         met = []
         for one in service.targets:
             latency = (shared.milliseconds if one.slo.metric in ("tpot", "itl") else shared.seconds)(one.predicted_ms)
-            met.append(f"{_named(one)} {latency}{one.of_class and f' for {one.of_class}'}")
+            met.append(f"{one.slo.name} {latency}{one.of_class and f' for {one.of_class}'}")
         price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
         if each := service.usd_per_million_output_tokens:
             price += [f"{each:,.2f} USD per 1M output tokens"]
@@ -443,7 +438,7 @@ def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dic
     sooner = f", priority {one.priority}" if one.priority else ""
     name, good = f"{one.name}, {figure(one.workload.request_rate or 0.0)} requests/s{sooner}", one.predicted
     rows: list[dict[str, Any]] = [
-        {"figure": f"{_named(target)} ms", **fields_of(target, "value=predicted_ms", "expected=expected_ms"),
+        {"figure": f"{target.slo.name} ms", **fields_of(target, "value=predicted_ms", "expected=expected_ms"),
          "target": target.limit_ms}
         for target in plan.targets if target.of_class == one.name
     ]  # fmt: skip
@@ -463,7 +458,6 @@ def _why_none(ranking: planning.Ranking) -> str:
         for reading in closest.load.readings
         if not reading.met
     ]
-    size = shared.counted(closest.config.num_gpus)
     size, little = shared.counted(closest.config.num_gpus), planning.little_in_words(closest.load)
     achievable = planning.met_limits(closest.load.readings)
     return f"even with {little} a server of {size} misses {' and '.join(missed)}; achievable: {achievable}"

@@ -397,8 +397,9 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
     for reading in load.readings:
         of_class = f" for {reading.slo.group}:" if reading.slo.group else ""
         yield (
-            f"{reading.name}{of_class} {reading.predicted_ms:,.0f} ms predicted, below {reading.expected_ms:,.0f} ms "
-            f"with {objective.confidence:.0%} confidence, against {reading.slo.limit_ms:,.4g} ms"
+            f"{reading.slo.name}{of_class} {reading.predicted_ms:,.0f} ms predicted, below "
+            f"{reading.expected_ms:,.0f} ms with {objective.confidence:.0%} confidence, against "
+            f"{reading.slo.limit_ms:,.4g} ms"
         )
     goodput = load.goodput_per_s * winner.servers
     yield f"goodput {goodput:,.4g} requests/s: {load.good_share:.1%} meet every target with that confidence"
@@ -425,7 +426,8 @@ def _burst_words(load: ServedLoad) -> Iterator[str]:
         expected_ms = counted_ms * reading.expected_ms / reading.predicted_ms if reading.predicted_ms else 0.0
         if reading.met and expected_ms > reading.slo.limit_ms:
             yield (
-                f"with them, as a benchmark counts, {reading.name} is {counted_ms:,.0f} ms, up to {expected_ms:,.0f} ms"
+                f"with them, as a benchmark counts, {reading.slo.name} is {counted_ms:,.0f} ms, up to "
+                f"{expected_ms:,.0f} ms"
             )
 
 
