@@ -13,7 +13,7 @@ from annotated_types import Interval
 from planner import planning
 from planner.commands import options as opt
 from planner.commands.declare import Argument, Option, command
-from planner.errors import InputError
+from planner.errors import HubError, InputError, UnsupportedModelError
 from planner.planning import defaults
 from planner.resources import may_be_path, read_given
 
@@ -137,7 +137,7 @@ class _Judge:
     remarks: tuple[str, ...] = field(default=())
 
     def verdict(self, launch: "Launch") -> "LineVerdict":
-        from planner.engine import Found, read_line
+        from planner.engine import Found, read_line, without_drafts
         from planner.planning import Serving, check_line
 
         server = launch.server
@@ -161,7 +161,13 @@ class _Judge:
         if len(clients) > 1:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
         resolved = planning.load_model(self._model(read), **self.hub)
-        return check_line(read, Serving.of(resolved, self.profile, read.args, version, local=self.local), asked)
+        try:
+            serving = Serving.of(resolved, self.profile, read.args, version, local=self.local)
+        except (HubError, UnsupportedModelError) as error:  # of the draft: what is not understood stays in the line
+            self.remarks += (f"drafts are left out of account: {error.cause}",)
+            read = without_drafts(read)
+            serving = Serving.of(resolved, self.profile, read.args, version, local=self.local)
+        return check_line(read, serving, asked)
 
     def _model(self, read: "ServeLine") -> str:
         model = self.as_model or read.model

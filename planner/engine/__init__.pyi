@@ -77,6 +77,7 @@ from .flags import FlagProblem as FlagProblem
 from .parse import ServeLine as ServeLine
 from .parse import option_values as option_values
 from .parse import read_line as read_line
+from .parse import without_drafts as without_drafts
 from .parse import split_command as split_command
 
 # What runs it, and what publishers of recipes set and report broken

@@ -274,6 +274,14 @@ def read_line(
     )
 
 
+def without_drafts(line: ServeLine) -> ServeLine:
+    """The line with drafts that are not simulated."""
+    drafts = line.args.speculative_config
+    others = {**line.others, DRAFTS: drafts.text} if drafts else line.others
+    left_out = (*line.not_simulated, DRAFTS)
+    return replace(line, args=line.args.changed(speculative_config=None), others=others, not_simulated=left_out)
+
+
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
     later = [flag_status(version, flag) for flag in re.findall(r"--[a-z][\w-]+", problem.hint)]
     since = next((status.since for status in later if status.state == "not yet"), None)
