@@ -484,7 +484,7 @@ class Probed:
     """One replay of a plan's server."""
 
     point: LoadPoint
-    chances: Mapping[str, float]  #: of each target that is set: the probability that it is met
+    targets: Mapping[str, tuple[float, float]]  #: predicted ms of each, and the probability that it is met
 
 
 @dataclass(frozen=True)
@@ -576,8 +576,8 @@ def live_answer(played: Played, moved: Probed | None) -> str:
     rate = f"{number(figures.get('output_throughput'))} output tokens/s a server"
     rate += f" ({interval_of(figures, 'output_throughput')})" if figures.get("output_throughput_lo") else ""
     statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
-    for name, chance in (probed.chances if probed else {}).items():  # a word for each: never by colour alone
-        expected = f"{number(figures.get(f'{statistic}_{name}_ms'))} ms predicted, met with {chance:.0%} probability"
+    for name, (predicted_ms, chance) in (probed.targets if probed else {}).items():  # a word: never by colour alone
+        expected = f"{number(predicted_ms)} ms predicted, met with {chance:.0%} probability"
         word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
         limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.4g} ms"
         targets.append((limit, f"{expected} (target {asked.confidence:.0%})", word))

@@ -31,6 +31,7 @@ MOST_NODES = 8  #: of one server
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
 
 PROMPTS_PER_SLOT = 5  #: of a closed loop: the recipes send at least five times the concurrency, for a steady state
+MOST_PROMPTS_PER_SLOT = 20  #: of a benchmark under targets: the opening burst is then 5 % of the requests
 PROMPTS_PER_FLYING = 3  #: of an open loop, which does not begin with a burst: this many for each request in flight
 PROMPTS_BEYOND = 2  #: above the percentile that a target names: two beyond the 99th make 200
 LEAST_SEARCH_PROMPTS, MOST_SEARCH_PROMPTS = 200, 10_000  #: where the largest load is searched

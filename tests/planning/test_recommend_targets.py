@@ -390,6 +390,22 @@ def test_the_burst_that_opens_a_closed_loop_is_not_held_against_the_targets() ->
     assert any("which start together, do not count" in line for line in asked.plan(ranking, ranking.best).why)
 
 
+@pytest.mark.parametrize("percentile", [95.0, 99.0])
+def test_the_benchmark_shows_what_the_target_promises(percentile: float) -> None:
+    """Its opening burst lies beyond a p95, as it sends 20 requests for each place; a p99 counts it, and it says so."""
+    slos = parse_slos({"ttft": 400.0}, f"{percentile:g}")
+    asked = search_for(Targets(slos, "concurrency", 64.0), "b200")
+    plan = asked.plan(ranking := ranked(asked), ranking.best)
+    assert ranking.best is not None and ranking.best.load is not None and plan.workload.max_concurrency
+    assert plan.workload.num_prompts == 20 * plan.workload.max_concurrency
+    reading, told = ranking.best.load.readings[0], [line for line in plan.warnings if "start together" in line]
+    measured_ms = plan.predicted[reading.slo.key]
+    if percentile == 95.0:
+        assert measured_ms < reading.slo.limit_ms and not told
+    else:
+        assert measured_ms > reading.slo.limit_ms and f"its p99 TTFT is {measured_ms:,.0f} ms" in told[0]
+
+
 def test_plans_are_put_in_the_order_of_their_price() -> None:
     asked = search_for(Targets(parse_slos({"tpot": 100.0}), "rate", 50.0), "h100", "b200")
     plans = [asked.plan(ranking, ranking.candidates[0]) for ranking in asked.run()]

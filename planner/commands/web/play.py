@@ -21,6 +21,7 @@ from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.resources import names_only
+from planner.workload import parse_slos
 
 if TYPE_CHECKING:
     from planner.output import Asked, Played, Probed, Recommendation
@@ -153,12 +154,11 @@ def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
     rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
     if sent.max_concurrency:
         rates["output_throughput_per_user"] = answer.figures["output_throughput"] / sent.max_concurrency
-    statistic = {"mean": "mean", "50": "median"}.get(asked.percentile, f"p{asked.percentile}")
-    chances = {}
-    for name, limit_ms in asked.targets.items():
-        key = f"{statistic}_{name}_ms"
-        chances[name] = answer.uncertainty.probability(key, limit_ms / max(answer.figures[key], 1e-9))
-    return Probed(LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True), chances)
+    targets: dict[str, tuple[float, float]] = {}
+    for reading in answer.readings(parse_slos(asked.targets, asked.percentile), asked.confidence):
+        odds = answer.uncertainty.probability(reading.slo.key, reading.slo.limit_ms / max(reading.predicted_ms, 1e-9))
+        targets[reading.slo.metric] = (reading.predicted_ms, odds)
+    return Probed(LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True), targets)
 
 
 def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
@@ -166,7 +166,9 @@ def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
         rate = asked.rate / servers
         return replace(sent, request_rate=rate, num_prompts=min(sent.num_prompts, LIVE_PROMPTS)), rate
     flying = ceil(asked.flight / servers)
-    prompts = min(max(3 * flying, 24), max(LIVE_PROMPTS, flying))
+    if flying == sent.max_concurrency:
+        return sent, float(flying)
+    prompts = min(max(3 * flying, 24), max(LIVE_PROMPTS, 2 * flying))
     return replace(sent, max_concurrency=flying, num_prompts=prompts), float(flying)
 
 

@@ -195,7 +195,8 @@ class Servers:
         """The load that the benchmark sends to the one server that it measures.
 
         For recorded requests random prompts of the mean lengths, with the tokens found in the prefix cache as shared
-        prefix.
+        prefix. A closed loop begins with a burst, which the targets ignore and a benchmark counts: it sends so many
+        requests that the burst lies beyond the percentile, at most ``MOST_PROMPTS_PER_SLOT`` for each place.
         """
         load = self.candidate.load
         if load is None:
@@ -203,8 +204,12 @@ class Servers:
         sent = load.sent
         if sent.unsendable:
             sent = sent.as_drawn()
-        prompts = self.objective.num_prompts
-        return replace(sent, num_prompts=prompts) if prompts else sent
+        prompts = self.objective.num_prompts or sent.num_prompts
+        if sent.max_concurrency and not self.objective.num_prompts:
+            beyond = [100 / (100 - min(slo.percentile or 0.0, 99.9)) for slo in self.objective.slos]
+            per_slot = min(max(beyond, default=0.0), defaults.MOST_PROMPTS_PER_SLOT)
+            prompts = max(prompts, ceil(per_slot * sent.max_concurrency))
+        return replace(sent, num_prompts=prompts)
 
     @cached_property
     def without_offloading(self) -> tuple[ServedLoad, int | None] | None:
