@@ -104,6 +104,10 @@ def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
     return _status(version, value, _table(kind).get(value, ()))
 
 
+def known_values(version: EngineVersion, kind: Values) -> list[str]:
+    return [name for name, spans in _table(kind).items() if _within(spans, version)]
+
+
 def command_status(version: EngineVersion, command: VllmCommand) -> Status:
     spans = [span for spans_of in _table(command).values() for span in spans_of]
     first, last = min(a for a, _ in spans), max(b for _, b in spans)

@@ -32,11 +32,12 @@ from planner.engine.flags import (
     flag_status,
     is_value,
     known_flags,
+    known_values,
     spelled,
     takes_value,
     value_status,
 )
-from planner.engine.published import options_version
+from planner.engine.published import PARSERS_SINCE, options_version
 from planner.engine.resolution import FLAG as DRAFTS
 from planner.engine.resolution import UnmodelledDraftsError, parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
@@ -252,6 +253,7 @@ def read_line(
         if environment.get(name) and one.on and one.on != others
         and env_status(version, name, platform=platform) and is_value(name, environment[name])
     })  # fmt: skip
+    reader.problems += _check_parsers(reader.options, version)
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
     problems = [problem for problem in judged if problem.word not in seen]
@@ -272,6 +274,23 @@ def read_line(
         options=reader.options,
         others=reader.others,
     )
+
+
+def _check_parsers(options: Mapping[str, str], version: EngineVersion) -> Iterator[FlagProblem]:
+    """Yield the parsers that the server misses when it starts (``validate_api_server_args`` of vLLM)."""
+    calls, auto = options.get("--tool-call-parser"), "--enable-auto-tool-choice" in options
+    if auto and not calls:
+        yield FlagProblem("--enable-auto-tool-choice", "needs --tool-call-parser", "name the model's parser")
+    named: dict[str, tuple[Values, str, bool]] = {
+        "--tool-call-parser": ("tool_call_parser", "--tool-parser-plugin", auto),
+        "--reasoning-parser": ("reasoning_parser", "--reasoning-parser-plugin", True),
+    }
+    for flag, (kind, plugin, fatal) in named.items() if version.release >= PARSERS_SINCE else ():
+        name = options.get(flag, "")
+        if name and "$" not in name and plugin not in options and not (status := value_status(version, kind, name)):
+            near = get_close_matches(name, known_values(version, kind), n=1, cutoff=0.7)
+            hint = status.hint or (f"nearest: {near[0]}" if near else f"or load it by {plugin}")
+            yield FlagProblem(f"{flag} {name}", str(status), hint, fatal=fatal)
 
 
 def without_drafts(line: ServeLine) -> ServeLine:

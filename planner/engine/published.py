@@ -245,7 +245,11 @@ def _known_flags(
         known = flag_status(version, f"--{name}" if value is not False else f"--no-{name}", command)
         if not known:
             left_out.append(f"--{name}")
-        elif name in _PARSERS and f"{name}-plugin" not in flags and not value_status(version, _PARSERS[name], value):
+        elif (
+            name in _PARSERS
+            and f"{name.replace('-call', '')}-plugin" not in flags
+            and not value_status(version, _PARSERS[name], value)
+        ):
             left_out.append(f"--{name} {value}")
         elif name == "compilation-config":
             config = _known_keys(value, version, left_out)

@@ -39,7 +39,7 @@ SETTINGS = (
 #: Settings that users of the line depend on: a better plan has them too.
 FUNCTIONAL = (
     "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "scheduling_policy",
-    "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only",
+    "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only", "enable_chunked_prefill",
 )  # fmt: skip
 
 
@@ -130,6 +130,10 @@ class Served:
     def command(self) -> tuple[str, ...]:
         """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
         others = dict(self.line.others) if self.line and not self.line.is_offline else {}
+        refused = {problem.word.split()[0] for problem in self.line.problems if problem.fatal} if self.line else set()
+        if "--tool-call-parser" in refused:  # with a parser of the recipe comes the switch
+            refused.add("--enable-auto-tool-choice")
+        others = {name: value for name, value in others.items() if name not in refused}
         host, port = others.pop("--host", engine.LOOPBACK), others.pop("--port", "8000")
         said = {name.removeprefix("--").removeprefix("no-") for name in others}
         recipe = recipe_of(self.deployment).flags

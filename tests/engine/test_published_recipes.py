@@ -1,22 +1,40 @@
 """The options and variables that users need, against every recipe of vllm-project/recipes at 8959cf64 (2026-08-21).
 
 ``published_recipes.csv`` has the facts of its recipes for text: remote code, parsers, tokenizer and variables on AMD.
+``published_lines.csv`` has the whole lines of its 148 recipes for vLLM, drafts included, on one verified GPU of each
+vendor; the other 25 are for vLLM-Omni.
 """
 
 import csv
+import json
+import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from planner import check_command
 from planner.engine.flags import flag_status, value_status
+from planner.engine.parse import read_line
 from planner.engine.published import default_version, recipe_for
 from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
+from planner.model.catalog import find_entry
 from planner.model.resolve import resolve_model
 
-with (Path(__file__).parent / "published_recipes.csv").open(encoding="utf-8") as file:
-    RECIPES = list(csv.DictReader(file))
+HERE = Path(__file__).parent
+RECIPES, LINES = (
+    list(csv.DictReader((HERE / name).read_text(encoding="utf-8").splitlines()))
+    for name in ("published_recipes.csv", "published_lines.csv")
+)
+
+#: What vLLM refuses or no longer reads in these lines: model -> words.
+REFUSED = {
+    "XiaomiMiMo/MiMo-V2.5-Pro": {"--max-model-len auto"},  # one word in the recipe
+    "nvidia/NVIDIA-Nemotron-Nano-9B-v2": {"--tool-call-parser-plugin", "--tool-call-parser nemotron_json"},
+}
 
 #: Options of a recipe that no plan has, each with its reason.
 EXCEPT = {
@@ -25,6 +43,12 @@ EXCEPT = {
     "--tool-call-parser nemotron_json": "a plugin, which is a file of the checkpoint",
     "--reasoning-parser nano_v3": "a plugin; vLLM's own nemotron_v3 takes its place",
 }
+
+#: Settings that a suggestion has as the line has them, or names among its changes.
+KEPT = {
+    "max_model_len", "speculative_config", "mm_encoder_tp_mode", "language_model_only", "limit_mm_per_prompt",
+    "enable_prefix_caching",
+}  # fmt: skip
 
 ANY = resolve_model("meta-llama/Llama-3.1-8B", network=False).model
 OURS = ("h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x", "mi325x", "mi350x", "mi355x", "rtx_5090")
@@ -63,3 +87,52 @@ def test_a_version_without_the_parser_is_launched_without_it() -> None:
     assert older.flags == {"trust-remote-code": True}
     assert older.left_out == ("--tool-call-parser kimi_k3", "--reasoning-parser kimi_k3")
     assert value_status(parse_version("0.27.1"), "reasoning_parser", "kimi_k3")
+
+
+def test_every_published_line_is_read_word_by_word() -> None:
+    for row in LINES:
+        profile = load_profile(row["gpu"])
+        env = dict(word.split("=", 1) for word in row["env"].split())
+        words = shlex.split(row["options"])
+        line = read_line(
+            ["vllm", "serve", row["model"], *words], default_version(profile), env=env, platform=profile.platform
+        )
+        assert {problem.word for problem in line.problems if problem.fatal} == REFUSED.get(row["model"], set()), row
+        options = {
+            word.partition("=")[0].partition(".")[0].replace("_", "-") for word in words if word.startswith("--")
+        }
+        gone = {"--tool-call-parser-plugin", "--max-model-len auto"}
+        assert options - gone <= {*line.options}, row
+        assert line.env == env
+
+
+def known_lines(every: int) -> list[dict[str, str]]:
+    """Each so many lines of models that the catalog knows."""
+    known = [row for row in LINES if find_entry(row["model"])]
+    assert len(known) > 100
+    return known[::every]
+
+
+@pytest.mark.parametrize("row", known_lines(10), ids=lambda row: f"{row['model']} {row['gpu']}")
+def test_check_keeps_the_published_line(row: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In what it suggests: every option that is no change, the variables, and no secret."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    line = f"{row['env']} vllm serve {row['model']} {row['options']} --api-key sk-1234567890abcdef"
+    answer = check_command(line, row["gpu"]).to_dict()
+    assert "1234567890abcdef" not in json.dumps(answer["better"])
+    env = dict(word.split("=", 1) for word in row["env"].split())
+    version = parse_version(answer["engine_version"])
+    given = read_line(["vllm", "serve", row["model"], *shlex.split(row["options"])], version, env=env)
+    refused = {problem.word.split()[0] for problem in given.problems}
+    if "--tool-call-parser" in refused:  # the switch does not start without it
+        refused.add("--enable-auto-tool-choice")
+
+    def lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> set[str]:
+        return {name for name, value in before.items() if value is not None and after.get(name) != value} - refused
+
+    for plan in answer["better"]:
+        suggested = read_line(shlex.split(plan["command"]), version, env=plan["env"])
+        assert not suggested.refused and "--api-key" in suggested.others
+        assert not lost(given.others, suggested.others) and not lost(env, plan["env"])
+        before, after = ({name: getattr(line.args, name) for name in KEPT} for line in (given, suggested))
+        assert not lost(before, after) - {*plan["changes"]}

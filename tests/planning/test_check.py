@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from workflow_cases import files_of
 
+from planner import check_command
 from planner.engine.flags import table_versions
 from planner.engine.launches import Found, find_launches
 from planner.engine.parse import ServeLine, read_line
@@ -618,3 +619,29 @@ def test_a_client_of_an_old_version_may_send_requests_of_equal_length() -> None:
 def test_a_seed_that_a_run_decides_is_no_fault() -> None:
     """``benchmark.sh`` of a plan warms up with a seed of its own."""
     assert not read_line(["vllm", "bench", "serve", "--model", "m", "--seed", "$((seed + 5))"], NEW).problems
+
+
+def test_parsers_that_the_server_misses_when_it_starts() -> None:
+    """``validate_api_server_args``; ``--enable-auto-tool-choice requires --tool-call-parser`` before it."""
+    start = ("vllm", "serve", "m")
+    for words, problems in (
+        ("--enable-auto-tool-choice", {"--enable-auto-tool-choice": True}),
+        ("--enable-auto-tool-choice --tool-call-parser hermess", {"--tool-call-parser hermess": True}),
+        ("--tool-call-parser hermess", {"--tool-call-parser hermess": False}),
+        ("--reasoning-parser qwen33", {"--reasoning-parser qwen33": True}),
+        ("--reasoning-parser mine --reasoning-parser-plugin mine.py", {}),
+        ("--enable-auto-tool-choice --tool-call-parser hermes --reasoning-parser qwen3", {}),
+    ):
+        line = read_line((*start, *words.split()), parse_version("0.32.0"))
+        assert {problem.word: problem.fatal for problem in line.problems} == problems
+    assert not read_line((*start, "--reasoning-parser", "any"), parse_version("0.9.1")).problems
+
+
+def test_a_suggestion_has_the_parsers_of_the_recipe_for_those_that_are_refused() -> None:
+    model = "Qwen/Qwen3-Next-80B-A3B-Instruct"
+    words = "--no-enable-chunked-prefill --enable-auto-tool-choice --tool-call-parser nonsense"
+    answer = check_command(f"vllm serve {model} -tp 8 {words}", "h200").to_dict()
+    assert not answer["starts"] and answer["better"]
+    for plan in answer["better"]:
+        assert "--tool-call-parser hermes --enable-auto-tool-choice" in plan["command"]
+        assert "--no-enable-chunked-prefill" in plan["command"]
