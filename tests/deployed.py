@@ -27,6 +27,8 @@ def over_two_nodes(made: Plan, **changes: Any) -> Emission:
     return emission(made.model_copy(update=layout | changes))
 
 
+#: vLLM's images for NVIDIA have a user of their own from 0.23 on.
+NEW_IMAGE = emission(b200().model_copy(update={"engine_version": "0.32.0", "image": "vllm/vllm-openai:v0.32.0"}))
 AMD_X16 = over_two_nodes(plan())  # vLLM 0.11.0: joined by Ray
 NVIDIA_X16 = over_two_nodes(b200())  # 0.14.0: by vLLM's own processes
 #: DeepSeek-V3 as its recipe has it: attention by DP, a rank on each of 16 GPUs, experts over all of them.
@@ -84,6 +86,8 @@ MORE: dict[str, tuple[Emission, str, Site]] = {
         GOLDEN["b200-x2"], "kubernetes", Site(replicas=2, max_replicas=6, prometheus=PROMETHEUS, namespace="llm"),
     ),
     "b200-x16/scaled": (NVIDIA_X16, "lws", Site(max_replicas=3, prometheus=PROMETHEUS)),
+    "b200-x2/as-user": (NEW_IMAGE, "kubernetes", Site()),
+    "b200-x16/as-user": (over_two_nodes(NEW_IMAGE.file.plan), "lws", Site()),
     "mi355x/monitored": (GOLDEN["mi355x"], "kubernetes", Site(prometheus=PROMETHEUS)),
 }  # fmt: skip
 

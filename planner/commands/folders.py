@@ -1,5 +1,6 @@
 """Commands for a plan's folder: ``planner report``, ``deploy``, ``validate`` and ``tune``."""
 
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -88,9 +89,7 @@ class SiteOptions:
     replicas: Annotated[int | None, _site("Number of servers. Default: the plan's.")] = None
     max_replicas: Annotated[int | None, _site("Servers to scale to with KEDA; needs --prometheus.")] = None
     image: Annotated[str, _site("Image instead of the plan's, such as REPOSITORY@sha256:DIGEST.")] = ""
-    prometheus: Annotated[str, _site("Address of Prometheus in the cluster. Adds a ServiceMonitor.", metavar="URL")] = (
-        ""
-    )
+    prometheus: Annotated[str, _site("Prometheus in the cluster. Adds a ServiceMonitor.", metavar="URL")] = ""
     nodes: Annotated[int | None, _site("Nodes that one server spans.")] = None
     name: Annotated[str, _site("Name of the deployment. Default: planner-DIGEST.")] = ""
     namespace: Annotated[str, _site("Namespace of Kubernetes.")] = ""
@@ -99,7 +98,8 @@ class SiteOptions:
     hf_secret: Annotated[str, _site("Name of the Secret with the key HF_TOKEN.")] = "hf-token"  # noqa: S105
     cache: Annotated[str, _site("Volume for models: pvc, emptydir or claim/NAME.")] = "pvc"
     gpu_resource: Annotated[str, _site("Name of the GPUs in the device plugin.")] = ""
-    rdma_resource: Annotated[str, _site("Name of the RDMA adapters in their device plugin. Default: TCP.")] = ""
+    rdma_resource: Annotated[str, _site("RDMA adapters of a pod. Default: TCP.", metavar="NAME[=COUNT]")] = ""
+    as_root: Annotated[bool, _site("Run as root where the image has a user of its own.")] = False
     tolerations: Annotated[
         list[str], _site("Taint that the server tolerates. Repeatable.", "--toleration", metavar=_TOLERATION)
     ] = []  # noqa: RUF012
@@ -134,6 +134,9 @@ def deploy(
     emission = _emission(directory)
     targets = list(dict.fromkeys(one.value for one in target))
     made = {name: rendered(emission, name, where, command=command_line) for name in targets}
+    for name in targets:
+        if left_out := re.search("the load of the plan takes .*", next(iter(made[name].values()))):
+            note(f"note: {name}: {left_out[0]}")
     files = made[targets[0]]
     if len(targets) > 1:
         files = {f"{name}/{file}": content for name in targets for file, content in made[name].items()}

@@ -17,10 +17,12 @@ from deployed import (
     AMD_X16,
     CASES,
     MORE,
+    NEW_IMAGE,
     NVIDIA_X16,
     PROMETHEUS,
     SPREAD_X16,
     Host,
+    Json,
     composed,
     container_of,
     documents,
@@ -418,7 +420,7 @@ def test_what_the_plan_asks_of_docker_is_asked_for_elsewhere() -> None:
     made = emission(b200().model_copy(update={"docker_args": args}))
     security = container_of(workload_of(render_deployable(made, "kubernetes")["kubernetes.yaml"]))["securityContext"]
     assert security["privileged"] and security["capabilities"]["add"] == ["SYS_PTRACE"]
-    assert security["seccompProfile"] == {"type": "Unconfined"}
+    assert "seccompProfile" not in security
     (service,) = documents(render_deployable(made, "compose")["compose.yaml"])[0]["services"].values()
     assert service["privileged"] and service["cap_add"] == ["SYS_PTRACE"] and service["shm_size"] == "8g"
 
@@ -426,18 +428,80 @@ def test_what_the_plan_asks_of_docker_is_asked_for_elsewhere() -> None:
 def test_no_more_is_lifted_than_several_amd_gpus_need() -> None:
     """AMD's documents switch seccomp off for RCCL; for one GPU, and elsewhere, the runtime's filter stays."""
     for made, target, seccomp in (
-        (GOLDEN["mi355x"], "kubernetes", "RuntimeDefault"),
-        (GOLDEN["b200-x2"], "kubernetes", "RuntimeDefault"),
-        (AMD_X16, "lws", "Unconfined"),
+        (GOLDEN["mi355x"], "kubernetes", {"type": "RuntimeDefault"}),
+        (GOLDEN["b200-x2"], "kubernetes", {"type": "RuntimeDefault"}),
+        (AMD_X16, "lws", None),
     ):
         (text,) = render_deployable(made, target).values()
         security = container_of(workload_of(text))["securityContext"]
-        assert security["seccompProfile"] == {"type": seccomp} and ("'baseline'" in text) == (seccomp == "Unconfined")
+        assert security.get("seccompProfile") == seccomp and ("left to the node" in text) == (seccomp is None)
         assert security["allowPrivilegeEscalation"] is False and security["capabilities"] == {"drop": ["ALL"]}
-        assert "'restricted' refuses" in text
     (service,) = documents(files_of("mi355x/compose")["compose.yaml"])[0]["services"].values()
     assert service["security_opt"] == ["no-new-privileges:true"] and service["shm_size"] == "8g"
     assert "ipc" not in service and service["volumes"][0]["target"] == "/huggingface/hub", "not the token beside it"
+
+
+#: Capabilities that may be added under 'baseline' (Kubernetes, Pod Security Standards).
+BASELINE = {
+    "AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP",
+    "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT",
+}  # fmt: skip
+
+
+def admitted_by(pod: Json) -> str:
+    """The strictest Pod Security Standard that admits a pod, by the tables of Kubernetes's documentation."""
+    (container,) = pod["containers"]
+    own, all_of = container["securityContext"], pod.get("securityContext", {})
+    seccomp = own.get("seccompProfile", all_of.get("seccompProfile", {})).get("type")
+    added = set(own["capabilities"].get("add", ()))
+    folders = any("hostPath" in volume for volume in pod["volumes"])
+    if own["privileged"] or added - BASELINE or folders or seccomp == "Unconfined":
+        return "privileged"
+    restricted = (
+        own["allowPrivilegeEscalation"] is False
+        and own["capabilities"]["drop"] == ["ALL"]
+        and added <= {"NET_BIND_SERVICE"}
+        and all_of.get("runAsNonRoot") is True
+        and all_of.get("runAsUser") != 0
+        and seccomp in ("RuntimeDefault", "Localhost")
+    )
+    return "restricted" if restricted else "baseline"
+
+
+FOLDER = NEW_IMAGE.file.plan.model_copy(
+    update={"model": "/m", "serve_argv": ("vllm", "serve", "/m", "--host", "0.0.0.0")}
+)
+
+
+@pytest.mark.parametrize(
+    ("made", "target", "site", "standard"),
+    [
+        (NEW_IMAGE, "kubernetes", Site(), "restricted"),
+        (NEW_IMAGE, "kubernetes", Site(image=f"mirror.example/vllm@sha256:{'0' * 64}"), "restricted"),
+        (NEW_IMAGE, "kubernetes", Site(as_root=True), "baseline"),
+        (over_two_nodes(NEW_IMAGE.file.plan), "lws", Site(), "restricted"),
+        (over_two_nodes(NEW_IMAGE.file.plan), "lws", Site(rdma_resource="rdma/hca"), "privileged"),
+        (emission(FOLDER), "kubernetes", Site(), "privileged"),
+        (GOLDEN["b200-x2"], "kubernetes", Site(), "baseline"),
+        (GOLDEN["mi355x"], "kubernetes", Site(), "baseline"),
+        (AMD_X16, "lws", Site(), "baseline"),
+    ],
+)
+def test_pods_are_admitted_by_the_pod_security_standard_that_the_file_names(
+    made: Any, target: str, site: Site, standard: str
+) -> None:
+    """vLLM's images for NVIDIA have a user from 0.23 on; it writes into volumes alone."""
+    (text,) = render_deployable(made, target, site).values()
+    spec = workload_of(text)["spec"]
+    templates = spec.get("leaderWorkerTemplate", {"one": spec.get("template")})
+    pods = [part["spec"] for part in templates.values() if isinstance(part, dict)]
+    assert {admitted_by(pod) for pod in pods} == {standard}
+    said = "'baseline' refuses" if standard == "privileged" else f"'{standard}' admits"
+    assert said in text
+    for pod in pods if standard == "restricted" else ():
+        assert pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"]
+        assert {"/tmp", "/home/vllm", "/dev/shm"} < {one["mountPath"] for one in pod["containers"][0]["volumeMounts"]}
+        assert pod["securityContext"]["fsGroup"] == 0 == pod["securityContext"]["runAsGroup"]
 
 
 def test_pods_reserve_what_they_need_and_weights_lie_on_a_claim() -> None:
@@ -455,6 +519,8 @@ def test_nodes_get_their_network_adapters() -> None:
     (text,) = render_deployable(NVIDIA_X16, "lws", Site(rdma_resource="rdma/hca")).values()
     container = container_of(workload_of(text))
     assert container["resources"]["limits"]["rdma/hca"] == 1
+    (text,) = render_deployable(NVIDIA_X16, "lws", Site(rdma_resource="rdma/hca=8")).values()
+    assert container_of(workload_of(text))["resources"]["limits"]["rdma/hca"] == 8
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
     assert "--rdma-resource" in "".join(files_of("b200-x16/lws").values())
 
@@ -462,13 +528,22 @@ def test_nodes_get_their_network_adapters() -> None:
 @pytest.mark.parametrize(("target", "servers"), [("kubernetes", 5), ("compose", 4), ("slurm", 1)])
 def test_as_many_servers_are_deployed_as_the_plan_needs(target: str, servers: int) -> None:
     needed = Service(targets=(), replicas=5, total_gpus=10, packages=10, goodput=1)
-    files = render_deployable(emission(b200().model_copy(update={"service": needed})), target)
-    text = next(iter(files.values()))
+    made = emission(b200().model_copy(update={"service": needed}))
+    text = next(iter(render_deployable(made, target).values()))
     assert f"takes 5 such server(s), this starts {servers}" in text
     if target == "kubernetes":
         assert workload_of(text)["spec"]["replicas"] == 5
     if target == "compose":
         assert len(documents(text)[0]["services"]) == 5, "one of them the balancer"
+
+
+def test_a_deployment_of_fewer_servers_than_needed_says_so(tmp_path: Path) -> None:
+    needed = Service(targets=(), replicas=5, total_gpus=10, packages=10, goodput=1)
+    write_folder(
+        tmp_path / "plan", render_scripts(emission(b200().model_copy(update={"service": needed}))), force=False
+    )
+    told = run("deploy", f"{tmp_path / 'plan'}", "--target", "slurm")
+    assert "note: slurm: the load of the plan takes 5 such server(s), this starts 1" in told.stderr
 
 
 def test_start_up_time_follows_the_weights() -> None:
@@ -526,7 +601,7 @@ def test_what_cannot_be_deployed_is_refused(made: Any, target: str, site: Site, 
         {"host": "1.2.3.04"}, {"host": "1.2.3"}, {"hf_secret": "A"}, {"cache": "disk"}, {"cache": "claim/"},
         {"gpu_resource": "a b"}, {"tolerations": ("a:Never",)}, {"tolerations": ("a b",)}, {"node_selector": ("a",)},
         {"name": "a\nb: c"}, {"max_replicas": 2}, {"max_replicas": 0, "prometheus": PROMETHEUS},
-        {"prometheus": "prometheus:9090"}, {"image": "a b"}, {"image": "-v"},
+        {"prometheus": "prometheus:9090"}, {"image": "a b"}, {"image": "-v"}, {"rdma_resource": "rdma/hca=0"},
     ],
 )  # fmt: skip
 def test_a_site_is_refused_before_anything_is_made(wrong: dict[str, Any]) -> None:

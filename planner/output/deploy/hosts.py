@@ -8,7 +8,7 @@ from typing import NamedTuple
 from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for
 from planner.errors import IllegalPlanError, InputError, UnknownNameError
 from planner.output.deploy.kubernetes import kubernetes, lws
-from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, MOST_REPLICAS, Pods, Site, describe
+from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, MOST_REPLICAS, UNCONFINED, Pods, Site, describe
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
@@ -62,16 +62,10 @@ def compose(pods: Pods) -> dict[str, str]:
 def _service(pods: Pods, index: int) -> Json:
     plan, docker, copies = pods.plan, pods.docker, pods.replicas
     folder = escape_dollars(pods.model_folder)
-    models = {
-        "type": "bind",
-        "source": _MODELS,
-        "target": f"{scripts.MODEL_CACHE}/hub",
-        "bind": {"create_host_path": True},
-    }
-    model = [{"type": "bind", "source": folder, "target": folder, "read_only": True}] if folder else []
+    models = fill("compose.yaml", "models", {"source": _MODELS, "target": f"{scripts.MODEL_CACHE}/hub"})
+    model = [fill("compose.yaml", "folder", {"folder": folder})] if folder else []
     devices = [device if ":" in device else f"{device}:{device}" for device in docker["--device"]]
-    seccomp = {"seccomp=unconfined", "seccomp:unconfined"}
-    security = [one for one in docker["--security-opt"] if one not in seccomp or pods.unconfined]
+    security = [one for one in docker["--security-opt"] if one not in UNCONFINED or pods.unconfined]
     # the GPUs of a server: MIG instances by UUID, those of several servers by number, else a count
     count = whole_number("".join(docker["--gpus"][-1:]))
     gpus: Json = {"driver": "nvidia", "capabilities": ["gpu"]}
@@ -200,7 +194,7 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
 
 _SERVER = ("name", "start_timeout_s", "replicas", "port", "image")
 _LABELS = "max_replicas prometheus hf_secret gpu_resource tolerations node_selector namespace cache"
-_CLUSTER = (*_SERVER, *_LABELS.split())
+_CLUSTER = (*_SERVER, *_LABELS.split(), "as_root")
 #: Fields of ``Site`` whose option is not just their name with dashes.
 FLAGS = {"tolerations": "--toleration", "start_timeout_s": "--start-timeout"}
 

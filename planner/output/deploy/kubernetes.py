@@ -1,5 +1,6 @@
 """Pods on Kubernetes: a Deployment or a LeaderWorkerSet, from the objects in ``templates/deploy/kubernetes.yaml``."""
 
+import re
 from collections.abc import Iterator
 from math import ceil
 from typing import Any
@@ -10,6 +11,10 @@ from planner.output.deploy.yaml_text import Json, Script, commented, dump, escap
 from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, host_kv_gib, join_numbers, node_script
 
 TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
+#: Capabilities that Pod Security 'baseline' lets a container add (Kubernetes, Pod Security Standards).
+_BASELINE = re.compile(
+    "AUDIT_WRITE|CHOWN|DAC_OVERRIDE|FOWNER|FSETID|KILL|MKNOD|NET_BIND_SERVICE|SET(FCAP|GID|PCAP|UID)|SYS_CHROOT"
+)
 _STATES = ("running", "waiting")  #: of vLLM's gauges
 _LWS_LABEL = "leaderworkerset.sigs.k8s.io"
 
@@ -107,13 +112,13 @@ def _remarks(pods: Pods) -> list[str]:
             f"{need} create the Secret {site.hf_secret} from a file that holds only the token:",
             f"  kubectl{space} create secret generic {site.hf_secret} --from-file={TOKEN_KEY}=FILE",
         ]
-    lines.append("The image runs as root and writes into itself, which Pod Security 'restricted' refuses.")
-    if pods.unconfined:
-        lines.append("Seccomp is off, as AMD advises for several GPUs; Pod Security 'baseline' refuses that.")
+    lines += _admission(pods)
     if site.cache == "pvc" and pods.most_pods > 1:
         lines.append("Pods share the volume of the models: the storage class has to offer ReadWriteMany.")
     if pods.nodes > 1 and not site.rdma_resource:
-        lines.append("Pods reach each other by TCP; for RDMA name its resource with planner deploy --rdma-resource.")
+        lines.append(
+            "Pods reach each other by TCP, slower than planned; RDMA: planner deploy --rdma-resource NAME=COUNT."
+        )
     if site.prometheus:
         lines.append("Needs the Prometheus operator; add the label by which its Prometheus selects ServiceMonitors.")
     if site.max_replicas:
@@ -123,6 +128,20 @@ def _remarks(pods: Pods) -> list[str]:
     if profile.partition and not site.gpu_resource:
         lines.append("With the plugin's strategy 'single' instead of 'mixed', use planner deploy --gpu-resource.")
     return lines
+
+
+def _admission(pods: Pods) -> Iterator[str]:
+    """The Pod Security Standard that admits the pods, or what the baseline refuses of them."""
+    added = [name for name in pods.capabilities if not _BASELINE.fullmatch(name)]
+    beyond = [*["privileged"] * pods.privileged, *added, *["hostPath"] * bool(pods.model_folder)]
+    if beyond:
+        yield f"Pod Security 'baseline' refuses: {', '.join(beyond)}."
+    elif pods.as_user:
+        yield "Pod Security 'restricted' admits the pods: user 2000 of group 0, which must write to the claim."
+    else:
+        yield "Pod Security 'baseline' admits the pods; 'restricted' does not, as the container runs as root."
+    if pods.unconfined:
+        yield "Seccomp is left to the node, as AMD advises none for several GPUs."
 
 
 def _pod(pods: Pods, container: Json) -> Json:
@@ -136,16 +155,19 @@ def _pod(pods: Pods, container: Json) -> Json:
     if pods.model_folder:
         volumes.append({"name": "model", "hostPath": {"path": pods.model_folder, "type": "Directory"}})
     where = {"node_selector": pods.site.node_labels() or None, "tolerations": pods.site.taints() or None}
-    return _fill("pod", **where, container=container, volumes=volumes)
+    own = _fill("as_user") if pods.as_user else {"pod": None, "volumes": []}
+    return _fill("pod", **where, security=own["pod"], container=container, volumes=[*volumes, *own["volumes"]])
 
 
 def _container(pods: Pods) -> Json:
     if ":" in pods.model_folder:
         raise IllegalPlanError(f"{pods.model_folder!r}: Kubernetes mounts no colon", hint="rename the folder")
-    devices = {gpu_resource(pods): pods.gpus} | ({pods.site.rdma_resource: 1} if pods.site.rdma_resource else {})
+    adapter, _, adapters = pods.site.rdma_resource.partition("=")
+    devices = {gpu_resource(pods): pods.gpus} | ({adapter: int(adapters or 1)} if adapter else {})
     disk = {"ephemeral-storage": f"{SCRATCH_GIB + (pods.cache_gib if pods.site.cache == 'emptydir' else 0)}Gi"}
     reserved = RESERVED_GIB_PER_GPU * pods.gpus + host_kv_gib(pods.plan)
-    locked = ["IPC_LOCK"] if pods.site.rdma_resource else []  # adapters read and write memory that stays in its place
+    written = _fill("as_user")["mounts"] if pods.as_user else []
+    mounts = [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": MODEL_CACHE}, *written]
     folder = [{"name": "model", "mountPath": pods.model_folder, "readOnly": True}] if pods.model_folder else []
     return _fill(
         "container",
@@ -157,10 +179,11 @@ def _container(pods: Pods) -> Json:
         limits={**devices, "memory": f"{pods.memory_gib}Gi", **disk},
         requests={"cpu": str(RESERVED_CPUS_PER_GPU * pods.gpus), "memory": f"{reserved}Gi", **disk},
         privileged=pods.privileged,
-        capabilities=[*(name.removeprefix("CAP_") for name in pods.docker["--cap-add"]), *locked] or None,
-        seccomp="Unconfined" if pods.unconfined else "RuntimeDefault",
+        read_only=pods.as_user or None,
+        capabilities=pods.capabilities or None,
+        seccomp=None if pods.unconfined else {"type": "RuntimeDefault"},
         start_tries=ceil(pods.start_timeout_s / 10),
-        mounts=[{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": MODEL_CACHE}, *folder],
+        mounts=[*mounts, *folder],
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from planner.engine import EVERYWHERE, LOOPBACK
+from planner.engine import EVERYWHERE, LOOPBACK, parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.emission import start_timeout_s
@@ -42,7 +42,7 @@ _NAMES = {
     "--namespace": (*_LABEL, 63),
     "--hf-secret": (_SUBDOMAIN, "lower-case letters, digits, dashes and dots", 253),
     "--gpu-resource": (_QUALIFIED, "vendor.com/name", 316),
-    "--rdma-resource": (_QUALIFIED, "such as rdma/hca", 316),
+    "--rdma-resource": (rf"{_QUALIFIED}(=[1-9][0-9]?)?", "NAME or NAME=COUNT, such as rdma/hca=8", 319),
     "--image": (_IMAGE, "such as vllm/vllm-openai@sha256:DIGEST", 400),
     "--prometheus": (r"https?://[A-Za-z0-9._:/-]+", "such as http://prometheus-operated.monitoring:9090", 2000),
     "--host": (rf"{_OCTET}(\.{_OCTET}){{3}}", f"an IPv4 address such as {LOOPBACK}, or {EVERYWHERE} for all", 15),
@@ -54,7 +54,9 @@ _PORTABLE = ("device", "group-add", "security-opt", "cap-add", "gpus", "ipc", "s
 MEMORY_GIB_PER_GPU, CPUS_PER_GPU = 32, 8
 #: Reserved of them in Kubernetes, which lets the smallest nodes with such GPUs run the pod.
 RESERVED_GIB_PER_GPU, RESERVED_CPUS_PER_GPU = 8, 4
+UNCONFINED = frozenset({"seccomp=unconfined", "seccomp:unconfined"})  #: values of --security-opt
 SCRATCH_GIB = 20  #: of the container's own disk: compiled kernels and graphs, logs
+IMAGE_USER_SINCE = "0.23.0"  #: vLLM's images for NVIDIA have user 2000 (its docs/deployment/docker.md)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -74,7 +76,8 @@ class Site:
     hf_secret: str = HF_SECRET  #: name of a Secret with the key HF_TOKEN
     cache: str = "pvc"  #: ``emptydir``, ``pvc`` (a new claim), or ``claim/NAME``
     gpu_resource: str = ""  #: as the device plugin names it
-    rdma_resource: str = ""  #: as the device plugin names the adapters between nodes
+    rdma_resource: str = ""  #: as the device plugin names the adapters between nodes; ``NAME=COUNT`` for several a pod
+    as_root: bool = False  #: also where the image has a user of its own
     tolerations: tuple[str, ...] = ()  #: ``KEY[=VALUE][:EFFECT]``
     node_selector: tuple[str, ...] = ()  #: ``KEY=VALUE``
     start_timeout_s: int | None = None
@@ -148,6 +151,19 @@ class Pods:
         return bool(self.docker["--privileged"])
 
     @property
+    def capabilities(self) -> list[str]:
+        """Added to the container: the plan's, and for RDMA the right to keep memory in its place."""
+        asked = [*self.docker["--cap-add"], *["IPC_LOCK"] * bool(self.site.rdma_resource)]
+        return [name.removeprefix("CAP_") for name in asked]
+
+    @property
+    def as_user(self) -> bool:
+        """True if the image has a user of its own. Linux gives added capabilities to root alone."""
+        if self.site.as_root or self.privileged or self.capabilities or "vllm/vllm-openai:" not in self.plan.image:
+            return False
+        return parse_version(self.plan.engine_version).release >= parse_version(IMAGE_USER_SINCE).release
+
+    @property
     def most_pods(self) -> int:
         return max(self.replicas, self.site.max_replicas or 0) * self.nodes
 
@@ -170,7 +186,7 @@ class Pods:
     @property
     def unconfined(self) -> bool:
         """True for several GPUs of a plan that asks for no seccomp filter; AMD's documents ask for none at all."""
-        return bool({"seccomp=unconfined", "seccomp:unconfined"} & set(self.docker["--security-opt"])) and self.gpus > 1
+        return not UNCONFINED.isdisjoint(self.docker["--security-opt"]) and self.gpus > 1
 
     def require_one_node(self, target: str) -> None:
         """Raise IllegalPlanError for a server over several nodes."""
