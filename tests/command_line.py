@@ -1,5 +1,6 @@
 """Running command lines: in this process, or in one of their own where the process itself is the point."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from signal import SIGINT
 from termios import tcsetwinsize
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planner.commands.main import main
 
@@ -29,6 +30,20 @@ def run(*words: str) -> Outcome:
     with redirect_stdout(out), redirect_stderr(err):
         status = main(words)
     return Outcome(status, out.getvalue(), err.getvalue())
+
+
+def refused(*words: str) -> str:
+    """The error of a command line that ends with 2; fails unless it says what to do, and prints nothing else."""
+    outcome = run(*words)
+    assert outcome.status == 2 and outcome.out == "" and "hint: " in outcome.err, outcome
+    return outcome.err
+
+
+def json_of(*words: str) -> Any:
+    """What a command prints with ``--format json``; fails unless it ends with 0."""
+    outcome = run(*words, "--format", "json")
+    assert outcome.status == 0, outcome.err
+    return json.loads(outcome.out)
 
 
 def start(*words: str, program: tuple[str, ...] = ("-m", "planner"), **environment: str) -> subprocess.Popen[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run
+from command_line import refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
@@ -53,8 +53,7 @@ def test_bytes_of_a_cache_on_a_gpu_bound_it_instead_of_the_share() -> None:
 def test_bytes_beyond_the_memory_do_not_fit_and_are_named() -> None:
     beyond = run("fit", LLAMA, "--gpu", "h100", "--kv-cache-memory-bytes", str(10**11))
     assert beyond.status == 1 and "--kv-cache-memory-bytes" in beyond.out
-    on_cpu = run("fit", LLAMA, "--gpu", "cpu", "--kv-cache-memory-bytes", str(10**9))
-    assert on_cpu.status == 2 and "on a CPU" in on_cpu.err
+    assert "on a CPU" in refused("fit", LLAMA, "--gpu", "cpu", "--kv-cache-memory-bytes", str(10**9))
 
 
 def of_gib(space: int) -> Environment:
@@ -187,8 +186,7 @@ def test_fit_takes_the_variable_and_says_where_the_size_comes_from() -> None:
     assert (found["kv_cache_tokens"], found["env"]) == (131_072, {"VLLM_CPU_KVCACHE_SPACE": "4"})
     assert found["kv_cache_bytes_lo"] == found["kv_cache_bytes"] == found["kv_cache_bytes_hi"] == 4 * GIB
     assert found["budget_bytes"] == found["gpu"]["memory_bytes"]
-    refused = run("fit", LLAMA, *ON_CPU, "--env", "VLLM_CPU_KVCACHE_SPACE=4.5")
-    assert refused.status == 2 and "VLLM_CPU_KVCACHE_SPACE" in refused.err and "hint:" in refused.err
+    assert "VLLM_CPU_KVCACHE_SPACE" in refused("fit", LLAMA, *ON_CPU, "--env", "VLLM_CPU_KVCACHE_SPACE=4.5")
 
 
 def checked(line: str, release: str = "0.32.0") -> dict[str, Any]:

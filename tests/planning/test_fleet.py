@@ -1,7 +1,6 @@
 """Fleets: the programme against brute force, sizes and cost by hand, what must be monotone."""
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from command_line import run
+from command_line import json_of, refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import search_for
@@ -380,12 +379,10 @@ def test_the_table_names_whose_fits_predicted() -> None:
 
 
 def test_json_has_the_best_fleet_first() -> None:
-    outcome = run(
+    answer = json_of(
         "fleet", LLAMA, "--gpu", "mi300x", "--gpu", "h100", "--request-rate", "20", "--workload", "chat",
-        "--ttft", "2000", "--tpot", "60", "--price", "h100=9", "--disaggregated", "--format", "json",
+        "--ttft", "2000", "--tpot", "60", "--price", "h100=9", "--disaggregated",
     )  # fmt: skip
-    assert outcome.status == 0
-    answer = json.loads(outcome.out)
     assert answer["schema_version"] == 1
     first, second = answer["fleets"]
     assert (first["gpu"], second["gpu"]) == ("mi300x", "h100-sxm")
@@ -427,10 +424,7 @@ def test_no_fleet_is_an_honest_no() -> None:
     ],
 )
 def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
-    outcome = run("fleet", LLAMA, "--gpu", "h100", *words)
-    assert outcome.status == 2
-    assert cause in outcome.err and "hint:" in outcome.err
-    assert not outcome.out
+    assert cause in refused("fleet", LLAMA, "--gpu", "h100", *words)
 
 
 @pytest.mark.parametrize("rate", [20.0, 150.0])

@@ -11,7 +11,7 @@ from searches import search_for
 
 from planner.planning.capacity import Capacity
 from planner.planning.plan import Plan
-from planner.planning.search.next_run import NextRun, left, next_run
+from planner.planning.search.servers import NextRun, left, next_run
 from planner.timing import Spread
 from planner.workload import Load, Slo, Targets
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from command_line import run
+from command_line import json_of, refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import SMALL, aiming, choices, ranked, search_for, with_args
@@ -522,9 +522,7 @@ TARGETS = ("--ttft", "2000", "--tpot", "100")
 def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("recommend", SMALL, "--gpu", "h100", *TARGETS, "--request-rate", "30", "--workload", "chat")
-    outcome = run(*words, "-o", "plan", "--format", "json")
-    assert outcome.status == 0
-    printed, saved = json.loads(outcome.out), json.loads((tmp_path / "plan/plan.json").read_text())
+    printed, saved = json_of(*words, "-o", "plan"), json.loads((tmp_path / "plan/plan.json").read_text())
     assert printed["workload"]["request_rate"] == 30 and printed["workload"]["name"] == "chat"
     assert [limit["metric"] for limit in printed["targets"]["limits"]] == ["p95_ttft_ms", "p95_tpot_ms"]
     service = printed["plans"][0]["service"]
@@ -571,9 +569,7 @@ def test_a_trace_is_planned_for_and_the_benchmark_says_what_it_cannot(tmp_path: 
     path = tmp_path / "trace.csv"
     rows = [f"{i / 10},{400 + i % 200},{100 + i % 50}\n" for i in range(1000)]
     path.write_text("arrival_s,input_len,output_len\n" + "".join(rows))
-    outcome = run("recommend", SMALL, "--gpu", "h100", *TARGETS, "--trace", str(path), "--format", "json")
-    assert outcome.status == 0
-    data = json.loads(outcome.out)
+    data = json_of("recommend", SMALL, "--gpu", "h100", *TARGETS, "--trace", str(path))
     assert data["workload"]["trace"]["requests"] == 1000
     plan = data["plans"][0]
     assert plan["service"]["trace"]["sha256"] == data["workload"]["trace"]["sha256"]
@@ -589,9 +585,7 @@ def test_a_plan_says_which_vllm_sends_its_trace_with_prefixes(version: str, send
     rows = [{"timestamp": 100 * i, "input_length": 600, "output_length": 20, "hash_ids": [0, i]} for i in range(1, 300)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ("--gpu", "h100", "--gpus", "1", "--ttft", "2000", "--trace", str(path), "--engine-version", version)
-    outcome = run("recommend", SMALL, *words, "--format", "json")
-    assert outcome.status == 0
-    warnings = json.loads(outcome.out)["plans"][0]["warnings"]
+    warnings = json_of("recommend", SMALL, *words)["plans"][0]["warnings"]
     assert any("--dataset-name timed_trace --self-timed" in warning for warning in warnings) == sends
 
 
@@ -621,22 +615,22 @@ WRONG = {
 def test_bad_targets_and_loads_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words, cause = WRONG[name]
-    outcome = run("recommend", SMALL, "--gpu", "h100", *words)
-    assert outcome.status == 2 and cause in outcome.err and "hint:" in outcome.err and not outcome.out
+    assert cause in refused("recommend", SMALL, "--gpu", "h100", *words)
 
 
 def test_a_wrong_gpu_of_the_defaults_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "planner.toml").write_text('[recommend]\ngpu = "h1000"\n')
-    outcome = run("recommend", SMALL)
-    assert outcome.status == 2 and "planner.toml" in outcome.err and "h1000" in outcome.err
+    error = refused("recommend", SMALL)
+    assert "planner.toml" in error and "h1000" in error
 
 
 def test_a_link_to_nothing_is_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plans").symlink_to("nowhere")
-    outcome = run("recommend", SMALL, "--gpu", "h100", "--goal", "min-latency", "-o", "plans", "--force")
-    assert outcome.status == 2 and "link to nothing" in outcome.err
+    assert "link to nothing" in refused(
+        "recommend", SMALL, "--gpu", "h100", "--goal", "min-latency", "-o", "plans", "--force"
+    )
     assert not (tmp_path / "nowhere").exists()
 
 

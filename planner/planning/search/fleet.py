@@ -26,10 +26,9 @@ from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad
 from planner.planning.search.candidate import Candidate, Ranking, Refused
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
-from planner.planning.search.next_run import NextRun
 from planner.planning.search.search import Search
+from planner.planning.search.servers import NextRun, Servers
 from planner.planning.search.servers import Rung as Size
-from planner.planning.search.servers import Servers
 from planner.workload import MIXED_PROMPTS, Load, Router, Targets, too_rare
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
