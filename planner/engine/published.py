@@ -174,6 +174,7 @@ class Recipe:
     settings: dict[str, Any] = field(default_factory=dict)  #: names of EngineArgs
     sources: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()  #: what the sources set and the version does not have
+    asides: tuple[str, ...] = ()  #: what users may add, in words: files, and choices that are theirs
 
 
 def recipe_for(
@@ -206,12 +207,17 @@ def recipe_for(
     if "tool-call-parser" in flags:
         flags["enable-auto-tool-choice"] = True
     env = {name: value for name, value in sorted(env.items()) if name in known}
-    return Recipe(env, flags, settings, tuple(sources), tuple(left_out))
+    return Recipe(env, flags, settings, tuple(sources), tuple(left_out), tuple(_of_model("aside", model)))
+
+
+def _of_model(table: str, model: Model) -> list[str]:
+    """The texts of the patterns that begin a word of the model's id."""
+    name = model.id.rstrip("/").lower()
+    return [text for pattern, text in _table("recipes")[table].items() if re.search(rf"(?:^|[-/]){pattern}", name)]
 
 
 def _serving_flags(model: Model) -> dict[str, Any]:
-    table, name = _table("recipes")["serving"], model.id.rstrip("/").lower()
-    matched = [text for pattern, text in table.items() if re.search(rf"(?:^|[-/]){pattern}", name)]
+    matched = _of_model("serving", model)
     words = (option.split() for option in re.split(r"\s*--", matched[-1]) if option) if matched else ()
     return {flag: value[0] if value else True for flag, *value in words}
 

@@ -44,6 +44,34 @@ EXCEPT = {
     "--reasoning-parser nano_v3": "a plugin; vLLM's own nemotron_v3 takes its place",
 }
 
+#: What plans do not have of the whole lines, beside settings, which are planned, and what plans say themselves.
+NOT_PLANNED = {
+    "--speculative-config": "drafts of second models: check times them, and no search adds them",
+    "--hf-overrides": "for the drafts of Step-3.5",
+    "--served-model-name": "clients name the checkpoint",
+    "--tokenizer-mode": "auto is vLLM's default",
+    "--load-format": "auto is vLLM's default",
+    "--generation-config": "auto is vLLM's default",
+    "--reasoning-parser-plugin": "vLLM's own nemotron_v3 takes its place",
+    "--enable-auto-tool-choice": "its parser is a plugin",
+    "--kernel-config.enable_flashinfer_autotune": "--no-enable-flashinfer-autotune says the same",
+    "--compilation-config.pass_config.fuse_rope_kvcache": "in JSON",
+    "--compilation-config.use_inductor_graph_partition": "in JSON",
+    "--compilation-config": "of Ling-3.0 vLLM's default, of Voxtral for speech",
+    "--moe-backend": "of Laguna, whose plans have no such drafts",
+    "--enable-flashinfer-autotune": "vLLM's default",
+    "--runner": "no plan is for embeddings",
+    "VLLM_DEEP_GEMM_WARMUP": "NVIDIA's kernels",
+    "VLLM_USE_DEEP_GEMM": "NVIDIA's kernels",
+    "PYTHONNOUSERSITE": "of the recipe's own machine",
+    **dict.fromkeys(
+        ("--mm-processor-cache-gb", "--mm-processor-cache-type", "--video-pruning-rate", "--media-io-kwargs",
+         "VLLM_VIDEO_LOADER_BACKEND", "VLLM_DISABLE_COMPILE_CACHE"), "for images, video and speech"),
+    **dict.fromkeys(
+        ("--mamba-backend", "--mamba-cache-mode", "--mamba-ssm-cache-dtype", "--mamba-cache-philox-rounds",
+         "--enable-mamba-cache-stochastic-rounding"), "of Nemotron-3.5-Lightning, in few bits"),
+}  # fmt: skip
+
 #: Settings that a suggestion has as the line has them, or names among its changes.
 KEPT = {
     "max_model_len", "speculative_config", "mm_encoder_tp_mode", "language_model_only", "limit_mm_per_prompt",
@@ -84,7 +112,7 @@ def test_checkpoints_of_other_publishers_get_the_parsers_of_the_model() -> None:
 def test_a_version_without_the_parser_is_launched_without_it() -> None:
     model = resolve_model("moonshotai/Kimi-K3", network=False).model
     older = recipe_for(model, load_profile("b300"), parse_version("0.26.0"))
-    assert older.flags == {"trust-remote-code": True}
+    assert older.flags == {"trust-remote-code": True, "enable-flashinfer-autotune": False}
     assert older.left_out == ("--tool-call-parser kimi_k3", "--reasoning-parser kimi_k3")
     assert value_status(parse_version("0.27.1"), "reasoning_parser", "kimi_k3")
 
@@ -104,6 +132,20 @@ def test_every_published_line_is_read_word_by_word() -> None:
         gone = {"--tool-call-parser-plugin", "--max-model-len auto"}
         assert options - gone <= {*line.options}, row
         assert line.env == env
+
+
+def test_a_plan_has_the_published_line_or_says_what_it_lacks() -> None:
+    for row in LINES:
+        profile = load_profile(row["gpu"])
+        version = default_version(profile)
+        env = dict(word.split("=", 1) for word in row["env"].split())
+        words = ["vllm", "serve", row["model"], *shlex.split(row["options"])]
+        line = read_line(words, version, env=env, platform=profile.platform)
+        recipe = recipe_for(replace(ANY, id=row["model"]), profile, version)
+        planned = {f"--{name}" if value is not False else f"--no-{name}" for name, value in recipe.flags.items()}
+        refused = {problem.word.split()[0] for problem in line.problems}
+        missing = {*line.others} - planned | {name for name, value in env.items() if recipe.env.get(name) != value}
+        assert {one for one in missing - refused - {*NOT_PLANNED} if one not in " ".join(recipe.asides)} == set(), row
 
 
 def known_lines(every: int) -> list[dict[str, str]]:

@@ -548,6 +548,7 @@ def _warnings(
         f"image: {image_note}": image_note,
         **dict.fromkeys(map(str, unknown), True),
         f"the recipes also set options that {vllm} does not have: {', '.join(options)}": options,
+        **dict.fromkeys(recipe.asides, True),
         "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production": quick_reduce,
         "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy": (
             profile.partition and not profile.partition.isolated_bandwidth
