@@ -145,6 +145,7 @@ def test_a_plan_has_the_published_line_or_says_what_it_lacks() -> None:
         planned = {f"--{name}" if value is not False else f"--no-{name}" for name, value in recipe.flags.items()}
         refused = {problem.word.split()[0] for problem in line.problems}
         missing = {*line.others} - planned | {name for name, value in env.items() if recipe.env.get(name) != value}
+        assert line.args.mm_encoder_tp_mode in (None, recipe.settings.get("mm_encoder_tp_mode"))
         assert {one for one in missing - refused - {*NOT_PLANNED} if one not in " ".join(recipe.asides)} == set(), row
 
 
