@@ -24,10 +24,10 @@ from planner.memory.budget import Basis
 from planner.model.resolve import resolve_model
 from planner.output.workflows.documents import (
     commands,
-    entries,
     find_workflow,
     list_workflows,
     printed_rows,
+    results,
 )
 from planner.output.workflows.offline import offline_points
 from planner.output.workflows.printed import printed_beside
@@ -65,7 +65,7 @@ def test_the_facts_are_the_documents() -> None:
 def test_every_printed_number_stands_beside_its_prediction() -> None:
     """40 rows of MI300X and two blocks of MI355X: 24 figures each with the one of failed requests."""
     assert len(printed_rows()) == 40
-    assert [len(result["figures"]) for result in entries("result")] == [23, 23]
+    assert [len(figures) for figures in results().values()] == [23, 23]
     shown = 0
     for name in ("latency", "throughput"):
         for model in ("amd/Llama-3.1-70B-Instruct-FP8-KV", "amd/Llama-3.1-405B-Instruct-FP8-KV"):
@@ -77,8 +77,8 @@ def test_every_printed_number_stands_beside_its_prediction() -> None:
     assert shown == 40
     for name in ("mi355x-fp8", "mi355x-mxfp4"):
         figures = {row.metric: row for row in printed_beside(subject_of(name))}
-        result = next(r for r in entries("result") if r["server"].endswith(name.removeprefix("mi355x-")))
-        assert {metric: figures[metric].published for metric in result["figures"]} == result["figures"]
+        result = results()[f"amd-mi355/serve-{name.removeprefix('mi355x-')}", "amd-mi355/client"]
+        assert {metric: figures[metric].published for metric in result} == result
         for metric in ("mean_ttft_ms", "p99_itl_ms", "output_throughput", "median_e2el_ms"):
             assert figures[metric].predicted and figures[metric].error is not None
         assert figures["gsm8k, flexible-extract"].published in (0.9052, 0.8954)
@@ -204,9 +204,9 @@ def test_a_users_own_result_stands_beside_the_printed_and_the_predicted_one(tmp_
     plan = json.loads(files["plan.json"])
     (tmp_path / "plan.json").write_text(files["plan.json"])
     (tmp_path / "results").mkdir()
-    printed = next(result for result in entries("result") if result["server"].endswith("fp8"))
+    printed = results()["amd-mi355/serve-fp8", "amd-mi355/client"]
     result = {
-        **printed["figures"],
+        **printed,
         "num_prompts": 128,
         "request_rate": "inf",
         "backend": "vllm",
@@ -216,7 +216,7 @@ def test_a_users_own_result_stands_beside_the_printed_and_the_predicted_one(tmp_
     said = json.loads(run("validate", str(tmp_path), "--format", "json").out)
     lines = {line["metric"]: line for line in said["lines"]}
     for metric in ("mean_ttft_ms", "mean_tpot_ms", "output_throughput"):
-        assert lines[metric]["published"] == lines[metric]["measured"] == printed["figures"][metric]
+        assert lines[metric]["published"] == lines[metric]["measured"] == printed[metric]
     assert "published" in run("validate", str(tmp_path)).out.splitlines()[0]
 
 

@@ -16,6 +16,12 @@ from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, without_option
 from planner.resources import package_dir
 
+#: What a workflow uses a printed command for, by its program; every other is one of lm_eval.
+_KINDS = {
+    "serve": "serve", "bench serve": "client", "benchmark_serving.py": "client",
+    "benchmark_latency.py": "offline", "benchmark_throughput.py": "offline",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -24,6 +30,9 @@ class Document:
     id: str
     title: str
     version: engine.EngineVersion
+    env: Mapping[str, str]  #: variables of all its commands
+    gpus: tuple[str, ...] = ()  #: profiles that it describes
+    engine_version: str | None = None  #: the one that it names
     caveats: tuple[str, ...] = ()  #: on its printed results
 
 
@@ -33,7 +42,6 @@ class Command:
 
     id: str
     document: Document
-    place: str  #: the heading above it
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     capability: str = ""  #: compute capability of the GPUs that it is printed for; empty: any
@@ -99,7 +107,7 @@ class Workflow:
     serve: tuple[Command, ...] = ()
     client: tuple[Command, ...] = ()
     offline: tuple[Command, ...] = ()
-    accuracy: Command | None = None
+    accuracy: tuple[str, ...] = ()  #: words of ``lm_eval``
     changes: Mapping[str, str] = field(default_factory=dict)  #: options that the document leaves open, or cannot run
     rows: tuple[Mapping[str, str], ...] = ()
     variants: tuple[Mapping[str, Any], ...] = ({"name": "", "env": {}},)  #: variables that every point is measured with
@@ -180,12 +188,16 @@ def _spread(row: Mapping[str, str]) -> Iterator[dict[str, str | None]]:
 @lru_cache(maxsize=1)
 def list_workflows() -> dict[str, Workflow]:
     workflows = {}
-    for entry in _table("workflows")["workflow"]:
-        own = _frozen(entry)
-        own["documents"] = tuple(documents()[name] for name in entry["documents"])
-        own |= {kind: tuple(commands()[one] for one in entry.get(kind, ())) for kind in ("serve", "client", "offline")}
-        own["accuracy"] = commands()[entry["accuracy"]] if "accuracy" in entry else None
-        workflows[entry["name"]] = Workflow(**own)
+    for name, entry in _table("workflows")["workflow"].items():
+        own = {**_frozen(entry), "name": name}
+        own["documents"] = tuple(documents()[one] for one in entry["documents"])
+        first = own["documents"][0]
+        version = entry.get("engine_version", first.engine_version)
+        own |= {"gpus": entry.get("gpus", first.gpus), "engine_version": None if version == "newest" else version}
+        for command in (commands()[one] for one in own.pop("commands", ())):
+            kind = _KINDS.get(engine.split_command(command.argv)[0] or "", "accuracy")
+            own[kind] = (*own.get(kind, ()), command) if kind != "accuracy" else command.argv
+        workflows[name] = Workflow(**own)
     return workflows
 
 
@@ -194,15 +206,10 @@ def purposes() -> dict[str, str]:
     return dict(_table("workflows")["purpose"])
 
 
-def names_of(script: str) -> dict[str, Any]:
-    """Names of a script's template that are the same for every plan."""
-    return dict(_table("workflows")["names"].get(script, {}))
-
-
 def instead_of(documents: Collection[Document]) -> list[Mapping[str, Any]]:
     """Words of the documents for other programs than vLLM that no script has, and what stands there instead."""
     ids = {document.id for document in documents}
-    return [entry for entry in _table("workflows")["instead"] if ids & {*entry["documents"]}]
+    return [entry for entry in _table("workflows")["instead"] if ids & {*entry.get("documents", ids)}]
 
 
 def find_workflow(name: str) -> Workflow:
@@ -216,7 +223,7 @@ def find_workflow(name: str) -> Workflow:
 @lru_cache(maxsize=1)
 def documents() -> dict[str, Document]:
     return {
-        name: Document(name, entry["title"], engine.parse_version(entry["version"]), tuple(entry.get("caveats", ())))
+        name: Document(name, **_frozen({"env": {}, **entry, "version": engine.parse_version(entry["version"])}))
         for name, entry in _table("documents")["document"].items()
     }
 
@@ -224,35 +231,54 @@ def documents() -> dict[str, Document]:
 @lru_cache(maxsize=1)
 def commands() -> dict[str, Command]:
     printed = {}
-    for entry in _table("documents")["command"]:
-        own = _frozen({**entry, "document": documents()[entry["id"].split("/")[0]]})
-        own["argv"] = tuple(shlex.split(own.pop("line")))
-        printed[entry["id"]] = Command(**own)
+    for name, entry in _table("documents")["command"].items():
+        document = documents()[name.split("/")[0]]
+        own = _frozen({**entry, "env": {**document.env, **entry.get("env", {})}})
+        printed[name] = Command(name, document, tuple(shlex.split(own.pop("line"))), **own)
     return printed
 
 
 @lru_cache(maxsize=1)
 def printed_rows() -> tuple[Point, ...]:
-    """The rows of the printed tables."""
+    """The rows of the printed tables, one for each figure."""
     rows = list[Point]()
     for table in _table("documents")["table"]:
-        for *values, figure in table["rows"]:
-            varied = zip(table["varied"], map(str, values), strict=True)
-            command = commands()[table["command"]].with_options(dict(varied))
-            rows.append(Point(command, command, table["metric"], float(figure)))
+        varied, (flag, across) = table["varied"], next(iter(table.get("across", {"": [""]}).items()))
+        for row in table["rows"]:
+            of_row = dict(zip(varied, map(str, row), strict=False))
+            for value, figure in zip(across, row[len(varied) :], strict=True):
+                options = {**of_row, flag: str(value)} if flag else of_row
+                command = commands()[table["command"]].with_options(options)
+                rows.append(Point(command, command, table["metric"], float(figure)))
     return tuple(rows)
+
+
+@lru_cache(maxsize=1)
+def results() -> dict[tuple[str, str], Mapping[str, float]]:
+    """The printed results by server and client, with the keys of the client's result file."""
+    return {
+        (server, one["client"]): {key: values[place] for key, values in one["figures"].items()}
+        for one in _table("documents")["result"]
+        for place, server in enumerate(one["servers"])
+    }
+
+
+@lru_cache(maxsize=1)
+def _scores() -> tuple[dict[str, Any], ...]:
+    table = _table("documents")["score"]
+    return tuple(dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
 
 
 def scores(model: str, task: str) -> dict[str, Mapping[str, Any]]:
     """The printed scores of a model, by their words; the documents for MI300X name the precision too."""
     precision = "" if task == "gsm8k" else f" ({model})"
-    own = [one for one in entries("score") if (one["model"], one["task"]) == (model, task)]
+    own = [one for one in _scores() if (one["model"], one["task"]) == (model, task)]
     return {f"{task}, {one['filter']}: {one['value']} ± {one['stderr']}{precision}": one for one in own}
 
 
 def published_accuracy(models: Collection[str], gpu: str) -> Iterator[str]:
     """Scores and verdicts of the documents on checkpoints that are compared on a GPU."""
-    for model in dict.fromkeys(score["model"] for score in entries("score")):
+    for model in dict.fromkeys(score["model"] for score in _scores()):
         own = [f"{s['filter']} {s['value']:.4f} ± {s['stderr']:.4f}" for s in scores(model, "gsm8k").values()]
         if model in models and own:
             yield f"published gsm8k of {model}: {', '.join(own)}"
@@ -263,12 +289,6 @@ def published_accuracy(models: Collection[str], gpu: str) -> Iterator[str]:
 
 def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-
-
-@lru_cache
-def entries(kind: str) -> tuple[dict[str, Any], ...]:
-    """The entries of one kind in ``documents.toml``: ``result``, ``verdict``"""
-    return tuple(map(_frozen, _table("documents")[kind]))
 
 
 @lru_cache(maxsize=2)

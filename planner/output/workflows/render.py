@@ -14,7 +14,7 @@ from planner.model import ResolvedModel, resolve_model
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
-from planner.output.workflows.documents import Workflow, instead_of, names_of, purposes
+from planner.output.workflows.documents import Workflow, instead_of, purposes
 from planner.output.workflows.documents import scores as printed_scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
 from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
@@ -138,23 +138,23 @@ def _emission(job: Subject, command: str) -> scripts.Emission:
         emission,
         checkpoint_bytes=needed,
         expected_accuracy=tuple(printed_scores(plan.model, plan.accuracy_task)) if job.documented else (),
-        accuracy=workflow.accuracy.argv if workflow.accuracy and job.documented else (),
+        accuracy=workflow.accuracy if job.documented else (),
         accuracy_max_model_len=workflow.accuracy_max_model_len,
         disk_includes=tuple(parts),
     )
 
 
 def _script_names(job: Subject, script: str) -> dict[str, Any]:
-    plan, version, names = job.plan, job.version, names_of(script)
+    plan, version = job.plan, job.version
     match script:
         case "pull_image.sh":
             return {"built": bool(job.build)}
         case "build_image.sh" if job.build:
             return _build_names(job.build)
         case "build_engine.sh":
-            return {**names, "base_image": engine.image_for(job.profile, version).name, "vllm_ref": f"v{version}"}
+            return {"base_image": engine.image_for(job.profile, version).name, "vllm_ref": f"v{version}"}
         case "download.sh":
-            return {**names, "draft": job.draft}
+            return {"draft": job.draft}
         case "request.sh":  # of the NVIDIA recipe
             body = {
                 "model": scripts.served_name(plan),
@@ -166,10 +166,10 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
         case "sweep.sh":
             return sweep_names(plan, job.deployment)
         case "guidellm.sh":
-            return {**names, **guidellm_names(plan)}
+            return guidellm_names(plan)
         case "mad.sh":
-            return {**names, **_mad_names(job)}
-    return offline_names(job, script) if script in OFFLINE_SCRIPTS else names
+            return _mad_names(job)
+    return offline_names(job, script) if script in OFFLINE_SCRIPTS else {}
 
 
 def _build_names(build: engine.ImageBuild) -> dict[str, Any]:
@@ -249,7 +249,6 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     rows = [_row(point, plan, back) for point, plan in zip(points, plans, strict=True)]
     calibration = ", ".join(dict.fromkeys(plan.calibration for plan in plans))
     names = {
-        **names_of("compare.sh"),
         "model": resolved.resolved,
         "gpu_name": whole.name,
         "engine_version": str(version),

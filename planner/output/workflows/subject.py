@@ -12,7 +12,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
-from planner.output.workflows.documents import Command, Point, Workflow, entries
+from planner.output.workflows.documents import Command, Point, Workflow, results
 from planner.workload import Load
 
 #: Options that the scripts decide for themselves; ``documents.toml`` has the reasons.
@@ -381,8 +381,7 @@ def _in_documents_words(job: Subject, command: Command | None) -> planning.Plan:
 def _published(job: Subject) -> Mapping[str, float]:
     if not job.printed or not job.client or job.choice.other_run or job.plan.gpu != job.workflow.gpus[0]:
         return {}
-    ids = job.printed.id, job.client.id
-    return next((dict(one["figures"]) for one in entries("result") if (one["server"], one["client"]) == ids), {})
+    return results().get((job.printed.id, job.client.id), {})
 
 
 def _launched(job: Subject, command: Command | None) -> dict[str, Any]:
