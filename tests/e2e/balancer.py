@@ -14,7 +14,7 @@ sys.path[:0] = [str(ROOT), str(HERE.parent)]
 from deployed import files_of  # noqa: E402
 from script_plans import emission, plan  # noqa: E402
 
-from planner.output.workflows.render import needed_by  # noqa: E402
+from planner.output.scripts.emission import needed_by  # noqa: E402
 
 
 def main() -> int:

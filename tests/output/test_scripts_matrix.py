@@ -23,9 +23,8 @@ from shell_checks import check_scripts
 
 from planner.engine.parse import read_line
 from planner.engine.version import parse_version
-from planner.output.scripts.emission import Emission, render_scripts
+from planner.output.scripts.emission import Emission, needed_by, render_scripts
 from planner.output.scripts.text import without_option
-from planner.output.workflows.render import needed_by
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import PlanFile
 from planner.planning.predict import Prediction

@@ -18,10 +18,10 @@ from planner.engine.published import builds
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
-from planner.output.scripts.emission import Emission, render_scripts
+from planner.output.scripts.emission import Emission, needed_by, render_scripts
 from planner.output.scripts.folder import ALL_FILES
 from planner.output.workflows.documents import find_workflow
-from planner.output.workflows.render import needed_by, purpose_of
+from planner.output.workflows.render import purpose_of
 from planner.planning.plan import PlanFile
 
 # --- templates and scripts as such ---

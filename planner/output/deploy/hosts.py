@@ -46,7 +46,7 @@ def compose(pods: Pods) -> dict[str, str]:
             "balanced_addresses": [f"{name}:{pods.port}" for name in names],
             "balancer_address": f"{EVERYWHERE}:{scripts.PORT}",
         }
-        files["nginx.conf"] = render_template("nginx.conf.j2", balanced, ("workflows",))
+        files["nginx.conf"] = render_template("nginx.conf.j2", balanced, ("vllm",))
     remarks = [
         "Start it with docker compose up --detach --wait, stop it with docker compose down.",
         "Compose takes HF_TOKEN and HF_HOME from the environment.",

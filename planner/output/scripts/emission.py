@@ -20,8 +20,11 @@ from planner.output.scripts.text import option, refuse_tokens, render_template, 
 from planner.planning import Plan, PlanFile, PlannedWorkload
 from planner.resources import data_dir
 from planner.units import GB, GIB, MIB, whole_number
+from planner.workload import Load
 
-PORT = 8000  #: vLLM's own
+PORT = 8000  #: vLLM's own, and the balancer's
+FIRST_PORT = PORT + 1  #: of the servers behind the balancer
+SERVER_FILES = ("instances.sh", "nginx.conf")
 MODEL_CACHE = "/huggingface"  #: HF_HOME of the host, as the container sees it
 RESULTS = "/results"  #: the folder ``results``, as the container sees it
 #: The release of lm_eval that the NVIDIA recipe pins, and what it imports as of the time it came out: its import fails
@@ -109,6 +112,56 @@ def render_scripts(emission: Emission) -> dict[str, str]:
         files["measure_next.sh"] = render_template("benchmark.sh.j2", {**names, **other}, folders)
     refuse_tokens(files)
     return files
+
+
+def needed_by(emission: Emission) -> dict[str, str]:
+    """Further files of a plan: for several servers on a node, and for an image that no registry has."""
+    plan = emission.file.plan
+    files = servers_files(emission) if plan.image and servers_per_node(plan) > 1 else {}
+    build = next((build for build in engine.builds().values() if build.image == plan.image), None)
+    if build and build_script(plan) == "build_image.sh":
+        names = {**template_names(emission), **build_names(build)}
+        files["build_image.sh"] = render_template("build_image.sh.j2", names, ("vllm",))
+    refuse_tokens(files)
+    return files
+
+
+def build_names(build: engine.ImageBuild) -> dict[str, Any]:
+    options = [word for name, value in build.args.items() for word in ("--build-arg", f"{name}={value}")]
+    options += ["--target", build.target] if build.target else []
+    return {"build": build, "build_options": tuple(options)}
+
+
+def servers_files(emission: Emission) -> dict[str, str]:
+    """The files that serve a plan on every share of a node's GPUs, behind one address."""
+    plan, base = emission.file.plan, template_names(emission)
+    servers, load = servers_per_node(plan), plan.workload
+    concurrency = load.max_concurrency * servers if load.max_concurrency else None
+    rate = load.request_rate * servers if load.request_rate else float("inf")
+    prompts = load.num_prompts * servers
+    node_load = Load(load.input_len, load.output_len, prompts, concurrency, rate, seed=load.seed)
+    version = engine.options_version(engine.parse_version(plan.engine_version), plan.platform, plan.image)
+    argv = tuple(engine.bench_serve_argv(node_load, plan.model, version, port=PORT, platform=plan.platform))
+    result = f"node-{plan.digest}.json"
+    names = {
+        **base,
+        "copies": servers,
+        "first_port": FIRST_PORT,
+        "balancer_port": PORT,
+        "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
+        "balancer_address": f"{engine.LOOPBACK}:{PORT}",
+        "balancer_of": "instances.sh",
+        **dealt_by(plan),
+        "device_groups": "\n".join(gpus_of_server(plan, index) for index in range(servers)),
+        "client_docker_args": (*(("--gpus", "all") if base["nvidia"] else ()), *base["docker_args"]),
+        "node_bench_argv": argv,
+        "node_warm_up_argv": warm_up_argv(plan, argv, servers),
+        "node_seed": load.seed,
+        "node_prompts": prompts,
+        "node_result_name": result,
+        "node_partial_name": f".partial-{result}",
+    }
+    return {name: render_template(f"{name}.j2", names, ("vllm",)) for name in SERVER_FILES}
 
 
 def container_name(plan: Plan) -> str:

@@ -20,12 +20,9 @@ from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, of
 from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
 from planner.output.workflows.subject import Choice, Subject, chosen_load, only, profile_of, refuse_options, subject
 from planner.units import GB
-from planner.workload import Load
 
 #: MAD's script passes --num-scheduler-steps and calls benchmarks/benchmark_*.py
 MAD_NEWEST = (0, 10, 0)
-FIRST_PORT = scripts.PORT + 1  #: of the servers behind the balancer, which listens on the port of a single server
-_SERVERS = ("instances.sh", "nginx.conf")
 
 
 def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[str, str]:
@@ -48,18 +45,7 @@ def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = 
     plan = file.plan
     lines, scores = tuple(predicted_lines(plan)), tuple(printed_scores(plan.model, plan.accuracy_task))
     emission = scripts.Emission(file, profile, plan.memory["checkpoint_bytes"], lines, scores, tunes=tunable)
-    return {**scripts.render_scripts(emission), **needed_by(emission)}
-
-
-def needed_by(emission: scripts.Emission) -> dict[str, str]:
-    """Further files of a plan: for several servers on a node, and for an image that no registry has."""
-    plan = emission.file.plan
-    files = _servers(emission) if plan.image and scripts.servers_per_node(plan) > 1 else {}
-    build = next((build for build in engine.builds().values() if build.image == plan.image), None)
-    if build and scripts.build_script(plan) == "build_image.sh":
-        files["build_image.sh"] = _render("build_image.sh", {**scripts.template_names(emission), **_build_names(build)})
-    refuse_tokens(files)
-    return files
+    return {**scripts.render_scripts(emission), **scripts.needed_by(emission)}
 
 
 def purpose_of(name: str) -> str:
@@ -77,13 +63,13 @@ def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     job = subject(workflow, choice)
     emission = _emission(job, command)
     base = scripts.template_names(emission)
-    files = {**scripts.render_scripts(emission), **needed_by(emission)}
+    files = {**scripts.render_scripts(emission), **scripts.needed_by(emission)}
     built = job.build is not None and job.build.commit  # built instead of pulled
     steps = ["build_image.sh" if built and one == "pull_image.sh" else one for one in workflow.scripts]
     offline = [script for script in steps if script in OFFLINE_SCRIPTS]
     for script in steps:
-        if script in _SERVERS:
-            files |= _servers(emission)
+        if script in scripts.SERVER_FILES:
+            files |= scripts.servers_files(emission)
         else:
             template = "offline.sh" if script in offline else script
             files[script] = _render(template, {**base, **_script_names(job, script)})
@@ -150,7 +136,7 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
         case "pull_image.sh":
             return {"built": bool(job.build)}
         case "build_image.sh" if job.build:
-            return _build_names(job.build)
+            return scripts.build_names(job.build)
         case "build_engine.sh":
             return {"base_image": engine.image_for(job.profile, version).name, "vllm_ref": f"v{version}"}
         case "download.sh":
@@ -172,12 +158,6 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
     return offline_names(job, script) if script in OFFLINE_SCRIPTS else {}
 
 
-def _build_names(build: engine.ImageBuild) -> dict[str, Any]:
-    options = [word for name, value in build.args.items() for word in ("--build-arg", f"{name}={value}")]
-    options += ["--target", build.target] if build.target else []
-    return {"build": build, "build_options": tuple(options)}
-
-
 def _mad_names(job: Subject) -> dict[str, Any]:
     if job.version.release > MAD_NEWEST:
         raise IllegalPlanError(
@@ -187,37 +167,6 @@ def _mad_names(job: Subject) -> dict[str, Any]:
     own = "float8" if job.deployment.config.weight_dtype == "fp8" else "float16"
     dtype = job.workflow.dtypes.get(job.choice.weight_dtype or "", own)
     return {"mad_dtype": dtype, "points": offline_points(job)}
-
-
-def _servers(emission: scripts.Emission) -> dict[str, str]:
-    plan, base = emission.file.plan, scripts.template_names(emission)
-    servers, load = scripts.servers_per_node(plan), plan.workload
-    concurrency = load.max_concurrency * servers if load.max_concurrency else None
-    rate = load.request_rate * servers if load.request_rate else float("inf")
-    prompts = load.num_prompts * servers
-    node_load = Load(load.input_len, load.output_len, prompts, concurrency, rate, seed=load.seed)
-    version = engine.options_version(engine.parse_version(plan.engine_version), plan.platform, plan.image)
-    argv = tuple(engine.bench_serve_argv(node_load, plan.model, version, port=scripts.PORT, platform=plan.platform))
-    result = f"node-{plan.digest}.json"
-    names = {
-        **base,
-        "copies": servers,
-        "first_port": FIRST_PORT,
-        "balancer_port": scripts.PORT,
-        "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
-        "balancer_address": f"{engine.LOOPBACK}:{scripts.PORT}",
-        "balancer_of": "instances.sh",
-        **scripts.dealt_by(plan),
-        "device_groups": "\n".join(scripts.gpus_of_server(plan, index) for index in range(servers)),
-        "client_docker_args": (*(("--gpus", "all") if base["nvidia"] else ()), *base["docker_args"]),
-        "node_bench_argv": argv,
-        "node_warm_up_argv": scripts.warm_up_argv(plan, argv, servers),
-        "node_seed": load.seed,
-        "node_prompts": prompts,
-        "node_result_name": result,
-        "node_partial_name": f".partial-{result}",
-    }
-    return {name: _render(name, names) for name in _SERVERS}
 
 
 #: Options of a workflow that a comparison has no use for: each layout is searched.
@@ -264,7 +213,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     files: dict[str, str] = {}
     for point, plan, row in zip(points, plans, rows, strict=True):
         emission = _plan_emission(plan, point.setup.profile, command)
-        inner = {**scripts.render_scripts(emission), **_servers(emission)}
+        inner = {**scripts.render_scripts(emission), **scripts.servers_files(emission)}
         files |= {f"{row['folder']}/{name}": content for name, content in inner.items()}
     files |= {script: _render(script, names) for script in workflow.scripts}
     files["WORKFLOW.md"] = _about(workflow, command, calibration, workflow.scripts)
