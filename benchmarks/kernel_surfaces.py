@@ -27,10 +27,7 @@ from planner.errors import InputError
 from planner.hardware import load_profile
 
 ROOT = Path(__file__).parent.parent
-RESULT, COEFFICIENTS = (
-    ROOT / "benchmarks" / "results" / "kernels.md",
-    ROOT / "benchmarks" / "fit" / "kernels.json",
-)
+RESULT, COEFFICIENTS = (ROOT / "benchmarks" / "results" / "kernels.md", ROOT / "benchmarks" / "fit" / "kernels.json")
 SOURCES = {
     "nvidia": "NVIDIA aiconfigurator, package aiconfigurator-core 0.12.0 (Apache-2.0), measured with vLLM 0.24.0",
     "nvidia-0.14": "the same, measured with vLLM 0.14.0",

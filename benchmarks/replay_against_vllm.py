@@ -102,9 +102,7 @@ def vllm_scheduler(folder: str, limits: SchedulerLimits, connector: Any = None) 
     return (AsyncScheduler if limits.async_scheduling else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=limits.num_blocks + 1,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+            num_blocks=limits.num_blocks + 1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
         ),
         structured_output_manager=StructuredOutputManager(config),
         block_size=limits.block_size,

@@ -108,11 +108,7 @@ class SiteOptions:
     container: Annotated[Literal["pyxis", "apptainer"], _site("Container runtime under Slurm.")] = "pyxis"
 
 
-@command(
-    "deploy",
-    help="Deployment files of a plan for docker compose, Kubernetes and Slurm.",
-    groups=(SiteOptions,),
-)
+@command("deploy", help="Deployment files of a plan for docker compose, Kubernetes and Slurm.", groups=(SiteOptions,))
 def deploy(
     directory: Annotated[Path, _folder("Folder of a plan, as recommend -o wrote it.")],
     *,
@@ -208,14 +204,10 @@ def tune_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")],
     *,
     runs: Annotated[
-        int | None,
-        Interval(ge=1),
-        Option(help="Maximum number of runs, with earlier ones. Default: no limit."),
+        int | None, Interval(ge=1), Option(help="Maximum number of runs, with earlier ones. Default: no limit.")
     ] = None,
     minutes: Annotated[
-        float | None,
-        Interval(gt=0),
-        Option(help="Maximum minutes of all runs. Default: no limit."),
+        float | None, Interval(gt=0), Option(help="Maximum minutes of all runs. Default: no limit.")
     ] = None,
     retry: Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")] = False,
     calibration: Calibration = None,

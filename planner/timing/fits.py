@@ -17,15 +17,7 @@ from planner.errors import InputError, fault_in
 from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.resources import data_dir
-from planner.timing.efficiencies import (
-    SHARES,
-    Efficiency,
-    EfficiencyBasis,
-    Line,
-    covariates_of,
-    prior_values,
-    targets,
-)
+from planner.timing.efficiencies import SHARES, Efficiency, EfficiencyBasis, Line, covariates_of, prior_values, targets
 
 if TYPE_CHECKING:
     from planner.timing.belief import Belief, Known

@@ -15,17 +15,7 @@ print("imported:", *sorted({name.partition(".")[0] for name in sys.modules}), fi
 sys.exit(status)
 """
 LLAMA = "meta-llama/Llama-2-7b-hf"
-HEAVY = {
-    "numpy",
-    "scipy",
-    "jinja2",
-    "huggingface_hub",
-    "requests",
-    "httpx",
-    "rich",
-    "starlette",
-    "uvicorn",
-}
+HEAVY = {"numpy", "scipy", "jinja2", "huggingface_hub", "requests", "httpx", "rich", "starlette", "uvicorn"}
 
 
 @pytest.mark.parametrize(

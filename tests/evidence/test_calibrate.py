@@ -414,9 +414,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
     return write
 
 
-def test_a_result_of_scattered_lengths_is_replayed_with_the_lengths_that_were_sent(
-    folder: Callable[..., Path],
-) -> None:
+def test_a_result_of_scattered_lengths_is_replayed_with_the_lengths_that_were_sent(folder: Callable[..., Path]) -> None:
     sent = LOAD.model_copy(update={"range_ratio": 0.5, "seed": 3})
     drawn = sent.sent.requests()
     inputs, outputs = int(drawn.input_len.sum()), int(drawn.output_len.sum())

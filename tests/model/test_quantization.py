@@ -548,10 +548,7 @@ PRECISIONS = [BF16, FP8_BLOCK, FP8_TENSOR, FP8_STATIC, FP8_CHANNEL, MXFP8, MXFP4
 
 
 @given(
-    precision=st.sampled_from(PRECISIONS),
-    rows=st.integers(1, 40),
-    columns=st.integers(1, 40),
-    pieces=st.integers(1, 4),
+    precision=st.sampled_from(PRECISIONS), rows=st.integers(1, 40), columns=st.integers(1, 40), pieces=st.integers(1, 4)
 )
 def test_shards_add_up_to_the_whole(precision: Precision, rows: int, columns: int, pieces: int) -> None:
     """Cut along output features at multiples of 128, nothing is lost; only scales of the whole matrix repeat."""

@@ -22,13 +22,7 @@ from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import Basis
 from planner.model.resolve import resolve_model
-from planner.output.workflows.documents import (
-    commands,
-    find_workflow,
-    list_workflows,
-    printed_rows,
-    results,
-)
+from planner.output.workflows.documents import commands, find_workflow, list_workflows, printed_rows, results
 from planner.output.workflows.offline import offline_points
 from planner.output.workflows.printed import printed_beside
 from planner.output.workflows.subject import Choice, Subject, subject
@@ -205,13 +199,7 @@ def test_a_users_own_result_stands_beside_the_printed_and_the_predicted_one(tmp_
     (tmp_path / "plan.json").write_text(files["plan.json"])
     (tmp_path / "results").mkdir()
     printed = results()["amd-mi355/serve-fp8", "amd-mi355/client"]
-    result = {
-        **printed,
-        "num_prompts": 128,
-        "request_rate": "inf",
-        "backend": "vllm",
-        "model_id": plan["model"],
-    }
+    result = {**printed, "num_prompts": 128, "request_rate": "inf", "backend": "vllm", "model_id": plan["model"]}
     (tmp_path / "results" / f"serve-{plan['digest']}.json").write_text(json.dumps(result))
     said = json.loads(run("validate", str(tmp_path), "--format", "json").out)
     lines = {line["metric"]: line for line in said["lines"]}

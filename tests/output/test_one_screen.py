@@ -133,10 +133,7 @@ def test_a_prediction_is_the_table_of_the_bench_and_fits_too(words: tuple[str, .
             ("compare", LLAMA, "--gpu", "h100", "--gpu", "mi300x", *SHORT.split()),
             ("limited by", "TPOT ms, p99", "joules assume"),
         ),
-        (
-            ("fleet", LLAMA, "--gpu", "h100", *MET),
-            ("USD per GPU and hour, on demand", "kW assume"),
-        ),
+        (("fleet", LLAMA, "--gpu", "h100", *MET), ("USD per GPU and hour, on demand", "kW assume")),
         (("fit", LLAMA, "--gpu", "h100"), ("rule of thumb",)),
         (("fit", LLAMA, "--gpu", "all"), ("a10g",)),
         (("check", "--gpu", "h100", "vllm", "serve", LLAMA, "--enforce-eager"), ("-> ", "defaults: ")),

@@ -288,10 +288,7 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
     ("words", "found"),
     [
         # public questions: the answer is the 4-bit checkpoint of the publisher, or what fit finds
-        (
-            ("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"),
-            "Qwen3-30B-A3B-GPTQ-Int4 (asked: bf16) on 1 x RTX-4090",
-        ),
+        (("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"), "Qwen3-30B-A3B-GPTQ-Int4 (asked: bf16) on 1 x RTX-4090"),
         (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "fits: a 4-bit checkpoint (nvfp4): --weight-dtype nvfp4"),
         (("meta-llama/Llama-2-13b-hf", "--gpu", "mi300x-cpx"), "fits: fp8 weights, quantised while they load"),
         # 671 GB on 640: the next larger GPU with NVLink
