@@ -50,7 +50,9 @@ def test_the_source_distribution_has_all_that_make_test_needs(tmp_path: Path) ->
         ".ci/run",
     ):
         assert needed in packed
-    assert {f"{path.relative_to(ROOT)}" for path in (ROOT / ".github").rglob("*.yml")} <= packed
+    for folder in (".github", "benchmarks", "docs", "examples", "hardware", "planner", "templates", "tests"):
+        files = [path for path in (ROOT / folder).rglob("*.*") if path.is_file() and "__pycache__" not in path.parts]
+        assert files and {f"{path.relative_to(ROOT)}" for path in files} <= packed, folder
 
 
 #: The newest advisory of each dependency, and the release that fixed it; None where none is known. Looked up on

@@ -6,8 +6,10 @@ import os
 import shutil
 import signal
 import sys
+from itertools import product
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from command_line import error_of, run, start
@@ -95,6 +97,36 @@ def test_what_a_disk_refuses_at_the_end_leaves_the_old_file(tmp_path: Path, monk
     with pytest.raises(OSError, match="No space left"):
         write_then_rename(path, b"new")
     assert contents(tmp_path) == {"c.toml": b"old"}
+
+
+@pytest.mark.parametrize("refusal", [errno.ENOSPC, errno.EROFS], ids=errno.errorcode.get)
+def test_a_disk_that_refuses_a_change_leaves_a_plan_as_it_was(
+    refusal: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Full or read-only, at the first, second or fifth change of a kind."""
+    folder = tmp_path / "plan"
+    words = ("recommend", LLAMA, "--gpu", "h100", "--max-num-seqs", "8", "-o", str(folder))
+    assert run(*words).status == 0
+    before, refused = contents(folder), 0
+    for name, number in product(("mkdir", "rename", "replace"), (1, 2, 5)):
+        left, kept = [number], getattr(os, name)
+
+        def refuse(*given: Any, left: list[int] = left, real: Any = kept, **named: Any) -> Any:
+            left[0] -= str(tmp_path) in str(given[0])
+            if left[0] == 0:
+                raise OSError(refusal, os.strerror(refusal))
+            return real(*given, **named)
+
+        with monkeypatch.context() as disk:
+            disk.setattr(f"os.{name}", refuse)
+            outcome = run(*words, "--force")
+        if outcome.status == 0:  # there were fewer changes, or the folder was there
+            before = contents(folder)
+        else:
+            assert os.strerror(refusal) in error_of(outcome)[0]
+            assert contents(folder) == before and not hidden(tmp_path)
+            refused += 1
+    assert refused >= 4
 
 
 @pytest.mark.parametrize(
