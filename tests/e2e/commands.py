@@ -3,12 +3,15 @@
 - the golden plans, each by the parsers of its own version
 - a pairwise table of GPU x model x precision x goal x version, likewise
 - every command of every workflow, for every model of its document and at the versions of the documents, 0.6.3 too
+- what ``check`` suggests for every eighth published line of a known model, likewise
 - every GPU x model x precision for one of two versions in turn, likewise, and through
   ``EngineArgs.create_engine_config`` of that version: the settings that vLLM ends with must be the plan's
 """
 
+import csv
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -29,6 +32,7 @@ import plan_matrix  # noqa: E402
 from pairwise import Row, pairwise  # noqa: E402
 from script_plans import GOLDEN  # noqa: E402
 
+from planner import check_command  # noqa: E402
 from planner.errors import PlannerError  # noqa: E402
 from planner.model import find_entry  # noqa: E402
 from planner.output.workflows.documents import list_workflows  # noqa: E402
@@ -100,6 +104,16 @@ def workflow_commands() -> Iterator[tuple[str, str, list[str]]]:
                 yield f"{name} {found.plan.model}", str(found.version), list(argv)
 
 
+def suggestions() -> Iterator[tuple[str, str, list[str]]]:
+    """Name, version and words of what ``check`` suggests for published lines."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # a draft that the catalog lacks stays in the line
+    table = (ROOT / "tests" / "engine" / "published_lines.csv").read_text(encoding="utf-8").splitlines()
+    for row in [row for row in csv.DictReader(table) if find_entry(row["model"])][::8]:
+        answer = check_command(f"{row['env']} vllm serve {row['model']} {row['options']}", row["gpu"]).to_dict()
+        for plan in answer["better"]:
+            yield f"check {row['model']} {row['gpu']}", answer["engine_version"], shlex.split(plan["command"])
+
+
 @dataclass(frozen=True)
 class Verdict:
     """How much is wrong, and the lines that say so."""
@@ -109,10 +123,10 @@ class Verdict:
 
 
 def judge_workflows(version: str, own: Sequence[tuple[str, list[str]]], python: Path, trees: Path) -> Verdict:
-    """Commands of workflows, by name, that the parser of their version refuses."""
+    """Commands of workflows and of ``check``, by name, that the parser of their version refuses."""
     if version not in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: "", NEWER: ""}:
-        return Verdict(0, [f"vLLM {version}: {len(own)} commands of workflows, no parser at hand"])
-    return parsed(version, own, "commands of workflows accepted by its parsers", python, trees)
+        return Verdict(0, [f"vLLM {version}: {len(own)} commands of workflows and check, no parser at hand"])
+    return parsed(version, own, "commands of workflows and check accepted by its parsers", python, trees)
 
 
 def parsed(version: str, own: Sequence[tuple[str, list[str]]], words: str, python: Path, trees: Path) -> Verdict:
@@ -194,7 +208,9 @@ def main(venv: Path, trees: Path) -> int:
     print(f"{len(cases)} plans, {sum(none.values())} combinations without one ({time.monotonic() - start_s:.0f} s)")
     for reason, times in none.most_common():
         print(f"  {times} x {reason}")
-    found = list(dict.fromkeys((name, version, tuple(argv)) for name, version, argv in workflow_commands()))
+    found = list(
+        dict.fromkeys((name, version, tuple(argv)) for name, version, argv in (*workflow_commands(), *suggestions()))
+    )
     judges = [partial(judge_configs, version, cases) for version in BUILT]  # what takes longest begins first
     judges += [partial(judge_parsers, version, cases) for version in FACTORS["version"]]
     for version in sorted({version for _, version, _ in found}):
