@@ -37,7 +37,7 @@ from planner.engine.flags import (
     takes_value,
     value_status,
 )
-from planner.engine.published import PARSERS_SINCE, options_version
+from planner.engine.published import PARSERS, PARSERS_SINCE, options_version
 from planner.engine.resolution import FLAG as DRAFTS
 from planner.engine.resolution import UnmodelledDraftsError, parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
@@ -278,27 +278,23 @@ def read_line(
 
 def _check_parsers(options: Mapping[str, str], version: EngineVersion) -> Iterator[FlagProblem]:
     """Yield the parsers that the server misses when it starts (``validate_api_server_args`` of vLLM)."""
-    calls, auto = options.get("--tool-call-parser"), "--enable-auto-tool-choice" in options
-    if auto and not calls:
+    auto = "--enable-auto-tool-choice" in options
+    if auto and not options.get("--tool-call-parser"):
         yield FlagProblem("--enable-auto-tool-choice", "needs --tool-call-parser", "name the model's parser")
-    named: dict[str, tuple[Values, str, bool]] = {
-        "--tool-call-parser": ("tool_call_parser", "--tool-parser-plugin", auto),
-        "--reasoning-parser": ("reasoning_parser", "--reasoning-parser-plugin", True),
-    }
-    for flag, (kind, plugin, fatal) in named.items() if version.release >= PARSERS_SINCE else ():
+    for option, kind in PARSERS.items() if version.release >= PARSERS_SINCE else ():
+        flag, plugin = f"--{option}", f"--{option.replace('-call', '')}-plugin"
         name = options.get(flag, "")
         if name and "$" not in name and plugin not in options and not (status := value_status(version, kind, name)):
             near = get_close_matches(name, known_values(version, kind), n=1, cutoff=0.7)
             hint = status.hint or (f"nearest: {near[0]}" if near else f"or load it by {plugin}")
-            yield FlagProblem(f"{flag} {name}", str(status), hint, fatal=fatal)
+            yield FlagProblem(f"{flag} {name}", str(status), hint, fatal=auto or kind == "reasoning_parser")
 
 
 def without_drafts(line: ServeLine) -> ServeLine:
     """The line with drafts that are not simulated."""
-    drafts = line.args.speculative_config
+    drafts, args = line.args.speculative_config, line.args.changed(speculative_config=None)
     others = {**line.others, DRAFTS: drafts.text} if drafts else line.others
-    left_out = (*line.not_simulated, DRAFTS)
-    return replace(line, args=line.args.changed(speculative_config=None), others=others, not_simulated=left_out)
+    return replace(line, args=args, others=others, not_simulated=(*line.not_simulated, DRAFTS))
 
 
 def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:

@@ -156,7 +156,7 @@ _NEWER_KEYS = {older: newer for newer, older in _OLDER_KEYS.items()}
 #: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
 #: Options whose values are parsers of a version.
-_PARSERS: Mapping[str, Values] = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
+PARSERS: Mapping[str, Values] = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
 PARSERS_SINCE = (0, 10)  #: first release whose parsers ``flags.json`` lists
 SETTLED_DAYS = 30  #: age of a release before it is the default
 #: The most of the memory that V1 finds free when it starts, from 0.9.1 on, and the documents' advice with graphs.
@@ -252,9 +252,9 @@ def _known_flags(
         if not known:
             left_out.append(f"--{name}")
         elif (
-            name in _PARSERS
+            name in PARSERS
             and f"{name.replace('-call', '')}-plugin" not in flags
-            and not value_status(version, _PARSERS[name], value)
+            and not value_status(version, PARSERS[name], value)
         ):
             left_out.append(f"--{name} {value}")
         elif name == "compilation-config":
