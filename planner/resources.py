@@ -3,12 +3,14 @@
 import errno
 import os
 import stat
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache
 from glob import escape
 from pathlib import Path
+from typing import Any
 
 MOST_FILE_BYTES = 64 * 2**20  #: of a file that a user names; the largest config.json takes 3 MB
 MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
@@ -25,6 +27,17 @@ def data_dir(name: str) -> Path:
 
 def package_dir(name: str) -> Path:
     return _PACKAGE / name
+
+
+@cache
+def tables_of(path: Path) -> dict[str, Any]:
+    """The tables of a packaged TOML file."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def calibration_tables(name: str) -> dict[str, Any]:
+    """The tables of ``hardware/calibration/NAME.toml``."""
+    return tables_of(data_dir("hardware") / "calibration" / f"{name}.toml")
 
 
 def user_data_dir() -> Path:

@@ -59,3 +59,10 @@ def format_bytes(num_bytes: float) -> str:
 def format_gb(num_bytes: float) -> str:
     """Bytes for people, in decimal GB: ``26.03 GB``."""
     return f"{num_bytes / GB:,.2f} GB"
+
+
+def percent(probability: float) -> str:
+    """A probability such as ``93%``, never 0 % or 100 %: ``under 1%``, ``over 99%``."""
+    if probability > 0.99:
+        return "over 99%"
+    return "under 1%" if probability < 0.01 else f"{probability:.0%}"

@@ -10,7 +10,6 @@ The second (``v1/worker/gpu/model_runner.py``) has as many batches as stages.
 ('--num-scheduler-steps 8',)
 """
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -23,7 +22,7 @@ from planner.engine.version import EngineVersion, Release, release_of
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import Attention, LatentAttention, Model, StateMixer
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 
 #: First release with both engines, first without V0, and first without the oracle.
 BOTH_SINCE, V0_GONE_IN, ORACLE_GONE_IN = (0, 8), (0, 11), (0, 11, 1)
@@ -324,5 +323,5 @@ Facts = Literal["first", "last", "v1", "second_runner", "second_runner_on_rocm",
 
 @cache
 def releases(what: Facts) -> Mapping[str, Release]:
-    entries = tomllib.loads((package_dir("engine") / "architectures.toml").read_text("utf-8"))[what]
+    entries = tables_of(package_dir("engine") / "architectures.toml")[what]
     return {name: release_of(release) for release, names in entries.items() for name in names}

@@ -11,7 +11,6 @@
 
 import json
 import re
-import tomllib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, Literal, Self
 
 from planner.engine.version import EngineVersion, release_of, release_text
 from planner.errors import IllegalPlanError, InputError, UnknownNameError
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 from planner.secrets import is_secret
 from planner.units import MOST_FIGURE, whole_number
 
@@ -162,7 +161,7 @@ def _index(version: EngineVersion) -> int:
 def _data() -> dict[str, Any]:
     folder = package_dir("engine")
     data: dict[str, Any] = json.loads((folder / "flags.json").read_text(encoding="utf-8"))
-    return {**data, "replaced": tomllib.loads((folder / "replaced.toml").read_text(encoding="utf-8"))}
+    return {**data, "replaced": tables_of(folder / "replaced.toml")}
 
 
 @lru_cache(maxsize=32)

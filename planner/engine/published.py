@@ -12,7 +12,6 @@ and throughput benchmarks on MI300X, vLLM 0.9.1.
 
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -25,7 +24,7 @@ from planner.engine.version import READ_ON, RELEASES, EngineVersion, known_versi
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import Model
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +141,8 @@ def _images() -> tuple[Image, ...]:
     )
 
 
-@lru_cache(maxsize=2)
 def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads((package_dir("engine") / f"{name}.toml").read_text(encoding="utf-8"))
+    return tables_of(package_dir("engine") / f"{name}.toml")
 
 
 #: Older names of keys in ``--compilation-config``.

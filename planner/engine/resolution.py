@@ -7,7 +7,6 @@ Read off the sources of 0.6.3 to 0.33.0; file and function are named. Memory is 
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
@@ -60,7 +59,7 @@ from planner.model import (
     StateMixer,
     load_quantized,
 )
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 from planner.units import GIB
 
 Usage = Literal["serve", "offline"]
@@ -602,7 +601,7 @@ def assumed_acceptance(drafts: SpeculativeConfig, resolved: str) -> SpeculativeC
 
 def _published_rates(resolved: str, method: str = "mtp") -> dict[int, list[float]]:
     """Share of drafted tokens accepted (expected, 5 %, 95 %) by their number, of the checkpoint's family."""
-    table = tomllib.loads((package_dir("engine") / "acceptance.toml").read_text(encoding="utf-8"))
+    table = tables_of(package_dir("engine") / "acceptance.toml")
     name = resolved.split("/")[-1].lower()
     rates: dict[str, Any] = next((row["rates"] for row in table.get(method, ()) if re.match(row["models"], name)), {})
     return {int(tokens): shares for tokens, shares in rates.items()}

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,7 +23,7 @@ from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import UNQUANTIZED, Model, as_quantized, resolve_model
 from planner.planning import SHIPPED, Deployment, Local, Prediction, resolve_deployment
-from planner.resources import data_dir
+from planner.resources import calibration_tables
 from planner.timing import Calibration
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Load
@@ -247,14 +246,6 @@ def _model(name: str, base_model: str, weight_dtype: str) -> Model:
     return as_quantized(model, weight_dtype)
 
 
-@cache
-def usual_prompts() -> dict[str, float]:
-    """Return the prompt tokens of data sets whose runs state those of the answers alone."""
-    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text(encoding="utf-8")
-    known: dict[str, float] = tomllib.loads(text)["prompt_tokens"]
-    return known
-
-
 def run_workload(run: MeasuredRun) -> Load:
     """The load of a run. Raises InputError where it does not state what its bench needs."""
     load, input_tok, output_tok = _stated_load(run), run.mean_input_len, run.mean_output_len
@@ -284,7 +275,7 @@ def _stretched(load: Load, name: Literal["input_len", "output_len"], counted_tok
 def _stated_load(run: MeasuredRun) -> Load:
     distribution, ratio = NAMED_DISTRIBUTIONS[run.length_distribution]
     nominal = distribution == "below"  # the means follow from the nominal lengths
-    usual = usual_prompts().get(run.length_distribution)
+    usual = calibration_tables("workload")["prompt_tokens"].get(run.length_distribution)
     input_len = run.input_len if nominal else run.mean_input_len or run.input_len or usual
     output_len = run.output_len if nominal else run.mean_output_len or run.output_len
     if not input_len or not output_len:

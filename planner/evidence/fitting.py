@@ -17,7 +17,6 @@ A file holds, for each factor, its part of R m and a row of a root of R (1 - C) 
 
 from __future__ import annotations
 
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from planner.evidence.observations import Floats, Ints, Observed, Terms, observe
 from planner.evidence.runs import MeasuredRun
-from planner.resources import data_dir
+from planner.resources import calibration_tables
 from planner.timing import PARAMETERS, Calibration, Effect, Key, prior_values, targets
 
 LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
@@ -64,8 +63,7 @@ class Fitted:
 @cache
 def load_structure() -> Mapping[str, Any]:
     """Return what may differ between runs, and how far measurements scatter: ``calibration/structure.toml``."""
-    path = data_dir("hardware") / "calibration" / "structure.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return calibration_tables("structure")
 
 
 class FitProblem:

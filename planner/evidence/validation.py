@@ -3,10 +3,9 @@
 Further loads, which ``sweep.sh`` sent, are replayed with the fits that the plan names.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from math import ceil, inf
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -17,7 +16,7 @@ from planner.evidence.folder import MeasuredPlan, Setting, read_measured, read_r
 from planner.evidence.results import AGAIN, read_number
 from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 from planner.units import GIB, LEAST_FIGURE, MOST_FIGURE
 from planner.workload import METRICS
 
@@ -159,7 +158,8 @@ class _Evidence:
         times = dict.fromkeys(METRICS, "not compared with") | {key: f"{x:.2f} times" for key, x in self.ratio.items()}
         known = {"plan": self.measured.plan, "log": self.measured.log, "startup": self.measured.startup}
         values |= {**known, "case": self, "ratio": self.ratio, "times": times}
-        texts = {key: text.format(**values) for key, text in _causes()[name].items()}
+        causes = tables_of(package_dir("evidence") / "causes.toml")
+        texts = {key: text.format(**values) for key, text in causes[name].items()}
         return Finding(**texts, not_the_plan=name in NOT_THE_PLAN)
 
     def missed(self, metric: str) -> ComparedLine | None:
@@ -195,11 +195,6 @@ class _Evidence:
         parts = {"activations": startup.activation_bytes, "graphs": startup.graph_bytes} if startup else {}
         logged = "".join(f"; {name} {value / GIB:.2f} GiB" for name, value in parts.items() if value)
         return f"{line.measured:,.{digits}f} {line.unit} instead of {line.predicted:,.{digits}f}{logged}"
-
-
-@cache
-def _causes() -> dict[str, dict[str, str]]:
-    return tomllib.loads((package_dir("evidence") / "causes.toml").read_text(encoding="utf-8"))
 
 
 def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[Finding, ...]:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.errors import InputError, UnknownNameError, fault_in
-from planner.resources import data_dir, may_be_path, package_dir, read_given
+from planner.resources import calibration_tables, data_dir, may_be_path, package_dir, read_given, tables_of
 from planner.units import FACTORS, GB, to_base
 
 STATED = "stated"  #: source of a figure that a command line gives
@@ -326,14 +326,14 @@ def profile_ids() -> tuple[str, ...]:
 
 @cache
 def aliases() -> dict[str, str]:
-    table: dict[str, list[str]] = tomllib.loads((data_dir("hardware") / _ALIASES).read_text("utf-8"))
+    table: dict[str, list[str]] = tables_of(data_dir("hardware") / _ALIASES)
     return {alias: profile_id for profile_id, names in table.items() for alias in names}
 
 
 @cache
 def devices() -> dict[str, dict[str, list[str]]]:
     """PCI ids and the names that the vendors' tools print, by profile id."""
-    return tomllib.loads((package_dir("hardware") / "devices.toml").read_text(encoding="utf-8"))
+    return tables_of(package_dir("hardware") / "devices.toml")
 
 
 def load_profile(name: str) -> GpuProfile:
@@ -370,7 +370,7 @@ def _names() -> dict[str, str]:
 
 
 def _nearest(name: str) -> list[str]:
-    others: dict[str, list[Any]] = tomllib.loads((package_dir("hardware") / "unprofiled.toml").read_text("utf-8"))
+    others: dict[str, list[Any]] = tables_of(package_dir("hardware") / "unprofiled.toml")
     fits = [other for other in others if re.match(rf"(?:[rg]tx-?)?{other}(?!\d)", name)]
     if not fits:
         first: dict[str, str] = {}
@@ -433,8 +433,7 @@ class Constant(BaseModel):
 @cache
 def load_constants() -> dict[str, Constant]:
     """All constants by name; those of a group are named ``group.member``."""
-    text = (data_dir("hardware") / "calibration" / "constants.toml").read_text(encoding="utf-8")
-    return dict(_constants("", tomllib.loads(text)))
+    return dict(_constants("", calibration_tables("constants")))
 
 
 def _constants(prefix: str, table: dict[str, Any]) -> Iterator[tuple[str, Constant]]:

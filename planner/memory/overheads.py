@@ -14,7 +14,6 @@ the ratios of measured peaks to these formulas are fitted."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -24,7 +23,7 @@ from typing import Any
 from planner.engine import EngineConfig, Layout, held_heads, held_piece, media_limits
 from planner.errors import InputError
 from planner.model import Component, CompressedAttention, LatentAttention, Layer, Model, PerModel, Shard, Weight
-from planner.resources import data_dir
+from planner.resources import calibration_tables
 from planner.units import to_base
 
 SHIPPED = "shipped"
@@ -136,18 +135,13 @@ class Constants:
 
 @cache
 def shipped() -> Constants:
-    entries = {name: entry for name, entry in _shipped_table().items() if name != "spread"}
+    entries = {name: entry for name, entry in calibration_tables("memory").items() if name != "spread"}
     return Constants(parse_constants(entries, "memory.toml", origin=SHIPPED, hint="install planner again"))
 
 
 def spread() -> dict[str, float]:
     """Relative spread of each constant over models on one GPU."""
-    return dict(_shipped_table()["spread"])
-
-
-@cache
-def _shipped_table() -> dict[str, Any]:
-    return tomllib.loads((data_dir("hardware") / "calibration" / "memory.toml").read_text("utf-8"))
+    return dict(calibration_tables("memory")["spread"])
 
 
 def parse_constants(table: Mapping[str, Any], where: str, *, hint: str, origin: str = "") -> tuple[FittedConstant, ...]:

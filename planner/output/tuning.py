@@ -21,6 +21,7 @@ from planner.output.scripts.folder import run_script, wait_for, write_folder
 from planner.output.tables.shared import batch_in_words, layout_in_words
 from planner.output.workflows.render import plan_files
 from planner.resources import MOST_LOG_BYTES, read_given
+from planner.units import percent
 
 STATE, LOG, CALIBRATION = "state.json", "tune.log", "calibration.toml"
 FOLDER = "tune"
@@ -122,7 +123,7 @@ class Tuner:
             reached = planning.broken_words(targets, margins) or planning.merit_words(self.state.merit, merit)
             standing = self.state.standing
             words = "no setting meets the targets" if standing.best is None else "the best measured is the best"
-            self.tell(f"  {reached}; {words} with {planning.percent(standing.known)} probability")
+            self.tell(f"  {reached}; {words} with {percent(standing.known)} probability")
             return
         printed = _printed(log, begin)
         if any(line.startswith(NOT_READY) for line in printed):  # where a run goes on it was not checked before

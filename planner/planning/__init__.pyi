@@ -47,8 +47,6 @@ from .sweep import LoadPoint as LoadPoint
 from .sweep import Sweep as Sweep
 from .sweep import sweep_loads as sweep_loads
 
-from .odds import percent as percent
-
 # What do published documents advise?
 from .advice import Advised as Advised
 

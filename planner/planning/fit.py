@@ -27,8 +27,7 @@ from planner.hardware import GpuProfile, load_all
 from planner.memory import SHIPPED, Interval, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
 from planner.planning.deployment import GRAPHS, Condition, Deployment, Verdict, served_model
-from planner.planning.odds import percent
-from planner.units import GB, GIB, format_bytes, format_gb
+from planner.units import GB, GIB, format_bytes, format_gb, percent
 
 if TYPE_CHECKING:
     from planner.planning.serving import Serving

@@ -379,3 +379,30 @@ def _ratios(scatter: Scatter) -> Floats:
     """Reach over that of a normal distribution, at each of ``_DEVIATIONS``."""
     ratios = np.array(scatter.reach) / _DEVIATIONS[1:]
     return np.concatenate([ratios[:1], ratios])
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """A figure, the sensitivity of its logarithm, and the noise of a measurement.
+
+    log (measured a / measured b) is normal, of mean log (a / b) and variance var(a) + var(b) - 2 cov(a, b) + the noise
+    of each: errors of efficiencies that both figures depend on cancel.
+    """
+
+    value: float
+    spread: Spread | None = None  #: None: nothing is known of it
+    noise: float = 0.0  #: standard deviation of the logarithm
+    power: float = 1.0  #: of the uncertain figure in ``value``: -1 for its inverse, 2 for its square
+
+    @classmethod
+    def of(cls, value: float, doubt: Uncertainty, key: str, power: float = 1.0) -> Forecast:
+        return cls(value, doubt.spread(key), doubt.noise(key), power)
+
+    def beats(self, other: Forecast) -> float:
+        """Probability that a measurement of this is larger than one of ``other``."""
+        ratio, sd = log(self.value / other.value), hypot(self.power * self.noise, other.power * other.noise)
+        if self.spread is not None and other.spread is not None:
+            sd = hypot(self.spread.times(self.power).difference_sd(other.spread.times(other.power)), sd)
+        if not sd:
+            return 0.5 if not ratio else float(ratio > 0)
+        return NormalDist().cdf(ratio / sd)

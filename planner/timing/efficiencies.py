@@ -1,6 +1,5 @@
 """The efficiencies of an engine: their meaning, the covariates that they depend on, and their priors."""
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -11,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from planner.engine import EngineConfig, features_of
 from planner.hardware import GpuProfile, Quantity, constant
 from planner.model import Attention, CompressedAttention, LatentAttention, Model, StateMixer
-from planner.resources import data_dir
+from planner.resources import calibration_tables
 from planner.timing.links import bus_bytes_per_s, joined_nodes, latency_factor
 from planner.units import KIB, MIB
 
@@ -117,8 +116,7 @@ class Prior(BaseModel):
 
 @lru_cache(maxsize=1)
 def load_priors() -> dict[str, Prior]:
-    path = data_dir("hardware") / "calibration" / "priors.toml"
-    return {name: Prior(**entry) for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+    return {name: Prior(**entry) for name, entry in calibration_tables("priors").items()}
 
 
 def prior_values(profile: GpuProfile, ranks: int) -> dict[str, float]:

@@ -8,16 +8,14 @@ array([1223, 1063])
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from math import ceil, floor, inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from planner.errors import InputError
-from planner.resources import data_dir
+from planner.resources import calibration_tables
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload.targets import OF_A_REQUEST
 
@@ -403,7 +401,7 @@ class Load:
 
         lengths: Tokens
         if self.length_distribution == "conversation":
-            known = _conversation()
+            known = calibration_tables("workload")["conversation"]
             shape = known[f"{kind}_shape"]
             drawn = rng.beta(shape, shape * (known["longest"] - 1), self.num_prompts)
             shortest = min(CONVERSATION_MIN_TOK, length)
@@ -497,13 +495,6 @@ def check_rate(request_rate: float) -> None:
 def _require(holds: bool, cause: str, hint: str) -> None:
     if not holds:
         raise InputError(cause, hint=hint)
-
-
-@cache
-def _conversation() -> dict[str, float]:
-    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
-    known: dict[str, float] = tomllib.loads(text)["conversation"]
-    return known
 
 
 @dataclass(frozen=True, slots=True)

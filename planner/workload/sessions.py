@@ -6,14 +6,13 @@ last."""
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from functools import cache
 from math import log, sqrt
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from planner.resources import data_dir
+from planner.resources import calibration_tables
 
 if TYPE_CHECKING:
     import numpy as np
@@ -110,8 +109,7 @@ def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier:
 
 @cache
 def named_sessions() -> dict[str, Sessions]:
-    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
-    return {name: _read(entry) for name, entry in tomllib.loads(text)["sessions"].items()}
+    return {name: _read(entry) for name, entry in calibration_tables("workload")["sessions"].items()}
 
 
 def _read(entry: dict[str, Any]) -> Sessions:

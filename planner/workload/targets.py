@@ -8,14 +8,13 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 from planner.errors import InputError
-from planner.resources import data_dir
+from planner.resources import calibration_tables
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 
 DEFAULT_PERCENTILE = 95.0  #: of the targets; beyond, a replay and a benchmark show a few requests only
@@ -148,6 +147,5 @@ def targets_in_words(slos: Sequence[Slo]) -> str:
 @cache
 def use_cases() -> Mapping[str, Mapping[str, Any]]:
     """Return targets in ms by name of a workload, with their source; some with a percentile or a goal."""
-    text = (data_dir("hardware") / "calibration" / "workload.toml").read_text("utf-8")
-    cases: dict[str, dict[str, Any]] = tomllib.loads(text)["use_cases"]
+    cases: dict[str, dict[str, Any]] = calibration_tables("workload")["use_cases"]
     return cases

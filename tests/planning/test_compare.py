@@ -28,9 +28,9 @@ from planner.planning.comparison import (
     standings,
 )
 from planner.planning.deployment import resolve_deployment
-from planner.planning.odds import Forecast
 from planner.planning.predict import Prediction
 from planner.planning.serving import Serving
+from planner.planning.uncertainty import Forecast
 from planner.workload.load import Load
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.planning.odds import Forecast, percent
+from planner.planning.uncertainty import Forecast
 from planner.timing import Spread
+from planner.units import percent
 
 _SCALES = st.floats(0.0, 2.0)
 _POWERS = st.sampled_from([-1.0, 1.0, 2.0])

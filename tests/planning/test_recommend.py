@@ -18,10 +18,10 @@ from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
 from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
-from planner.planning.odds import percent
 from planner.planning.plan import Goal, PlanFile
 from planner.planning.search.candidate import Candidate, Merit, Ranking, pareto
 from planner.planning.search.search import Search
+from planner.units import percent
 from planner.workload.load import Load
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"

@@ -20,8 +20,8 @@ from planner.output.tables.shared import (
     layout_in_words,
     listed,
 )
-from planner.planning import LineVerdict, PlannedWorkload, Served, percent
-from planner.units import format_bytes
+from planner.planning import LineVerdict, PlannedWorkload, Served
+from planner.units import format_bytes, percent
 from planner.workload import Load
 
 COLUMNS = (

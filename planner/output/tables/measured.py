@@ -20,7 +20,8 @@ from planner.output.tables.shared import counted, items
 from planner.output.tuning import Tuner
 from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, figure_text
 from planner.output.workflows.subject import Subject
-from planner.planning import SURE, WITHIN, broken_words, percent
+from planner.planning import SURE, WITHIN, broken_words
+from planner.units import percent
 from planner.workload import METRICS, targets_in_words
 
 FITS = ("before", "after", "left_out")

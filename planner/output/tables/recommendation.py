@@ -16,7 +16,7 @@ from planner.output.tables.disaggregated import apart_in_words, apart_lines, div
 from planner.output.workflows.documents import published_accuracy
 from planner.planning import bottleneck
 from planner.timing import SHIPPED
-from planner.units import GIB, MS, figure
+from planner.units import GIB, MS, figure, percent
 from planner.workload import Load, targets_in_words
 
 GPU = Column("gpu")
@@ -369,7 +369,7 @@ class Recommendation(Answer):
         behind = self._behind([first, *others])[1] if others else None
         if not behind:
             return ""
-        return f"; {first.gpu} is ahead of {others[0].gpu} with {planning.percent(behind)} probability"
+        return f"; {first.gpu} is ahead of {others[0].gpu} with {percent(behind)} probability"
 
     def _notes(self) -> Iterator[str]:
         if self._made:

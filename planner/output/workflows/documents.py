@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,7 +13,7 @@ from planner import engine
 from planner.errors import UnknownNameError
 from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, without_option
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 
 #: What a workflow uses a printed command for, by its program; every other is one of lm_eval.
 _KINDS = {
@@ -291,6 +290,5 @@ def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
-@lru_cache(maxsize=2)
 def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads((package_dir("output") / "workflows" / f"{name}.toml").read_text(encoding="utf-8"))
+    return tables_of(package_dir("output") / "workflows" / f"{name}.toml")

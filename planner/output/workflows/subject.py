@@ -13,6 +13,7 @@ from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
 from planner.output.workflows.documents import Command, Point, Workflow, results
+from planner.units import percent
 from planner.workload import Load
 
 #: Options that the scripts decide for themselves; ``documents.toml`` has the reasons.
@@ -408,7 +409,7 @@ def _warnings(job: Subject, env: Mapping[str, str]) -> Iterator[str]:
     elif job.plan.predicted["mean_ttft_ms"] > LONG_TTFT_S * 1e3:
         yield "the load is more than one server carries: most of the predicted TTFT is waiting"
     if checked.verdict == "too close to call":
-        yield f"memory is too close to call: it starts with {planning.percent(checked.probability_fits)} probability"
+        yield f"memory is too close to call: it starts with {percent(checked.probability_fits)} probability"
     compilation = job.printed.read().others.get("--compilation-config", "") if job.printed else ""
     yield from map(str, engine.known_issues(config, env, job.resolved.model, job.profile, compilation=compilation))
     if job.profile.partition and config.tensor_parallel_size > 1:

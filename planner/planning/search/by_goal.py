@@ -22,7 +22,7 @@ from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.predict import Prediction
 from planner.planning.search.candidate import Candidate, Merit, Ranking, Rejected, best_first, odds_words
-from planner.planning.search.serving_line import for_users
+from planner.planning.search.plans import for_users
 from planner.planning.search.space import Choices, Objective, why_not
 
 

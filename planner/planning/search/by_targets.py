@@ -34,8 +34,8 @@ from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad, estimate
 from planner.planning.search.bounds import alone, missed_for_certain, rate_bound
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
+from planner.planning.search.plans import for_users
 from planner.planning.search.servers import fewest_servers, largest, share_of
-from planner.planning.search.serving_line import for_users
 from planner.planning.search.space import Choices, Objective, why_not
 from planner.planning.uncertainty import Uncertainty
 from planner.workload import PRIORITY, Slo, Targets

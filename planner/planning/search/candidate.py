@@ -14,10 +14,9 @@ from planner.planning.capacity import Capacity
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.fit import WayOut
-from planner.planning.odds import Forecast, percent
 from planner.planning.predict import Estimate, Prediction, ServedLoad, estimated_uncertainty
-from planner.planning.uncertainty import Uncertainty
-from planner.units import MS
+from planner.planning.uncertainty import Forecast, Uncertainty
+from planner.units import MS, percent
 from planner.workload import Load
 
 
