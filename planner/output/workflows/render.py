@@ -153,6 +153,8 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
             return sweep_names(plan, job.deployment)
         case "guidellm.sh":
             return guidellm_names(plan)
+        case "quantize.sh":
+            return {"job": "quantize"}
         case "mad.sh":
             return _mad_names(job)
     return offline_names(job, script) if script in OFFLINE_SCRIPTS else {}
@@ -166,7 +168,7 @@ def _mad_names(job: Subject) -> dict[str, Any]:
         )
     own = "float8" if job.deployment.config.weight_dtype == "fp8" else "float16"
     dtype = job.workflow.dtypes.get(job.choice.weight_dtype or "", own)
-    return {"mad_dtype": dtype, "points": offline_points(job)}
+    return {"job": "mad", "mad_dtype": dtype, "points": offline_points(job)}
 
 
 #: Options of a workflow that a comparison has no use for: each layout is searched.
