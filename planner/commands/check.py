@@ -163,7 +163,7 @@ class _Judge:
         resolved = planning.load_model(self._model(read), **self.hub)
         try:
             serving = Serving.of(resolved, self.profile, read.args, version, local=self.local)
-        except (HubError, UnsupportedModelError) as error:  # of the draft: what is not understood stays in the line
+        except (HubError, UnsupportedModelError) as error:  # of the draft, which the line keeps
             self.remarks += (f"drafts are left out of account: {error.cause}",)
             read = without_drafts(read)
             serving = Serving.of(resolved, self.profile, read.args, version, local=self.local)

@@ -15,7 +15,7 @@ from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, without_option
 from planner.resources import package_dir, tables_of
 
-#: What a workflow uses a printed command for, by its program; every other is one of lm_eval.
+#: The use of a printed command in a workflow, by its program; every other is one of lm_eval.
 _KINDS = {
     "serve": "serve", "bench serve": "client", "benchmark_serving.py": "client",
     "benchmark_latency.py": "offline", "benchmark_throughput.py": "offline",
