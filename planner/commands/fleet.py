@@ -15,7 +15,7 @@ from planner.engine import tagged
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.units import GB
-from planner.workload import Targets
+from planner.workload import LATENCIES, Targets
 
 if TYPE_CHECKING:
     from planner.output import FleetAnswer
@@ -28,7 +28,7 @@ def _fleet(text: str, *names: str, **settings: Any) -> Any:
 
 
 #: Options that the command of one server does not repeat.
-LOAD_AND_STOCK = (*LENGTHS, "workload", "trace", "classes", "request_rate", "budget", "have", "price")
+LOAD_AND_STOCK = (*LENGTHS, *LATENCIES, "workload", "trace", "classes", "request_rate", "budget", "have", "price")
 OutputDir = Annotated[
     str | None, _fleet("Write launch scripts for disaggregated prefill/decode.", "-o", "--output", metavar="DIR")
 ]

@@ -130,8 +130,8 @@ def deploy(
     emission = _emission(directory)
     targets = list(dict.fromkeys(one.value for one in target))
     made = {name: rendered(emission, name, where, command=command_line) for name in targets}
-    for name in targets:
-        if left_out := re.search("the load of the plan takes .*", next(iter(made[name].values()))):
+    for name, each in made.items():
+        if left_out := re.search(r"the load of the plan takes (\d+) .*starts (?!\1\n).*", next(iter(each.values()))):
             note(f"note: {name}: {left_out[0]}")
     files = made[targets[0]]
     if len(targets) > 1:

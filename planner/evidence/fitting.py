@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from math import exp, log, sqrt
 from typing import Any, Protocol
 
@@ -60,7 +60,6 @@ class Fitted:
         return np.sqrt(np.diag(self.covariance)) if self.covariance.size else np.zeros_like(self.factors)
 
 
-@cache
 def load_structure() -> Mapping[str, Any]:
     """Return what may differ between runs, and how far measurements scatter: ``calibration/structure.toml``."""
     return calibration_tables("structure")

@@ -330,7 +330,6 @@ def aliases() -> dict[str, str]:
     return {alias: profile_id for profile_id, names in table.items() for alias in names}
 
 
-@cache
 def devices() -> dict[str, dict[str, list[str]]]:
     """PCI ids and the names that the vendors' tools print, by profile id."""
     return tables_of(package_dir("hardware") / "devices.toml")

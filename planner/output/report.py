@@ -503,10 +503,9 @@ def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequen
     """The whole page; ``gpus`` are ids with their full names."""
     presets: dict[str, dict[str, Any]] = {}
     for name, load in NAMED.items():  # a load of several turns has no lengths to fill in
-        lengths = {"input_len": load.input_len, "output_len": load.output_len}
         case = {field: value for field, value in use_cases()[name].items() if field != "source"}
         rest = {**dict.fromkeys(PROMISE, ""), "percentile": "95", "goal": defaults.GOAL}
-        presets[name] = lengths | rest | case
+        presets[name] = {"input_len": load.input_len, "output_len": load.output_len, **rest, **case}
     context = {"asked": asked, "answer": answer, "models": models, "gpus": gpus, "use_cases": presets}
     return _render("page.html.j2", {**context, "planner_version": __version__})
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 from planner.errors import InputError
@@ -144,7 +143,6 @@ def targets_in_words(slos: Sequence[Slo]) -> str:
     return " and ".join(map(str, slos)) or "no target"
 
 
-@cache
 def use_cases() -> Mapping[str, Mapping[str, Any]]:
     """Return targets in ms by name of a workload, with their source; some with a percentile or a goal."""
     cases: dict[str, dict[str, Any]] = calibration_tables("workload")["use_cases"]

@@ -481,3 +481,11 @@ def test_the_command_of_one_server_repeats_what_the_fleet_was_asked() -> None:
         assert words in line
     again = run(*line.removesuffix(" -o plans").split()[1:])
     assert f"{fleet.fleets[0].gpus} x H100" in again.out.partition("\n")[0]
+
+
+def test_the_command_of_a_classes_own_servers_has_the_targets_of_the_class() -> None:
+    classes = [Load.parse("short=4:100:50,ttft=100"), Load.parse("long=4:8000:500,ttft=900")]
+    fleet = size_fleet("Qwen/Qwen3-8B", "h100", classes=classes, tpot=40, speculation=False)
+    assert len(fleet.fleets[0].pools) == 2
+    line = " ".join(str(fleet).partition("$ ")[2].replace("\\\n", " ").split())
+    assert "--request-rate 4 --random-input-len 8000 --random-output-len 500 --ttft 900 --no-speculation" in line

@@ -61,7 +61,7 @@ class FleetAnswer(Answer):
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
     explain: bool = False
-    stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without the load
+    stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without load and limits
 
     @classmethod
     def of(cls, record: planning.Fleets, *more: Any) -> FleetAnswer:
@@ -139,8 +139,8 @@ class FleetAnswer(Answer):
         return [plan for plan in self.divided if isinstance(plan, planning.Disaggregated)]
 
     def _next_command(self, best: planning.Fleet) -> list[str]:
-        search, demand = best.solver.search, best.busiest.demand
-        demand = planning.times(demand, 1 / (1 + best.solver.headroom))
+        solver, pool = best.solver, best.busiest
+        demand = planning.times(pool.demand, 1 / (1 + solver.headroom))
         lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
         if demand.classes:
             load = tuple(word for one in demand.classes for word in ("--class", one.word))
@@ -149,8 +149,11 @@ class FleetAnswer(Answer):
             varied = ("--random-range-ratio", f"{demand.range_ratio:g}") if demand.range_ratio else ()
             known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *rate)
             load = known if demand.reused else (*rate, *lengths, *varied)
-        gpu = best.busiest.kind.profile.id
-        return ["planner", "recommend", search.space.model.requested, "--gpu", gpu, *load, *self.stated, "-o", "plans"]
+        own = {one.name for one in demand.classes if one.limits_ms}
+        limits = {slo.metric: slo.limit_ms for slo in solver.objectives[pool.place].slos if slo.group not in own}
+        targets = (word for metric, limit_ms in limits.items() for word in (f"--{metric}", f"{limit_ms:g}"))
+        words = ("planner", "recommend", solver.search.space.model.requested, "--gpu", pool.kind.profile.id)
+        return [*words, *load, *targets, *self.stated, "-o", "plans"]
 
     def split_files(self, command: str) -> dict[str, str]:
         """Scripts that launch both sides, of several GPUs in a folder each; empty where none is divided."""
