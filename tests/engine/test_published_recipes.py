@@ -109,6 +109,15 @@ def test_checkpoints_of_other_publishers_get_the_parsers_of_the_model() -> None:
             assert base or {f"--{name} {value}" for name, value in recipe.flags.items()} >= parsers, model
 
 
+def test_the_catalog_has_the_8_and_4_bit_floats_of_the_recipes_of_its_models() -> None:
+    others = {one for row in RECIPES if find_entry(row["model"]) for one in row["others"].split()}
+    floats = {one for one in others if "FP8" in one or "FP4" in one}
+    assert {one for one in floats if not find_entry(one)} == {
+        "RedHatAI/Hy3-NVFP4-FP8",  # which modules take which of the two formats is not published
+        "mistralai/Ministral-3-14B-Instruct-2512-FP8",  # Ministral-3-14B-Instruct-2512 itself is in FP8
+    }
+
+
 def test_a_version_without_the_parser_is_launched_without_it() -> None:
     model = resolve_model("moonshotai/Kimi-K3", network=False).model
     older = recipe_for(model, load_profile("b300"), parse_version("0.26.0"))
