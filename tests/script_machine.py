@@ -4,10 +4,12 @@ Paths of the driver are redirected into a folder of the test.
 """
 
 import csv
+import json
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,48 +21,99 @@ from planner.output.scripts.folder import write_folder
 
 #: What the scripts may use beside bash itself.
 TOOLS = (
-    "awk", "basename", "bash", "cat", "cut", "df", "dirname", "du", "env", "find", "grep", "head", "ln", "ls", "mkdir",
-    "mv", "paste", "rm", "sed", "sh", "sort", "tail", "touch", "tr", "wc",
+    "awk", "basename", "bash", "cat", "cp", "cut", "df", "dirname", "du", "env", "find", "grep", "head", "ln", "ls",
+    "mkdir", "mv", "paste", "rm", "sed", "seq", "sh", "sort", "tail", "tee", "touch", "tr", "wc",
 )  # fmt: skip
+RESULT = {
+    "avg_latency": 1.5, "tokens_per_second": 250.0, "completed": "PROMPTS", "failed": 0, "output_throughput": 99.5,
+    "mean_ttft_ms": 12.0, "mean_tpot_ms": 3.25,
+}  # fmt: skip
 _STUBS = {
-    # Containers: $state/running is there while one runs; run and port are remembered from its options.
+    # Running containers are files under containers/ with their address. A program that is told to write a result file
+    # writes `result`. `fails` holds a word that makes a program fail, or the end of the name of a server that dies.
     "docker": """
-previous=
+previous= name= published= cidfile= result= prompts= detached=0
 for word in "$@"; do
   case "$previous" in
+    --name) name=$word ;;
     --cidfile) cidfile=$word ;;
-    --publish) published=$word ;;
-    --result-filename) result=$word ;;
+    --publish) published=${word%:*} ;;
+    --output-json | --result-filename) result=${word##*/} ;;
+    --num-prompts) prompts=$word ;;
   esac
+  if [[ "$word" == --detach ]]; then detached=1; fi
   previous=$word
 done
+work() {
+  if [[ -s "$state/fails" && "$*" == *"$(<"$state/fails")"* ]]; then echo "out of memory" >&2; exit 3; fi
+  if [[ -n "$result" ]]; then
+    if [[ -e "$state/slow" ]]; then
+      echo $$ >"$state/worker"
+      touch "$state/benchmarking"
+      exec /bin/sleep 60
+    fi
+    if [[ -e "$state/completed" ]]; then prompts=$(<"$state/completed"); fi
+    sed "s/PROMPTS/${prompts:-1}/" "$state/result" >"$state/../the plan/results/$result"
+    if [[ -e "$state/bench_fails" ]]; then exit 7; fi
+  fi
+}
 case "$1" in
   info) [[ -e "$state/docker_down" ]] && exit 1; cat "$state/docker_info" ;;
-  image) [[ -e "$state/image" ]] ;;
-  pull) [[ ! -e "$state/pull_fails" ]] && touch "$state/image" ;;
-  ps) [[ -e "$state/running" ]] && echo 0123abcd || true ;;
-  port) cat "$state/port" ;;
+  image) [[ -e "$state/image" ]] && cat "$state/image" ;;
+  pull | build)
+    [[ ! -e "$state/pull_fails" ]] || exit 1
+    echo built >"$state/image"
+    for word in "$@"; do
+      if [[ "$word" == commit=* ]]; then echo "${word#commit=}" >"$state/image"; fi
+    done ;;
+  ps)
+    pattern=${4#name=^}
+    [[ ! -e "$state/containers/${pattern%\\$}" ]] || echo 0123abcd ;;
+  port) cat "$state/containers/$2" ;;
   run)
+    if ((!detached)); then work "$@"; exit; fi
     if [[ -e "$cidfile" ]]; then echo "container ID file found" >&2; exit 125; fi # as docker does
-    echo 0123abcd-full >"$cidfile"
-    echo "${published%:*}" >"$state/port"
+    [[ -z "$cidfile" ]] || echo 0123abcd-full >"$cidfile"
     if [[ -e "$state/run_fails" ]]; then echo "port is already allocated" >&2; exit 125; fi
-    [[ -e "$state/dies" ]] || touch "$state/running"
-    ;;
-  stop) rm -f "$state/running" ;;
-  rm) [[ ! -e "$state/running" ]] ;;
+    if [[ -s "$state/fails" && "$name" == *"$(<"$state/fails")" ]]; then exit 0; fi
+    echo "$published" >"$state/containers/$name"
+    touch "$state/launched"
+    echo 0123abcd ;;
+  stop)
+    rm -f "$state/containers/$2"
+    [[ "$2" != 0123abcd-full ]] || rm -f "$state/containers"/*
+    if [[ -e "$state/benchmarking" ]]; then kill "$(<"$state/worker")" || true; fi ;;
+  rm) [[ ! -e "$state/containers/$2" ]] ;;
   logs) echo "a line of the server's log" ;;
-  exec)
-    if [[ -n "$result" ]]; then
-      touch "$state/benchmarking"
-      if [[ -e "$state/slow" ]]; then exec /bin/sleep 60; fi
-      printf '{"completed": %s, "failed": 0}' "$(<"$state/completed")" >"$state/../the plan/results/$result"
-      if [[ -e "$state/bench_fails" ]]; then exit 7; fi
-    fi
-    ;;
+  exec) if [[ "$*" == *'kill "$(cat'* ]]; then kill "$(<"$state/worker")"; else work "$@"; fi ;;
 esac
 """,
-    "curl": """[[ -e "$state/running" && ! -e "$state/unhealthy" ]]""",
+    "curl": """
+case "${!#}" in
+  *:8000/balancer) [[ -e "$state/balancer" ]] ;;
+  */v1/completions) cat "$state/answer" ;;
+  */health)
+    address=${!#}
+    address=${address#http://}
+    address=${address%/health}
+    [[ ! -e "$state/unhealthy" && ! -e "$state/sick-${address#*:}" ]] || exit 22
+    grep -q -x -e "$address" -e "" "$state"/containers/* 2>/dev/null ;; # one on the host's network publishes nothing
+esac
+""",
+    # Runs as a process whose name holds its folder, as the real one does.
+    "nginx": """
+prefix=$2
+case "$*" in
+  *"-h"*) echo "  -e filename : set error log file" ;;
+  *" -t"*) [[ ! -e "$state/nginx_bad" ]] ;;
+  *"-s quit"*) kill "$(<"$prefix/nginx.pid")"; rm "$prefix/nginx.pid" "$state/balancer" ;;
+  *)
+    (exec -a "nginx: master process nginx -p $prefix" /bin/sleep 300) </dev/null >/dev/null 2>&1 &
+    echo $! >"$prefix/nginx.pid"
+    touch "$state/balancer" ;;
+esac
+""",
+    "git": """if [[ "$1" == clone ]]; then mkdir -p "${!#}/.git" "${!#}/scripts/vllm/reports_float16/summary"; fi""",
     "sleep": """if [[ -e "$state/waiting_is_real" ]]; then exec /bin/sleep "$1"; fi""",
     "sudo": """exec "$@" """,
     "sysctl": """echo "${!###*=}" >"$state/root/proc/sys/kernel/numa_balancing" """,
@@ -69,7 +122,7 @@ esac
 if [[ "$1 $2" == "-m venv" ]]; then
   rm -rf "${!#}"
   mkdir -p "${!#}/bin"
-  ln -s "$state/python" "$state/lm_eval" "${!#}/bin/"
+  ln -s "$state/python" "$state/lm_eval" "$state/hf" "$state/guidellm" "${!#}/bin/"
 fi
 """,
     "nvidia-smi": """
@@ -142,14 +195,22 @@ for ((node = 0; node < 2 + ${#packages[@]} * $1; node++)); do
   printf 'simd_count 0\\ngfx_target_version %s\\n' "$((node < 2 ? 0 : $(<{state}/gfx)))" >"$nodes/$node/properties"
 done
 """
+_GUIDELLM = """
+for word in "$@"; do
+  if [[ "$word" == kind=json,path=* ]]; then echo "{}" >"${word#kind=json,path=}"; fi
+done
+"""
 
 
 class Machine(StandIns):
-    """The scripts of a plan, and the GPUs that it is for."""
+    """The scripts of a plan or ``files``, and the GPUs that it is for."""
 
-    def __init__(self, root: Path, emission: Emission, *, free_gb: int = 4000) -> None:
+    def __init__(
+        self, root: Path, emission: Emission, files: Mapping[str, str] | None = None, *, free_gb: int = 4000
+    ) -> None:
         super().__init__(root, TOOLS, _STUBS)
-        (self.state / "nvidia").mkdir()
+        for folder in ("nvidia", "containers"):
+            (self.state / folder).mkdir()
         self.fake_root = self.state / "root"
         free = (
             f"if [[ $1 == -k ]]; then printf 'Avail\\n{free_gb * 10**9 // 1024}\\n'; else printf 'Mounted\\n/\\n'; fi\n"
@@ -158,11 +219,17 @@ class Machine(StandIns):
         # of the environment that "python3 -m venv" makes
         self.stub(self.state / "python", '[[ "$1" != -c || ! -e "$state/import_fails" ]]\n', name="pip")
         self.stub(self.state / "lm_eval", 'mkdir -p "${!#}"; [[ ! -e "$state/lm_eval_fails" ]]\n')
+        self.stub(self.state / "hf")
+        self.stub(self.state / "guidellm", _GUIDELLM)
         self.program(self.state / "reload", _RELOAD.replace("{state}", str(self.state)))
         self.program(self.state / "topology", _TOPOLOGY.replace("{state}", str(self.state)))
-        self.set(completed=emission.file.plan.workload.num_prompts, image="", docker_info="Runtimes: nvidia runc")
+        self.set(image="", docker_info="Runtimes: nvidia runc", answer='{"choices":[{"text":" city that is known"}]}')
+        (self.state / "result").write_text(json.dumps(RESULT).replace('"PROMPTS"', "PROMPTS"))
         self._hardware(emission)
-        write_folder(self.plan, render_scripts(emission), force=False)
+        if files is None:
+            files = render_scripts(emission)
+            self.set(completed=emission.file.plan.workload.num_prompts)
+        write_folder(self.plan, files, force=False)
         for script in ("preflight.sh", "partition.sh"):
             self._redirect(self.plan / script)
 
@@ -235,6 +302,33 @@ class Machine(StandIns):
         if gfx:
             self.set(gfx=gfx)
         subprocess.run([self.state / "topology", "1"], check=True)
+
+    def serve(self) -> None:
+        """As if launch.sh had started the plan's server."""
+        name = next(w for w in (self.plan / "launch.sh").read_text().split() if w.startswith("name=planner-"))
+        (self.state / "containers" / name.removeprefix("name=")).write_text("127.0.0.1:8000\n")
+
+    def stop(self) -> None:
+        """As if every container had ended by itself."""
+        for path in (self.state / "containers").iterdir():
+            path.unlink()
+
+    @property
+    def containers(self) -> list[str]:
+        """Names of the containers that run."""
+        return sorted(path.name for path in (self.state / "containers").iterdir())
+
+    def press_ctrl_c(self, script: str, *arguments: str) -> int:
+        """Start a script, wait until a program of a container works, press Ctrl-C; the exit status."""
+        self.set(slow="")
+        status, _ = self.interrupt(script, "benchmarking", signal.SIGINT, *arguments)
+        (self.state / "slow").unlink()
+        (self.state / "benchmarking").unlink()
+        return status
+
+    def results(self) -> list[str]:
+        """Finished result files."""
+        return sorted(path.name for path in (self.plan / "results").glob("[!.]*.json"))
 
     def _packages(self) -> list[Path]:
         return sorted((self.fake_root / "sys/bus/pci/drivers/amdgpu").iterdir())

@@ -3,11 +3,17 @@
 import json
 import shlex
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from script_machine import Machine
+
+from planner.hardware.profiles import load_profile
+from planner.output.scripts.emission import Emission
 from planner.output.workflows.documents import find_workflow, list_workflows
 from planner.output.workflows.render import plan_workflow
 from planner.output.workflows.subject import Choice
+from planner.planning.plan import PlanFile
 
 NAMES = tuple(list_workflows())
 
@@ -49,3 +55,12 @@ def points_of(name: str, script: str, **choice: Any) -> list[list[str]]:
 
 def value_of(words: list[str], flag: str) -> str:
     return words[words.index(flag) + 1]
+
+
+def machine_of(root: Path, name: str, **choice: Any) -> Machine:
+    """A machine with the files of a workflow."""
+    files = files_of(name, **choice)
+    file = PlanFile.from_json(next(text for path, text in files.items() if path.endswith("plan.json")))
+    made = Machine(root, Emission(file, load_profile(file.plan.gpu), 1, ()), files)
+    (made.state / "image").unlink()  # it is pulled or built first
+    return made

@@ -118,7 +118,7 @@ def test_a_mig_instance_is_given_to_docker_not_to_vllm(machine: MakeMachine) -> 
     assert values_of(run, "--gpus") == ["device=MIG-0-0"]
     assert not any("CUDA_VISIBLE_DEVICES" in word for word in run)
     here.set_nvidia("list", ["GPU 0: whole (UUID: GPU-0)"])
-    (here.state / "running").unlink()
+    here.stop()
     none = here.run("launch.sh")
     assert none.returncode == 1 and "partition.sh --apply" in none.stderr
 
@@ -152,7 +152,7 @@ def test_paths_with_colons_commas_and_quotes_are_mounted(tmp_path: Path) -> None
 
 def test_a_server_that_dies_is_reported_with_its_log(machine: MakeMachine) -> None:
     here = machine()
-    here.set(dies="")
+    here.set(fails="")
     failed = here.run("launch.sh")
     assert failed.returncode == 1
     assert "stopped before it answered" in failed.stderr and "a line of the server's log" in failed.stderr
@@ -166,7 +166,7 @@ def test_a_server_that_never_answers_is_stopped_only_by_who_started_it(machine: 
     assert failed.returncode == 1 and "START_TIMEOUT_S" in failed.stderr
     assert here.docker("stop") == [["0123abcd-full"]]
     here.forget()
-    here.set(running="")  # somebody else's, or an earlier launch's
+    here.serve()  # somebody else's, or an earlier launch's
     assert here.run("launch.sh", START_TIMEOUT_S="0").returncode == 1
     assert here.docker("stop") == []
 
@@ -185,9 +185,9 @@ def test_an_interrupted_launch_stops_its_container(machine: MakeMachine, how: si
     here = machine()
     here.set(unhealthy="")
     # with the stand-in for sleep the script polls without a pause, so the signal meets it between two commands
-    returned, _ = here.interrupt("launch.sh", "running", how)
+    returned, _ = here.interrupt("launch.sh", "launched", how)
     assert returned == status
-    assert here.docker("stop") == [["0123abcd-full"]] and not (here.state / "running").exists()
+    assert here.docker("stop") == [["0123abcd-full"]] and not here.containers
 
 
 # --- benchmark ---
@@ -240,7 +240,7 @@ def test_a_server_is_never_measured_with_prompts_that_it_has_seen(machine: MakeM
     assert [measured(), measured(), measured()] == [["0"], ["1"], ["2"]]
     here.run("launch.sh")
     assert measured() == ["3"], "the same server"
-    (here.state / "running").unlink()
+    here.stop()
     here.run("launch.sh")
     assert measured() == ["0"], "a new server has seen nothing"
 
@@ -258,7 +258,7 @@ def test_a_failed_measurement_leaves_no_result(
     failed = here.run("benchmark.sh")
     assert failed.returncode == status and said in failed.stderr
     assert not result_of(MATRIX["mi355x"], here).exists()
-    assert (here.state / "running").exists(), "the server is not the benchmark's to stop"
+    assert here.containers, "the server is not the benchmark's to stop"
 
 
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -381,7 +381,7 @@ def test_an_interrupted_validation_stops_what_it_started(
     here.set(slow="")
     returned, _ = here.interrupt("validate.sh", "benchmarking", how)
     assert returned == status
-    assert len(here.docker("stop")) == 1 and not (here.state / "running").exists()
+    assert len(here.docker("stop")) == 1 and not here.containers
     assert [call[-1] for call in here.docker("exec") if "kill" in call[-3]] == ["/results/.client.pid"]
 
 

@@ -17,12 +17,9 @@ from planner.engine.parse import find_flag_problems
 from planner.engine.published import builds
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
-from planner.hardware.profiles import load_profile
-from planner.output.scripts.emission import Emission, needed_by, render_scripts
 from planner.output.scripts.folder import ALL_FILES
 from planner.output.workflows.documents import find_workflow
 from planner.output.workflows.render import purpose_of
-from planner.planning.plan import PlanFile
 
 # --- templates and scripts as such ---
 
@@ -423,29 +420,7 @@ def test_mad_is_run_with_the_words_of_its_script_and_old_versions_only() -> None
         files_of("mad", engine_version="0.10.1")
 
 
-# --- several servers ---
-
-
-def test_each_partition_has_its_server_its_device_and_its_port() -> None:
-    files = files_of("cpx")
-    assert "copies=64\n" in files["instances.sh"]
-    ports = [int(port) for port in re.findall(r"server 127\.0\.0\.1:(\d+) ", files["nginx.conf"])]
-    assert ports == list(range(8001, 8065))
-    assert "listen 127.0.0.1:8000;" in files["nginx.conf"]
-    assert '--env "HIP_VISIBLE_DEVICES=${devices[$1]}"' in files["instances.sh"]
-    assert "HIP_VISIBLE_DEVICES=0" not in files["instances.sh"]
-    assert "compute=CPX" in files["partition.sh"]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "model", "copies"),
-    [("mi300x", "meta-llama/Llama-3.1-8B-Instruct", 8), ("mi300x-cpx", "meta-llama/Llama-3.2-1B-Instruct", 64)],
-)
-def test_recommend_writes_them_where_a_node_holds_several(tmp_path: Path, gpu: str, model: str, copies: int) -> None:
-    assert main(["recommend", model, "--gpu", gpu, "--goal", "max-throughput", "-o", str(tmp_path / "plan")]) == 0
-    script = (tmp_path / "plan" / "instances.sh").read_text()
-    assert f"copies={copies}\n" in script
-    assert (tmp_path / "plan" / "instances.sh").stat().st_mode & 0o100
+# --- runbooks and comparisons ---
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -456,21 +431,6 @@ def test_a_runbook_names_scripts_that_are_there_only(name: str) -> None:
         named = set(re.findall(r"([a-z_]+\.sh)", files[runbook].replace("\\_", "_")))
         assert {"launch.sh", "benchmark.sh"} <= named
         assert {runbook.replace("RUNBOOK.md", script) for script in named} <= set(files)
-
-
-def test_a_plan_that_fills_its_node_needs_no_balancer() -> None:
-    files = files_of("online")
-    file = PlanFile.from_json(files["plan.json"])
-    emission = Emission(file, load_profile("mi300x"), 1, ("x",))
-    assert file.plan.num_gpus == 8 and needed_by(emission) == {}
-    assert "instances.sh" not in render_scripts(emission)
-
-
-def test_two_gpus_for_each_copy() -> None:
-    file = PlanFile.from_json(files_of("online")["plan.json"])
-    plan = file.plan.model_copy(update={"num_gpus": 2, "tensor_parallel_size": 2})
-    made = needed_by(Emission(file.model_copy(update={"plan": plan}), load_profile("mi300x"), 1, ("x",)))
-    assert "<<<'0,1\n2,3\n4,5\n6,7'" in made["instances.sh"]
 
 
 def test_whole_gpus_and_partitions_are_compared_at_the_same_load() -> None:

@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from script_machine import mounts_of
-from workflow_cases import files_of
-from workflow_machine import Machine
+from script_machine import Machine, mounts_of
+from workflow_cases import machine_of
 
 from planner.engine import default_version
 from planner.hardware import load_profile
@@ -17,12 +17,7 @@ MakeMachine = Callable[..., Machine]
 
 @pytest.fixture
 def machine(tmp_path: Path) -> MakeMachine:
-    """A machine with the files of a workflow."""
-
-    def make(name: str, **choice: object) -> Machine:
-        return Machine(tmp_path, files_of(name, **choice))
-
-    return make
+    return partial(machine_of, tmp_path)
 
 
 # --- offline measurements ---
@@ -161,83 +156,7 @@ def test_guidellm_is_installed_once_and_measures_each_load_once(machine: MakeMac
     assert here.calls("guidellm") == [] and here.calls("python3") == []
 
 
-# --- several servers ---
-
-
-def test_instances_start_are_watched_and_stop(machine: MakeMachine) -> None:
-    here = machine("copies")
-    done = here.run("instances.sh", "start", HF_TOKEN="secret-token")
-    assert done.returncode == 0, done.stderr
-    assert len(here.containers) == 8 and "ready: http://127.0.0.1:8000/v1" in done.stdout
-    runs = here.docker("run")
-    published = [run[run.index("--publish") + 1] for run in runs]
-    assert published == [f"127.0.0.1:{8001 + copy}:8000" for copy in range(8)]
-    devices = [word for run in runs for word in run if word.startswith("HIP_VISIBLE_DEVICES=")]
-    assert devices == [f"HIP_VISIBLE_DEVICES={copy}" for copy in range(8)]
-    assert not any("secret-token" in word for run in runs for word in run)
-    tested, started = [call for call in here.calls("nginx") if call[0] == "-p"]
-    assert "-t" in tested and "-t" not in started, "the configuration is judged before it is used"
-    assert here.run("instances.sh", "status").returncode == 0
-    here.forget()
-    assert here.run("instances.sh", "start").returncode == 0
-    assert here.docker("run") == [], "what runs is not started again"
-    here.set(sick__8003="")
-    sick = here.run("instances.sh", "status")
-    assert sick.returncode == 1 and "does not answer on port 8003" in sick.stdout
-    (here.state / "containers" / "someone-elses").write_text("9\n")
-    assert here.run("instances.sh", "stop").returncode == 0
-    assert here.containers == ["someone-elses"] and not (here.state / "balancer").exists()
-    assert here.run("instances.sh", "status").returncode == 1
-
-
-def test_a_copy_that_dies_stops_those_that_were_started_with_it(machine: MakeMachine) -> None:
-    here = machine("copies")
-    here.set(fails="-5")
-    done = here.run("instances.sh", "start")
-    assert done.returncode == 1 and "server 5 stopped before it answered" in done.stderr
-    assert here.containers == [] and not (here.state / "balancer").exists()
-    (here.state / "fails").unlink()
-    assert here.run("instances.sh", "start", WAVE="3").returncode == 0 and len(here.containers) == 8
-    here.run("instances.sh", "stop")
-
-
-def test_without_nginx_nothing_is_started(machine: MakeMachine) -> None:
-    here = machine("copies")
-    (here.bin / "nginx").unlink()
-    done = here.run("instances.sh", "start")
-    assert done.returncode == 1 and "sudo apt install nginx" in done.stderr and here.containers == []
-
-
-def test_the_node_is_measured_through_the_balancer(machine: MakeMachine) -> None:
-    here = machine("copies")
-    refused = here.run("instances.sh", "bench")
-    assert refused.returncode == 1 and here.results() == []
-    here.run("instances.sh", "start")
-    here.forget()
-    done = here.run("instances.sh", "bench")
-    assert done.returncode == 0, done.stderr
-    warm_up, client = here.docker("run")
-    assert warm_up[warm_up.index("--num-prompts") + 1] == "64" and "--save-result" not in warm_up  # 8 for each copy
-    assert client[client.index("--port") + 1] == "8000" and client[client.index("--host") + 1] == "127.0.0.1"
-    # 8 copies of 64 requests in flight, 320 prompts each
-    assert (
-        client[client.index("--max-concurrency") + 1] == "512" and client[client.index("--num-prompts") + 1] == "2560"
-    )
-    assert len(here.results()) == 1 and here.results()[0].startswith("node-")
-    assert here.run("instances.sh", "bench").stdout.startswith("already measured")
-    assert here.run("instances.sh", "bench", FORCE="1").returncode == 0
-    assert here.docker("run")[-1].count("--seed") == 2, "other prompts: the servers have seen the first ones"
-    here.run("instances.sh", "stop")
-
-
-def test_mig_instances_take_their_devices_by_uuid(machine: MakeMachine) -> None:
-    here = machine("copies", model="Qwen/Qwen3-0.6B", gpu="h100-mig-3g.40gb")
-    here.set(nvidia="GPU 0: H100 (UUID: GPU-0)\n  MIG 3g.40gb     Device  0: (UUID: MIG-a)\n"
-             "  MIG 3g.40gb     Device  1: (UUID: MIG-b)")  # fmt: skip
-    assert here.run("instances.sh", "start").returncode == 0
-    devices = [run[run.index("--gpus") + 1] for run in here.docker("run")]
-    assert devices == ['"device=MIG-a"', '"device=MIG-b"']
-    here.run("instances.sh", "stop")
+# --- a comparison ---
 
 
 def test_a_comparison_changes_no_mode_without_apply(machine: MakeMachine) -> None:
@@ -319,7 +238,7 @@ def test_models_are_downloaded_with_hf(machine: MakeMachine, tmp_path: Path) -> 
     cached, plain = here.calls("hf")
     assert cached == ["download", "meta-llama/Llama-3.1-405B-Instruct", "--exclude", "original/*"]
     assert plain[-2:] == ["--local-dir", str(tmp_path / "plain")]
-    assert len(here.calls("python")) == 1, "installed once"
+    assert len(here.calls("pip")) == 1, "installed once"
     assert here.run("download.sh", "--help").returncode == 2
 
 

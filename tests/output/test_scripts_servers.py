@@ -1,0 +1,135 @@
+"""Several servers on one node, behind nginx: ``instances.sh`` as text, and at work on a machine of stand-ins."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from script_machine import Machine
+from workflow_cases import files_of, machine_of
+
+from planner.commands.main import main
+from planner.hardware.profiles import load_profile
+from planner.output.scripts.emission import Emission, needed_by, render_scripts
+from planner.planning.plan import PlanFile
+
+MakeMachine = Callable[..., Machine]
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> MakeMachine:
+    return partial(machine_of, tmp_path)
+
+
+def test_each_partition_has_its_server_its_device_and_its_port() -> None:
+    files = files_of("cpx")
+    assert "copies=64\n" in files["instances.sh"]
+    ports = [int(port) for port in re.findall(r"server 127\.0\.0\.1:(\d+) ", files["nginx.conf"])]
+    assert ports == list(range(8001, 8065))
+    assert "listen 127.0.0.1:8000;" in files["nginx.conf"]
+    assert '--env "HIP_VISIBLE_DEVICES=${devices[$1]}"' in files["instances.sh"]
+    assert "HIP_VISIBLE_DEVICES=0" not in files["instances.sh"]
+    assert "compute=CPX" in files["partition.sh"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "copies"),
+    [("mi300x", "meta-llama/Llama-3.1-8B-Instruct", 8), ("mi300x-cpx", "meta-llama/Llama-3.2-1B-Instruct", 64)],
+)
+def test_recommend_writes_them_where_a_node_holds_several(tmp_path: Path, gpu: str, model: str, copies: int) -> None:
+    assert main(["recommend", model, "--gpu", gpu, "--goal", "max-throughput", "-o", str(tmp_path / "plan")]) == 0
+    script = (tmp_path / "plan" / "instances.sh").read_text()
+    assert f"copies={copies}\n" in script
+    assert (tmp_path / "plan" / "instances.sh").stat().st_mode & 0o100
+
+
+def test_a_plan_that_fills_its_node_needs_no_balancer() -> None:
+    files = files_of("online")
+    file = PlanFile.from_json(files["plan.json"])
+    emission = Emission(file, load_profile("mi300x"), 1, ("x",))
+    assert file.plan.num_gpus == 8 and needed_by(emission) == {}
+    assert "instances.sh" not in render_scripts(emission)
+
+
+def test_two_gpus_for_each_copy() -> None:
+    file = PlanFile.from_json(files_of("online")["plan.json"])
+    plan = file.plan.model_copy(update={"num_gpus": 2, "tensor_parallel_size": 2})
+    made = needed_by(Emission(file.model_copy(update={"plan": plan}), load_profile("mi300x"), 1, ("x",)))
+    assert "<<<'0,1\n2,3\n4,5\n6,7'" in made["instances.sh"]
+
+
+def test_instances_start_are_watched_and_stop(machine: MakeMachine) -> None:
+    here = machine("copies")
+    done = here.run("instances.sh", "start", HF_TOKEN="secret-token")
+    assert done.returncode == 0, done.stderr
+    assert len(here.containers) == 8 and "ready: http://127.0.0.1:8000/v1" in done.stdout
+    runs = here.docker("run")
+    published = [run[run.index("--publish") + 1] for run in runs]
+    assert published == [f"127.0.0.1:{8001 + copy}:8000" for copy in range(8)]
+    devices = [word for run in runs for word in run if word.startswith("HIP_VISIBLE_DEVICES=")]
+    assert devices == [f"HIP_VISIBLE_DEVICES={copy}" for copy in range(8)]
+    assert not any("secret-token" in word for run in runs for word in run)
+    tested, started = [call for call in here.calls("nginx") if call[0] == "-p"]
+    assert "-t" in tested and "-t" not in started, "the configuration is judged before it is used"
+    assert here.run("instances.sh", "status").returncode == 0
+    here.forget()
+    assert here.run("instances.sh", "start").returncode == 0
+    assert here.docker("run") == [], "what runs is not started again"
+    here.set(sick__8003="")
+    sick = here.run("instances.sh", "status")
+    assert sick.returncode == 1 and "does not answer on port 8003" in sick.stdout
+    (here.state / "containers" / "someone-elses").write_text("9\n")
+    assert here.run("instances.sh", "stop").returncode == 0
+    assert here.containers == ["someone-elses"] and not (here.state / "balancer").exists()
+    assert here.run("instances.sh", "status").returncode == 1
+
+
+def test_a_copy_that_dies_stops_those_that_were_started_with_it(machine: MakeMachine) -> None:
+    here = machine("copies")
+    here.set(fails="-5")
+    done = here.run("instances.sh", "start")
+    assert done.returncode == 1 and "server 5 stopped before it answered" in done.stderr
+    assert here.containers == [] and not (here.state / "balancer").exists()
+    (here.state / "fails").unlink()
+    assert here.run("instances.sh", "start", WAVE="3").returncode == 0 and len(here.containers) == 8
+    here.run("instances.sh", "stop")
+
+
+def test_without_nginx_nothing_is_started(machine: MakeMachine) -> None:
+    here = machine("copies")
+    (here.bin / "nginx").unlink()
+    done = here.run("instances.sh", "start")
+    assert done.returncode == 1 and "sudo apt install nginx" in done.stderr and here.containers == []
+
+
+def test_the_node_is_measured_through_the_balancer(machine: MakeMachine) -> None:
+    here = machine("copies")
+    refused = here.run("instances.sh", "bench")
+    assert refused.returncode == 1 and here.results() == []
+    here.run("instances.sh", "start")
+    here.forget()
+    done = here.run("instances.sh", "bench")
+    assert done.returncode == 0, done.stderr
+    warm_up, client = here.docker("run")
+    assert warm_up[warm_up.index("--num-prompts") + 1] == "64" and "--save-result" not in warm_up  # 8 for each copy
+    assert client[client.index("--port") + 1] == "8000" and client[client.index("--host") + 1] == "127.0.0.1"
+    # 8 copies of 64 requests in flight, 320 prompts each
+    assert (
+        client[client.index("--max-concurrency") + 1] == "512" and client[client.index("--num-prompts") + 1] == "2560"
+    )
+    assert len(here.results()) == 1 and here.results()[0].startswith("node-")
+    assert here.run("instances.sh", "bench").stdout.startswith("already measured")
+    assert here.run("instances.sh", "bench", FORCE="1").returncode == 0
+    assert here.docker("run")[-1].count("--seed") == 2, "other prompts: the servers have seen the first ones"
+    here.run("instances.sh", "stop")
+
+
+def test_mig_instances_take_their_devices_by_uuid(machine: MakeMachine) -> None:
+    here = machine("copies", model="Qwen/Qwen3-0.6B", gpu="h100-mig-3g.40gb")
+    instances = [f"  MIG 3g.40gb     Device  {place}: (UUID: MIG-{name})" for place, name in enumerate("ab")]
+    here.set_nvidia("list", ["GPU 0: H100 (UUID: GPU-0)", *instances])
+    assert here.run("instances.sh", "start").returncode == 0
+    devices = [run[run.index("--gpus") + 1] for run in here.docker("run")]
+    assert devices == ['"device=MIG-a"', '"device=MIG-b"']
+    here.run("instances.sh", "stop")
