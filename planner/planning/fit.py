@@ -131,7 +131,10 @@ class Fit:
 
     @property
     def reason(self) -> str:
-        """The message of the condition that fails, or might; empty when it fits."""
+        """The message of vLLM; where that is not sure, how far the margin reaches; empty when it fits."""
+        name, margin = self.binding_condition.name, self.binding_condition.margin
+        if self.verdict == "too close to call":
+            return f"{name}: from {-margin.low / GIB:,.2f} GiB too little to {margin.high / GIB:,.2f} GiB to spare"
         return "" if self.verdict == "fits" else self.binding_condition.message
 
     @cached_property

@@ -616,6 +616,15 @@ def test_a_client_of_an_old_version_may_send_requests_of_equal_length() -> None:
     assert (load.range_ratio, load.length_distribution) == (0.0, "symmetric")
 
 
+def test_a_line_that_probably_starts_is_not_told_that_more_is_needed_than_there_is() -> None:
+    """13.76 GiB of cache are predicted for the 11.75 that one request needs; the overheads may take some of it."""
+    words = "-tp 4 --enable-expert-parallel --max-model-len 262144"
+    answer = run("check", "--gpu", "h100", "--", *f"vllm serve Qwen/Qwen3-235B-A22B-Instruct-2507-FP8 {words}".split())
+    said = " ".join(answer.out.split())
+    assert "starts with 9" in said and "! max_model_len larger than cache: from 0." in said and "GiB to spare" in said
+    assert "which is larger than the available" not in said
+
+
 def test_a_seed_that_a_run_decides_is_no_fault() -> None:
     """``benchmark.sh`` of a plan warms up with a seed of its own."""
     assert not read_line(["vllm", "bench", "serve", "--model", "m", "--seed", "$((seed + 5))"], NEW).problems

@@ -95,7 +95,7 @@ class FitAnswer(Answer):
         where = f"{config.num_gpus} x {gpu}" if config.num_gpus > 1 else gpu
         yield wrapped(f"{self.resolved.resolved} on {where}, vLLM {config.version}: {result.verdict_words}")
         if result.reason:
-            yield wrapped(_reason(result), first="  ", rest="  ")
+            yield wrapped(result.reason, first="  ", rest="  ")
         yield ""
         yield from pair_lines(_figures(result))
         if result.startup_log:
@@ -209,14 +209,6 @@ def _record(answer: GpuFit) -> Fit | dict[str, Any]:
     if isinstance(answer, Fit):
         return answer
     return {"gpu_id": answer.profile.id, "verdict": "refused", "reason": answer.error.cause}
-
-
-def _reason(result: Fit) -> str:
-    """The message of vLLM; where that is not sure, how far the margin reaches."""
-    if result.verdict == "does not fit":
-        return result.reason
-    name, margin = result.binding_condition.name, result.binding_condition.margin
-    return f"{name}: from {-margin.low / GIB:,.2f} GiB too little to {margin.high / GIB:,.2f} GiB to spare"
 
 
 def _figures(result: Fit) -> Iterator[tuple[str, str]]:
