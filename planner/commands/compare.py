@@ -96,6 +96,7 @@ def compare_gpus(
     USD per GPU and hour. ``answer.record.points`` has every figure, with its interval. Raises InputError for an
     impossible load or price, and what ``Serving`` raises.
     """
+    from planner.commands.recommend import typed
     from planner.output import ComparisonAnswer
     from planner.planning import Question, compare_hardware, parse_prices
 
@@ -114,9 +115,9 @@ def compare_gpus(
     for load in loads:
         planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     sizes = (asked.args.tensor_parallel_size,) if "tensor_parallel_size" in options else ()
-    question = Question(asked, per, packages, sizes)
-    comparison = compare_hardware(question, profiles, loads, prices)
-    return ComparisonAnswer.of(comparison, profiles, prices, asked.notes, asked.resolved.notes, explain)
+    comparison = compare_hardware(Question(asked, per, packages, sizes), profiles, loads, prices)
+    notes = asked.notes, asked.resolved.notes
+    return ComparisonAnswer.of(comparison, profiles, prices, *notes, explain, tuple(typed(options))[2:])
 
 
 def _loads(

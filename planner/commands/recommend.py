@@ -289,4 +289,5 @@ def typed(given: Mapping[str, Any]) -> Iterator[str]:
                 yield from (declared[name].flag, getattr(one, "word", one))
         else:
             yield flag_of(name)
-            yield ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value).removesuffix(".0")
+            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            yield text.removesuffix(".0") if isinstance(value, float) else text

@@ -333,6 +333,16 @@ def test_the_table_names_the_price_that_is_missing() -> None:
     assert "no price is known for mi308x: give one with --price GPU=USD" in outcome.err
 
 
+def test_the_next_command_repeats_lengths_and_settings() -> None:
+    load = ("--random-input-len", "8192", "--random-output-len", "64", "--max-concurrency", "4")
+    answer = run("compare", LLAMA, "--gpu", "h100", *load, "--kv-cache-dtype", "fp8", "--engine-version", "0.20.0")
+    command = " ".join(answer.out.replace("\\\n", " ").split()).partition("$ ")[2]
+    assert command == (
+        f"planner recommend {LLAMA} --gpu h100-sxm --engine-version 0.20.0 --kv-cache-dtype fp8 "
+        "--random-input-len 8192 --random-output-len 64"
+    )
+
+
 def test_a_model_that_nobody_holds_is_an_honest_no() -> None:
     outcome = run("compare", "meta-llama/Llama-3.1-405B-Instruct", "--gpu", "l4")
     assert outcome.status == 1

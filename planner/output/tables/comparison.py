@@ -61,6 +61,7 @@ class ComparisonAnswer(Answer):
     remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model
     explain: bool = False
+    stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without the load
 
     @classmethod
     def of(cls, record: planning.Comparison, *more: Any) -> ComparisonAnswer:
@@ -174,11 +175,10 @@ class ComparisonAnswer(Answer):
             by_load = shared.grouped((_load_in_row(point), point.gpu) for point in overloaded)
             where = "; ".join(f"at {load} on {shared.listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
             yield from shared.items("!", [f"overloaded, so without latencies and not ranked: {where}"])
-        network = self._fastest.setup.profile.stated_network_gb_per_s
-        stated = [f"--network-gb-per-s={network:g}"] if network else []
-        yield from command_lines(
-            {}, ["planner", "recommend", self.record.question.serving.model.id, "--gpu", self._fastest.gpu, *stated]
-        )
+        fastest, load = self._fastest, self._fastest.workload
+        words = ["planner", "recommend", self.record.question.serving.model.id, "--gpu", fastest.gpu, *self.stated]
+        lengths = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
+        yield from command_lines({}, [*words, *lengths])
 
     @property
     def _hardware(self) -> str:
@@ -211,18 +211,14 @@ class ComparisonAnswer(Answer):
         if len(profiles) > 1:
             yield "percentages: probability that the ranking is correct, at typical prices"
         idle = dict.fromkeys((s.profile.id, s.idle_gpus, s.num_gpus, s.deployment.config.num_gpus) for s in setups)
-        for gpu, unused, gpus, size in idle:
-            yield from [f"{gpu}: paid for and idle: {unused} of {gpus} GPUs, as each server takes {size}"] * bool(
-                unused
-            )
+        words = "{}: paid for and idle: {} of {} GPUs, as each server takes {}"
+        yield from (words.format(*one) for one in idle if one[1])
         if busy := [one.id for one in profiles if one.partition and not one.partition.isolated_bandwidth]:
             yield f"{', '.join(busy)}: all partitions of the GPU are assumed to be busy at once"
         yield from self.said
 
     def _fits(self) -> Iterator[str]:
-        return shared.calibration_note(
-            (point.gpu, point.setup.deployment.calibrated_by) for point in self.record.points
-        )
+        return shared.calibration_note((p.gpu, p.setup.deployment.calibrated_by) for p in self.record.points)
 
     def _engine_notes(self) -> Iterator[str]:
         engines = [point.setup.deployment for point in self.record.points]
