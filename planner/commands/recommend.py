@@ -99,11 +99,6 @@ def recommend_plans(
     prices = parse_prices(opt.assignments(given.get("price", ())), profiles)
     stock = stock_of(size, profiles, prices)
     load, targets = _sized(load, targets, stocked=stock is not None, **size)
-    if prices and targets is None:
-        raise InputError(
-            "--price without targets and without a load: plans are then in the order of the goal, not of USD",
-            hint="add a target such as --tpot 100, or --request-rate; or ask planner compare",
-        )
     planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     pick, disaggregated = searched.get("pick", 1), "disaggregated" in searched
     if disaggregated and pick > 1:
@@ -184,23 +179,17 @@ def script_files(recommendation: "Recommendation") -> dict[str, str]:
     from planner.output import plan_files, split_files
     from planner.planning import PlanFile
 
-    search, rankings = recommendation.search, recommendation.rankings
-    files: dict[str, str] = {}
-    for ranking, plan in zip(rankings, recommendation.plans, strict=True):
+    command, goal, files = recommendation.command, recommendation.objective.goal, dict[str, str]()
+    for ranking, plan in zip(recommendation.rankings, recommendation.plans, strict=True):
         if plan is None:
             continue
-        file = PlanFile(
-            planner_version=__version__, command=recommendation.command, goal=search.objective.goal, plan=plan
-        )
-        folder = f"{plan.gpu}/" if len(rankings) > 1 else ""
-        service = plan.service
-        tunable = not plan.classes and (
-            service is None or (service.trace is None and service.prefix_cache_share is None)
-        )
+        folder, service = f"{plan.gpu}/" if len(recommendation.rankings) > 1 else "", plan.service
         if apart := recommendation.apart.get(plan.gpu):
-            made = split_files(apart.division, recommendation.command)
+            made = split_files(apart.division, command)
         else:
-            made = plan_files(file, ranking.profile, tunable=tunable)
+            lengths_alone = service is None or (service.trace is None and service.prefix_cache_share is None)
+            file = PlanFile(planner_version=__version__, command=command, goal=goal, plan=plan)
+            made = plan_files(file, ranking.profile, tunable=lengths_alone and not plan.classes)
         files |= {f"{folder}{name}": content for name, content in made.items()}
     return files and {**files, "recommendation.json": recommendation.to_json()}  # the last for planner report
 

@@ -18,7 +18,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
 from planner.planning.capacity import in_flight, steady_per_s
-from planner.planning.cost import HOUR_S, MILLION, Price, Span, power_w, price_of, span_figures
+from planner.planning.cost import HOUR_S, MILLION_PER_S, Price, Span, power_w, price_of, span_figures
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Prediction, estimate
@@ -221,7 +221,7 @@ class ComparedPoint:
     def usd_per_million_tok(self) -> Span | None:
         """USD per 1M output tokens; None where no price is known, or it is zero."""
         usd = self.usd_per_h
-        return usd.times(MILLION / HOUR_S).over(self.tok_per_s) if usd and usd.mid else None
+        return usd.times(MILLION_PER_S).over(self.tok_per_s) if usd and usd.mid else None
 
     @property
     def tok_per_usd(self) -> Span | None:

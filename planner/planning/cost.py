@@ -23,7 +23,7 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile, load_profile
 
 HOUR_S, DAY_S = 3600, 86_400
-MILLION = 1e6
+MILLION_PER_S = 1e6 / HOUR_S  #: USD for 1M tokens, at 1 USD per hour and 1 token per second
 
 
 @dataclass(frozen=True, slots=True)

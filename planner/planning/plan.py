@@ -283,6 +283,8 @@ class Plan(_Record):
     accuracy_task: str = "gsm8k"
     workload: PlannedWorkload  #: of several classes the means
     service: Service | None = None  #: where there are targets
+    usd_per_hour: float | None = None  #: of this server alone, where the GPU's profile has a price
+    usd_per_million_output_tokens: float | None = None  #: as predicted
     predicted: dict[str, Any]
     memory: dict[str, Any]
     #: a document's result of this run, by the keys of the bench

@@ -300,6 +300,9 @@ def test_what_does_not_fit_is_answered_by_what_does(words: tuple[str, ...], foun
     answer = run("recommend", *words, *one)
     assert found in " ".join(answer.out.split())
     assert "network" not in answer.out
+    if "fits:" in found:  # the printed command runs, and shows that it fits
+        command = " ".join(answer.out.replace("\\\n", " ").split()).partition("$ planner ")[2]
+        assert run(*command.split()).status == 0
 
 
 @pytest.mark.parametrize(

@@ -176,9 +176,9 @@ class ComparisonAnswer(Answer):
             where = "; ".join(f"at {load} on {shared.listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
             yield from shared.items("!", [f"overloaded, so without latencies and not ranked: {where}"])
         fastest, load = self._fastest, self._fastest.workload
-        words = ["planner", "recommend", self.record.question.serving.model.id, "--gpu", fastest.gpu, *self.stated]
-        lengths = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
-        yield from command_lines({}, [*words, *lengths])
+        command = ["planner", "recommend", self.record.question.serving.model.id, "--gpu", fastest.gpu, *self.stated]
+        sent = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
+        yield from command_lines({}, [*command, *sent])
 
     @property
     def _hardware(self) -> str:

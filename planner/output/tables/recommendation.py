@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from planner import planning
+from planner.engine import flag_of
 from planner.errors import InputError
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, command_lines, known_table, table_text, wrapped
@@ -55,7 +56,8 @@ TARGET_COLUMNS = (
 )
 #: On one screen: the best plan of each GPU.
 SETTINGS = LAYOUT, WEIGHTS, replace(CACHE, spare=True), replace(BATCH, spare=True)
-BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TPOT, replace(E2EL, spare=True))
+USD = Column("usd_per_million_output_tokens", "USD/1M", ",.2f", spare=True)
+BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TPOT, replace(E2EL, spare=True), USD)
 BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.output_throughput_per_gpu"))
 #: One server's figures for each class, under the table.
 CLASS_COLUMNS = (
@@ -150,8 +152,7 @@ class Recommendation(Answer):
         space = self.search.space
         if plan.service is None or space.coarse or plan.platform == "cpu":
             return None
-        named = "gpus" not in self.defaults_taken or space.nodes or self.disaggregated
-        named = named and space.stock is None
+        named = ("gpus" not in self.defaults_taken or space.nodes or self.disaggregated) and space.stock is None
         gpus = max(plan.gpus_per_node * (space.nodes or 1) if named else 0, plan.service.total_gpus)
         if gpus < 2 * plan.num_gpus and not self.disaggregated:
             return None
@@ -236,7 +237,8 @@ class Recommendation(Answer):
             return None
         else:
             shape, gpu = "aggregated", best.gpu
-            size, usd = (best.service.total_gpus, best.service.usd_per_hour) if best.service else (best.num_gpus, None)
+            served = best.service
+            size, usd = (served.total_gpus, served.usd_per_hour) if served else (best.num_gpus, best.usd_per_hour)
         return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
 
     def _records(self) -> list[planning.Plan]:
@@ -280,10 +282,19 @@ class Recommendation(Answer):
         for ranking in without[:shown]:
             yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {_why_none(ranking)}"])
             yield from shared.items("-", [f"fits: {way.change}: {' '.join(way.flags)}" for way in ranking.ways_out])
+            yield from self._fit_command(ranking) if ranking.ways_out else ()
         if len(without) > shown:
             yield from shared.items("x", [f"{len(without)} GPUs in all have no plan"])
         if best:
             yield from command_lines(best.env, shared.local_argv(best))
+
+    def _fit_command(self, ranking: planning.Ranking) -> Iterator[str]:
+        """The command that shows the first way out: ``recommend`` lacks options such as ``--weight-dtype``."""
+        way, asked = ranking.ways_out[0], self.search.space.model.requested
+        size = way.num_gpus // int(way.settings.get("pipeline_parallel_size", 1))
+        here = {"gpu": ranking.profile.id, "tensor_parallel_size": size, "max_model_len": way.max_model_len}
+        more = [f"{flag_of(name)} {value}" for name, value in here.items() if name not in way.settings]
+        yield from command_lines({}, ["planner", "fit", asked, *" ".join([*more, *way.flags]).split()])
 
     def _reasons(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
         candidate, service, memory = self._candidates[id(plan)], plan.service, plan.memory
@@ -410,8 +421,8 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         load = f" at {plan.workload.max_concurrency:,} concurrent requests" if plan.workload.max_concurrency else ""
         load += f" of {plan.workload.input_len:,} + {plan.workload.output_len:,} tokens"
-        size, even_words = plan.num_gpus, ""
-        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}, {means}"
+        size, even_words, paid = plan.num_gpus, "", (plan.usd_per_hour, plan.usd_per_million_output_tokens)
+        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}, {means}{_in_usd(*paid)}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
@@ -425,13 +436,16 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
         for one in service.targets:
             latency = (shared.milliseconds if one.slo.metric in ("tpot", "itl") else shared.seconds)(one.predicted_ms)
             met.append(f"{one.slo.name} {latency}{one.of_class and f' for {one.of_class}'}")
-        price = [f"{service.usd_per_hour:,.2f} USD/h"] if service.usd_per_hour is not None else []
-        if each := service.usd_per_million_output_tokens:
-            price += [f"{each:,.2f} USD per 1M output tokens"]
         load = shared.asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
-        delivers = ", ".join([load, *(met or [means]), *price])
+        delivers = ", ".join([load, *(met or [means])])
+        delivers += _in_usd(service.usd_per_hour, service.usd_per_million_output_tokens)
         delivers += f"; room for {most}" if most and service.load_asked else ""
     return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{even_words}, {layout}: {delivers}"
+
+
+def _in_usd(per_hour: float | None, per_million: float | None) -> str:
+    hourly = f", {per_hour:,.2f} USD/h" if per_hour is not None else ""
+    return hourly + (f", {per_million:,.2f} USD per 1M output tokens" if per_million else "")
 
 
 def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dict[str, Any]]:

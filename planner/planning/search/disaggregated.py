@@ -21,7 +21,6 @@ from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, steady_rate
-from planner.planning.cost import price_of
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
@@ -232,15 +231,11 @@ def check_apart(search: Search) -> None:
 
 def apart_from(search: Search, plan: Plan, division: Disaggregated) -> Apart | None:
     """Return ``division`` as a plan; None where it is not cheaper than ``plan`` by more than the tolerance of loads."""
-    value, profile = search.objective.value, division.profile
-    load, packages = value or division.aggregated_rate, division.num_gpus / profile.parts
-    if value is not None:  # parts of a GPU are not rented
-        packages = ceil(packages)
-    elif not division.wins:
+    value = search.objective.value
+    if value is None and not division.wins:
         return None
-    price = price_of(profile, search.space.prices)
-    usd = price.usd_per_h.mid * profile.parts * packages if price else None
-    apart = Apart(division, plan, packages, usd, load)
+    rented = search.space.rented(division.profile, division.num_gpus, whole=value is not None)
+    apart = Apart(division, plan, *rented, value or division.aggregated_rate)
     return apart if apart.cost(1.0) < cost(plan, 1.0) else None
 
 

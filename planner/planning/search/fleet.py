@@ -19,7 +19,7 @@ from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, steady_rate
-from planner.planning.cost import DAY_S, HOUR_S, MILLION, Price, Span, power_w, price_of
+from planner.planning.cost import DAY_S, MILLION_PER_S, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
@@ -193,7 +193,7 @@ class Fleet:
     def usd_per_million_tok(self) -> Span | None:
         """USD per 1M output tokens at the asked load; None where no price is known, or it is zero."""
         usd = self.usd_per_h
-        return usd.times(MILLION / HOUR_S / self.output_tok_per_s) if usd and usd.mid > 0 else None
+        return usd.times(MILLION_PER_S / self.output_tok_per_s) if usd and usd.mid > 0 else None
 
     @property
     def tok_per_joule(self) -> float | None:

@@ -18,7 +18,7 @@ from planner.planning import defaults
 from planner.planning.advice import TO_CAPTURE, captures_by_context
 from planner.planning.capacity import measure
 from planner.planning.comparison import find_limit, limit_in_words
-from planner.planning.cost import DAY_S, HOUR_S, MILLION, price_of
+from planner.planning.cost import DAY_S, MILLION_PER_S
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
@@ -77,6 +77,7 @@ def assemble(
     # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
     host = engine.EVERYWHERE if image.name else engine.LOOPBACK
     figures = {key: value for key, value in prediction.result.items() if value is not None}
+    _, usd_per_hour = space.rented(profile, config.num_gpus)
     return Plan(
         gpu=profile.id,
         num_gpus=config.num_gpus,
@@ -99,6 +100,8 @@ def assemble(
         classes=classes,
         workload=PlannedWorkload.of(load),
         service=service,
+        usd_per_hour=usd_per_hour,
+        usd_per_million_output_tokens=usd_per_hour and usd_per_hour * MILLION_PER_S / figures["output_throughput"],
         predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
@@ -210,11 +213,8 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
     most, per_node = servers.most, space.node_size(profile) // config.num_gpus
     servers_in_all = candidate.servers + objective.spares
     total_gpus = servers_in_all * config.num_gpus
-    packages = total_gpus / profile.parts
-    if objective.value is not None or space.stock is not None:  # parts of a GPU are not rented
-        packages = ceil(packages)
-    price = price_of(profile, space.prices)
-    usd_per_hour = price.usd_per_h.mid * profile.parts * packages if price else None
+    whole_gpus = objective.value is not None or space.stock is not None  # parts of a GPU are not rented
+    packages, usd_per_hour = space.rented(profile, total_gpus, whole=whole_gpus)
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
     whole /= 1 + objective.headroom
@@ -243,7 +243,7 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=(most or load).output_tok_per_s / config.num_gpus,
         usd_per_hour=usd_per_hour,
-        usd_per_million_output_tokens=usd_per_hour and usd_per_hour / HOUR_S / output_tok_per_s * MILLION,
+        usd_per_million_output_tokens=usd_per_hour and usd_per_hour * MILLION_PER_S / output_tok_per_s,
         output_tokens_per_day=output_tok_per_s * DAY_S,
         requests_in_flight=load.replay.mean_in_flight * candidate.servers / (1 + objective.headroom),
         router=objective.router,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count, product
-from math import inf
+from math import ceil, inf
 
 from planner.engine import (
     CPU_KVCACHE_SPACE,
@@ -18,6 +18,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoints, resolve_model
 from planner.planning import defaults
+from planner.planning.cost import price_of
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.search.candidate import Rejected
@@ -69,6 +70,12 @@ class Space:
         if self.stock is None:
             return None
         return self.stock.get(profile.id, self.stock.get(profile.whole, 0)) * profile.parts
+
+    def rented(self, profile: GpuProfile, num_gpus: int, *, whole: bool = False) -> tuple[float, float | None]:
+        """Return how many whole GPUs these are, rounded up if ``whole``; and USD per hour, None without a price."""
+        packages, price = num_gpus / profile.parts, price_of(profile, self.prices)
+        packages = ceil(packages) if whole else packages
+        return packages, price.usd_per_h.mid * profile.parts * packages if price else None
 
     def planned_len(self, load: Load) -> int:
         """Return the KV tokens that are reserved for each request of ``load``."""
