@@ -23,8 +23,8 @@ def files_of(name: str, **choice: Any) -> dict[str, str]:
     return plan_workflow(find_workflow(name), Choice(**choice), command=f"planner workflow {name}")
 
 
-def saved_plan(name: str, **choice: Any) -> dict[str, object]:
-    plan: dict[str, object] = json.loads(files_of(name, **choice)["plan.json"])
+def saved_plan(name: str, **choice: Any) -> dict[str, Any]:
+    plan: dict[str, Any] = json.loads(files_of(name, **choice)["plan.json"])
     return plan
 
 

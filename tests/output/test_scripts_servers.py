@@ -1,15 +1,18 @@
-"""Several servers on one node, behind nginx: ``instances.sh`` as text, and at work on a machine of stand-ins."""
+"""Files that some plans need: several servers on one node behind nginx, and an image that is built."""
 
+import json
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from script_machine import Machine
-from workflow_cases import files_of, machine_of
+from workflow_cases import commands_in, files_of, machine_of, saved_plan
 
 from planner.commands.main import main
+from planner.engine.published import builds
 from planner.hardware.profiles import load_profile
 from planner.output.scripts.emission import Emission, needed_by, render_scripts
 from planner.planning.plan import PlanFile
@@ -133,3 +136,48 @@ def test_mig_instances_take_their_devices_by_uuid(machine: MakeMachine) -> None:
     devices = [run[run.index("--gpus") + 1] for run in here.docker("run")]
     assert devices == ['"device=MIG-a"', '"device=MIG-b"']
     here.run("instances.sh", "stop")
+
+
+# --- an image without a registry ---
+
+
+def test_a_recommended_plan_for_a_version_without_an_image_builds_one(tmp_path: Path) -> None:
+    words = ["recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "mi300x", "--engine-version", "0.6.3"]
+    assert main([*words, "-o", str(tmp_path / "plan")]) == 0
+    plan = json.loads((tmp_path / "plan" / "plan.json").read_text())
+    assert plan["image"] == "planner/vllm-rocm:0.6.3-2c60adc83981"
+    assert "commit=2c60adc83981ada77a77b2adda78ef109d2e2e2b" in (tmp_path / "plan" / "build_image.sh").read_text()
+    assert "build_image.sh" in (tmp_path / "plan" / "preflight.sh").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "commit", "dockerfile", "arguments"),
+    [
+        ("nvidia-source", "dc5e4a653c859573dfcca99f1b0141c2db9f94cc", "docker/Dockerfile",
+         {"CUDA_VERSION=12.8.1", "nvcc_threads=2", "RUN_WHEEL_CHECK=false", "torch_cuda_arch_list=9.0+PTX 10.0+PTX"}),
+        ("build-rocm-0.6.3", "2c60adc83981ada77a77b2adda78ef109d2e2e2b", "Dockerfile.rocm",
+         {"BUILD_HIPBLASLT=1", "USE_CYTHON=1"}),
+        ("build-rocm-0.9.1", "b432b7a285aa0dcb9677380936ffa74931bb6d6f", "docker/Dockerfile.rocm", set()),
+        ("build-rocm-aiter", "913dbc298a50aaa6dd4d5562ffd32562bbad7098", "Dockerfile.rocm", {"USE_CYTHON=1"}),
+    ],
+)  # fmt: skip
+def test_images_are_built_at_the_documents_commit(name: str, commit: str, dockerfile: str, arguments: set[str]) -> None:
+    script = files_of(name)["build_image.sh"]
+    assert f"commit={commit}\n" in script and f"dockerfile={dockerfile}\n" in script
+    (build,) = [words for words in commands_in(script) if words[:2] == ["DOCKER_BUILDKIT=1", "docker"]]
+    given = {after for word, after in pairwise(build) if word == "--build-arg"}
+    assert given == arguments
+    assert saved_plan(name)["image"] == next(b.image for b in builds().values() if b.commit == commit)
+
+
+def test_an_image_is_built_once_at_its_commit(machine: MakeMachine) -> None:
+    here = machine("nvidia-source")
+    assert here.run("build_image.sh", MAX_JOBS="4").returncode == 0
+    (build,) = here.docker("build")
+    assert "max_jobs=4" in build and "vllm-openai" in build
+    assert here.calls("git")[-1][2:] == ["checkout", "--quiet", "--detach", "dc5e4a653c859573dfcca99f1b0141c2db9f94cc"]
+    here.forget()
+    done = here.run("build_image.sh")
+    assert "already built" in done.stdout and here.docker("build") == []
+    here.run("build_image.sh", FORCE="1")
+    assert "--no-cache" in here.docker("build")[0]

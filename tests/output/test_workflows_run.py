@@ -197,19 +197,6 @@ def test_pulling_writes_the_digest_down(machine: MakeMachine) -> None:
     assert (here.plan / "results" / "image.digest").read_text().strip()
 
 
-def test_an_image_is_built_once_at_its_commit(machine: MakeMachine) -> None:
-    here = machine("nvidia-source")
-    assert here.run("build_image.sh", MAX_JOBS="4").returncode == 0
-    (build,) = here.docker("build")
-    assert "max_jobs=4" in build and "vllm-openai" in build
-    assert here.calls("git")[-1][2:] == ["checkout", "--quiet", "--detach", "dc5e4a653c859573dfcca99f1b0141c2db9f94cc"]
-    here.forget()
-    done = here.run("build_image.sh")
-    assert "already built" in done.stdout and here.docker("build") == []
-    here.run("build_image.sh", FORCE="1")
-    assert "--no-cache" in here.docker("build")[0]
-
-
 def test_the_engine_is_built_for_the_architecture_of_the_gpu(machine: MakeMachine) -> None:
     here = machine("mi355x-source")
     assert here.run("build_engine.sh", VLLM_REF="main").returncode == 0
