@@ -189,11 +189,12 @@ def list_workflows() -> dict[str, Workflow]:
     workflows = {}
     for name, entry in _table("workflows")["workflow"].items():
         own = {**_frozen(entry), "name": name}
-        own["documents"] = tuple(documents()[one] for one in entry["documents"])
-        first = own["documents"][0]
+        printed = [commands()[one] for one in own.pop("commands", ())]
+        ids = entry.get("documents", dict.fromkeys(command.document.id for command in printed))
+        own["documents"] = first, *_ = tuple(documents()[one] for one in ids)
         version = entry.get("engine_version", first.engine_version)
         own |= {"gpus": entry.get("gpus", first.gpus), "engine_version": None if version == "newest" else version}
-        for command in (commands()[one] for one in own.pop("commands", ())):
+        for command in printed:
             kind = _KINDS.get(engine.split_command(command.argv)[0] or "", "accuracy")
             own[kind] = (*own.get(kind, ()), command) if kind != "accuracy" else command.argv
         workflows[name] = Workflow(**own)

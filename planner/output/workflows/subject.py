@@ -51,20 +51,22 @@ class Choice:
     def resolve(self, model: str) -> ResolvedModel:
         return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
 
+    def given(self, *names: str) -> dict[str, Any]:
+        """Those of the options that the caller gave."""
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
     def sent(self, load: Load) -> Load:
         """The load with the caller's lengths and number of prompts."""
-        names = ("input_len", "output_len", "num_prompts")
-        return replace(load, **{name: value for name in names if (value := getattr(self, name)) is not None})
+        return replace(load, **self.given("input_len", "output_len", "num_prompts"))
 
     def settings(self, args: engine.EngineArgs) -> engine.EngineArgs:
-        given = {"tensor_parallel_size": self.tensor_parallel_size, "kv_cache_dtype": self.kv_cache_dtype}
-        return args.changed(**{name: value for name, value in given.items() if value})
+        return args.changed(**self.given("tensor_parallel_size", "kv_cache_dtype"))
 
     @property
     def other_run(self) -> bool:
         """True if it is another run than the document's, with whatever checkpoint."""
-        names = ("kv_cache_dtype", "tensor_parallel_size", "input_len", "output_len", "max_concurrency", "num_prompts")
-        return any(getattr(self, name) is not None for name in (*names, "draft"))
+        engine, load = ("kv_cache_dtype", "tensor_parallel_size", "draft"), ("input_len", "output_len", "num_prompts")
+        return bool(self.given(*engine, *load, "max_concurrency"))
 
 
 @dataclass(frozen=True)
@@ -152,10 +154,8 @@ def subject(workflow: Workflow, choice: Choice) -> Subject:
         named, source = choice.image, f"as asked for with --image; the options are those of vLLM {version}"
     image = engine.Image(named, version, profile.platform, pinned=True, source=source, gpus=(profile.id,))
     plan = search.plan(ranking, candidate, image=image if named else None, load=load)
-    names = vars(chosen) | {"resolved": candidate.resolved, "version": candidate.config.version}
-    job = Subject(
-        **names, deployment=candidate.deployment, plan=plan, printed=printed, client=client, draft=_draft(chosen)
-    )
+    own = vars(chosen) | {"resolved": candidate.resolved, "version": candidate.config.version, "draft": _draft(chosen)}
+    job = Subject(**own, deployment=candidate.deployment, plan=plan, printed=printed, client=client)
     return replace(job, plan=_in_documents_words(job, command))
 
 
@@ -260,10 +260,9 @@ def _refuse_ignored(chosen: Chosen) -> None:
 
 def refuse_options(workflow: Workflow, choice: Choice, names: Iterable[str]) -> None:
     """Raise InputError if the caller gave one of the options ``names``."""
-    for name in names:
-        if getattr(choice, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow")
+    for name in choice.given(*names):
+        flag = f"--{name.replace('_', '-')}"
+        raise InputError(f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow")
 
 
 def _base(name: str) -> str:
