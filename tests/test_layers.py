@@ -65,17 +65,18 @@ def room_of(path: Path) -> str:
 @cache
 def imports_of(path: Path) -> list[tuple[str, str]]:
     """Every import of a file, wherever it stands: the module, and the name that is taken from it (or nothing)."""
-    found, tree = [], ast.parse(path.read_text(encoding="utf-8"))
+    found, rooms, tree = [], dict[str, str](), ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             inside = "planner." if node.level else ""  # only in the door of the house
             found += [(inside + node.module, alias.name) for alias in node.names]
-    rooms = {name for module, name in found if module == "planner" and name in DOORS}  # taken whole, used by the dot
+            whole = node.names if node.module == "planner" else ()  # taken whole, used by the dot
+            rooms |= {alias.asname or alias.name: alias.name for alias in whole if alias.name in DOORS}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in rooms:
-            found.append((f"planner.{node.value.id}", node.attr))
+            found.append((f"planner.{rooms[node.value.id]}", node.attr))
     return found
 
 

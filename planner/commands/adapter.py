@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
+from planner import output
 from planner.commands.declare import REQUIRED, Argument, Command, Option, Parameter
 from planner.errors import InputError
 from planner.resources import read_given
@@ -107,11 +108,9 @@ def _answer(
         raise
     if answer is None or isinstance(answer, int):
         return answer or 0
-    from planner.output import print_answer
-
     if context.obj is not None:
         context.obj.verdict_first = typed["format"] == "table" and answer.verdict_first
-    print_answer(answer, typed["format"])
+    output.print_answer(answer, typed["format"])
     return 0 if answer.ok else 1
 
 

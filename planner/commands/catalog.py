@@ -2,6 +2,7 @@
 
 from typing import Annotated, Any
 
+from planner import hardware, memory, model, output, planning
 from planner.commands.declare import Argument, Option, command
 from planner.commands.options import Format, HubOptions, complete_gpu, complete_model
 
@@ -15,30 +16,21 @@ def print_gpus(
     every: Annotated[bool, Option("--all", help="Also partitions and MIG profiles.")] = False,
     format: Format = "table",
 ) -> None:
-    from planner.hardware import load_all
-    from planner.output import print_hardware
-
-    print_hardware(load_all(partitions=every), format)
+    output.print_hardware(hardware.load_all(partitions=every), format)
 
 
 @command("hardware show", help="One profile: every figure with its source.")
 def print_gpu(
     gpu: Annotated[str, Argument(metavar="GPU", autocompletion=complete_gpu, help=_GPU)], *, format: Format = "table"
 ) -> None:
-    from planner.output import print_notes, print_profile
-    from planner.planning import find_gpu
-
-    profile, remarks = find_gpu(gpu)
-    print_notes(remarks)
-    print_profile(profile, format)
+    profile, remarks = planning.find_gpu(gpu)
+    output.print_notes(remarks)
+    output.print_profile(profile, format)
 
 
 @command("models list", help="The bundled catalog.")
 def print_models_of_catalog(*, format: Format = "table") -> None:
-    from planner.model import catalog_ids, find_entry
-    from planner.output import print_catalog
-
-    print_catalog([entry for entry in map(find_entry, catalog_ids()) if entry], format)
+    output.print_catalog([entry for entry in map(model.find_entry, model.catalog_ids()) if entry], format)
 
 
 @command("models show", help="Architecture, parameters and bytes of models.", groups=(HubOptions,))
@@ -51,19 +43,16 @@ def print_model_facts(
     """Print models. Exit status 2 or 3 if one of them cannot be shown; the others are shown all the same."""
     from planner.commands.streams import complain
     from planner.errors import PlannerError
-    from planner.memory import model_facts
-    from planner.output import print_models
-    from planner.planning import load_model
 
     rows: list[dict[str, Any]] = []
     errors: list[PlannerError] = []
     for name in model:
         try:
-            rows.append(model_facts(load_model(name, **hub)))
+            rows.append(memory.model_facts(planning.load_model(name, **hub)))
         except PlannerError as error:
             rows.append({"requested": name, "error": error.cause, "hint": error.hint})
             errors.append(error)
-    print_models(rows, format)
+    output.print_models(rows, format)
     if not errors:
         return 0
     causes = dict.fromkeys(error.cause for error in errors)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from planner import planning
+from planner import engine, output, planning
 from planner.commands import options as opt
 from planner.commands.declare import Argument, Option, command
 from planner.errors import HubError, InputError, UnsupportedModelError
@@ -96,9 +96,6 @@ def check_command(
     ``answer.ok`` is true if every engine starts, ``answer.branches`` has each of several. Raises InputError where there
     is no such line, and for a load that its context does not hold.
     """
-    from planner.output import CheckAnswer
-    from planner.planning import LineRequest
-
     if line is None:
         raise InputError("Missing argument 'LINE': there is nothing to check", hint="see planner check --help")
     text, plan = _text_of(line)
@@ -114,13 +111,13 @@ def check_command(
         "max_concurrency": max_concurrency,
         "num_prompts": num_prompts,
     }
-    asked = LineRequest({name: value for name, value in given.items() if value}, gpus, goal)
+    asked = planning.LineRequest({name: value for name, value in given.items() if value}, gpus, goal)
     if plan:
         asked = asked.as_planned(plan)
     judge = _Judge(profile, version, as_model, asked, planning.local_for(calibration), hub, plan)
     judged = [judge.verdict(launch) for launch in _launches(text, profile, variables)]
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
-    return CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), explain)
+    return output.CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), explain)
 
 
 @dataclass
@@ -137,20 +134,17 @@ class _Judge:
     remarks: tuple[str, ...] = field(default=())
 
     def verdict(self, launch: "Launch") -> "LineVerdict":
-        from planner.engine import Found, read_line, without_drafts
-        from planner.planning import Serving, check_line
-
         server = launch.server
         version = planning.version_for(self.version or (server and server.image_version) or None, self.profile)
 
-        def read_in(one: Found) -> "ServeLine":
-            return read_line(one.argv, version, env=one.env, platform=self.profile.platform)
+        def read_in(one: engine.Found) -> "ServeLine":
+            return engine.read_line(one.argv, version, env=one.env, platform=self.profile.platform)
 
         clients = [read_in(client) for client in launch.clients]
         if server is None and self.plan:
-            server = Found(self.plan.serve_argv, self.plan.env)
+            server = engine.Found(self.plan.serve_argv, self.plan.env)
         elif server is None:
-            server = Found(("vllm", "serve", *filter(None, [clients[0].model])), {})
+            server = engine.Found(("vllm", "serve", *filter(None, [clients[0].model])), {})
             self.remarks += ("there is no server in this: its client is judged with vllm serve and vLLM's defaults",)
         read = read_in(server)
         asked = self.asked
@@ -162,12 +156,12 @@ class _Judge:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
         resolved = planning.load_model(self._model(read), **self.hub)
         try:
-            serving = Serving.of(resolved, self.profile, read.args, version, local=self.local)
+            serving = planning.Serving.of(resolved, self.profile, read.args, version, local=self.local)
         except (HubError, UnsupportedModelError) as error:  # of the draft, which the line keeps
             self.remarks += (f"drafts are left out of account: {error.cause}",)
-            read = without_drafts(read)
-            serving = Serving.of(resolved, self.profile, read.args, version, local=self.local)
-        return check_line(read, serving, asked)
+            read = engine.without_drafts(read)
+            serving = planning.Serving.of(resolved, self.profile, read.args, version, local=self.local)
+        return planning.check_line(read, serving, asked)
 
     def _model(self, read: "ServeLine") -> str:
         model = self.as_model or read.model
@@ -188,8 +182,6 @@ class _Judge:
 def _launches(
     text: str | list[str], profile: "GpuProfile", variables: "Mapping[str, str] | Sequence[str]"
 ) -> "tuple[Launch, ...]":
-    from planner.engine import find_launches, read_manifest
-
     if not isinstance(variables, Mapping):
         variables = dict(str(word).partition("=")[::2] for word in variables)
     given = {str(name): str(value) for name, value in variables.items()}
@@ -197,8 +189,8 @@ def _launches(
         if not name.isidentifier():
             raise InputError(f"--set {name}: this is no variable", hint="write --set NAME=VALUE")
     if isinstance(text, str) and _MANIFEST.search(text):
-        return read_manifest(text, gpu=profile, given=given)
-    return find_launches(text, gpu=profile, given=given)
+        return engine.read_manifest(text, gpu=profile, given=given)
+    return engine.find_launches(text, gpu=profile, given=given)
 
 
 #: The keys that compose files and manifests begin lines with, and scripts do not.
@@ -206,8 +198,6 @@ _MANIFEST = re.compile(r"^(?:services|apiVersion|kind)\s*:", re.MULTILINE)
 
 
 def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[str], Plan | None]":
-    from planner.planning import read_plan
-
     if not isinstance(line, str | PathLike):
         return list(line), None
     if isinstance(line, str) and (not may_be_path() or ((" " in line.strip() or "\n" in line) and not _exists(line))):
@@ -221,7 +211,7 @@ def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[s
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         cause = getattr(error, "strerror", None) or str(error)
         raise InputError(f"{str(path)[:200]}: {cause}", hint="give a script, or a folder with a launch.sh") from error
-    return text, read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None
+    return text, planning.read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None
 
 
 def _exists(text: str) -> bool:

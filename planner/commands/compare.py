@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from planner import planning
+from planner import output, planning
 from planner.commands import options as opt
 from planner.commands.declare import Option, command
 from planner.commands.load import checked_workload, load_of, refuse_contradictions, rivals
@@ -97,8 +97,6 @@ def compare_gpus(
     impossible load or price, and what ``Serving`` raises.
     """
     from planner.commands.recommend import typed
-    from planner.output import ComparisonAnswer
-    from planner.planning import Question, compare_hardware, parse_prices
 
     lengths = {"input_len": input_len, "output_len": output_len, "random_range_ratio": random_range_ratio}
     changed = {name: value for name, value in lengths.items() if value not in (defaults.LEN, 0.0)}
@@ -111,13 +109,13 @@ def compare_gpus(
     loads = _loads(input_len, output_len, max_concurrency, request_rate, rhythm)
     servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     asked, profiles = servings[0], [serving.profile for serving in servings]
-    prices = parse_prices(opt.assignments(price), profiles)
+    prices = planning.parse_prices(opt.assignments(price), profiles)
     for load in loads:
         planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     sizes = (asked.args.tensor_parallel_size,) if "tensor_parallel_size" in options else ()
-    comparison = compare_hardware(Question(asked, per, packages, sizes), profiles, loads, prices)
+    comparison = planning.compare_hardware(planning.Question(asked, per, packages, sizes), profiles, loads, prices)
     notes = asked.notes, asked.resolved.notes
-    return ComparisonAnswer.of(comparison, profiles, prices, *notes, explain, tuple(typed(options))[2:])
+    return output.ComparisonAnswer.of(comparison, profiles, prices, *notes, explain, tuple(typed(options))[2:])
 
 
 def _loads(

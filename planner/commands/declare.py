@@ -10,6 +10,7 @@ from functools import cached_property, wraps
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from planner import engine, planning
 from planner.errors import UnknownNameError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -82,10 +83,8 @@ class Parameter:
             return value
         if get_origin(kinds[0]) is Literal and isinstance(value, str) and value not in get_args(kinds[0]):
             raise UnknownNameError(self.name, value[:80], get_args(kinds[0]), see=see)
-        from planner.planning import typed
-
         wanted: Any = Annotated[self.type, *self.bounds] if self.bounds else self.type
-        return typed(self.name, value, wanted, flag=self.flag)
+        return planning.typed(self.name, value, wanted, flag=self.flag)
 
 
 @dataclass(frozen=True)
@@ -115,13 +114,11 @@ class Command:
 
     def check(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The keywords with plain values. Raises UnknownNameError for another keyword than the command has."""
-        from planner.engine import SETTINGS
-
-        known = {**inspect.signature(self.function).parameters, **self.parameters, **SETTINGS}
+        known = {**inspect.signature(self.function).parameters, **self.parameters, **engine.SETTINGS}
         for name in given:
             if name not in known:
                 raise UnknownNameError("keyword", name, known, see="docs/reference/library.md")
-        checked_here = self.parameters.keys() - SETTINGS.keys()  # engine settings check themselves
+        checked_here = self.parameters.keys() - engine.SETTINGS.keys()  # engine settings check themselves
         see = f"planner {self.words} --help"
         return {
             name: self.parameters[name].check(value, see) if name in checked_here else value
@@ -180,9 +177,7 @@ def _declared(name: str, alias: Any, default: Any, positional: bool = False) -> 
 def _of_engine(name: str, *, searched: bool) -> Parameter:
     from annotated_types import Interval
 
-    from planner.engine import SETTINGS
-
-    row = SETTINGS[name]
+    row = engine.SETTINGS[name]
     counts = row.kind in (int, int | None)
     option = Option(
         *row.flags,

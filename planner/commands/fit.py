@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
+from planner import output, planning
 from planner.commands.declare import Option, command
 from planner.commands.options import MEMORY, SERVING, Explain, Gpus, Model, Partitions, PathName
 from planner.errors import IllegalPlanError, InputError
@@ -41,18 +42,15 @@ def fit(
 
     Raises IllegalPlanError where vLLM refuses the settings on all GPUs, and what ``Serving`` raises.
     """
-    from planner.output import FitTable
-    from planner.planning import Serving, find_gpus, sweep_settings
-
-    if startup_log is not None and (sweep or len(find_gpus(gpu)[0]) > 1):
+    if startup_log is not None and (sweep or len(planning.find_gpus(gpu)[0]) > 1):
         raise InputError("--startup-log is of one start on one GPU", hint="leave out --sweep, and name one --gpu")
     if startup_log is not None:
         options.setdefault("calibration", "none")
-    servings = Serving.on_each(model, gpu, partitions=partitions, **options)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     if sweep:
-        swept = tuple(result for serving in servings for result in sweep_settings(serving))
+        swept = tuple(result for serving in servings for result in planning.sweep_settings(serving))
         first = servings[0]
-        return FitTable(swept, first.resolved, sweep=True, explain=explain, remarks=first.remarks)
+        return output.FitTable(swept, first.resolved, sweep=True, explain=explain, remarks=first.remarks)
     return _one(servings[0], startup_log, explain) if len(servings) == 1 else _several(servings, explain)
 
 
@@ -60,18 +58,14 @@ def check_fit(
     model: ModelName, gpu: GpuName, *, startup_log: PathName | None = None, explain: bool = False, **options: Any
 ) -> FitAnswer:
     """``Serving(model, gpu, **options).fit()`` as an answer to print."""
-    from planner.planning import Serving
-
     if startup_log is not None:
         options.setdefault("calibration", "none")
-    return _one(Serving(model, gpu, **options), startup_log, explain)
+    return _one(planning.Serving(model, gpu, **options), startup_log, explain)
 
 
 def list_fits(model: ModelName, gpu: GpuName | Iterable[GpuName], *, explain: bool = False, **options: Any) -> FitTable:
     """``check_fit`` for several GPUs, a row for each."""
-    from planner.planning import Serving
-
-    return _several(Serving.on_each(model, gpu, **options), explain)
+    return _several(planning.Serving.on_each(model, gpu, **options), explain)
 
 
 def sweep_fit(model: ModelName, gpu: GpuName | Iterable[GpuName], **options: Any) -> FitTable:
@@ -80,21 +74,17 @@ def sweep_fit(model: ModelName, gpu: GpuName | Iterable[GpuName], **options: Any
 
 
 def _one(serving: Serving, startup_log: PathName | None, explain: bool) -> FitAnswer:
-    from planner.output import FitAnswer
-
-    return FitAnswer(serving.fit(startup_log=startup_log), serving.resolved, explain, serving.remarks)
+    return output.FitAnswer(serving.fit(startup_log=startup_log), serving.resolved, explain, serving.remarks)
 
 
 def _several(servings: Sequence[Serving], explain: bool) -> FitTable:
-    from planner.output import FitTable, RefusedFit
-
     answers: list[GpuFit] = []
     for serving in servings:
         try:
             answers.append(serving.fit())
         except IllegalPlanError as error:
-            answers.append(RefusedFit(serving.profile, error))
-    refused = [answer for answer in answers if isinstance(answer, RefusedFit)]
+            answers.append(output.RefusedFit(serving.profile, error))
+    refused = [answer for answer in answers if isinstance(answer, output.RefusedFit)]
     if len(refused) == len(answers):
         raise refused[0].error
-    return FitTable(tuple(answers), servings[0].resolved, explain=explain, remarks=servings[0].remarks)
+    return output.FitTable(tuple(answers), servings[0].resolved, explain=explain, remarks=servings[0].remarks)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from planner import planning
+from planner import output as out
+from planner import planning, workload
 from planner.commands import options as opt
 from planner.commands.declare import Option, command, taken
 from planner.commands.load import LENGTHS, gpus_in, planned_load, rivals, stock_of, stocks, with_use_case
@@ -76,9 +77,6 @@ def size_fleet(
     what ``Serving`` raises.
     """
     from planner.commands.recommend import typed
-    from planner.output import FleetAnswer, note, write_folder
-    from planner.planning import Objective, Search, Space, Terms, disaggregate, parse_prices, plan_fleets
-    from planner.workload import Load
 
     options, of_case = with_use_case(options)
     options.pop("goal", None)  # of a use case without targets
@@ -98,32 +96,33 @@ def size_fleet(
     if load.classes:
         load, demands = replace(load, name="all"), load.classes
     elif load.origin is not None:
-        demands = Load.classes_of_trace(load.origin, "request_rate" in given and targets.value)
+        demands = workload.Load.classes_of_trace(load.origin, "request_rate" in given and targets.value)
     else:
         load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
         demands = (load,)
     servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
     first, profiles = servings[0], tuple(serving.profile for serving in servings)
-    prices = parse_prices(opt.assignments(given.get("price", ())), profiles)
+    prices = planning.parse_prices(opt.assignments(given.get("price", ())), profiles)
     limits = stocks("--stock", opt.assignments(fleet.get("stock", ())), profiles)
     stock = stock_of(size, profiles, prices)
     for demand in demands:
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
     terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
-    objective = Objective("balanced", load, targets, **size)
-    search = Search(Space(servings, prices=prices, stock=stock, speculation=fleet.get("speculation", True)), objective)
-    fleets = plan_fleets(search, Terms(stock=limits, **terms), demands)
+    objective = planning.Objective("balanced", load, targets, **size)
+    space = planning.Space(servings, prices=prices, stock=stock, speculation=fleet.get("speculation", True))
+    search = planning.Search(space, objective)
+    fleets = planning.plan_fleets(search, planning.Terms(stock=limits, **terms), demands)
     divided = []
     for each in fleets.single if divide else ():  # with the engine that carries most on each GPU
         kind = max(each.kinds, key=lambda kind: kind.capacity[0] / kind.num_gpus)
         one, rate = kind.loads[0], each.solver.demands[0].request_rate
         assert one is not None
         sent_bytes_per_s = transfer_gb_per_s and transfer_gb_per_s * GB
-        divided.append(disaggregate(each.solver.search, kind.candidate, one, rate, sent_bytes_per_s))
+        divided.append(planning.disaggregate(each.solver.search, kind.candidate, one, rate, sent_bytes_per_s))
     notes = ((*of_case, *first.notes), (*load.notes, *first.resolved.notes))
-    answer = FleetAnswer.of(fleets, tuple(divided), *notes, explain, of_recommend)
+    answer = out.FleetAnswer.of(fleets, tuple(divided), *notes, explain, of_recommend)
     files = answer.split_files(command_line) if output is not None else {}
     if output is not None and files:
-        write_folder(Path(output), files, force=force)
-        note(f"wrote {', '.join(files)} into {output}")
+        out.write_folder(Path(output), files, force=force)
+        out.note(f"wrote {', '.join(files)} into {output}")
     return answer

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from planner import planning, progress
+from planner import evidence, hardware, planning, progress
+from planner import output as out
 from planner.commands.declare import Argument, Option, command
 from planner.commands.measured import TOOLS
 from planner.commands.options import Calibration, Force, PathName
@@ -42,9 +43,6 @@ def report(
     calibration: Calibration = None,
 ) -> None:
     """Write the page or the chart. Only the loads around each plan's own are computed again."""
-    from planner.evidence import read_plan_folders
-    from planner.output import charts_of, note, page, print_notes, svg, write_file
-
     for wrong, cause, hint in (
         (format == "svg" and chart is None, "--format svg makes one chart", "name it: --chart pareto"),
         (format == "html" and chart, "--chart: the page has all charts", "add --format svg for one of them"),
@@ -52,9 +50,9 @@ def report(
     ):
         if wrong:
             raise InputError(cause, hint=hint)
-    folders, local = read_plan_folders(directory), planning.local_for(calibration)
-    print_notes(local.notes)
-    drawn = charts_of(folders, local, chart) if chart else []
+    folders, local = evidence.read_plan_folders(directory), planning.local_for(calibration)
+    out.print_notes(local.notes)
+    drawn = out.charts_of(folders, local, chart) if chart else []
     if chart and not drawn:
         missing = planning.sweep_loads(folders.entries[0].plan, local).missing or "there is nothing to show"
         raise InputError(f"--chart {chart}: {missing}", hint="planner report DIR shows the rest")
@@ -65,8 +63,8 @@ def report(
             hint=f"give one of the folders in it: {below}",
         )
     path = output or directory / (f"{chart}.{format}" if chart else "report.html")
-    write_file(path, (svg(drawn[0], width) if drawn else page(folders, local)).encode())
-    note(f"wrote {path}")
+    out.write_file(path, (out.svg(drawn[0], width) if drawn else out.page(folders, local)).encode())
+    out.note(f"wrote {path}")
 
 
 class Target(StrEnum):
@@ -122,17 +120,14 @@ def deploy(
     **site: Any,
 ) -> None:
     """Print the file that deploys a plan, or write the files. A plan that cannot be deployed is refused first."""
-    from planner.output import FILES, Site, note, write_folder
-    from planner.output import render_deployable as rendered
-
     lists: dict[str, Any] = {name: tuple(value) for name, value in site.items() if isinstance(value, list)}
-    where = Site(**(site | lists))
+    where = out.Site(**(site | lists))
     emission = _emission(directory)
     targets = list(dict.fromkeys(one.value for one in target))
-    made = {name: rendered(emission, name, where, command=command_line) for name in targets}
+    made = {name: out.render_deployable(emission, name, where, command=command_line) for name in targets}
     for name, each in made.items():
         if left_out := re.search(r"the load of the plan takes (\d+) .*starts (?!\1\n).*", next(iter(each.values()))):
-            note(f"note: {name}: {left_out[0]}")
+            out.note(f"note: {name}: {left_out[0]}")
     files = made[targets[0]]
     if len(targets) > 1:
         files = {f"{name}/{file}": content for name in targets for file, content in made[name].items()}
@@ -148,25 +143,21 @@ def deploy(
             f"-o {output} is the folder of a plan, whose scripts have the same names",
             hint=f"name another one, such as {output / 'deploy'}",
         )
-    write_folder(output, files, force=force, replaces=FILES)
-    note(f"wrote {', '.join(files)} into {output}")
+    out.write_folder(output, files, force=force, replaces=out.FILES)
+    out.note(f"wrote {', '.join(files)} into {output}")
 
 
 def _emission(directory: Path) -> "Emission":
-    from planner.hardware import load_profile
-    from planner.output import Emission, predicted_lines
-    from planner.planning import read_plan
-
-    file = read_plan(directory)
+    file = planning.read_plan(directory)
     plan = file.plan
     try:
-        lines, checkpoint_bytes = tuple(predicted_lines(plan)), int(plan.memory["checkpoint_bytes"])
+        lines, checkpoint_bytes = tuple(out.predicted_lines(plan)), int(plan.memory["checkpoint_bytes"])
     except (KeyError, TypeError, ValueError) as error:
         wrong = f"does not say {error.args[0]}" if isinstance(error, KeyError) else "has figures that are no numbers"
         raise InputError(
             f"{directory / 'plan.json'} {wrong}", hint="write the plan again with planner recommend"
         ) from error
-    return Emission(file, load_profile(plan.gpu), checkpoint_bytes, lines)
+    return out.Emission(file, hardware.load_profile(plan.gpu), checkpoint_bytes, lines)
 
 
 @command(
@@ -187,12 +178,9 @@ def validate_plan(
     ``result`` is the file of another tool that measured it. ``answer.ok`` is true if every measurement lies within its
     bounds and the server's log shows the plan's vLLM and settings. Raises InputError without a plan or a result.
     """
-    from planner.evidence import validate
-    from planner.output import ValidationAnswer, validate_offline
-
-    if result is None and (offline := validate_offline(Path(directory))):
+    if result is None and (offline := out.validate_offline(Path(directory))):
         return offline
-    return ValidationAnswer(validate(Path(directory), None if result is None else Path(result)))
+    return out.ValidationAnswer(evidence.validate(Path(directory), None if result is None else Path(result)))
 
 
 @command(
@@ -219,13 +207,11 @@ def tune_plan(
     kept below ``directory/tune``: the same call goes on after a break. ``answer.best`` is the folder of the best
     measured plan. Raises InputError without a plan, where the machine is not ready, and where several settings fail.
     """
-    from planner.output import Tuner, TuningAnswer
-
     # on the command line each step is reported on stderr as it happens: a run takes minutes
     tell = (lambda line: write(f"{line}\n", sys.__stderr__)) if command_line else progress.say
-    tuner = Tuner(Path(directory), tell)
+    tuner = out.Tuner(Path(directory), tell)
     tuner.run(planning.local_for(calibration), runs=runs, minutes=minutes, retry=retry)
     try:
-        return TuningAnswer(tuner, tuner.learn())
+        return out.TuningAnswer(tuner, tuner.learn())
     except InputError as error:
-        return TuningAnswer(tuner, remarks=(f"no calibration: {error.cause}",))
+        return out.TuningAnswer(tuner, remarks=(f"no calibration: {error.cause}",))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import floor, isfinite
 from typing import TYPE_CHECKING, Any
 
+from planner import hardware
 from planner.commands.options import assignments
 from planner.engine import flag_of
 from planner.errors import InputError, UnknownNameError
@@ -282,15 +283,13 @@ def stock_of(
 
 def stocks(flag: str, words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, int]:
     """Whole GPUs by profile id, from ``h100=16``. Raises InputError, naming ``flag``."""
-    from planner.hardware import load_profile
-
     known = {profile.id for profile in profiles} | {profile.whole for profile in profiles}
     stock: dict[str, int] = {}
     for word in words:
         name, _, text = word.partition("=")
         if not (number := whole_number(text)):
             raise InputError(f"{flag} {word!r} is not GPU=N", hint="a positive number of GPUs, such as h100=16")
-        gpu = load_profile(name).id
+        gpu = hardware.load_profile(name).id
         if gpu not in known:
             raise InputError(f"{flag} {word!r}: {gpu} is not among the GPUs", hint=f"add --gpu {gpu}")
         if gpu in stock:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from planner import planning
+from planner import evidence, planning
+from planner import output as out
 from planner.commands.declare import Argument, Option, command, taken
 from planner.commands.options import LOAD, Calibration, PathName, complete_model, gpu_option
 from planner.engine import tagged
@@ -42,9 +43,7 @@ class ResultOptions:
 
 
 def _stated(facts: dict[str, Any]) -> "Stated":
-    from planner.evidence import Stated
-
-    return Stated(**taken(facts, ResultOptions), args=planning.engine_args(facts))
+    return evidence.Stated(**taken(facts, ResultOptions), args=planning.engine_args(facts))
 
 
 @command(
@@ -71,17 +70,14 @@ def evaluate_runs(
     ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
     Raises InputError, naming line and column, for a file that is no table of runs.
     """
-    from planner.evidence import evaluate, notes_on_runs, read_measurements
-    from planner.output import Evaluation, note, write_file
-
     if chart and chart.suffix != ".svg":
         raise InputError(f"--chart {chart} does not end in .svg", hint="for example --chart evaluation.svg")
     local = planning.local_for(calibration)
-    table = read_measurements(Path(runs), _stated(facts))
-    answer = Evaluation(tuple(evaluate(table, local)), (*local.notes, *notes_on_runs(table)))
+    table = evidence.read_measurements(Path(runs), _stated(facts))
+    answer = out.Evaluation(tuple(evidence.evaluate(table, local)), (*local.notes, *evidence.notes_on_runs(table)))
     if chart:
-        write_file(chart, answer.to_svg().encode(), flag="--chart")
-        note(f"wrote {chart}")
+        out.write_file(chart, answer.to_svg().encode(), flag="--chart")
+        out.note(f"wrote {chart}")
     return answer
 
 
@@ -113,16 +109,12 @@ def calibrate_from(
     ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where no run can be
     replayed, and where the file cannot be written.
     """
-    from planner.evidence import calibrate, read_sources
-    from planner.output import CalibrationAnswer
-    from planner.planning import local_path
-
-    path = Path(output) if output is not None else local_path()
-    read = read_sources([Path(source) for source in sources], _stated(facts))
+    path = Path(output) if output is not None else planning.local_path()
+    read = evidence.read_sources([Path(source) for source in sources], _stated(facts))
     with suppress(OSError):  # reported when the file is written
         path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path.parent):  # from reading the runs that are kept to writing them again
-        answer = calibrate(read, path, fresh=fresh)
+        answer = evidence.calibrate(read, path, fresh=fresh)
         if answer.kept:
             answer.save()
-    return CalibrationAnswer(answer)
+    return out.CalibrationAnswer(answer)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Interval
 
+from planner import hardware, model, workload
 from planner.commands.declare import Argument, Option
 from planner.engine import SETTINGS
 from planner.planning import defaults
@@ -31,9 +32,7 @@ PathName = str | PathLike[str]
 
 def complete_model(incomplete: str) -> list[str]:
     """Hub ids of the catalog that begin so; without their organisation where that is enough to name them."""
-    from planner.model import catalog_ids
-
-    ids = catalog_ids()
+    ids = model.catalog_ids()
     counted = Counter(name.partition("/")[2].lower() for name in ids)
     short = (part for _, _, part in (name.partition("/") for name in ids) if counted[part.lower()] == 1)
     return beginning(incomplete, ids) or beginning(incomplete, short)
@@ -41,9 +40,8 @@ def complete_model(incomplete: str) -> list[str]:
 
 def complete_gpu(incomplete: str) -> list[str]:
     """Ids of GPU profiles that begin so, or their aliases where no id does."""
-    from planner.hardware import aliases, profile_ids
-
-    return beginning(incomplete, (*profile_ids(), "all", "local")) or beginning(incomplete, sorted(aliases()))
+    ids = beginning(incomplete, (*hardware.profile_ids(), "all", "local"))
+    return ids or beginning(incomplete, sorted(hardware.aliases()))
 
 
 def beginning(typed: str, names: "Iterable[str]") -> list[str]:
@@ -148,9 +146,7 @@ TotalRate = Annotated[float | None, _load("Requests per second, of all servers t
 
 
 def _classes_of(words: "Sequence[str]") -> "tuple[Load, ...]":
-    from planner.workload import Load
-
-    return tuple(map(Load.parse, words))
+    return tuple(map(workload.Load.parse, words))
 
 
 Classes = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from planner import planning
+from planner import output, planning
 from planner.commands import options as opt
 from planner.commands.declare import Option, command, taken
 from planner.commands.load import load_of, refuse_contradictions, rivals
@@ -165,14 +165,12 @@ def predict_latency(
 def _predict(
     bench: "Bench", load: Load, serving: "planning.Serving", explain: bool, **asked: Any
 ) -> "PredictionAnswer | PredictionRefused":
-    from planner.output import PredictionAnswer, PredictionRefused
-
     resolved, notes = serving.resolved, (*serving.notes, *load.notes)
     deployment = serving.engine_of(bench)
     planning.check_load(load, deployment.config.max_model_len, resolved.resolved)
     if deployment.requests_held(load.longest_len) < 1:
-        return PredictionRefused(deployment, load, resolved, notes)
+        return output.PredictionRefused(deployment, load, resolved, notes)
     if bench == "latency" and deployment.resent(load) is not load:
         notes += (f"vllm bench latency {deployment.config.version} times prompts that its warm-up left in the cache",)
     prediction = serving.predict(load, bench=bench, **asked)
-    return PredictionAnswer.of(bench, prediction, deployment, resolved, explain=explain, remarks=notes)
+    return output.PredictionAnswer.of(bench, prediction, deployment, resolved, explain=explain, remarks=notes)

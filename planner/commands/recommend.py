@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Interval
 
-from planner import planning
+from planner import output as out
+from planner import planning, workload
 from planner.commands import options as opt
 from planner.commands.declare import COMMANDS, Option, command, taken
 from planner.commands.load import gpus_in, planned_load, rivals, stock_of, with_use_case
@@ -78,9 +79,6 @@ def recommend_plans(
     ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
     Raises InputError for options that contradict each other, and what ``Serving`` raises.
     """
-    from planner.output import Recommendation, note
-    from planner.planning import Objective, Search, Space, check_apart, parse_prices
-
     directory = _directory(output, force)
     stated = _stated(options)
     options, of_case = with_use_case(stated)
@@ -96,15 +94,15 @@ def recommend_plans(
         **options,
     )
     asked, profiles = servings[0], tuple(serving.profile for serving in servings)
-    prices = parse_prices(opt.assignments(given.get("price", ())), profiles)
+    prices = planning.parse_prices(opt.assignments(given.get("price", ())), profiles)
     stock = stock_of(size, profiles, prices)
     load, targets = _sized(load, targets, stocked=stock is not None, **size)
     planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     pick, disaggregated = searched.get("pick", 1), "disaggregated" in searched
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
-    search = Search(
-        Space(
+    search = planning.Search(
+        planning.Space(
             servings,
             searched.get("gpus", defaults.GPUS_PER_NODE),
             searched.get("nodes"),
@@ -112,7 +110,7 @@ def recommend_plans(
             stock,
             searched.get("speculation", True),
         ),
-        Objective(
+        planning.Objective(
             searched.get("goal", defaults.GOAL),
             load if targets else replace(load, max_concurrency=given.get("max_concurrency")),
             targets,
@@ -122,11 +120,11 @@ def recommend_plans(
         ),
     )
     if disaggregated:
-        check_apart(search)
+        planning.check_apart(search)
     rankings = search.run()
     names: dict[str, Any] = {} if model is None else {"": asked.resolved.requested}
     names |= {} if gpu is None else {"gpu": [profile.id for profile in profiles]}
-    answer = Recommendation.of(
+    answer = out.Recommendation.of(
         search,
         rankings,
         tuple(_picked(search, ranking, pick) for ranking in rankings),
@@ -143,7 +141,7 @@ def recommend_plans(
         best, first = (apart.plan, "prefill.sh") if apart else (answer.best, "RUNBOOK.md")
         of_best = f"{best.gpu}/{first}" if best else ""
         start = directory / (of_best if of_best in written else first)
-        note(f"wrote {len(written)} files into {directory}; start with {start}")
+        out.note(f"wrote {len(written)} files into {directory}; start with {start}")
     return answer
 
 
@@ -176,8 +174,6 @@ def _sized(
 def script_files(recommendation: "Recommendation") -> dict[str, str]:
     """Scripts of the picked plans by name, those of several GPUs in a folder for each; empty without a plan."""
     from planner import __version__
-    from planner.output import plan_files, split_files
-    from planner.planning import PlanFile
 
     command, goal, files = recommendation.command, recommendation.objective.goal, dict[str, str]()
     for ranking, plan in zip(recommendation.rankings, recommendation.plans, strict=True):
@@ -185,11 +181,11 @@ def script_files(recommendation: "Recommendation") -> dict[str, str]:
             continue
         folder, service = f"{plan.gpu}/" if len(recommendation.rankings) > 1 else "", plan.service
         if apart := recommendation.apart.get(plan.gpu):
-            made = split_files(apart.division, command)
+            made = out.split_files(apart.division, command)
         else:
             lengths_alone = service is None or (service.trace is None and service.prefix_cache_share is None)
-            file = PlanFile(planner_version=__version__, command=command, goal=goal, plan=plan)
-            made = plan_files(file, ranking.profile, tunable=lengths_alone and not plan.classes)
+            file = planning.PlanFile(planner_version=__version__, command=command, goal=goal, plan=plan)
+            made = out.plan_files(file, ranking.profile, tunable=lengths_alone and not plan.classes)
         files |= {f"{folder}{name}": content for name, content in made.items()}
     return files and {**files, "recommendation.json": recommendation.to_json()}  # the last for planner report
 
@@ -201,11 +197,9 @@ def write_scripts(
 
     Returns the names of the files, empty without a plan. Raises InputError for a folder that exists, unless ``force``.
     """
-    from planner.output import write_folder
-
     files = script_files(recommendation)
     if files:
-        write_folder(Path(directory), files, force=force)
+        out.write_folder(Path(directory), files, force=force)
     return tuple(files)
 
 
@@ -238,8 +232,6 @@ def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
 
 
 def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dict[str, Any]:
-    from planner.workload import DEFAULT_PERCENTILE
-
     latency = stated.get("goal") == "min-latency"
     taken: dict[str, Any] = {
         "model": defaults.MODEL,
@@ -253,7 +245,7 @@ def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dic
     }
     if targets is not None:
         del taken["goal"], taken["max_concurrency"], taken["num_prompts"]
-        taken |= {"percentile": f"{DEFAULT_PERCENTILE:g}", "num_prompts": "as the percentile needs"}
+        taken |= {"percentile": f"{workload.DEFAULT_PERCENTILE:g}", "num_prompts": "as the percentile needs"}
     if stated.get("workload") or stated.get("trace") or stated.get("classes"):
         del taken["input_len"], taken["output_len"]
     return {name: value for name, value in taken.items() if stated.get(name) is None}

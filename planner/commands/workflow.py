@@ -5,15 +5,14 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
+from planner import output as out
 from planner import planning
 from planner.commands import options as opt
 from planner.commands.declare import Argument, Option, command
 
 
 def complete_workflow(incomplete: str) -> list[str]:
-    from planner.output import list_workflows
-
-    return opt.beginning(incomplete, ("list", *list_workflows()))
+    return opt.beginning(incomplete, ("list", *out.list_workflows()))
 
 
 Name = Annotated[str, Argument(metavar="list|NAME", autocompletion=complete_workflow, help="Name of the workflow.")]
@@ -70,39 +69,22 @@ def workflow(
     **choices: Any,
 ) -> None:
     """Print the files of a workflow, or write them. Settings that do not fit are refused before that."""
-    from planner.output import (
-        Choice,
-        WorkflowAnswer,
-        calibration_of,
-        find_workflow,
-        list_workflows,
-        note,
-        plan_workflow,
-        print_answer,
-        print_files,
-        print_notes,
-        print_workflows,
-        purpose_of,
-        show_workflow,
-        write_folder,
-    )
-
     if name == "list":
-        print_workflows([one.summary() for one in list_workflows().values()], format)
+        out.print_workflows([one.summary() for one in out.list_workflows().values()], format)
         return
-    chosen = find_workflow(name)
+    chosen = out.find_workflow(name)
     profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())
     local = planning.local_for(calibration)
-    print_notes((*remarks, *local.notes))
-    choice = Choice(gpu=profile, local=local, timeout_s=choices.pop("timeout", None), **choices)
+    out.print_notes((*remarks, *local.notes))
+    choice = out.Choice(gpu=profile, local=local, timeout_s=choices.pop("timeout", None), **choices)
     if show:
-        print_answer(WorkflowAnswer.of(*show_workflow(chosen, choice)), format)
+        out.print_answer(out.WorkflowAnswer.of(*out.show_workflow(chosen, choice)), format)
         return
-    files = plan_workflow(chosen, choice, command=command_line)
+    files = out.plan_workflow(chosen, choice, command=command_line)
     if output:
-        write_folder(output, files, force=force)
-        note(f"wrote {len(files)} files into {output}; start with WORKFLOW.md")
-    print_files({file: purpose_of(file) for file in files}, format)
-    print_notes([f"calibration: {calibration_of(files)}"])
+        out.write_folder(output, files, force=force)
+        out.note(f"wrote {len(files)} files into {output}; start with WORKFLOW.md")
+    out.print_files({file: out.purpose_of(file) for file in files}, format)
+    out.print_notes([f"calibration: {out.calibration_of(files)}"])
     if not output:
-        note(f"write them with: {command_line} -o {name}")
+        out.note(f"write them with: {command_line} -o {name}")

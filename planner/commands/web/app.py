@@ -32,7 +32,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from planner import resources
+from planner import hardware, model, output, resources
 from planner.commands.web import play
 from planner.commands.web.api import call, openapi, operations
 from planner.errors import HubError, InputError, PlannerError
@@ -126,12 +126,8 @@ def _asked(request: Request) -> Asked:
 
 
 def _front(asked: Asked, answer: str) -> str:
-    from planner.hardware import load_all
-    from planner.model import catalog_ids
-    from planner.output import front_page
-
-    gpus = [(profile.id, profile.name) for profile in load_all()]
-    return front_page(asked, answer, models=catalog_ids(), gpus=gpus)
+    gpus = [(profile.id, profile.name) for profile in hardware.load_all()]
+    return output.front_page(asked, answer, models=model.catalog_ids(), gpus=gpus)
 
 
 async def _asset(_: Request, kind: str) -> Response:
@@ -159,10 +155,8 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _on_page(error: PlannerError) -> tuple[str, int, dict[str, str]]:
-    from planner.output import refused
-
     status, headers = _status(error)
-    return refused(error.cause, error.hint), status if isinstance(error, Refused) else 200, headers
+    return output.refused(error.cause, error.hint), status if isinstance(error, Refused) else 200, headers
 
 
 def _status(error: PlannerError) -> tuple[int, dict[str, str]]:

@@ -16,7 +16,7 @@ from urllib.parse import urlencode
 
 from annotated_types import Interval
 
-from planner import planning
+from planner import output, planning
 from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
@@ -57,9 +57,7 @@ class Search(NamedTuple):
 
 def read_asked(query: Mapping[str, list[str]]) -> Asked:
     """Read the question of an address. Raises InputError, naming the parameter, for an impossible one."""
-    from planner.output import Asked
-
-    known = {field.name for field in fields(Asked)}
+    known = {field.name for field in fields(output.Asked)}
     given: dict[str, Any] = {"model": MODEL, "gpu": (GPU,)}
     for name, texts in query.items():
         if name not in known:
@@ -79,7 +77,7 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
         raise InputError(f"{len(profiles)} GPUs are chosen", hint=f"the page compares up to {MOST_GPUS}")
     if not given["model"]:
         raise InputError("no model is named", hint="name one of the catalog, or any id of the hub")
-    return Asked(**{**given, "gpu": tuple(profile.id for profile in profiles)})
+    return output.Asked(**{**given, "gpu": tuple(profile.id for profile in profiles)})
 
 
 def address(asked: Asked) -> str:
@@ -97,17 +95,14 @@ def key_of(asked: Asked) -> str:
 
 def search(asked: Asked) -> Search:
     """Search plans. Raises what ``recommend_plans`` raises."""
-    from planner.output import Played, whole_answer
-    from planner.planning import Sweep, local_for, sweep_loads
-
     began_s = monotonic()
     answer = _recommended(asked)
     plan = answer.best
-    sweep = sweep_loads(plan, local_for(None)) if plan else Sweep()
-    played = Played(asked, answer.command, answer.objective.goal, plan, sweep)
+    sweep = planning.sweep_loads(plan, planning.local_for(None)) if plan else planning.Sweep()
+    played = output.Played(asked, answer.command, answer.objective.goal, plan, sweep)
     if plan:
-        played = replace(played, own=_replayed(plan, planning.redeploy(plan, local_for(None)), asked))
-    shown = whole_answer(played, answer, address(asked), key=key_of(asked), seconds=monotonic() - began_s)
+        played = replace(played, own=_replayed(plan, planning.redeploy(plan, planning.local_for(None)), asked))
+    shown = output.whole_answer(played, answer, address(asked), key=key_of(asked), seconds=monotonic() - began_s)
     return Search(shown, pickle.dumps(played))
 
 
@@ -123,20 +118,16 @@ def _recommended(asked: Asked) -> Recommendation:
 
 
 def rungs(searches: Iterable[bytes]) -> str:
-    from planner.output import ladder
-
-    return ladder([pickle.loads(one) for one in searches])  # noqa: S301 - written by ``search``
+    return output.ladder([pickle.loads(one) for one in searches])  # noqa: S301 - written by ``search``
 
 
 def move(before: bytes, asked: Asked) -> str | None:
     """The plan of a search at another load, under other targets or at another confidence; None for other changes."""
-    from planner.output import live_answer
-
     played, engine = _remembered(before)
     same = ("model", "gpu", "gpus", "by", "input_len", "output_len", "percentile")
     if not played.plan or not engine or any(getattr(played.asked, name) != getattr(asked, name) for name in same):
         return None
-    return live_answer(replace(played, asked=asked), _replayed(played.plan, engine, asked))
+    return output.live_answer(replace(played, asked=asked), _replayed(played.plan, engine, asked))
 
 
 @lru_cache(maxsize=4)
@@ -146,11 +137,8 @@ def _remembered(before: bytes) -> tuple[Played, Deployment | None]:
 
 
 def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
-    from planner.output import Probed
-    from planner.planning import LoadPoint, Prediction
-
     sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
-    answer = Prediction.of(engine, sent, percentiles=defaults.PERCENTILES)
+    answer = planning.Prediction.of(engine, sent, percentiles=defaults.PERCENTILES)
     rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
     if sent.max_concurrency:
         rates["output_throughput_per_user"] = answer.figures["output_throughput"] / sent.max_concurrency
@@ -158,7 +146,8 @@ def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
     for reading in answer.readings(parse_slos(asked.targets, asked.percentile), asked.confidence):
         odds = answer.uncertainty.probability(reading.slo.key, reading.slo.limit_ms / max(reading.predicted_ms, 1e-9))
         targets[reading.slo.metric] = (reading.predicted_ms, odds)
-    return Probed(LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True), targets)
+    point = planning.LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True)
+    return output.Probed(point, targets)
 
 
 def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
