@@ -526,8 +526,11 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
                 for size, short in shorter
                 if short
             )
-    changed = {"kv_cache_dtype", "max_model_len"}  # what the requests get
-    yield from sorted(options, key=lambda option: (len(changed & option.settings.keys()), option.num_gpus))
+    if name and all("tensor_parallel_size" in one.settings for one in options) and (short := _shorter(narrow, {})):
+        options += _option(narrow, f"{name}, a context of {short['max_model_len']:,} tokens", {**settings, **short})
+    cards = int(serving.profile.interconnect.kind == "pcie")  # such GPUs are seldom several
+    costs = {"tensor_parallel_size": cards, "kv_cache_dtype": 1, "max_model_len": 2}  # the others: what requests get
+    yield from sorted(options, key=lambda one: (sum(costs.get(name, 0) for name in one.settings), one.num_gpus))
 
 
 def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> Iterator[WayOut]:

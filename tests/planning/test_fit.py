@@ -53,6 +53,22 @@ def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "gpu", "place", "flags"),
+    [
+        # 32.8e9 weights of 4 bits are 18 GiB, with half the cache beside them: vLLM may take 29 GiB of a 5090
+        ("Qwen/Qwen3-32B", "rtx-5090", 0, "--weight-dtype nvfp4 --kv-cache-dtype fp8"),
+        # a 4090 holds them too, and 2 GiB of cache: what people run at home
+        ("Qwen/Qwen3-32B", "rtx-4090", 2, "--weight-dtype int4-awq --max-model-len"),
+        ("google/gemma-3-27b-it", "rtx-4090", 2, "--weight-dtype int4-awq --max-model-len"),
+    ],
+)
+def test_a_gpu_at_hand_comes_before_more_of_them(name: str, gpu: str, place: int, flags: str) -> None:
+    options = Serving(name, gpu).fit().options[:3]
+    assert " ".join(options[place].flags).startswith(flags) and options[place].num_gpus == 1
+    assert any(option.num_gpus > 1 for option in options)
+
+
+@pytest.mark.parametrize(
     ("name", "gpu", "flags", "condition", "words"),
     [
         ("meta-llama/Llama-3.1-8B", "h100", {"gpu_memory_utilization": 1.0}, "free memory below budget", "Free memory"),
