@@ -535,6 +535,15 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
     assert ": 30 requests/s, p95 TTFT " in asked and "room for" in asked
 
 
+def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
+    """Three pipelines of two RTX 4090 and six servers of one cost the same; few pipelines were measured."""
+    load = ("--input-len", "1024", "--output-len", "256", "--range-ratio", "0.5", "--ttft", "500", "--tpot", "40")
+    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "10", *load)
+    plans = json_of("recommend", *(word.replace("--range", "--random-range") for word in asked))["plans"]
+    pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 6]
+    assert pipelines == sorted(pipelines) and pipelines[0] == 1
+
+
 def test_without_a_load_the_largest_is_the_answer() -> None:
     words = ("recommend", SMALL, "--gpu", "h100", *TARGETS, "--workload", "chat")
     service = json.loads(run(*words, "--format", "json").out)["plans"][0]["service"]

@@ -440,7 +440,7 @@ class _Search:
         self.run()
         goal, rejected = self.objective.goal, self.choices.rejected
 
-        def order(candidate: Candidate) -> tuple[float, float]:
+        def order(candidate: Candidate) -> tuple[float, ...]:
             load, cost = candidate.load, self.cost(candidate)
             assert load is not None
             if goal == "min-latency":
@@ -448,7 +448,7 @@ class _Search:
             if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
                 most = largest(self.choices.space, self.objective, candidate) or load
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
-            return cost, load.excess
+            return cost, candidate.config.pipeline_parallel_size, load.excess  # few pipelines were measured
 
         candidates = sorted(self.plans, key=order)
         seen: set[tuple[str, int, str]] = set()
