@@ -64,7 +64,7 @@ ModelOrDefault = Annotated["ModelName", model_argument("[MODEL]")]
 Gpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'.")]
 Gpus = Annotated["GpuName | Iterable[GpuName]", gpu_option(_GPUS, kind=list[str])]
 GpusOrDefault = Annotated["GpuName | Iterable[GpuName]", _DEFAULT_GPUS]
-Partitions = Annotated[bool, Option("--partitions", help="With --gpu all, also partitions and MIG profiles.")]
+Partitions = Annotated[bool, Option("--partitions", help="Also the partitions and MIG profiles of these GPUs.")]
 _NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's."
 _CALIBRATION = "File of planner calibrate, or none for the shipped fits. Default: your own calibration, if any."
 _VERSION = "vLLM version, or date of a build. Default: the newest of 30 days or more with an image for the GPU."

@@ -100,7 +100,7 @@ class Serving:
         network_gb_per_s: float | None = None,
         **given: Any,
     ) -> tuple[Self, ...]:
-        """One for each of several GPUs of the same model; ``"all"``: every whole GPU, with ``partitions`` those too."""
+        """One for each of several GPUs of the same model; ``"all"``: every whole GPU; ``partitions`` adds theirs."""
         engine_args({name: value for name, value in given.items() if name not in signature(cls).parameters})
         profiles, remarks = find_gpus(gpu, network_gb_per_s, partitions=partitions)
         first = cls(model, profiles[0], **given)
@@ -308,7 +308,8 @@ def find_gpus(
     remarks: list[str] = []
     for name in names:
         profile, notes = find_gpu(name, network_gb_per_s)
-        profiles.setdefault(profile.id, profile)
+        parts = (one for one in load_all(partitions=True) if partitions and one.whole == profile.id)
+        profiles |= {one.id: one for one in (profile, *parts) if one.id not in profiles}
         remarks += notes
     if not profiles:
         raise InputError("no GPU is named", hint="add --gpu; planner hardware list shows the names")

@@ -19,6 +19,7 @@ from searches import search_for
 from planner import recommend_plans, size_fleet
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
+from planner.output.tables.shared import size_in_words
 from planner.planning.cost import Span
 from planner.planning.defaults import RentedBy
 from planner.planning.search.disaggregated import (
@@ -376,6 +377,28 @@ def test_prefill_and_decode_have_one_target_each(slos: tuple[Slo, ...]) -> None:
 def test_the_table_names_whose_fits_predicted() -> None:
     outcome = run("fleet", LLAMA, "--gpu", "mi300x", "--request-rate", "2", "--workload", "chat")
     assert outcome.status == 0 and "calibration: shipped" in outcome.err
+
+
+def test_partitions_of_a_named_gpu_take_part_and_what_is_left_out_says_why() -> None:
+    load = ("--request-rate", "1", "--input-len", "512", "--output-len", "64", "--tpot", "40")
+    answer = run("fleet", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "a100", "--partitions", *load)
+    rows = {line.split()[0] for line in answer.out.splitlines() if line.startswith("a100-")}
+    assert {"a100-sxm-80gb", "a100-mig-3g.40gb", "a100-mig-7g.80gb"} <= rows
+    said = " ".join(answer.err.split())
+    assert "left out: a100-mig-1g.10gb (" in said and "h100" not in answer.out
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(None, "no number"), (65, "over 64 GPUs"), (64, "64 GPUs"), (8, "8 GPUs")])
+def test_a_size_that_nobody_rents_for_certainty_is_not_printed(gpus: int | None, words: str) -> None:
+    """Mixtral on A100: 16 GPUs at 80 % confidence and 264 at 95 %, where TTFT hardly holds on an idle server."""
+    assert size_in_words(gpus, 16) == words
+
+
+def test_the_cost_of_a_card_of_ones_own_is_not_taken_for_a_rent() -> None:
+    asked = ("Qwen/Qwen3-8B", "--gpu", "r9700,l4", "--max-concurrency", "8")
+    said = " ".join(run("compare", *asked).err.split())
+    assert "USD of r9700: the cost of a card of your own over three years, not a rent; give yours" in said
+    assert "not a rent" not in run("compare", *asked, "--price", "r9700=0.5").err
 
 
 def test_json_has_the_best_fleet_first() -> None:

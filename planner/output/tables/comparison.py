@@ -125,8 +125,7 @@ class ComparisonAnswer(Answer):
             return f"No GPU holds {model}: {self._hardware}"
         first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(self.orders)}
         if not first:
-            best = self._fastest
-            span = best.tok_per_s_per_gpu
+            best, span = self._fastest, self._fastest.tok_per_s_per_gpu
             rate = shared.figure_between(span.mid, span.low, span.high, "tokens/s per GPU")
             return f"{shared.card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
         figures = {
@@ -191,9 +190,10 @@ class ComparisonAnswer(Answer):
         return "GPU" if self.record.question.per == "gpu" else "whole GPU"
 
     def _brief_notes(self) -> Iterator[str]:
-        points, refused = self.record.points, [one.gpu for one in self.record.refused]
+        points, refused = self.record.points, [f"{one.gpu} ({one.reason})" for one in self.record.refused]
         if refused and points:
             yield f"left out: {shared.listed(refused, BRIEF_REASONS)}"
+        yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices, ranked=False)
         yield from self._engine_notes()
         read = ["brackets: 90 % interval", "percentages: probability that the ranking is correct"] if points else []
         versions = shared.engine_note(str(point.setup.deployment.config.version) for point in points)
@@ -221,7 +221,7 @@ class ComparisonAnswer(Answer):
         return shared.calibration_note((p.gpu, p.setup.deployment.calibrated_by) for p in self.record.points)
 
     def _engine_notes(self) -> Iterator[str]:
-        engines = [point.setup.deployment for point in self.record.points]
+        engines = (point.setup.deployment for point in self.record.points)
         yield from dict.fromkeys(words for engine in engines for words in shared.engine_remarks(engine))
 
 

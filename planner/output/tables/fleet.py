@@ -123,9 +123,8 @@ class FleetAnswer(Answer):
             if self._split:
                 yield f"\nprefill and decode on servers of their own:\n\n{table_text(self._split, DISAGGREGATED)}"
             return
-        for refused in fleets.refused[: BRIEF_REFUSED if best is None else 0]:
-            yield from shared.items("x", [f"{refused.profile.id}: {refused.reason}"])
         if best is None:
+            yield from shared.items("x", (f"{one.profile.id}: {one.reason}" for one in fleets.refused[:BRIEF_REFUSED]))
             return
         yield "\n" + known_table(self.fleets[:BRIEF_FLEETS], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
@@ -171,13 +170,11 @@ class FleetAnswer(Answer):
 
     def _brief_notes(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
-        refused = [one.profile.id for one in self.record.refused]
+        refused = [f"{one.profile.id} ({one.reason})" for one in self.record.refused]
         if refused and kinds:
             yield f"left out: {shared.listed(refused, BRIEF_REFUSED)}"
-        taking_part = {kind.profile.id: kind.profile for kind in kinds}
-        prices = shared.price_rows(taking_part.values(), self.record.search.space.prices)
-        if unpriced := [row["gpu"] for row in prices if not row["origin"]]:
-            yield shared.no_price(unpriced)
+        profiles = {kind.profile.id: kind.profile for kind in kinds}.values()
+        yield from shared.price_caveats(profiles, self.record.search.space.prices)
         versions = shared.engine_note(str(kind.deployment.config.version) for kind in kinds)
         yield "; ".join([*versions, *self._fits(), shared.MORE])
 
@@ -274,8 +271,8 @@ def _certainty(best: planning.Fleet) -> Iterator[str]:
     objective = best.solver.search.objective
     if not objective.slos:
         return
-    sizes = ((shared.counted(rung.gpus) if rung.gpus else "no number", rung.confidence) for rung in best.by_confidence)
-    ladder = ", ".join(f"{size} at {confidence:.0%}" for size, confidence in sizes)
+    rungs = best.by_confidence
+    ladder = ", ".join(f"{shared.size_in_words(one.gpus, best.gpus)} at {one.confidence:.0%}" for one in rungs)
     yield f"targets are met with {objective.confidence:.0%} confidence; the load takes {ladder} confidence"
     if best.measure_next:
         run, then = best.measure_next
@@ -289,11 +286,11 @@ def _servers_words(fleet: planning.Fleet) -> str:
     layouts = [shared.layout_in_words(pool.kind.deployment.config) for pool in fleet.pools]
     if len(fleet.pools) == 1:
         return f"{fleet.pools[0].servers}{f' + {spares}' if spares else ''} x {layouts[0]}"
-    several = len(fleet.rented) > 1
-    words = [
-        f"{pool.demand.name}: {pool.servers} x {f'{pool.kind.profile.id} ' if several else ''}{layout}"
-        for pool, layout in zip(fleet.pools, layouts, strict=True)
-    ]
+    mixed, several = len(fleet.rented) > 1, len({pool.place for pool in fleet.pools}) > 1
+    gpus = (f"{pool.kind.profile.id} " if mixed else "" for pool in fleet.pools)
+    names = (f"{pool.demand.name}: " if several else "" for pool in fleet.pools)
+    rows = zip(names, fleet.pools, gpus, layouts, strict=True)
+    words = [f"{name}{pool.servers} x {gpu}{layout}" for name, pool, gpu, layout in rows]
     return ", ".join([*words, f"{spares} spare"] if spares else words)
 
 

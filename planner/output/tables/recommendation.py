@@ -282,7 +282,7 @@ class Recommendation(Answer):
         for ranking in without[:shown]:
             yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {_why_none(ranking)}"])
             yield from shared.items("-", [f"fits: {way.change}: {' '.join(way.flags)}" for way in ranking.ways_out])
-            yield from self._fit_command(ranking) if ranking.ways_out else ()
+            yield from self._fit_command(ranking) if ranking.ways_out and not best else ()
         if len(without) > shown:
             yield from shared.items("x", [f"{len(without)} GPUs in all have no plan"])
         if best:
@@ -324,9 +324,8 @@ class Recommendation(Answer):
 
     def _brief_notes(self) -> Iterator[str]:
         yield from self._taken()
-        unpriced = [plan.gpu for plan in self._made if plan.service and plan.service.usd_per_hour is None]
-        if unpriced:
-            yield shared.no_price(unpriced)
+        profiles = [one.profile for one, plan in zip(self.rankings, self.plans, strict=True) if plan]
+        yield from shared.price_caveats(profiles, self.search.space.prices, ranked=self.objective.targets is not None)
         fits = shared.calibration_note((plan.gpu, plan.calibration) for plan in self._made)
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
         yield "; ".join([*shared.engine_note(plan.engine_version for plan in self._made), *fits, *scripts, shared.MORE])
@@ -619,9 +618,8 @@ def _largest_load(plan: planning.Plan) -> Iterator[str]:
 
 def _ladder_lines(service: planning.Service) -> Iterator[str]:
     def words(rung: planning.PlannedRung, per_server: bool) -> str:
-        if per_server:
-            return f"{figure(rung.largest_load)} {service.load_unit}"
-        return shared.counted(rung.total_gpus) if rung.total_gpus else "no number"
+        size = shared.size_in_words(rung.total_gpus, service.total_gpus)
+        return f"{figure(rung.largest_load)} {service.load_unit}" if per_server else size
 
     alike = len({rung.total_gpus for rung in service.ladder}) == 1
     per_server = alike and (service.replicas == 1 or not service.load_asked)

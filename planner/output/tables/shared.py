@@ -61,6 +61,11 @@ def figure_between(value: float, low: float | None, high: float | None, unit: st
     return named if low is None or high is None else f"{named} ({figure(low)} to {figure(high)})"
 
 
+def size_in_words(gpus: int | None, planned: int) -> str:
+    """GPUs at another confidence; over four times the ``planned`` ones nobody rents for certainty."""
+    return "no number" if not gpus else f"over {counted(4 * planned)}" if gpus > 4 * planned else counted(gpus)
+
+
 def asked_load(value: float, unit: str = "requests/s") -> str:
     """A load as it was asked for: ``1 request/s``, ``4.125 requests/s``; that of a trace is rounded."""
     digits = 6 if value == round(value, 3) else 3
@@ -106,11 +111,6 @@ def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
         yield f"calibration: {', '.join(words)}"
 
 
-def no_price(gpus: Sequence[str]) -> str:
-    names = listed(gpus, 3)
-    return f"no price is known for {names}: ranked by its number of GPUs; give one with --price {gpus[0]}=USD"
-
-
 def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:
     """The price of each GPU in USD per (logical) GPU and hour, and where it comes from."""
     rows = []
@@ -121,19 +121,24 @@ def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> l
     return rows
 
 
-def price_notes(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
+def price_caveats(profiles: Iterable[GpuProfile], prices: Mapping[str, float], *, ranked: bool = True) -> Iterator[str]:
+    """GPUs without a price, and those whose price is no rent."""
+    rows = price_rows(profiles, prices)
+    if unpriced := [row["gpu"] for row in rows if not row["origin"]]:
+        place = ": ranked by its number of GPUs" if ranked else ""
+        yield f"no price is known for {listed(unpriced, 3)}{place}; give one with --price {unpriced[0]}=USD"
+    if owned := [row["gpu"] for row in rows if str(row["origin"]).endswith("owned")]:
+        cost = "the cost of a card of your own over three years, not a rent"
+        yield f"USD of {listed(owned, 3)}: {cost}; give yours with --price {owned[0]}=USD"
+
+
+def price_notes(profiles: Sequence[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
     """The prices that were taken, and the GPUs without one."""
-    unknown, dated = [], []
-    for profile in profiles:
-        price = price_of(profile, prices)
-        if price is None:
-            unknown.append(profile.whole)
-        elif price.origin != "--price":
-            dated.append(f"{profile.id} {price.usd_per_h.mid:.2f} ({price.origin})")
-    if dated:
+    rows = [row for row in price_rows(profiles, prices) if row["origin"] not in (None, "--price")]
+    if dated := [f"{row['gpu']} {row['usd_per_gpu_hour']:.2f} ({row['origin']})" for row in rows]:
         yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
-    if unknown:
-        yield f"no price is known for {', '.join(dict.fromkeys(unknown))}: give one with --price GPU=USD"
+    if unknown := dict.fromkeys(profile.whole for profile in profiles if price_of(profile, prices) is None):
+        yield f"no price is known for {', '.join(unknown)}: give one with --price GPU=USD"
 
 
 def served_words(checkpoint: str, asked: ResolvedModel) -> str:

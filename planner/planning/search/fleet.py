@@ -178,8 +178,7 @@ class Fleet:
     @property
     def requests_in_flight(self) -> float:
         """Requests in flight on average: users who wait for an answer."""
-        waiting = (pool.load.replay.mean_in_flight * pool.servers * self.utilisation(pool) for pool in self.pools)
-        return sum(waiting)
+        return sum(pool.load.replay.mean_in_flight * pool.servers * self.utilisation(pool) for pool in self.pools)
 
     @property
     def output_tok_per_s(self) -> float:
@@ -203,8 +202,7 @@ class Fleet:
     def weight(self, minimise: Minimised) -> float:
         """The quantity that is minimised; infinite where it is not known."""
         weights = {"gpus": self.gpus, "watts": self.power_w, "usd": self.usd_per_h.mid if self.usd_per_h else None}
-        known = weights[minimise]
-        return inf if known is None else known
+        return inf if (known := weights[minimise]) is None else known
 
     @property
     def _only(self) -> Pool | None:
@@ -222,8 +220,7 @@ class Fleet:
         capacities: dict[EngineConfig, list[float]] = {}
         for pool in self.pools:
             capacity = capacities.setdefault(pool.kind.candidate.config, [0.0] * len(self.solver.demands))
-            size = self.solver.sized(pool).at(confidence)
-            capacity[pool.place] = self._carried(pool, size)
+            capacity[pool.place] = self._carried(pool, self.solver.sized(pool).at(confidence))
         return self._rented(confidence, [tuple(capacity) for capacity in capacities.values()])
 
     @cached_property
