@@ -483,14 +483,7 @@ def check_known(model: Model, version: EngineVersion) -> None:
 
 
 FLAG, RATE_FLAG = SETTINGS["speculative_config"].flag, ACCEPTANCE_RATE.flag
-#: Options of vLLM before 0.8.2 by the keys of the JSON that took their place (both exist in 0.8.2).
-OLD_FLAGS = {
-    "model": "--speculative-model", "num_speculative_tokens": "--num-speculative-tokens",
-    "draft_tensor_parallel_size": "--speculative-draft-tensor-parallel-size",
-    "quantization": "--speculative-model-quantization", "max_model_len": "--speculative-max-model-len",
-    "disable_by_batch_size": "--speculative-disable-by-batch-size", "prompt_lookup_max": "--ngram-prompt-lookup-max",
-    "prompt_lookup_min": "--ngram-prompt-lookup-min", "acceptance_method": "--spec-decoding-acceptance-method",
-}  # fmt: skip
+OLD_FLAGS: dict[str, str] = tables_of(package_dir("engine") / "replaced.toml")["speculative"]
 #: The V0 engine's speculative decoding went before the engine itself (vLLM pull request 21152).
 V0_ENDS = (0, 10)
 #: vLLM's names of methods whose memory is understood; older versions call mtp after the model's architecture.

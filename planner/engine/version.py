@@ -13,25 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from planner.errors import InputError
+from planner.resources import package_dir, tables_of
 
 Release = tuple[int, ...]
-#: Release dates: the day on which the first file was uploaded to the Python package index, read 2026-11-20.
-_DATES = """
-0.2.0 2023-09-28   0.2.7 2024-01-04   0.3.0 2024-01-31   0.3.3 2024-03-01   0.4.0 2024-03-31   0.4.1 2024-04-24
-0.4.2 2024-05-05   0.4.3 2024-06-01   0.5.0 2024-06-11   0.5.1 2024-07-06   0.5.2 2024-07-15   0.5.3 2024-07-23
-0.5.4 2024-08-05   0.5.5 2024-08-23   0.6.0 2024-09-05   0.6.1 2024-09-11   0.6.2 2024-09-25   0.6.3 2024-10-14
-0.6.4 2024-11-15   0.6.5 2024-12-18   0.6.6 2024-12-27   0.7.0 2025-01-27   0.7.1 2025-02-01   0.7.2 2025-02-06
-0.7.3 2025-02-20   0.8.0 2025-03-18   0.8.1 2025-03-19   0.8.2 2025-03-25   0.8.3 2025-04-06   0.8.4 2025-04-15
-0.8.5 2025-04-28   0.9.0 2025-05-28   0.9.0.1 2025-05-30 0.9.1 2025-06-10   0.9.2 2025-07-08   0.10.0 2025-07-25
-0.10.1 2025-08-19  0.10.1.1 2025-08-20 0.10.2 2025-09-13 0.11.0 2025-10-04  0.11.1 2025-11-19  0.11.2 2025-11-20
-0.12.0 2025-12-03  0.13.0 2025-12-19  0.14.0 2026-01-20  0.14.1 2026-01-24  0.15.0 2026-01-29  0.15.1 2026-02-05
-0.16.0 2026-02-26  0.17.0 2026-03-07  0.17.1 2026-03-11  0.18.0 2026-03-20  0.18.1 2026-03-31  0.19.0 2026-04-03
-0.19.1 2026-04-18  0.20.0 2026-04-27  0.20.1 2026-05-03  0.20.2 2026-05-10  0.21.0 2026-05-15  0.22.0 2026-05-29
-0.22.1 2026-06-05  0.23.0 2026-06-13  0.24.0 2026-06-30  0.25.0 2026-07-11  0.25.1 2026-07-14  0.26.0 2026-07-25
-0.27.0 2026-08-10  0.27.1 2026-08-11  0.28.0 2026-08-26  0.29.0 2026-09-09  0.30.0 2026-09-22  0.31.0 2026-10-05
-0.32.0 2026-10-18  0.33.0 2026-11-02
-"""
-_DAYS = _DATES.split()
 
 
 def release_of(text: str) -> Release:
@@ -42,7 +26,7 @@ def release_of(text: str) -> Release:
 
 #: Upload date of every release from 0.4.0 on, and of a few before; post-releases count as their release.
 RELEASES: dict[Release, datetime.date] = {
-    release_of(name): datetime.date.fromisoformat(day) for name, day in zip(_DAYS[::2], _DAYS[1::2], strict=True)
+    release_of(name): day for name, day in tables_of(package_dir("engine") / "releases.toml").items()
 }
 NEWEST: Release = max(RELEASES)
 READ_ON = datetime.date(2026, 11, 20)  #: the day on which these dates were read

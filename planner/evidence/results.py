@@ -16,7 +16,7 @@ from typing import Any
 
 from planner.engine import SETTINGS, version_of_images
 from planner.errors import InputError
-from planner.resources import read_given
+from planner.resources import package_dir, read_given, tables_of
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import LATENCIES
 
@@ -30,41 +30,6 @@ SLACK = 0.1
 #: Statistics of a latency, and their names in files of other tools.
 STATISTICS = {"mean": ("mean", "avg"), "median": ("median", "p50"), "p90": ("p90",), "p99": ("p99",)}
 
-#: Key to dotted keys of each tool, of which the first that a file has counts; ``?``: optional; ``s:``: in seconds.
-GUIDELLM = {
-    "completed": "metrics.request_totals.successful|request_totals.successful",  # beside the metrics up to 0.4
-    "failed": "?metrics.request_totals.errored|request_totals.errored",
-    "mean_input_len": "metrics.prompt_token_count.successful.mean",
-    "mean_output_len": "metrics.output_token_count.successful.mean",
-    "output_throughput": "metrics.output_tokens_per_second.successful.mean",
-    "ttft": "metrics.time_to_first_token_ms.successful",
-    "tpot": "metrics.inter_token_latency_ms.successful",
-    "e2el": "s:metrics.request_latency.successful",
-}
-AIPERF = {  # and GenAI-Perf
-    "completed": "?request_count.avg",
-    "failed": "?error_request_count.avg",
-    "mean_input_len": "input_sequence_length.avg",
-    "mean_output_len": "output_sequence_length.avg",
-    "output_throughput": "output_token_throughput.avg",
-    "total_token_throughput": "?total_token_throughput.avg",
-    "ttft": "time_to_first_token",
-    "tpot": "inter_token_latency",
-    "itl": "inter_chunk_latency",
-    "e2el": "request_latency",
-}
-INFERENCE_PERF = {
-    "completed": "successes.count",
-    "failed": "?failures.count",
-    "mean_input_len": "successes.prompt_len.mean|successes.prompt_tokens.mean",
-    "mean_output_len": "successes.output_len.mean|successes.output_tokens.mean",
-    "output_throughput": "successes.throughput.output_tokens_per_sec",
-    "total_token_throughput": "successes.throughput.total_tokens_per_sec",
-    "ttft": "s:successes.latency.time_to_first_token",
-    "tpot": "s:successes.latency.time_per_output_token",
-    "itl": "s:successes.latency.inter_token_latency",
-    "e2el": "s:successes.latency.request_latency",
-}
 #: Strategies of GuideLLM without a rate, by the key of their concurrency.
 CONCURRENCY = {"synchronous": "", "concurrent": "streams", "throughput": "max_concurrency"}
 SHAREGPT = {"length_distribution": "sharegpt"}
@@ -180,9 +145,9 @@ def _list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else ()
 
 
-def _figures(path: Path, record: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, float]:
+def _figures(path: Path, record: Mapping[str, Any], tool: str) -> dict[str, float]:
     figures: dict[str, float] = {}
-    for key, places in table.items():
+    for key, places in tables_of(package_dir("evidence") / "tools.toml")[tool].items():
         names = places.removeprefix("?").removeprefix("s:").split("|")
         name = next((name for name in names if _at(record, name) is not None), names[0])
         if key in LATENCIES:
@@ -238,7 +203,7 @@ def _read_guidellm(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult
         raise InputError(f"{path} is broken: no benchmark of GuideLLM, or one without metrics", hint=AGAIN)
     for one in benchmarks:
         model = _at(one, "config.backend.model") or _at(record, "args.model")
-        yield ReadResult(_with_totals({"model_id": model, **_figures(path, one, GUIDELLM), **_arrivals(path, one)}))
+        yield ReadResult(_with_totals({"model_id": model, **_figures(path, one, "guidellm"), **_arrivals(path, one)}))
 
 
 def _arrivals(path: Path, benchmark: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,7 +226,7 @@ def _read_aiperf(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResult]:
     models = (value for one in (*names, _at(sent, "endpoint.model_names")) for value in (_list(one) or [one]))
     result = {
         "model_id": next(filter(None, models), None),
-        **_figures(path, record, AIPERF),
+        **_figures(path, record, "aiperf"),
         **_load_of(path, sent),
         "date": str(record.get("start_time", ""))[:10].replace("-", ""),
     }
@@ -288,7 +253,7 @@ def _read_inference_perf(path: Path, record: Mapping[str, Any]) -> Iterator[Read
         hint = "give the files of the stages: stage_0_lifecycle_metrics.json, ..."
         raise InputError(f"{path} does not say its load: a summary of inference-perf mixes its stages", hint=hint)
     load = {"max_concurrency": flying} if flying else {"request_rate": rate, "burstiness": EVENLY}
-    figures = _figures(path, record, INFERENCE_PERF)
+    figures = _figures(path, record, "inference-perf")
     # Early releases took an empty chunk for a token: then TPOT is not what TTFT and E2EL leave for later tokens.
     ttft, tpot, e2el = (figures.get(f"mean_{name}_ms", 0.0) for name in ("ttft", "tpot", "e2el"))
     left = (e2el - ttft) / max(figures["mean_output_len"] - 1, 1)

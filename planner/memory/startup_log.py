@@ -21,89 +21,30 @@ from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.memory.budget import MemoryBudget, graph_captures, peak_terms_of
 from planner.memory.overheads import FittedConstant, Interval, spread
+from planner.resources import package_dir, tables_of
 from planner.units import GIB
 
 _WHOLE = r"\d{1,18}\b"
 _N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"
-#: Fields of ``StartupLog`` that each rank prints. Those in bytes are printed in GiB; V0's "GB" are GiB as well.
-_PER_RANK: tuple[tuple[str, str], ...] = (
-    ("weights_bytes", rf"(?:Loading model weights took|[Mm]odel loading took|model weights takes?) {_N} ?Gi?B"),
-    ("non_torch_bytes", rf"(?:non_torch_memory(?: takes)? +|non-torch forward increase memory: ){_N} ?GiB"),
-    ("activation_bytes", rf"(?:PyTorch activation peak memory(?: takes)? +|torch peak memory increase: ){_N} ?GiB"),
-    (
-        "kv_cache_bytes",
-        rf"(?:reserved for KV Cache is|available_kv_cache_memory|Available KV cache memory:) +{_N} ?GiB",
-    ),
-    ("kv_cache_bytes", rf"(?:Auto|Explicitly) set \({_N}/[\d.]+\) GiB for KV cache"),  # on a CPU
-    ("memory_bytes", rf"(?:Auto|Explicitly) set \([\d.]+/{_N}\) GiB for KV cache"),
-    ("consumed_bytes", rf"{_N} GiB memory was consumed by non-kv usages"),
-    ("memory_bytes", rf"total_gpu_memory +\(?{_N} ?GiB"),
-    ("memory_bytes", rf"Free memory on device \([\d.]+/{_N} GiB\)"),
-    ("consumed_bytes", rf"total consumed \(from mem_get_info\): {_N} ?GiB"),
-    ("weights_bytes", rf"Actual usage is {_N} GiB for weight"),
-    ("consumed_bytes", rf"Actual usage is {_N} GiB for consumed memory"),
-    ("activation_bytes", rf"{_N} GiB for peak activation"),
-    ("non_torch_bytes", rf"{_N} GiB for non-torch memory"),
-    ("graph_bytes", rf"{_N} GiB for CUDAGraph memory"),
-    ("graph_bytes", rf"Graph capturing finished in .*? took {_N} GiB"),
-    ("graph_bytes", rf"CUDA graph pool memory: {_N} GiB \(actual\)"),
-    ("graph_estimate_bytes", rf"CUDA graph pool memory: .*?{_N} GiB \(estimated\)"),
-    ("graph_estimate_bytes", rf"Estimated CUDA graph memory: {_N} GiB"),
-    ("kv_cache_tokens", rf"(?:GPU|CPU|ROCM|CUDA) KV cache size: {_N} tokens"),
-    ("num_gpu_blocks", rf"# (?:GPU|CUDA|ROCM|cuda|rocm) blocks: {_N}"),
-    ("max_concurrency", rf"Maximum concurrency for [\d,]+ tokens per request: {_N}x"),
-    ("max_model_len", rf"Maximum concurrency for {_N} tokens per request"),
-    ("block_size", rf"Setting attention block size to {_N} tokens"),
-)
-#: Settings that the engine prints in forms of their own.
-_SPELLED: tuple[tuple[str, str], ...] = (
-    ("version", r"(?:vLLM API server version|LLM engine \(v|LLM engine \(version) ?(\d+\.\d+[\w.+]*)"),
-    ("model", r"(?:with config: |\()model='([^']+)'"),
-    ("model", r"'model(?:_tag)?': '([^']+)'"),
-    ("model", r"(?:vllm serve|--model)[ =]([\w./-]+)"),
-    ("max_model_len", r"max_seq_len=(\d{1,18})\b"),
-    ("gpu_memory_utilization", r"(?:gpu_memory_utilization(?:=|': | \()|GPU memory utilization is \()([\d.]+)"),
-    ("dtype", r"\bdtype=torch\.(\w+)"),
-    ("quantization", r"\bquantization=(\w+)"),
-    ("kv_cache_dtype", r"kv_cache_dtype=(\w+)"),
-    ("enable_chunked_prefill", r"\benable_chunked_prefill=(True|False)"),
-    ("block_size", r"'block_size': (\d{1,18})\b"),
-    ("speculative_method", r"SpeculativeConfig\(method='(\w+)'"),
-    ("num_speculative_tokens", r"num_spec(?:ulative)?_tokens=(\d{1,18})\)"),
-)
+_FORMS = tables_of(package_dir("memory") / "startup_log.toml")
 #: All settings: ``name=value`` of its summary, ``'name': value`` of its arguments.
 _SETTINGS = (
-    *_SPELLED,
+    *_FORMS["spelled"],
     *(
         (name, rf"{name}(?:=|': )({'True|False' if SETTINGS[name].is_switch else _WHOLE})")
         for name in (*tagged("layout"), *tagged("logged"))
-        if name not in dict(_SPELLED)
+        if name not in dict(_FORMS["spelled"])
     ),
-)
-#: Choices that the engine prints: words, setting, value.
-_CHOICES: tuple[tuple[str, str, str], ...] = (
-    ("Using FlashInfer for top-p & top-k sampling", "flashinfer_sampler", "True"),
-    ("Using 'MARLIN' Mxfp4 MoE backend", "mxfp4_use_marlin", "True"),
-    ("FlashInfer is not available. Falling back to the PyTorch-native", "flashinfer_sampler", "False"),
-    ("top-k sampling sampler is disabled because FlashInfer>=v0.2.3", "flashinfer_sampler", "False"),
 )
 #: Lines that begin a start-up, and end an earlier one in the same file.
 _BEGIN = ("vLLM API server version", "non-default args: ")
-_REFUSALS = (
-    "No available memory for the cache blocks",
-    "larger than the maximum number of tokens that can be stored in KV cache",
-    "larger than the available KV cache memory",
-    "less than desired GPU memory utilization",
-    "less than requested memory for kv",  # on a CPU, cpu_worker.py
-    "out of memory",
-)
 #: Words of a start whose cache has a given size: vLLM then measures no memory.
 _GIVEN = ("as specified by kv_cache_memory_bytes", "Explicitly set (")
 GIVEN = "the size of this cache was given (--kv-cache-memory-bytes or VLLM_CPU_KVCACHE_SPACE), not measured"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RANK = re.compile(r"\((?:Worker|VllmWorker|VllmWorkerProcess|RayWorkerWrapper|EngineCore_DP\d)[^)]*\)")
 _OF_THE_CACHE = {"kv_cache_bytes": "KV cache memory", "kv_cache_tokens": "KV cache tokens", "num_gpu_blocks": "blocks"}
-_per_rank = tuple((field, re.compile(expression)) for field, expression in _PER_RANK)
+_per_rank = tuple((field, re.compile(form.replace("{N}", _N))) for field, form in _FORMS["per_rank"])
 _settings = tuple((field, re.compile(expression)) for field, expression in _SETTINGS)
 
 
@@ -147,7 +88,7 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
             refusal, given = None, False
         _read_line(line, by_rank, settings)
         given = given or any(words in line for words in _GIVEN)
-        if refusal is None and any(words in line for words in _REFUSALS):
+        if refusal is None and any(words in line for words in _FORMS["refusals"]):
             refusal = line.strip()[-400:]
     values: dict[str, list[float]] = defaultdict(list)
     for of_rank in by_rank.values():
@@ -192,7 +133,7 @@ def _read_line(line: str, by_rank: dict[str, dict[str, float]], settings: dict[s
     for field, expression in _settings:
         if match := expression.search(line):
             settings.setdefault(field, match[1])
-    for words, field, choice in _CHOICES:
+    for words, field, choice in _FORMS["choices"]:
         if words in line:
             settings.setdefault(field, choice)
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
 
 from planner.output.render import Column
+from planner.resources import package_dir, tables_of
 from planner.units import LEAST_FIGURE
 
 Style = Literal["solid", "dashed", "points"]
@@ -112,25 +113,8 @@ def _printable(value: Any) -> Any:
     return value
 
 
-# Contrast: text at least 4.5 to 1 on its ground, lines and areas 3 to 1 (WCAG 2.2, level AA). The hues are those of
-# Okabe and Ito's palette for colour-blind readers ("Color Universal Design", 2008), darker in light, lighter in dark.
-
-#: Names in style sheets, with a colour for the light and the dark theme. No two light colours are equal.
-COLORS: Mapping[str, tuple[str, str]] = {
-    "ground": ("#ffffff", "#14171c"),  # of the page and of charts
-    "raised": ("#f5f6f8", "#1d2128"),  # of what lies on it: code, notes
-    "ink": ("#1c2128", "#e8eaed"),
-    "muted": ("#5a6472", "#a2abb8"),  # of text that steps back
-    "line": ("#d9dde3", "#343b46"),  # of rules and grids, which carry nothing
-    "accent": ("#0b62a8", "#7db9ee"),  # of links and of what has the focus
-    "on": ("#fffffe", "#101318"),  # of text on an area
-    "c0": ("#0a5fb0", "#5aa9e6"),  # blue
-    "c1": ("#bf4d00", "#f08a45"),  # vermilion
-    "c2": ("#007d5c", "#27b88d"),  # bluish green
-    "c3": ("#b04a9a", "#d074bb"),  # reddish purple
-    "c4": ("#4d3f00", "#f4d866"),  # yellow
-    "c5": ("#3a4250", "#cfd6e0"),  # grey
-}
+#: Names in style sheets, with a colour for the light and the dark theme.
+COLORS: Mapping[str, tuple[str, str]] = tables_of(package_dir("output") / "colors.toml")
 SERIES = ("c0", "c1", "c2", "c3", "c4", "c5")
 MARKERS = "osD^vP"  #: of series, in the same order
 
