@@ -79,5 +79,8 @@ def fault_in(error: Any) -> Fault:
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    return brief(repr(value))
+
+
+def brief(text: str) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -12,9 +12,10 @@ and throughput benchmarks on MI300X, vLLM 0.9.1.
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from planner.engine.features import default_engine, uses_latent_attention
@@ -212,6 +213,31 @@ def _of_model(table: str, model: Model) -> list[str]:
     """The texts of the patterns that begin a word of the model's id."""
     name = model.id.rstrip("/").lower()
     return [text for pattern, text in _table("recipes")[table].items() if re.search(rf"(?:^|[-/]){pattern}", name)]
+
+
+def stated_words(checkpoints: Sequence[str], profile: GpuProfile) -> tuple[list[str], dict[str, str]]:
+    """Options and variables of the recipe of the first of ``checkpoints`` that has one, for this GPU; later ones win.
+
+    An entry of ``stated.json`` has its words by platform, architecture or whole GPU; ``of`` names the recipe's model.
+    """
+    own = next((_stated()[name] for name in checkpoints if name in _stated()), {})
+    where = {"all", profile.platform, profile.architecture.rstrip("a"), profile.whole}
+    entries = (_stated().get(own.get("of", ""), {}), own)
+    words = [w for one in entries for key, text in one.items() if where & {*key.split()} for w in shlex.split(text)]
+    variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z]\w*=", word))
+    return [word for word in words if word.partition("=")[0] not in variables], variables
+
+
+def reason_left_out(word: str) -> str:
+    """The reason why no plan has an option or a variable of the recipes."""
+    reasons: dict[str, str] = _table("recipes")["reason"]
+    return reasons.get(word, reasons["other"])
+
+
+@cache
+def _stated() -> dict[str, dict[str, str]]:
+    recipes: dict[str, dict[str, str]] = json.loads((package_dir("engine") / "stated.json").read_text("utf-8"))
+    return recipes
 
 
 def _serving_flags(model: Model) -> dict[str, Any]:

@@ -78,6 +78,7 @@ from .search.candidate import Ranking as Ranking
 from .search.candidate import Merit as Merit
 from .search.plans import plans_best_first as plans_best_first
 from .search.plans import order_words as order_words
+from .search.departures import BESIDE as BESIDE
 from .search.plans import recipe_of as recipe_of
 from .search.plans import closest_lines as closest_lines
 from .search.plans import closest_point as closest_point

@@ -291,6 +291,7 @@ class Plan(_Record):
     published: dict[str, Annotated[float, Field(ge=0, le=MOST_FIGURE)]] = Field(default_factory=dict)
     calibration: str = "shipped"  #: whose fits predicted: ours, or the files of the user's own that had a say
     why: tuple[str, ...]
+    departures: tuple[str, ...] = ()  #: from the recipe of the model, each with the reason
     warnings: tuple[str, ...] = ()
 
     @property
@@ -328,7 +329,7 @@ class Plan(_Record):
 
         Fields at their defaults do not count, so that a plan keeps its digest when a later planner knows more fields.
         """
-        reasons = {"predicted", "published", "memory", "calibration", "service", "why", "warnings"}
+        reasons = {"predicted", "published", "memory", "calibration", "service", "why", "departures", "warnings"}
         said: dict[str, Any] = dict.fromkeys(reasons, True)
         said["classes"] = {"__all__": {"predicted", "targets_ms"}}
         said["benchmark_line"] = {"output_throughput_per_gpu", "mean_e2el_ms"}

@@ -306,6 +306,7 @@ class Recommendation(Answer):
         )
         if plan.benchmark_line:
             reasons.append(f"serving line: {_benchmark_line(plan, plan.benchmark_line)}")
+        reasons += [one for one in plan.why if one.startswith(planning.BESIDE)]
         # a larger load may miss another target first
         largest = service.bound_by if service else ""
         limit = self.bottleneck if self.bottleneck.startswith(largest) else largest

@@ -372,9 +372,9 @@ def _in_documents_words(job: Subject, command: Command | None) -> planning.Plan:
         **launched,
     }
     if job.documented:
-        titles = "; ".join(document.title for document in workflow.documents)
+        titles = f"the settings are those of: {'; '.join(document.title for document in workflow.documents)}"
         weights = (reason for reason in plan.why if reason.startswith("weights take"))
-        update |= {"why": (f"the settings are those of: {titles}", *weights), "published": _published(job)}
+        update |= {"why": (titles, *weights), "departures": (), "published": _published(job)}
     return plan.model_copy(update=update)
 
 

@@ -35,6 +35,7 @@ from planner.planning.plan import (
 )
 from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking, odds_words
+from planner.planning.search.departures import BESIDE, Departures
 from planner.planning.search.servers import Rung, Servers
 from planner.planning.search.space import Objective, Space
 from planner.simulator import statistic_ms
@@ -78,6 +79,13 @@ def assemble(
     host = engine.EVERYWHERE if image.name else engine.LOOPBACK
     figures = {key: value for key, value in prediction.result.items() if value is not None}
     _, usd_per_hour = space.rented(profile, config.num_gpus)
+    env = {**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)}
+    argv = tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags))
+    departures = tuple(Departures(space, objective, ranking, candidate).of(argv, env))
+    asides = (one for one in recipe.asides if not any(f"adds {said.split()[1]}" in one for said in departures))
+    recipe = replace(recipe, asides=tuple(asides))
+    beside = [BESIDE + "; ".join(departures)] if departures else []
+    warnings = *_warnings(space, objective, candidate, image.note, recipe), *_burst(candidate, prediction)
     return Plan(
         gpu=profile.id,
         num_gpus=config.num_gpus,
@@ -92,9 +100,9 @@ def assemble(
         platform=profile.platform,
         image=image.name,
         image_source=image.source,
-        env={**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)},
+        env=env,
         docker_args=tuple(engine.docker_args(profile, config.num_gpus)) if image.name else (),
-        serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
+        serve_argv=argv,
         benchmark_line=_benchmark_line(candidate, load, model, host, recipe),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
@@ -105,10 +113,9 @@ def assemble(
         predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
-        why=tuple(_why(space, objective, ranking, candidate, place, recipe)),
-        warnings=tuple(
-            filter(None, (*_warnings(space, objective, candidate, image.note, recipe), *_burst(candidate, prediction)))
-        ),
+        why=(*_why(space, objective, ranking, candidate, place, recipe), *beside),
+        departures=departures,
+        warnings=tuple(filter(None, warnings)),
     )
 
 

@@ -1,0 +1,95 @@
+"""Departures of a plan from the recipe of its model: words left out, set otherwise or added, each with the reason."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from planner import engine
+from planner.errors import brief
+from planner.planning.search.candidate import Candidate, Merit, Ranking
+from planner.planning.search.space import Objective, Space
+
+BESIDE = "beside the recipe: "  #: start of the line that lists the departures
+_LAYOUT = engine.tagged("axes")
+#: Settings that are named where only the plan has them; a recipe without a TP size leaves it to the GPU.
+_ADDED = (*_LAYOUT[1:], "kv_cache_dtype", "speculative_config", "block_size")
+
+
+class Departures:
+    """The recipe of the checkpoint, or of the model it was asked as, beside the engine that a search chose."""
+
+    def __init__(self, space: Space, objective: Objective, ranking: Ranking, winner: Candidate) -> None:
+        self.space, self.objective, self.ranking, self.winner = space, objective, ranking, winner
+        self.served, self.version, profile = winner.resolved.resolved, winner.config.version, winner.profile
+        options, self.env = engine.stated_words((self.served, space.model.resolved), profile)
+        argv = ["vllm", "serve", self.served, *options]
+        self.line = engine.read_line(argv, self.version, env=self.env, platform=profile.platform)
+        self.refused = {problem.word.split()[0]: problem.cause for problem in self.line.problems}
+
+    def of(self, argv: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
+        """Yield ``--option value, not value (reason)`` for a plan; nothing for a model without a recipe."""
+        config, asked, profile = self.winner.config, self.space.model.resolved, self.winner.profile
+        stated, planned = self.line.options, engine.read_line(argv, self.version).options
+        if stated and not engine.stated_words((self.served,), profile)[0]:
+            yield f"model {self.served}, not {asked} (the recipe has no such checkpoint)"
+        named = {engine.flag_of(name): getattr(config, name) for name in engine.tagged("logged")}
+        has = {**{flag: "" if value is True else str(value) for flag, value in named.items() if value}, **planned}
+        for option, value in stated.items():
+            if option not in has and value != "auto":
+                yield f"no {_word(option, value)} ({self._why(option)})"
+            elif not _covers(has.get(option, "auto"), value):
+                yield f"{_word(option, has[option])}, not {brief(value)} ({self._why(option)})"
+        for option in map(engine.flag_of, _ADDED if stated else ()):
+            if option not in stated and planned.get(option, "auto") != "auto":
+                yield f"adds {_word(option, planned[option])} ({self._why(option)})"
+        missing = {name: value for name, value in self.env.items() if env.get(name) != value}
+        yield from (f"no {name}={value} ({self._why(name)})" for name, value in missing.items())
+
+    def _why(self, word: str) -> str:
+        name, config = word.removeprefix("--").replace("-", "_"), self.winner.config
+        if getattr(self.space.args, name, None) != getattr(engine.EngineArgs(), name, None):
+            return "as asked"
+        wanted = {axis: getattr(config, axis) for axis in _LAYOUT}
+        if name in _LAYOUT:
+            sized = engine.flag_of(_LAYOUT[0]) in self.line.options
+            wanted |= {axis: getattr(self.line.args, axis) for axis in _LAYOUT[not sized :]}
+        elif name == "kv_cache_dtype":
+            wanted[name] = self.line.args.kv_cache_dtype
+        else:
+            return self.refused.get(word) or engine.reason_left_out(word)
+        return f"the recipe's: {_result(self.objective, self.ranking, self.winner, wanted)}"
+
+
+def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: Mapping[str, Any]) -> str:
+    """Return what the best settings with ``wanted`` come to. A KV dtype stands as asked or as resolved."""
+    resolved, served = {**wanted}, winner.resolved.resolved
+    if wanted.get("kv_cache_dtype") == "auto":
+        resolved["kv_cache_dtype"] = winner.config.dtype
+
+    def fits(settings: Any) -> bool:
+        return {name: getattr(settings, name) for name in wanted} in (wanted, resolved)
+
+    same = next((one for one in ranking.candidates if one.resolved.resolved == served and fits(one.config)), None)
+    lost = (one.reason for one in ranking.rejected if one.model == served and fits(one))
+    result = re.sub(r" \([^)]*\)", "", next(lost, "not searched"))
+    if same and same.load:
+        result = f"{same.num_gpus} GPUs, against {winner.num_gpus} GPUs"
+    elif same:
+        merit = Merit.among(ranking.candidates, objective.goal)
+        result = f"{merit.words(same)} against {merit.words(winner)}"
+    as_many = re.fullmatch(r"(\d+ GPUs?)(?: at best|, against \1)", result)
+    return f"{as_many[1]} as well" if as_many else result
+
+
+def _covers(planned: Any, stated: Any) -> bool:
+    """True if a plan's value is the recipe's; of JSON, if it has the keys that the recipe states."""
+    if isinstance(planned, str) and isinstance(stated, str) and planned[:1] == stated[:1] == "{":
+        planned, stated = json.loads(planned), json.loads(stated)
+    if isinstance(planned, Mapping) and isinstance(stated, Mapping):
+        return all(_covers(planned.get(key), value) for key, value in stated.items())
+    return bool(planned == stated)
+
+
+def _word(option: str, value: str) -> str:
+    return f"{option} {brief(value)}".rstrip()

@@ -1,0 +1,166 @@
+"""What plans say of the recipes of vllm-project/recipes at 8959cf64 (2026-08-21): all of it is planned, or said."""
+
+import csv
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from planner import Serving, engine, recommend_plans
+from planner.engine.published import stated_words
+from planner.errors import IllegalPlanError
+from planner.hardware.profiles import load_profile
+from planner.model.catalog import find_entry
+from planner.planning.predict import Estimate
+from planner.planning.search.candidate import Candidate, Ranking
+from planner.planning.search.departures import Departures
+from planner.planning.search.plans import recipe_of
+from planner.planning.search.space import Objective, Space
+from planner.workload import Load
+
+TESTS = Path(__file__).parent.parent
+LINES, RECIPES = (
+    list(csv.DictReader((TESTS / "engine" / name).read_text(encoding="utf-8").splitlines()))
+    for name in ("published_lines.csv", "published_recipes.csv")
+)
+GPUS = ("h100", "h200", "b200", "b300", "gb200", "gb300", "mi300x", "mi325x", "mi350x", "mi355x", "rtx_5090")
+
+
+#: Options that recipes leave to choice: a TP size by memory, and drafts with their backends.
+CHOSEN = {"--tensor-parallel-size", "--speculative-config", "--no-enable-chunked-prefill", "--moe-backend"}
+#: Options that one table has in JSON, or as a switch, and the other in words with dots.
+SPELLED = {
+    "--attention-config", "--compilation-config", "--default-chat-template-kwargs", "--hf-overrides", "--kernel-config",
+    "--limit-mm-per-prompt", "--max-model-len auto", "--media-io-kwargs", "--reasoning-config", "--speculative-config",
+}  # fmt: skip
+
+
+def options_of(argv: Sequence[str]) -> Mapping[str, str]:
+    return engine.read_line(argv, engine.parse_version("0.32.0")).options
+
+
+def test_the_packaged_lines_are_the_published_ones() -> None:
+    for row in LINES:
+        words, env = stated_words((row["model"],), load_profile(row["gpu"]))
+        published = options_of(["vllm", "serve", "m", *shlex.split(row["options"])])
+        packaged = options_of(["vllm", "serve", "m", *words])
+        assert dict(word.split("=", 1) for word in row["env"].split()).items() <= env.items(), row
+        assert {*published} - {*packaged} <= CHOSEN | SPELLED, row
+        differ = {name for name in {*published} & {*packaged} if published[name] != packaged[name]}
+        assert differ <= SPELLED | {"--tensor-parallel-size"}, row
+
+
+def known_checkpoints() -> list[tuple[str, str]]:
+    """Each checkpoint of a recipe that the catalog knows, on one of the verified GPUs that have the same words."""
+    pairs = {}
+    for row in RECIPES:
+        for gpu in row["verified"].split() if find_entry(row["model"]) else ():
+            profile = load_profile(gpu.replace("_", "-")) if gpu in GPUS else None
+            for entry in map(find_entry, (row["model"], *row["others"].split()) if profile else ()):
+                words = str(stated_words((entry.id,), profile)) if entry and profile else ""
+                emulated = entry and profile and entry.weight_dtype in profile.emulated
+                if words not in ("", "([], {})") and not emulated:
+                    pairs[entry.id, profile.platform, words] = (entry.id, profile.id)
+    return list(pairs.values())
+
+
+def said_of(model: str, gpu: str) -> tuple[list[str], dict[str, str], list[str]]:
+    """Words and variables of a plan on as many GPUs of a node as are legal, and its departures."""
+    for size in (8, 4, 2, 1):
+        serving = Serving(model, gpu, tensor_parallel_size=size, engine_version="0.32.0")
+        with suppress(IllegalPlanError):
+            candidate = Candidate(serving.resolved, serving.deployment, estimate=cast(Estimate, None))
+            break
+    recipe = recipe_of(candidate.deployment)
+    if vision := recipe.settings.get("mm_encoder_tp_mode"):  # settings that a search takes from the recipe
+        changed = serving.changed(mm_encoder_tp_mode=vision)
+        candidate = replace(candidate, deployment=changed.deployment)
+    argv = engine.serve_argv(candidate.config, model, extra=recipe.flags)
+    ranking = Ranking(serving.profile, serving.version, (candidate,), ())
+    space, objective = Space((serving,)), Objective("balanced", Load.closed_loop(8, 1024, 128))
+    return argv, recipe.env, list(Departures(space, objective, ranking, candidate).of(argv, recipe.env))
+
+
+def covers(planned: str, stated: str) -> bool:
+    def inside(one: Any, other: Any) -> bool:
+        if isinstance(other, dict):
+            return all(key in one and inside(one[key], value) for key, value in other.items())
+        return bool(one == other)
+
+    return stated.startswith("{") and planned.startswith("{") and inside(json.loads(planned), json.loads(stated))
+
+
+def test_every_word_of_a_recipe_is_on_the_plan_or_said() -> None:
+    known = known_checkpoints()
+    assert len(known) > 200
+    for model, gpu in known:
+        argv, env, said = said_of(model, gpu)
+        words, variables = stated_words((model,), load_profile(gpu))
+        named = {word for one in said for word in one.partition(" (")[0].replace("=", " ").split()}
+        assert {name for name, value in variables.items() if env.get(name) != value} <= named, model
+        planned, stated = options_of(argv), options_of(["vllm", "serve", model, *words])
+        for name, value in stated.items():
+            same = planned.get(name) == value or covers(planned.get(name, ""), value)
+            of_vllm = name not in planned and (value == "auto" or name == "--enable-chunked-prefill")
+            assert same or of_vllm or name in named, (model, gpu, name)
+
+
+def test_no_reason_is_missing() -> None:
+    """``untimed`` stands where no table, no search and no version has another reason."""
+    untimed = {
+        one.split()[1].partition("=")[0]
+        for model, gpu in known_checkpoints()
+        for one in said_of(model, gpu)[2]
+        if "(untimed)" in one
+    }
+    assert untimed == set()
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "said"),
+    [
+        ("deepseek-ai/DeepSeek-V3.1", "h200", ["no --enable-expert-parallel (the recipe's: 8 GPUs as well)"]),
+        (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "h100",
+            ["no VLLM_USE_FLASHINFER_MOE_FP8=1 (gone in 0.24.0)",
+             "no VLLM_FLASHINFER_MOE_BACKEND=throughput (gone in 0.24.0)"],
+        ),
+        (
+            "moonshotai/Kimi-K3", "b300",
+            ["--kv-cache-dtype auto, not fp8 (the recipe's: 8 GPUs as well)",
+             "adds --block-size 32 (vLLM's own choice, written out)"],
+        ),
+        ("Qwen/Qwen3-VL-235B-A22B-Instruct", "h200", ["adds --enable-expert-parallel (the recipe's: 4 GPUs as well)"]),
+        (
+            "MiniMaxAI/MiniMax-M2.5", "h200",
+            ["--tensor-parallel-size 2, not 4 (the recipe's: 4 GPUs at best, against 2 GPUs)",
+             "--max-num-seqs 32, not 512 (places for the load)"],
+        ),
+        ("zai-org/GLM-4.6", "h200", ["adds --enable-expert-parallel (the recipe's: 4 GPUs as well)"]),
+    ],
+)  # fmt: skip
+def test_a_plan_says_where_it_departs_from_the_recipe(model: str, gpu: str, said: list[str]) -> None:
+    answer = recommend_plans(model, gpu=gpu, use_case="chat", request_rate=2, engine_version="0.32.0")
+    (plan, *_) = answer.to_dict()["plans"]
+    assert {*said} <= {*plan["departures"]}
+    text = " ".join("\n".join(answer.sentences()).split())
+    assert f"beside the recipe: {'; '.join(plan['departures'])}" in text
+    assert len(text.splitlines()) <= 40
+
+
+def test_kimi_k3_starts_with_an_fp8_cache() -> None:
+    """Its layers assert it: Kimi-K3 fp8 KV cache requires an fp8 prefill query."""
+    answer = recommend_plans("moonshotai/Kimi-K3", gpu="b300", kv_cache_dtype="fp8", engine_version="0.32.0")
+    planned = options_of(answer.to_dict()["plans"][0]["serve_argv"])
+    assert json.loads(planned["--attention-config"])["use_prefill_query_quantization"]
+    assert planned["--load-format"] == "fastsafetensors"
+
+
+def test_a_model_without_a_recipe_departs_from_nothing() -> None:
+    answer = recommend_plans("Qwen/Qwen2.5-7B-Instruct", gpu="h100", max_concurrency=8)
+    assert answer.to_dict()["plans"][0]["departures"] == []
