@@ -1,0 +1,74 @@
+"""Public questions about launch lines, each with its right answer, beside those of ``test_check_line``."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run
+
+from planner import recommend_plans, size_fleet
+
+
+def line_of(plan: dict[str, Any]) -> str:
+    return shlex.join(plan["serve_argv"])
+
+
+@pytest.mark.parametrize("gpu", ["b300", "gb300", "mi355x"])
+def test_kimi_k3_starts_on_each_gpu(gpu: str) -> None:
+    answer = recommend_plans("moonshotai/Kimi-K3", gpu=gpu, goal="min-latency", speculation=False)
+    plan, text = answer.to_dict()["plans"][0], "\n".join(answer.sentences())
+    for words in ("--trust-remote-code", "--gpu-memory-utilization 0.95", "--tool-call-parser kimi_k3",
+                  "--reasoning-parser kimi_k3"):  # fmt: skip
+        assert words in line_of(plan)
+    assert tuple(map(int, plan["engine_version"].split("."))) >= (0, 27, 1)
+    assert plan["env"].get("VLLM_USE_BREAKABLE_CUDAGRAPH") == ("0" if gpu == "mi355x" else None)
+    assert ("over 2 nodes" in text.splitlines()[0] or "over 2 nodes" in text.splitlines()[1]) is (gpu == "gb300")
+    assert ("--nnodes 2" in " ".join(text.split())) is (gpu == "gb300")
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "context"),
+    [
+        ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", ["--trust-remote-code"], 262_144),
+        ("openai/gpt-oss-120b", ["--tool-call-parser openai", "--reasoning-parser openai_gptoss"], 131_072),
+    ],
+)
+def test_the_line_has_what_users_need(model: str, words: list[str], context: int) -> None:
+    plan = recommend_plans(model, gpu="b200", workload="chat").to_dict()["plans"][0]
+    assert all(one in line_of(plan) for one in words)
+    assert plan["max_model_len"] == context
+
+
+def test_one_request_at_a_time_has_room_for_more() -> None:
+    plan = recommend_plans("deepseek-ai/DeepSeek-R1", gpu="b200", max_concurrency=1).to_dict()["plans"][0]
+    assert plan["max_num_seqs"] >= 8
+
+
+def test_agents_keep_their_prefixes() -> None:
+    asked = {"gpu": "b200", "workload": "coding-agent", "request_rate": 0.5}
+    plan = recommend_plans("Qwen/Qwen3.5-397B-A17B", **asked).to_dict()["plans"][0]
+    assert plan["enable_prefix_caching"] and "--no-enable-prefix-caching" not in line_of(plan)
+
+
+def test_a_workflow_has_the_line_of_its_document(tmp_path: Path) -> None:
+    run("workflow", "deepseek", "--gpu", "mi325x", "-o", str(tmp_path / "deepseek"))
+    plan = json.loads((tmp_path / "deepseek" / "plan.json").read_text(encoding="utf-8"))
+    assert plan["tensor_parallel_size"] == 8
+    assert plan["departures"] == []  # they are those of a search
+
+
+def test_a_fleet_serves_what_was_asked() -> None:
+    answer = size_fleet("Qwen/Qwen2.5-3B-Instruct", gpu="h100", request_rate=5)
+    assert next(answer.sentences()).startswith("Serve Qwen/Qwen2.5-3B-Instruct on ")
+
+
+def test_weights_stored_in_fp32_are_served_in_16_bits() -> None:
+    targets = {"ttft": 2000, "tpot": 50, "input_len": 2000, "output_len": 500}
+    one, other = (
+        recommend_plans(model, gpu="h200", **targets).to_dict()["plans"][0]
+        for model in ("allenai/OLMo-2-1124-7B-Instruct", "meta-llama/Llama-2-7b-hf")
+    )
+    assert one["num_gpus"] == 1 and one["weight_dtype"] == "bf16"
+    assert one["service"]["largest_load"] == pytest.approx(other["service"]["largest_load"], rel=0.3)
