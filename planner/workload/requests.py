@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,10 @@ MATCHED = 0.3
 #: Servers are out of balance where the fullest has so many requests more than the emptiest, and so many times as many.
 #: ``--balance-abs-threshold``, ``--balance-rel-threshold``
 UNEVEN, UNEVEN_TIMES = 64, 1.5
+MOST_SHARES = 32  #: kept, with the requests that they are of
 
 
+@lru_cache(maxsize=MOST_SHARES)  # engines are compared by the same shares
 def share(requests: Requests, servers: int, most: int, router: Router = "round-robin") -> Requests:
     """The requests of one of ``servers``, at most ``most``, from time zero on; the last ones where prompts share
     prefixes."""
@@ -253,14 +255,18 @@ class Prefixes:
 
         A node on the path of the share p of all prompts is held 1 - (1 - p)^together times.
         """
+        size_tok = self.end_tok - np.where(self.parent >= 0, self.end_tok[self.parent], 0)
+        return float(size_tok @ (self._share - (1 - (1 - self._share) ** together) / together))
+
+    @cached_property
+    def _share(self) -> NDArray[np.float64]:
+        """The share of all prompts that pass each node. Shape (nodes,)"""
         users = np.bincount(self.prompt[self.prompt >= 0], minlength=len(self.parent)).tolist()
         parent = self.parent.tolist()
         for node in range(len(parent) - 1, -1, -1):  # children come after their parents
             if parent[node] >= 0:
                 users[parent[node]] += users[node]
-        size_tok = self.end_tok - np.where(self.parent >= 0, self.end_tok[self.parent], 0)
-        share = np.array(users) / len(self.prompt)
-        return float(size_tok @ (share - (1 - (1 - share) ** together) / together))
+        return np.array(users) / len(self.prompt)
 
 
 def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[Nodes, Nodes, Nodes]:
