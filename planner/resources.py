@@ -1,6 +1,7 @@
 """Folders of packaged and of user data; reading a file that a user names; replacing a file as a whole."""
 
 import errno
+import json
 import os
 import stat
 import tomllib
@@ -31,8 +32,9 @@ def package_dir(name: str) -> Path:
 
 @cache
 def tables_of(path: Path) -> dict[str, Any]:
-    """The tables of a packaged TOML file."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    """The tables of a packaged TOML or JSON file."""
+    text = path.read_text(encoding="utf-8")
+    return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
 
 
 def calibration_tables(name: str) -> dict[str, Any]:

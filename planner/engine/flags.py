@@ -9,7 +9,6 @@
 {'VLLM_CPU_KVCACHE_SPACE': '4', 'OMP_NUM_THREADS': '8'}
 """
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -160,8 +159,7 @@ def _index(version: EngineVersion) -> int:
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
     folder = package_dir("engine")
-    data: dict[str, Any] = json.loads((folder / "flags.json").read_text(encoding="utf-8"))
-    return {**data, "replaced": tables_of(folder / "replaced.toml")}
+    return {**tables_of(folder / "flags.json"), "replaced": tables_of(folder / "replaced.toml")}
 
 
 @lru_cache(maxsize=32)

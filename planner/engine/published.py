@@ -15,7 +15,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from planner.engine.features import default_engine, uses_latent_attention
@@ -220,9 +220,10 @@ def stated_words(checkpoints: Sequence[str], profile: GpuProfile) -> tuple[list[
 
     An entry of ``stated.json`` has its words by platform, architecture or whole GPU; ``of`` names the recipe's model.
     """
-    own = next((_stated()[name] for name in checkpoints if name in _stated()), {})
+    lines: dict[str, dict[str, str]] = tables_of(package_dir("engine") / "stated.json")
+    own = next((lines[name] for name in checkpoints if name in lines), {})
     where = {"all", profile.platform, profile.architecture.rstrip("a"), profile.whole}
-    entries = (_stated().get(own.get("of", ""), {}), own)
+    entries = (lines.get(own.get("of", ""), {}), own)
     words = [w for one in entries for key, text in one.items() if where & {*key.split()} for w in shlex.split(text)]
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z]\w*=", word))
     return [word for word in words if word.partition("=")[0] not in variables], variables
@@ -232,12 +233,6 @@ def reason_left_out(word: str) -> str:
     """The reason why no plan has an option or a variable of the recipes."""
     reasons: dict[str, str] = _table("recipes")["reason"]
     return reasons.get(word, reasons["other"])
-
-
-@cache
-def _stated() -> dict[str, dict[str, str]]:
-    recipes: dict[str, dict[str, str]] = json.loads((package_dir("engine") / "stated.json").read_text("utf-8"))
-    return recipes
 
 
 def _serving_flags(model: Model) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from math import ceil, floor, inf, log
 import numpy as np
 
 from planner import progress
-from planner.engine import EngineArgs
+from planner.engine import EngineArgs, stated_words
 from planner.errors import InputError, PlannerError
 from planner.model import ResolvedModel
 from planner.planning import defaults
@@ -54,6 +54,11 @@ class RankedEngine:
     full: Uncertainty | None = None
     queued: float = inf  #: load at which the prompts of several classes wait for one another too long
     budgets: tuple[int | None, ...] = ()  #: of a family, the most promising first
+
+    @property
+    def tied(self) -> int:
+        """Equal for engines whose loads differ by less than TOLERANCE; smaller for larger loads."""
+        return -round(log(min(max(self.guess, 1e-12), 1e12)) / TOLERANCE)
 
     @property
     def num_gpus(self) -> int:
@@ -104,12 +109,14 @@ class _Search:
         return min(map(self.cost, self.plans), default=inf)
 
     def run(self) -> None:
-        """Take families in the order of their closed-form cost, of equal ones the one that carries most."""
+        """Take families by closed-form cost, then by load; of ties first those with or without EP as in the recipe."""
 
-        def order(family: RankedEngine) -> tuple[float, int, float]:
-            return family.cost(self.choices, at_least=False), family.num_gpus, -family.guess
+        def order(family: RankedEngine) -> tuple[float, int, int, bool, float]:
+            recipe, _ = stated_words((family.resolved.resolved, choices.space.model.resolved), choices.profile)
+            other = bool(recipe) and ("--enable-expert-parallel" in recipe) is not family.args.enable_expert_parallel
+            return family.cost(choices, at_least=False), family.num_gpus, family.tied, other, -family.guess
 
-        margin, profile = defaults.OPTIMISM[self.exactly], self.choices.profile.id
+        margin, choices, profile = defaults.OPTIMISM[self.exactly], self.choices, self.choices.profile.id
         families = sorted(self._families(), key=order)
         for outline in progress.each(families, lambda family: f"{profile}: {family.resolved.resolved}"):
             family: RankedEngine | None = outline
@@ -218,10 +225,7 @@ class _Search:
 
         def promise(member: RankedEngine) -> tuple[float, bool, int]:
             """Sort key; larger is tried later."""
-            like, tok = (
-                -round(log(max(member.guess, 1e-12)) / TOLERANCE),
-                member.deployment.config.max_num_batched_tokens,
-            )
+            like, tok = member.tied, member.deployment.config.max_num_batched_tokens
             if any(slo.metric == "tpot" for slo in objective.slos):
                 return like, member.args.max_num_batched_tokens != args.max_num_batched_tokens, -tok
             return like, False, tok
