@@ -277,12 +277,6 @@ class GpuProfile(_Facts):
         title = Source(title="Stated for this plan", retrieved=datetime.date.today())
         return self.model_copy(update={"interconnect": links, "sources": {**self.sources, STATED: title}})
 
-    @property
-    def stated_network_gb_per_s(self) -> float | None:
-        """Bandwidth set by ``with_network``; None where the network is the profile's own, or unknown."""
-        network = self.interconnect.network_bandwidth
-        return network.value if network and network.source == STATED else None
-
     def with_node(self, gpus: int) -> GpuProfile:
         """A copy with ``gpus`` per node, all joined by its links; links beyond a node (NVL72) stay as they are."""
         links = self.interconnect

@@ -5,15 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import count, product
 from math import ceil, inf
 
-from planner.engine import (
-    CPU_KVCACHE_SPACE,
-    EngineArgs,
-    Layout,
-    legal_tensor_parallel_sizes,
-    recipe_for,
-    searched_drafts,
-    uses_latent_attention,
-)
+from planner import engine
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
 from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoints, resolve_model
@@ -53,7 +45,7 @@ class Space:
         return self.servings[0].resolved
 
     @property
-    def args(self) -> EngineArgs:
+    def args(self) -> engine.EngineArgs:
         return self.servings[0].args
 
     @property
@@ -171,7 +163,7 @@ class Choices:
         self.planned_len = space.planned_len(objective.load)
         self.most_gpus = space.most_gpus(self.profile)
         self.rejected: list[Rejected] = []
-        self._deployed: dict[tuple[str, EngineArgs], Deployment] = {}
+        self._deployed: dict[tuple[str, engine.EngineArgs], Deployment] = {}
 
     def checkpoints(self) -> Iterator[ResolvedModel]:
         """Yield the asked model and the checkpoints made of it that this GPU runs; a quantised one has none."""
@@ -202,9 +194,9 @@ class Choices:
         emulated = f"{profile.name} computes {dtype} in {profile.emulated.get(dtype)}: saves memory, not time"
         return f"{emulated}; ask for the checkpoint by name to plan it" if dtype in profile.emulated else None
 
-    def engines(self, resolved: ResolvedModel) -> Iterator[EngineArgs]:
+    def engines(self, resolved: ResolvedModel) -> Iterator[engine.EngineArgs]:
         """Yield layouts x KV dtypes of one checkpoint, with the settings that its recipes advise."""
-        layouts = list[Layout]()
+        layouts = list[engine.Layout]()
         for nodes in self.nodes:
             over = self._layouts_over(resolved.model, nodes) if nodes > 1 else self._layouts(resolved.model)
             layouts += over
@@ -221,16 +213,16 @@ class Choices:
             # vLLM's proposers support no stages, nor adapters
             asked = args.speculative_config or args.enable_lora or args.pipeline_parallel_size > 1
             if self.space.speculation and not asked:  # among many GPUs one number of drafted tokens stands for all
-                drafts = tuple(searched_drafts(resolved.model, resolved.resolved))
+                drafts = tuple(engine.searched_drafts(resolved.model, resolved.resolved))
                 for one in drafts[-1:] if self.space.coarse else drafts:
                     yield replace(args, speculative_config=one)
 
-    def launched(self, model: Model, args: EngineArgs) -> EngineArgs:
+    def launched(self, model: Model, args: engine.EngineArgs) -> engine.EngineArgs:
         """Return ``args`` with a context for the load, and with the recipes' settings where nothing was asked for.
 
         ``max_num_seqs`` is searched. Recipes that keep no prefixes were written for prompts that share none.
         """
-        advised = recipe_for(model, self.profile, self.version, kv_cache_dtype=args.kv_cache_dtype).settings
+        advised = engine.recipe_for(model, self.profile, self.version, kv_cache_dtype=args.kv_cache_dtype).settings
         load, total = self.objective.load, self.objective.load.longest_len
         skipped = {"max_num_seqs"} | ({"enable_prefix_caching"} if load.prefix_len or load.reused else set())
         names = [name for name in advised if name not in skipped and getattr(args, name) in (None, "auto")]
@@ -238,14 +230,14 @@ class Choices:
         context = max(min(defaults.round_context(total), model.max_position_embeddings), total)
         return replace(args, max_model_len=args.max_model_len or context)
 
-    def deployed(self, resolved: ResolvedModel, args: EngineArgs) -> Deployment:
+    def deployed(self, resolved: ResolvedModel, args: engine.EngineArgs) -> Deployment:
         """Return one engine; its step times are computed once. Raises IllegalPlanError for what vLLM refuses."""
         key = resolved.resolved, args
         if key not in self._deployed:
             self._deployed[key] = self.serving.changed(resolved=resolved, args=args).deployment
         return self._deployed[key]
 
-    def largest_batch(self, resolved: ResolvedModel, args: EngineArgs) -> int:
+    def largest_batch(self, resolved: ResolvedModel, args: engine.EngineArgs) -> int:
         """Largest ``max_num_seqs`` whose requests, all of full length, the low end of the KV cache holds; 0: none.
 
         A larger batch leaves a smaller cache. What the cache of one batch holds is tried first, or one less; then
@@ -277,7 +269,7 @@ class Choices:
     def reject(self, model: str, reason: str, **settings: str | int | None) -> None:
         self.rejected.append(Rejected(self.profile.id, model, reason=reason, **settings))  # type: ignore[arg-type]
 
-    def reject_args(self, resolved: ResolvedModel, args: EngineArgs, reason: str) -> None:
+    def reject_args(self, resolved: ResolvedModel, args: engine.EngineArgs, reason: str) -> None:
         self.rejected.append(Rejected.of_args(self.profile, resolved, args, reason))
 
     def left_out(self) -> Iterator[Rejected]:
@@ -312,7 +304,7 @@ class Choices:
 
         Whole ``experts`` on each rank (EP) may be legal at sizes that cut their blocks.
         """
-        legal = legal_tensor_parallel_sizes(
+        legal = engine.legal_tensor_parallel_sizes(
             model, self.profile, enable_expert_parallel=experts, fp8_blocks="refined",
             allow_unvalidated=self.space.args.allow_unvalidated, **({"most": most} if most else {}),
         )  # fmt: skip
@@ -322,7 +314,7 @@ class Choices:
     def _whole_experts(self, model: Model) -> bool:
         return model.is_moe and self.version.release >= DATA_PARALLEL_SINCE
 
-    def _layouts(self, model: Model) -> Iterator[Layout]:
+    def _layouts(self, model: Model) -> Iterator[engine.Layout]:
         """Yield every layout inside one node that is worth considering: ``left_out`` names the others.
 
         TP x pipeline stages; of an MoE also whole experts on each rank (EP), and copies of the attention (DP) whose
@@ -333,22 +325,22 @@ class Choices:
         coarse, node = self.space.coarse, self.space.node_size(self.profile)
         sizes, experts = self.tensor_parallel_sizes(model), self._whole_experts(model)
         whole = self.tensor_parallel_sizes(model, experts=True) if experts else []
-        yield from map(Layout, sizes)
-        yield from (Layout(size, enable_expert_parallel=True) for size in whole if size > 1)
+        yield from map(engine.Layout, sizes)
+        yield from (engine.Layout(size, enable_expert_parallel=True) for size in whole if size > 1)
         if self.profile.partition is not None:
             return
-        shared = experts and (not coarse or uses_latent_attention(model))
+        shared = experts and (not coarse or engine.uses_latent_attention(model))
         reached = sizes if coarse or self.profile.interconnect.kind in FAST_LINKS else []
         for copies in (2**power for power in range(1, node.bit_length())):
             if shared:
                 least = node if coarse else 1
-                yield from (Layout(s, 1, copies, True) for s in whole if least <= s * copies <= node)
+                yield from (engine.Layout(s, 1, copies, True) for s in whole if least <= s * copies <= node)
             fits = [size for size in sizes if size * copies <= node and size * copies not in reached]
-            yield from (Layout(size, copies) for size in fits)
+            yield from (engine.Layout(size, copies) for size in fits)
             if experts and not coarse:
-                yield from (Layout(size, copies, 1, True) for size in fits if size > 1)
+                yield from (engine.Layout(size, copies, 1, True) for size in fits if size > 1)
 
-    def _layouts_over(self, model: Model, nodes: int) -> Iterator[Layout]:
+    def _layouts_over(self, model: Model, nodes: int) -> Iterator[engine.Layout]:
         """Yield layouts that fill ``nodes`` nodes, with whole experts on each rank (EP) where there are any.
 
         ::
@@ -364,11 +356,11 @@ class Choices:
         for experts in (False, True) if self._whole_experts(model) else (False,):
             fitting = [size for size in self.tensor_parallel_sizes(model, experts=experts) if node % size == 0]
             if fitting:
-                yield Layout(fitting[-1], most // fitting[-1], 1, experts)
+                yield engine.Layout(fitting[-1], most // fitting[-1], 1, experts)
             if most in self.tensor_parallel_sizes(model, experts=experts, most=most):
-                yield Layout(most, 1, 1, experts)
+                yield engine.Layout(most, 1, 1, experts)
             if experts:
-                yield from (Layout(size, 1, most // size, True) for size in fitting)
+                yield from (engine.Layout(size, 1, most // size, True) for size in fitting)
 
     def _kv_cache_dtypes(self, model: Model) -> tuple[str, ...]:
         """fp8 where the checkpoint has measured scales for it; under targets also without, which a warning names."""
@@ -384,6 +376,6 @@ def why_not(deployment: Deployment) -> str:
     """Return the reason why not one request fits."""
     stage, space = deployment.budget.binding, deployment.config.cpu_kvcache_space
     memory, left = deployment.budget.memory_bytes / GIB, max(stage.left.low, 0) / GIB
-    given = f", {CPU_KVCACHE_SPACE} is {space}" if space else ""
+    given = f", {engine.CPU_KVCACHE_SPACE} is {space}" if space else ""
     rest = f" leave {left:.1f} GiB for the KV cache{given}" if left else f", which has {memory:.1f} GiB"
     return f"does not fit: {stage.weights.loaded_bytes / GIB:.1f} GiB of weights on each GPU{rest}"
