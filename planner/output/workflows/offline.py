@@ -9,7 +9,7 @@ from planner import engine
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts.emission import SEED_STEP, served_name
 from planner.output.workflows.documents import Command, Point, purposes
-from planner.output.workflows.subject import Subject, check_fits, engine_env, other_options, with_steps, written_out
+from planner.output.workflows.subject import Subject, check_fits, with_steps
 from planner.planning import Deployment, Plan, Prediction, defaults, recipe_of
 from planner.workload import Load
 
@@ -88,7 +88,7 @@ def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted:
     measured = job.profile.id == job.workflow.gpus[0] and str(job.version) == job.workflow.engine_version
     as_printed = job.documented and measured and not job.choice.other_run
     published = point.published if as_printed and predicted else None
-    env = engine_env({**command.env, **variant["env"]}, job.version, job.profile.platform) | _same_engine(job)
+    env = job.read_env({**command.env, **variant["env"]}) | _same_engine(job)
     own = {name: value for name, value in env.items() if job.plan.env.get(name) != value}
     # the result's key counts input and output tokens
     in_key = published and (published if metric == "avg_latency" else published * load.total_len / load.output_len)
@@ -123,16 +123,14 @@ def _engine(job: Subject, command: Command) -> tuple[Deployment, engine.ServeLin
     if not job.documented:  # recommended settings, with the document's way of measuring
         own = job.deployment.config  # whose tokens follow the context without chunks
         tokens = max(own.max_num_batched_tokens, args.max_num_seqs or 0) if own.enable_chunked_prefill else None
+        of_document = ("enforce_eager", "max_num_seqs", "speculative_config", "enable_prefix_caching")
         args = engine.EngineArgs(
+            **{name: getattr(args, name) for name in of_document},
             tensor_parallel_size=own.tensor_parallel_size,
             kv_cache_dtype=own.kv_cache_dtype_flag or "auto",
             gpu_memory_utilization=own.gpu_memory_utilization,
             max_model_len=max(_load(job, command).max_total_len, own.max_model_len),
             max_num_batched_tokens=tokens,
-            enforce_eager=args.enforce_eager,
-            max_num_seqs=args.max_num_seqs,
-            speculative_config=args.speculative_config,
-            enable_prefix_caching=args.enable_prefix_caching,
         )
         version, line = job.version, replace(line, num_scheduler_steps=1)
     if args.speculative_config and job.draft:
@@ -159,7 +157,7 @@ def _argv(
     job: Subject, deployment: Deployment, line: engine.ServeLine, load: Load, *, latency: bool
 ) -> tuple[str, ...]:
     model, platform, config = job.plan.model, job.profile.platform, deployment.config
-    extra = other_options(line, job.version, model)
+    extra = job.other_options(line)
     if not job.documented:
         extra = {**recipe_of(job.deployment).flags, **extra}
         # the first would bring the older engine, which is not the recommended one; no answer is parsed
@@ -168,16 +166,16 @@ def _argv(
         read = {name for name, flag in flags.items() if engine.flag_status(job.version, flag, takes)}
         read -= {"num-scheduler-steps", "reasoning-parser"}
         extra = {name: value for name, value in extra.items() if name in read}
-    if not latency:
+    if latency:
+        warm_up, iterations = (line.others.get(flag) for flag in ("--num-iters-warmup", "--num-iters"))
+        words = engine.bench_latency_argv(
+            config, model, input_len=load.input_len, output_len=load.output_len, batch_size=load.num_prompts,
+            num_iters_warmup=int(warm_up or WARM_UP_ITERATIONS), num_iters=int(iterations or ITERATIONS),
+            platform=platform, extra=extra,
+        )  # fmt: skip
+    else:
         words = engine.bench_throughput_argv(config, load, model, platform=platform, extra=extra)
-        return written_out(words, line, job.version)
-    warm_up, iterations = (line.others.get(flag) for flag in ("--num-iters-warmup", "--num-iters"))
-    words = engine.bench_latency_argv(
-        config, model, input_len=load.input_len, output_len=load.output_len, batch_size=load.num_prompts,
-        num_iters_warmup=int(warm_up or WARM_UP_ITERATIONS), num_iters=int(iterations or ITERATIONS),
-        platform=platform, extra=extra,
-    )  # fmt: skip
-    return written_out(words, line, job.version)
+    return job.written_out(words, line)
 
 
 def _expected(result: Mapping[str, Any], metric: str, published: float | None, in_key: float | None) -> Iterator[str]:

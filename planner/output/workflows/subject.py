@@ -115,6 +115,30 @@ class Subject(Chosen):
     client: Command | None = None
     draft: str = ""  #: the model that drafts, if one does
 
+    def read_env(self, env: Mapping[str, str]) -> dict[str, str]:
+        """A document's variables that the version reads; the scripts choose the GPUs."""
+        placed, platform = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), self.profile.platform
+        known = {name for name in env if engine.env_status(self.version, name, platform=platform)}
+        return {name: value for name, value in env.items() if name in known and name not in placed}
+
+    def other_options(self, line: engine.ServeLine) -> dict[str, Any]:
+        """Options of a document's line beside the engine's settings, in the words of the version."""
+        steps, others = "--num-scheduler-steps", {f: value for f, value in line.others.items() if f not in OURS}
+        if "--tokenizer" in others:
+            others["--tokenizer"] = self.plan.model
+        extra = engine.spelled_options(others, self.version, line.command)
+        if steps in line.options and engine.flag_status(self.version, steps, line.command):
+            extra["num-scheduler-steps"] = line.options[steps]
+        return extra
+
+    def written_out(self, words: list[str], line: engine.ServeLine) -> tuple[str, ...]:
+        """A rendered command with those settings of the document's that a writer leaves out as defaults."""
+        for flag, value in line.options.items():
+            known = flag in _STATED - OURS - line.others.keys() and engine.flag_status(self.version, flag, line.command)
+            if known and not any(word == flag or word.startswith(f"{flag}=") for word in words):
+                words = [*words, flag, *([value] if value else [])]
+        return tuple(words)
+
 
 def subject(workflow: Workflow, choice: Choice) -> Subject:
     """The engine and the plan of a workflow. Raises IllegalPlanError for an unsupported GPU, version or size."""
@@ -183,32 +207,6 @@ def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = Non
         prompts = planning.defaults.PROMPTS_PER_SLOT * choice.max_concurrency
         load = replace(load, max_concurrency=choice.max_concurrency, num_prompts=prompts, request_rate=float("inf"))
     return choice.sent(load)
-
-
-def engine_env(env: Mapping[str, str], version: engine.EngineVersion, platform: str) -> dict[str, str]:
-    """A document's variables that the version reads; the scripts choose the GPUs."""
-    placed = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-    return {k: v for k, v in env.items() if k not in placed and engine.env_status(version, k, platform=platform)}
-
-
-def other_options(line: engine.ServeLine, version: engine.EngineVersion, model: str) -> dict[str, Any]:
-    """Options of a document's line beside the engine's settings, in the words of the version."""
-    others = {flag: value for flag, value in line.others.items() if flag not in OURS}
-    if "--tokenizer" in others:
-        others["--tokenizer"] = model
-    extra = engine.spelled_options(others, version, line.command)
-    if "--num-scheduler-steps" in line.options and engine.flag_status(version, "--num-scheduler-steps", line.command):
-        extra["num-scheduler-steps"] = line.options["--num-scheduler-steps"]
-    return extra
-
-
-def written_out(words: list[str], line: engine.ServeLine, version: engine.EngineVersion) -> tuple[str, ...]:
-    """A rendered command with those settings of the document's that a writer leaves out as defaults."""
-    for flag, value in line.options.items():
-        known = engine.flag_status(version, flag, line.command) and flag not in OURS and flag not in line.others
-        if known and not any(word == flag or word.startswith(f"{flag}=") for word in words) and flag in _STATED:
-            words = [*words, flag, *([value] if value else [])]
-    return tuple(words)
 
 
 def with_steps(deployment: planning.Deployment, line: engine.ServeLine) -> planning.Deployment:
@@ -385,19 +383,19 @@ def _published(job: Subject) -> Mapping[str, float]:
 
 
 def _launched(job: Subject, command: Command | None) -> dict[str, Any]:
-    model, version, platform = job.plan.model, job.version, job.profile.platform
-    config, recipe = job.deployment.config, planning.recipe_of(job.deployment)
+    model, version, config = job.plan.model, job.version, job.deployment.config
+    recipe = planning.recipe_of(job.deployment)
     if command is None:
         return {"serve_argv": tuple(engine.serve_argv(config, model, host=engine.EVERYWHERE, extra=recipe.flags))}
-    line = command.read(version, platform)
-    extra = other_options(line, version, model)
+    line = command.read(version, job.profile.platform)
+    extra = job.other_options(line)
     if recipe.flags.get("trust-remote-code"):
         extra["trust-remote-code"] = True
     extra = {name: value for name, value in extra.items() if engine.flag_status(version, f"--{name}")}
     words = engine.serve_argv(config, model, host=engine.EVERYWHERE, extra=extra)
     own_env = {name: value for name, value in job.plan.env.items() if name not in recipe.env}
-    env = {**engine_env(command.env, version, platform), **own_env}
-    return {"serve_argv": written_out(words, line, version) if job.printed else tuple(words), "env": env}
+    env = {**job.read_env(command.env), **own_env}
+    return {"serve_argv": job.written_out(words, line) if job.printed else tuple(words), "env": env}
 
 
 def _warnings(job: Subject, env: Mapping[str, str]) -> Iterator[str]:
