@@ -147,7 +147,7 @@ def _status(version: EngineVersion, name: str, spans: Spans) -> Status:
     ended = [last for _, last in spans if last < index]
     if not ended:
         return Status("not yet", names[next(first for first, _ in spans if first > index)])
-    return Status("gone", since, names[max(ended) + 1], _data()["replaced"].get(name, ""))
+    return Status("gone", since, names[max(ended) + 1], _data("replaced.toml").get(name, ""))
 
 
 @lru_cache(maxsize=256)
@@ -156,10 +156,8 @@ def _index(version: EngineVersion) -> int:
     return max(bisect_right(releases, version.release) - 1, 0)
 
 
-@lru_cache(maxsize=1)
-def _data() -> dict[str, Any]:
-    folder = package_dir("engine")
-    return {**tables_of(folder / "flags.json"), "replaced": tables_of(folder / "replaced.toml")}
+def _data(file: str = "flags.json") -> dict[str, Any]:
+    return tables_of(package_dir("engine") / file)
 
 
 @lru_cache(maxsize=32)

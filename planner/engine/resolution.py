@@ -182,6 +182,10 @@ class _Resolver:
             raise IllegalPlanError(f"{FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out")
+        major, fp8 = (self.profile.compute_capability or (10, 0))[0], args.kv_cache_dtype.startswith("fp8")
+        if self.model.architecture == "KimiK3ForConditionalGeneration" and fp8 and major != 10:  # kimi_k3/nvidia/mla.py
+            cause = f"--kv-cache-dtype {args.kv_cache_dtype}: Kimi-K3 needs fp8 prefill queries, which sm_100 has"
+            raise IllegalPlanError(cause, hint="leave it at auto")
         if args.decode_context_parallel_size > 1:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
 

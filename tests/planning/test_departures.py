@@ -169,6 +169,16 @@ def test_kimi_k3_starts_with_an_fp8_cache() -> None:
     assert planned["--load-format"] == "fastsafetensors"
 
 
+@pytest.mark.parametrize(("gpu", "starts"), [("h200", False), ("b300", True), ("mi355x", True)])
+def test_kimi_k3_takes_an_fp8_cache_where_its_prefill_does(gpu: str, starts: bool) -> None:
+    args = {"tensor_parallel_size": 8, "kv_cache_dtype": "fp8", "engine_version": "0.32.0"}
+    if starts:
+        assert Serving("moonshotai/Kimi-K3", gpu, **args).deployment.config.kv_cache_dtype == "fp8"
+    else:
+        with pytest.raises(IllegalPlanError, match="needs fp8 prefill queries"):
+            _ = Serving("moonshotai/Kimi-K3", gpu, **args).deployment
+
+
 def test_a_model_without_a_recipe_departs_from_nothing() -> None:
     answer = recommend_plans("Qwen/Qwen2.5-7B-Instruct", gpu="h100", max_concurrency=8)
     assert answer.to_dict()["plans"][0]["departures"] == []

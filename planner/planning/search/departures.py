@@ -29,11 +29,10 @@ class Departures:
 
     def of(self, argv: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
         """Yield ``--option value, not value (reason)`` for a plan; nothing for a model without a recipe."""
-        config, asked, profile = self.winner.config, self.space.model.resolved, self.winner.profile
         stated, planned = self.line.options, engine.read_line(argv, self.version).options
-        if stated and not engine.stated_words((self.served,), profile)[0]:
-            yield f"model {self.served}, not {asked} (the recipe has no such checkpoint)"
-        named = {engine.flag_of(name): getattr(config, name) for name in engine.tagged("logged")}
+        if stated and not engine.stated_words((self.served,), self.winner.profile)[0]:
+            yield f"model {self.served}, not {self.space.model.resolved} (the recipe has no such checkpoint)"
+        named = {engine.flag_of(name): getattr(self.winner.config, name) for name in engine.tagged("logged")}
         has = {**{flag: "" if value is True else str(value) for flag, value in named.items() if value}, **planned}
         for option, value in stated.items():
             if option not in has and value != "auto":

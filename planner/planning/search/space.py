@@ -185,8 +185,7 @@ class Choices:
             yield resolve_model(checkpoint.id, network=False)
 
     def _unsuitable(self, checkpoint: Checkpoint) -> str | None:
-        profile, publisher = self.profile, self.space.model.resolved.split("/")[0]
-        dtype = checkpoint.weight_dtype
+        profile, publisher, dtype = self.profile, self.space.model.resolved.split("/")[0], checkpoint.weight_dtype
         if checkpoint.publisher.lower() not in TRUSTED_PUBLISHERS and checkpoint.publisher != publisher:
             return f"quantised by {checkpoint.publisher}: ask for it by name to plan it"
         if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
