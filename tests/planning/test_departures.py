@@ -141,6 +141,10 @@ def test_no_reason_is_missing() -> None:
             ["--tensor-parallel-size 2, not 4 (the recipe's: 4 GPUs at best, against 2 GPUs)",
              "--max-num-seqs 32, not 512 (places for the load)"],
         ),
+        (
+            "deepseek-ai/DeepSeek-V4-Pro", "b200",  # a recipe without a TP size means all GPUs
+            ["adds --data-parallel-size 4 (the recipe's: 8 GPUs as well)"],
+        ),
         ("zai-org/GLM-4.6", "h200", ["adds --enable-expert-parallel (the recipe's: 4 GPUs as well)"]),
     ],
 )  # fmt: skip

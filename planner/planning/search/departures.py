@@ -49,12 +49,11 @@ class Departures:
         name, config = word.removeprefix("--").replace("-", "_"), self.winner.config
         if getattr(self.space.args, name, None) != getattr(engine.EngineArgs(), name, None):
             return "as asked"
-        wanted = {axis: getattr(config, axis) for axis in _LAYOUT}
-        if name in _LAYOUT:
-            sized = engine.flag_of(_LAYOUT[0]) in self.line.options
-            wanted |= {axis: getattr(self.line.args, axis) for axis in _LAYOUT[not sized :]}
-        elif name == "kv_cache_dtype":
-            wanted[name] = self.line.args.kv_cache_dtype
+        if name == "kv_cache_dtype":
+            wanted = {**config.settings("axes"), name: self.line.args.kv_cache_dtype}
+        elif name in _LAYOUT:
+            wanted, sized = self.line.args.settings("axes"), engine.flag_of(_LAYOUT[0]) in self.line.options
+            wanted[_LAYOUT[0]] = wanted[_LAYOUT[0]] if sized else config.num_gpus // self.line.args.num_gpus
         else:
             return self.refused.get(word) or engine.reason_left_out(word)
         return f"the recipe's: {_result(self.objective, self.ranking, self.winner, wanted)}"
