@@ -269,15 +269,15 @@ def stock_of(
         return stocks("--have", assignments(have), profiles)
     if budget is None:
         return None
-    each = {profile.id: price_of(profile, prices) for profile in profiles}
-    parts = {profile.id: profile.parts for profile in profiles}
-    stock = {
-        gpu: floor(budget / (price.usd_per_h.mid * parts[gpu]) + 1e-9)
-        for gpu, price in each.items()
-        if price and price.usd_per_h.mid
-    }
-    if not stock:
+    priced = ((profile, price) for profile in profiles if (price := price_of(profile, prices)) and price.usd_per_h.mid)
+    usd = {profile.id: price.usd_per_h.mid * profile.parts for profile, price in priced}
+    if not usd:
         raise InputError("--budget: no price is known for these GPUs", hint=f"add --price {profiles[0].id}=USD")
+    stock = {gpu: floor(budget / each + 1e-9) for gpu, each in usd.items()}
+    if not any(stock.values()):
+        least, gpu = min((each, gpu) for gpu, each in usd.items())
+        cause = f"--budget {budget:g} rents no GPU: one {gpu} is {least:.2f} USD/h"
+        raise InputError(cause, hint=f"--budget {least:.3g} or more")
     return stock
 
 
