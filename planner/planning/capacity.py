@@ -101,7 +101,7 @@ class Capacity:
     def idle(self, *, whole: bool = False) -> ServedLoad:
         """The load of a server that idles, below which none is easier. Far from the largest, so it is not kept."""
         sent = at_load(self.deployment, self.load, self.slos, self.by, idle_load(self.deployment, self.load, self.by))
-        return measure(self.deployment, sent, self.slos, confidence=self.confidence, whole=whole)
+        return measure(self.deployment, sent, self.slos, confidence=self.confidence, whole=whole, exactly=whole)
 
     def _known(self, confidence: float, *, exactly: bool) -> Iterable[ServedLoad]:
         """The whole replays, at this confidence."""

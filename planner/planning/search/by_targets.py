@@ -471,10 +471,8 @@ class _Search:
         idle = self.exactly and self.objective.by == "rate" and not self.load.unsendable
         closest: tuple[RankedEngine, ServedLoad] | None = None
         nearest = min(self.missed, key=lambda pair: pair[1].excess, default=None)  # it meets those of a request alone
-        if nearest and self.load.unsendable:
-            closest = nearest
-        elif nearest and idle:
-            closest = self._missed_when_idle(nearest[0])
+        if nearest and (idle or self.load.unsendable):
+            closest = (self._missed_when_idle(nearest[0]) if idle else None) or nearest
         for at_least, engine in () if closest else sorted(self.hopeless, key=lambda pair: pair[0]):
             if closest and at_least >= closest[1].excess:
                 break
@@ -489,7 +487,7 @@ class _Search:
         """A load so small that the server idles, if it misses a target; a limit that it meets has a plan."""
         args = engine.args
         try:
-            batch = args.max_num_seqs or self.choices.largest_batch(engine.resolved, args)
+            batch = self.choices.space.args.max_num_seqs or self.choices.largest_batch(engine.resolved, args)
             roomy = self.choices.deployed(engine.resolved, replace(args, max_num_seqs=max(batch, 1)))
             load = Capacity(roomy, self.load, self.targets).idle(whole=True)
         except PlannerError:  # with memory for more than one request, or in so many steps, it is not served

@@ -103,9 +103,11 @@ def doubts_about_comparison(comparison: Comparison) -> Iterator[Doubt]:
 
 
 def met_limits(readings: Sequence[Reading]) -> str:
-    """Flags with limits that are met, for the targets that are missed; empty where none is."""
-    missed = ((one.slo.metric, ceil(one.expected_ms), one.slo.group) for one in readings if not one.met)
-    return " ".join(f"{name}={ms} of --class {group}" if group else f"--{name} {ms}" for name, ms, group in missed)
+    """Flags with limits that other draws meet too, for the targets that are missed; empty where none is."""
+    scatters = {"ttft": 1 + defaults.TOLERANCE}  # it has the queue
+    missed = ((one.slo, ceil(one.expected_ms * scatters.get(one.slo.metric, 1))) for one in readings if not one.met)
+    flags = (f"{slo.metric}={ms} of --class {slo.group}" if slo.group else f"--{slo.metric} {ms}" for slo, ms in missed)
+    return " ".join(flags)
 
 
 def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> Doubt:
