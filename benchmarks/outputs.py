@@ -316,7 +316,7 @@ SNIPPETS = (
     f"answer = recommend_plans('{L8}', 'mi300x', ttft=1000, tpot=50, request_rate=2, price={{'mi300x': 1.5}})\n"
     "show(answer); print(answer.command); print(*write_scripts(answer, 'plans'))",
     f"show(compare_gpus('{L8}', ['h100', 'mi300x'], input_len=[256, 512], max_concurrency=8, price={{'h100': 2.5}}))",
-    f"show(size_fleet('{L8}', 'h100', classes=[Demand('chat', 4, 256, 64)], tpot=100, n_plus=0, stock={{'h100': 9}}))",
+    f"show(size_fleet('{L8}', 'h100', classes=[Demand('chat', 4, 256, 64)], tpot=100, spares=0, stock={{'h100': 9}}))",
     f"show(check_command('vllm serve {L8} --max-num-seqs 64', 'h100', max_concurrency=4))",
     "show(evaluate_runs('runs.csv', calibration='none'))",
     "show(calibrate_from('own.csv', output='machine.toml'))",
