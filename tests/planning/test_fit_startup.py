@@ -132,9 +132,16 @@ def test_later_runs_on_the_machine_use_it_and_say_so(log: Callable[[str], str]) 
 def test_a_plan_for_the_machine_rests_on_its_log_too(log: Callable[[str], str]) -> None:
     asked = ("recommend", "Qwen/Qwen3-4B", "--gpu", "h100", "--gpus", "1", "--engine-version", "0.10.2")
     asked += ("--max-concurrency", "8", "--format", "json")
-    before = json.loads(run(*asked).out)["plans"][0]["memory"]
+
+    def memory() -> dict[str, int]:
+        """Memory of the plan in bf16, as logged: the FP8 checkpoint is planned before it."""
+        plans = {plan["model"]: plan for plan in json.loads(run(*asked).out)["plans"]}
+        found: dict[str, int] = plans["Qwen/Qwen3-4B"]["memory"]
+        return found
+
+    before = memory()
     fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(SUM_ONLY))
-    after = json.loads(run(*asked).out)["plans"][0]["memory"]
+    after = memory()
     assert after["kv_cache_bytes"] != before["kv_cache_bytes"]
     assert after["weights_bytes"] == before["weights_bytes"]
 
