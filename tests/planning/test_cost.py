@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.hardware.profiles import DollarsPerHour, GpuProfile, ListPrice, Quantity, load_all, load_profile
-from planner.planning.cost import HOUR_S, MILLION, Span, parse_prices, power_w, price_of
+from planner.planning.cost import MILLION_PER_S, Span, parse_prices, power_w, price_of
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
 PARTITIONS = [profile for profile in load_all(partitions=True) if profile.partition]
@@ -17,7 +17,7 @@ def by_id(profile: GpuProfile) -> str:
 
 
 def usd_per_million_tok(usd_per_h: Span, tok_per_s: Span) -> Span:
-    return usd_per_h.times(MILLION / HOUR_S).over(tok_per_s)
+    return usd_per_h.times(MILLION_PER_S).over(tok_per_s)
 
 
 def test_a_million_tokens_by_hand() -> None:

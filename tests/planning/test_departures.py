@@ -124,7 +124,13 @@ def test_no_reason_is_missing() -> None:
 @pytest.mark.parametrize(
     ("model", "gpu", "said"),
     [
-        ("deepseek-ai/DeepSeek-V3.1", "h200", ["adds --kv-cache-dtype fp8 (the recipe's: 8 GPUs as well)"]),
+        (
+            "deepseek-ai/DeepSeek-V3.1", "h200",  # EP as in the recipe, and no fp8 cache, at the same cost
+            ["no --chat-template examples/tool_chat_template_deepseekv... "
+             "(a file of vLLM's repository, for tool calls)",
+             "adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
+             "(the search tries the model's own MTP modules alone)"],
+        ),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "h100",
             ["no VLLM_USE_FLASHINFER_MOE_FP8=1 (gone in 0.24.0)",
@@ -152,6 +158,7 @@ def test_a_plan_says_where_it_departs_from_the_recipe(model: str, gpu: str, said
     answer = recommend_plans(model, gpu=gpu, use_case="chat", request_rate=2, engine_version="0.32.0")
     (plan, *_) = answer.to_dict()["plans"]
     assert {*said} <= {*plan["departures"]}
+    assert not any("adds --kv-cache-dtype" in one for one in plan["departures"])
     text = " ".join("\n".join(answer.sentences()).split())
     assert f"beside the recipe: {'; '.join(plan['departures'])}" in text
     assert len(text.splitlines()) <= 40

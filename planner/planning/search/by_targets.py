@@ -13,7 +13,7 @@ from math import ceil, floor, inf, log
 import numpy as np
 
 from planner import progress
-from planner.engine import EngineArgs, stated_words
+from planner.engine import EngineArgs, EngineConfig, stated_words
 from planner.errors import InputError, PlannerError
 from planner.model import ResolvedModel
 from planner.planning import defaults
@@ -109,12 +109,13 @@ class _Search:
         return min(map(self.cost, self.plans), default=inf)
 
     def run(self) -> None:
-        """Take families by closed-form cost, then by load; of ties first those with or without EP as in the recipe."""
+        """Take families by closed-form cost, 16-bit caches first, then by load; of ties those with the recipe's EP."""
 
-        def order(family: RankedEngine) -> tuple[float, int, int, bool, float]:
-            recipe, _ = stated_words((family.resolved.resolved, choices.space.model.resolved), choices.profile)
+        def order(family: RankedEngine) -> tuple[float, int, bool, int, bool, float]:
+            recipe = self._recipe(family.resolved)
             other = bool(recipe) and ("--enable-expert-parallel" in recipe) is not family.args.enable_expert_parallel
-            return family.cost(choices, at_least=False), family.num_gpus, family.tied, other, -family.guess
+            unscaled = self._unscaled(family.resolved, family.deployment.config)
+            return family.cost(choices, at_least=False), family.num_gpus, unscaled, family.tied, other, -family.guess
 
         margin, choices, profile = defaults.OPTIMISM[self.exactly], self.choices, self.choices.profile.id
         families = sorted(self._families(), key=order)
@@ -132,6 +133,14 @@ class _Search:
                 best = self._cost_words(self.best_cost)
                 self._reject(family, f"{least} at best{judged}" + ("" if least == best else f", against {best}"))
         self.choices.rejected += self.choices.left_out()
+
+    def _recipe(self, resolved: ResolvedModel) -> list[str]:
+        return stated_words((resolved.resolved, self.choices.space.model.resolved), self.choices.profile)[0]
+
+    def _unscaled(self, resolved: ResolvedModel, config: EngineConfig) -> bool:
+        """True for an fp8 KV cache that has no measured scales, and that the model's recipe does not name."""
+        scaled = resolved.model.quantization.kv_cache_dtype or "--kv-cache-dtype" in self._recipe(resolved)
+        return config.kv_cache_dtype.startswith("fp8") and not scaled
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
         """Whether it may be cheaper; an equal cost is of interest while there are few plans.
@@ -452,7 +461,8 @@ class _Search:
             if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
                 most = largest(self.choices.space, self.objective, candidate) or load
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
-            return cost, candidate.config.pipeline_parallel_size, load.excess  # few pipelines were measured
+            unscaled = self._unscaled(candidate.resolved, candidate.config)
+            return cost, candidate.config.pipeline_parallel_size, unscaled, load.excess  # few pipelines were measured
 
         candidates = sorted(self.plans, key=order)
         seen: set[tuple[str, int, str]] = set()
