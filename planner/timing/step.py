@@ -254,7 +254,7 @@ class Graphs:
     max_context_tok: float  #: longest context of a decoding sequence
 
     def holds(self, decode_seqs: float, decode_context_tok: float, prefill_tok: float) -> bool:
-        """Whether a step of such a batch replays a graph."""
+        """Return True if a step of such a batch replays a graph."""
         fits = decode_seqs + prefill_tok <= self.max_tok and (self.prefill or not prefill_tok)
         return fits and decode_context_tok <= self.max_context_tok * max(decode_seqs, 1)
 

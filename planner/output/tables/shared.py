@@ -62,7 +62,7 @@ def figure_between(value: float, low: float | None, high: float | None, unit: st
 
 
 def size_in_words(gpus: int | None, planned: int) -> str:
-    """GPUs at another confidence; over four times the ``planned`` ones nobody rents for certainty."""
+    """GPUs at another confidence; a number over four times ``planned`` is too uncertain to rent by."""
     return "no number" if not gpus else f"over {counted(4 * planned)}" if gpus > 4 * planned else counted(gpus)
 
 

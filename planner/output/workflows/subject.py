@@ -52,7 +52,7 @@ class Choice:
         return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Those of the options that the caller gave."""
+        """Return the options that the caller gave."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def sent(self, load: Load) -> Load:

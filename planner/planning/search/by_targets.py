@@ -143,7 +143,7 @@ class _Search:
         return config.kv_cache_dtype.startswith("fp8") and not scaled
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
-        """Whether it may be cheaper; an equal cost is of interest while there are few plans.
+        """Return True if it may be cheaper; an equal cost is of interest while there are few plans.
 
         Without a load, cheaper by more than the tolerance of loads.
         """
@@ -347,7 +347,7 @@ class _Search:
         )
 
     def _no_faster(self, engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
-        """Whether ``other`` missed by far under ``load``, in steps that differ in time alone, and took no longer."""
+        """True if ``other`` missed by far under ``load``, in steps that differ in time alone, and took no longer."""
         one, two, replay = engine.deployment.config, other.deployment.config, load.replay
         worst = max(load.readings, key=lambda reading: reading.excess, default=None)
         names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_batched_tokens")
@@ -410,7 +410,7 @@ class _Search:
         return load
 
     def _meets_cold(self, engine: RankedEngine) -> bool:
-        """Whether an idle server that has seen none of the prompts meets the targets: the limit of many servers."""
+        """True if an idle server that has seen none of the prompts meets the targets: the limit of many servers."""
         key = engine.resolved.resolved, replace(engine.args, max_num_seqs=None)  # nothing waits for a place
         if key not in self._cold:
             requests, objective = self.load.recorded, self.objective
@@ -515,7 +515,7 @@ class _Search:
 
 
 def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
-    """Whether ``engine`` serves ``load`` no better than ``other`` of its family, which is more promising.
+    """Return True if ``engine`` serves ``load`` no better than ``other`` of its family, which is more promising.
 
     It takes the same steps where none came near the limits of either. A TPOT of steps without prompts hardly moves.
     """

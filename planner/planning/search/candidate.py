@@ -175,7 +175,7 @@ def pareto(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 @dataclass(frozen=True, slots=True)
 class Merit:
-    """How well a prediction serves a goal: its rates, to the powers that count in it."""
+    """Score of a prediction for a goal: its rates, to the powers that count in it."""
 
     goal: Goal
     per_user: float = 1.0  #: powers of ``balanced``, 2 together: with them both ends of the Pareto front are alike
@@ -183,7 +183,7 @@ class Merit:
 
     @classmethod
     def among(cls, candidates: Iterable[Candidate], goal: Goal) -> Merit:
-        """By the Pareto front of ``candidates``; of one point any axis length does."""
+        """Build it from the Pareto front of ``candidates``; of one point any axis length does."""
         front = pareto(candidates) if goal == "balanced" else []
         if not front:
             return cls(goal)

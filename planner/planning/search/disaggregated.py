@@ -138,12 +138,12 @@ class Disaggregated:
 
     @property
     def wins(self) -> bool:
-        """Whether the division carries more on equal GPUs, by more than the tolerance of loads."""
+        """True if the division carries more on equal GPUs, by more than the tolerance of loads."""
         return self.disaggregated_rate > self.aggregated_rate * (1 + TOLERANCE)
 
     @property
     def loses(self) -> bool:
-        """Whether servers that do both carry more, by more than the tolerance of loads."""
+        """True if servers that do both carry more, by more than the tolerance of loads."""
         return self.aggregated_rate > self.disaggregated_rate * (1 + TOLERANCE)
 
 
@@ -158,7 +158,7 @@ class Apart:
     load: float  #: that it carries
 
     def cost(self, usd: float) -> tuple[float, float]:
-        """As ``plans.cost``."""
+        """Return the cost as ``plans.cost`` has it."""
         paid = self.packages * usd if self.usd_per_hour is None else self.usd_per_hour
         return paid / self.load, self.packages / self.load
 

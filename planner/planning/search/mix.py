@@ -114,7 +114,7 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
 
 
 def _interruptible(solve: Callable[[], Any]) -> Any:
-    """What ``solve`` returns. It runs in a thread: HiGHS does not listen to Ctrl-C, and leaves the interpreter free."""
+    """Return the result of ``solve``, in a thread: HiGHS does not listen to Ctrl-C, and leaves the interpreter free."""
     answer: Future[Any] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""From a candidate to a plan: every word that is launched, the figures that are predicted, and the reasons."""
+"""Turn a candidate into a plan: every word that is launched, the figures that are predicted, and the reasons."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

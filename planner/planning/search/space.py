@@ -54,7 +54,7 @@ class Space:
 
     @property
     def coarse(self) -> bool:
-        """Whether each of many GPUs is searched coarsely: few budgets and layouts, first of the cheapest engines."""
+        """True if each of many GPUs is searched coarsely: few budgets and layouts, first of the cheapest engines."""
         return len(self.servings) > defaults.FEW_GPUS
 
     def most_gpus(self, profile: GpuProfile) -> int | None:
