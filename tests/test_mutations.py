@@ -62,7 +62,7 @@ MUTATIONS: dict[str, tuple[Function, str, str, Function]] = {
         lambda: test_layouts.test_copies_of_attention_fill_a_node_among_many_types_of_gpus(LATENT, COARSE),
     ),
     "DP is searched without latent attention among many types of GPUs": (
-        Choices._layouts, "not coarse or uses_latent_attention(model)", "True",
+        Choices._layouts, "not coarse or engine.uses_latent_attention(model)", "True",
         lambda: test_layouts.test_copies_of_attention_fill_a_node_among_many_types_of_gpus(OTHER, set()),
     ),
     "decoding requests take nothing of the token budget": (
