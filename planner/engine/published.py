@@ -229,9 +229,9 @@ def stated_words(checkpoints: Sequence[str], profile: GpuProfile) -> tuple[list[
     return [word for word in words if word.partition("=")[0] not in variables], variables
 
 
-def reason_left_out(word: str) -> str:
-    """The reason why no plan has an option or a variable of the recipes."""
-    reasons: dict[str, str] = _table("recipes")["reason"]
+def reason_beside_recipe(word: str, *, added: bool) -> str:
+    """Return why plans lack an option or a variable of their recipe, or set it otherwise, or why they add one."""
+    reasons: dict[str, str] = _table("recipes")["added" if added else "reason"]
     return reasons.get(word, reasons["other"])
 
 

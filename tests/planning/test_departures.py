@@ -129,7 +129,7 @@ def test_no_reason_is_missing() -> None:
             ["no --chat-template examples/tool_chat_template_deepseekv... "
              "(a file of vLLM's repository, for tool calls)",
              "adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
-             "(the search tries the model's own MTP modules alone)"],
+             "(drafts of the model's own MTP modules, chosen by the search)"],
         ),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "h100",

@@ -55,7 +55,8 @@ class Departures:
             wanted, sized = self.line.args.settings("axes"), engine.flag_of(_LAYOUT[0]) in self.line.options
             wanted[_LAYOUT[0]] = wanted[_LAYOUT[0]] if sized else config.num_gpus // self.line.args.num_gpus
         else:
-            return self.refused.get(word) or engine.reason_left_out(word)
+            stated = word in self.line.options or word in self.env
+            return self.refused.get(word) or engine.reason_beside_recipe(word, added=not stated)
         return f"the recipe's: {_result(self.objective, self.ranking, self.winner, wanted)}"
 
 
