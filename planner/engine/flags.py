@@ -26,10 +26,6 @@ VllmCommand = Literal[
     "serve", "bench serve", "bench throughput", "bench latency", "benchmark_serving.py", "benchmark_throughput.py",
     "benchmark_latency.py",
 ]  # fmt: skip
-Values = Literal[
-    "kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config", "tool_call_parser",
-    "reasoning_parser",
-]  # fmt: skip
 Spans = tuple[tuple[int, int], ...]  #: first and last index into the list of versions, ascending
 #: Commands whose options include those of the engine.
 _ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
@@ -76,9 +72,8 @@ class FlagProblem:
 
 def flag_status(version: EngineVersion, flag: str, command: VllmCommand = "serve") -> Status:
     name = spelled(flag)
-    tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
     names = (name, "--optimization-level") if name == "-O" else (name,)  # -O3 from 0.12.0 on
-    spans = [span for table in tables for n in names for span in _table(table).get(n, ())]
+    spans = [span for table in _tables(command) for n in names for span in table.get(n, ())]
     return _status(version, name, tuple(sorted(spans)))
 
 
@@ -92,18 +87,19 @@ def env_status(version: EngineVersion, name: str, *, platform: str = "") -> Stat
     return _status(version, name, _table("env").get(name, ()))
 
 
-@lru_cache(maxsize=1)
-def known_variables() -> tuple[str, ...]:
-    return (*_table("env"), *_EARLY_ON_ROCM)
-
-
-def value_status(version: EngineVersion, kind: Values, value: str) -> Status:
-    """Status of a value of ``--kv-cache-dtype`` or ``--quantization``, or of a configuration key."""
+def value_status(version: EngineVersion, kind: str, value: str) -> Status:
+    """Status of a value of ``--kv-cache-dtype`` or ``--quantization``, or of a configuration key, by its list there."""
     return _status(version, value, _table(kind).get(value, ()))
 
 
-def known_values(version: EngineVersion, kind: Values) -> list[str]:
+def known_values(version: EngineVersion, kind: str) -> list[str]:
     return [name for name, spans in _table(kind).items() if _within(spans, version)]
+
+
+def key_list(option: str) -> str:
+    """Name of the list of the keys that an option's JSON has, or a key's; empty where any key is taken."""
+    name = option.removeprefix("--").replace("-", "_")
+    return name if name.endswith("_config") and name in _data() else ""
 
 
 def command_status(version: EngineVersion, command: VllmCommand) -> Status:
@@ -117,8 +113,11 @@ def takes_value(version: EngineVersion, flag: str) -> bool:
 
 
 def known_flags(version: EngineVersion, command: VllmCommand) -> set[str]:
-    tables = ("engine", command) if command in _ENGINE_COMMANDS else (command,)
-    return {name for table in tables for name, spans in _table(table).items() if _within(spans, version)}
+    return {name for table in _tables(command) for name, spans in table.items() if _within(spans, version)}
+
+
+def _tables(command: VllmCommand) -> list[dict[str, Spans]]:
+    return [_table(name) for name in (("engine", command) if command in _ENGINE_COMMANDS else (command,))]
 
 
 def _within(spans: Spans, version: EngineVersion) -> bool:
@@ -242,8 +241,8 @@ def _checked(name: str, value: Any) -> str:
         raise InputError(cause, hint=f"export {name} where the scripts run: HF_TOKEN is passed through by its name")
     if not isinstance(value, str | int | float) or not text.isprintable():
         raise InputError(f"--env {name}: its value is not printable text", hint="write it on one line")
-    if name.startswith("VLLM_") and name not in known_variables():
-        raise UnknownNameError("variable of vLLM", name, known_variables(), see="planner/engine/flags.json")
+    if name.startswith("VLLM_") and name not in (known := {**_table("env"), **_EARLY_ON_ROCM}):
+        raise UnknownNameError("variable of vLLM", name, known, see="planner/engine/flags.json")
     check_value(name, text)
     return text
 

@@ -24,13 +24,13 @@ from planner.engine.flags import (
     VARIABLES,
     Environment,
     FlagProblem,
-    Values,
     VllmCommand,
     check_value,
     command_status,
     env_status,
     flag_status,
     is_value,
+    key_list,
     known_flags,
     known_values,
     spelled,
@@ -52,13 +52,15 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 _ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
 _AS_SIMULATED = {"--kv-offloading-backend": ["native"], "--all2all-backend": ["allgather_reducescatter"]}
-_LONG = {row.short: row.flag for row in _ROWS.values() if row.short} | {"-cc": "--compilation-config"}
+_LONG = {"-cc": "--compilation-config", "-ac": "--attention-config", "-dc": "--diffusion-config"}
+_LONG |= {row.short: row.flag for row in _ROWS.values() if row.short}
 _SWITCHES = {
     flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
 }
-#: Options whose values, or the keys of whose JSON, differ between versions.
-_VALUES: dict[str, Values] = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
-_KEYS: dict[str, Values] = {"--compilation-config": "compilation_config", "--speculative-config": "speculative_config"}
+#: Options whose values differ between versions.
+_VALUES = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
+#: First release that refuses a key it does not know; 0.16 for others (``vllm/config/utils.py``). Before, it is ignored.
+_KEYS_REFUSED_SINCE = {"speculative_config": (0,), "compilation_config": (0, 13), "pass_config": (0, 13)}
 #: Options of the benchmarks that say the load, by the names of ``Load``; one batch of latency is ``num_prompts``.
 _LOAD = {
     "--input-len": "input_len", "--random-input-len": "input_len", "--output-len": "output_len",
@@ -96,17 +98,12 @@ def split_command(words: Sequence[str]) -> tuple[VllmCommand | None, list[str]]:
 
 def command_at(words: Sequence[str], at: int) -> tuple[VllmCommand | None, int]:
     """The vLLM command that begins at ``at``, and how many words name it."""
-    name, following = words[at].rsplit("/", 1)[-1], " ".join(words[at + 1 : at + 3])
-    if name not in ("-m", "vllm") and not name.endswith(".py"):
-        return None, 0
-    if words[at] == "-m" and tuple(words[at + 1 : at + 2]) == (API_SERVER,):
+    name, *following = words[at].rsplit("/", 1)[-1], *words[at + 1 : at + 3]
+    if words[at] == "-m" and following[:1] == [API_SERVER]:
         return "serve", 2
-    for command in get_args(VllmCommand):
-        parts = command.split()
-        if name == (parts[0] if parts[0].endswith(".py") else None):
-            return command, 1
-        if name == "vllm" and following.split(" ")[: len(parts)] == parts:
-            return command, 1 + len(parts)
+    for command, parts in _SPELLED.items():
+        if [name, *following][: len(parts)] == parts:
+            return command, len(parts)
     return None, 0
 
 
@@ -160,7 +157,12 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
         if not takes_value(version, flag):
             if joined or following.lower() in {"true", "false"}:
                 yield FlagProblem(flag, f"takes no value in vLLM {version}", "use the --no- form to switch it off")
-        elif "." not in word.split("=", 1)[0]:
+        elif keys := word.partition("=")[0].split(".")[1:]:
+            config: Any = joined or following
+            for key in reversed(keys):
+                config = {key.removesuffix("+"): config}
+            yield from _check_keys(flag, config, key_list(_LONG.get(flag, flag)), version)
+        else:
             yield from _check_value(flag, joined or following, version)
 
 
@@ -169,24 +171,27 @@ def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[Flag
     if option in _VALUES:
         if not (status := value_status(version, _VALUES[option], value)):
             yield FlagProblem(f"{flag} {value}", str(status), status.hint)
-    elif option in _KEYS and value.startswith("{"):
+    elif (kind := key_list(option)) and value.startswith("{"):
         try:
             config = json.loads(value)
         except (ValueError, RecursionError) as error:
             cause = f"{value[:80]!r} is not JSON: {error}"
             yield FlagProblem(flag, cause, "quote the keys, and the value for the shell")
         else:
-            yield from _check_keys(flag, config, _KEYS[option], version)
+            yield from _check_keys(flag, config, kind, version)
     elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):
         yield FlagProblem(flag, f"takes JSON, not {value!r}, from vLLM 0.10.2 on", 'write {"mode": 3}')
 
 
-def _check_keys(flag: str, config: dict[str, object], kind: Values, version: EngineVersion) -> Iterator[FlagProblem]:
-    for key, value in config.items():
+def _check_keys(flag: str, config: dict[str, object], kind: str, version: EngineVersion) -> Iterator[FlagProblem]:
+    fatal = version.release >= _KEYS_REFUSED_SINCE.get(kind, (0, 16))
+    for key, value in config.items() if kind else ():
         if not (status := value_status(version, kind, key)):
-            yield FlagProblem(f"{flag} {key}", str(status), status.hint)
-        if key == "pass_config" and isinstance(value, dict):
-            yield from _check_keys(f"{flag} pass_config", value, "pass_config", version)
+            near = get_close_matches(key, known_values(version, kind), n=1, cutoff=0.7)
+            hint = status.hint or (f"nearest: {near[0]}" if near else "")
+            yield FlagProblem(f"{flag} {key}", str(status), hint, fatal)
+        elif isinstance(value, dict):
+            yield from _check_keys(f"{flag} {key}", value, key_list(key), version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,7 +342,7 @@ class _LineReader:
             values = [joined] if joined is not None else self._values(flag, words[at + 1 :])
             at += 1 if joined is not None else 1 + len(values)
             key_and_value = word[len(re.split(r"[.=]", word, maxsplit=1)[0]) :]
-            self.canonical += [flag + key_and_value, *(values if joined is None else ())]
+            self.canonical += [_LONG.get(flag, flag) + key_and_value, *(values if joined is None else ())]
             self._take(flag, values, key_and_value.partition("=")[0])
 
     def _whole(self, flag: str) -> str:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 
 from planner.engine.features import default_engine, uses_latent_attention
-from planner.engine.flags import FlagProblem, Values, VllmCommand, env_status, flag_status, value_status
+from planner.engine.flags import FlagProblem, VllmCommand, env_status, flag_status, key_list, value_status
 from planner.engine.settings import Engine, EngineConfig
 from planner.engine.version import READ_ON, RELEASES, EngineVersion, known_version, release_of, release_text
 from planner.errors import IllegalPlanError
@@ -155,7 +155,7 @@ _NEWER_KEYS = {older: newer for newer, older in _OLDER_KEYS.items()}
 #: Variables, and keys of ``--compilation-config``, that change sums over several GPUs only.
 _OF_SUMS = frozenset({"VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "fuse_allreduce_rms"})
 #: Options whose values are parsers of a version.
-PARSERS: Mapping[str, Values] = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
+PARSERS = {"tool-call-parser": "tool_call_parser", "reasoning-parser": "reasoning_parser"}
 PARSERS_SINCE = (0, 10)  #: first release whose parsers ``flags.json`` lists
 SETTLED_DAYS = 30  #: age of a release before it is the default
 #: The most of the memory that V1 finds free when it starts, from 0.9.1 on, and the documents' advice with graphs.
@@ -267,18 +267,13 @@ def _known_flags(
     flags: dict[str, Any], version: EngineVersion, left_out: list[str], command: VllmCommand = "serve"
 ) -> Iterator[tuple[str, Any]]:
     for name, value in flags.items():
-        known = flag_status(version, f"--{name}" if value is not False else f"--no-{name}", command)
-        if not known:
+        plugin = f"{name.replace('-call', '')}-plugin"
+        if not flag_status(version, f"--{name}" if value is not False else f"--no-{name}", command):
             left_out.append(f"--{name}")
-        elif (
-            name in PARSERS
-            and f"{name.replace('-call', '')}-plugin" not in flags
-            and not value_status(version, PARSERS[name], value)
-        ):
+        elif name in PARSERS and plugin not in flags and not value_status(version, PARSERS[name], value):
             left_out.append(f"--{name} {value}")
-        elif name == "compilation-config":
-            config = _known_keys(value, version, left_out)
-            if config:
+        elif isinstance(value, Mapping) and key_list(name):
+            if config := _known_keys(value, version, left_out, name):
                 yield name, config
         else:
             yield name, value
@@ -292,37 +287,29 @@ def spelled_options(
     for flag, text in options.items():
         name = flag.removeprefix("--")
         switch_off = not text and name.startswith("no-")
-        flags[name.removeprefix("no-") if switch_off else name] = text or not switch_off
-    config = flags.get("compilation-config", "")
-    if isinstance(config, str) and config.startswith("{"):
-        flags["compilation-config"] = json.loads(config)
-    matched = dict(_known_flags(flags, version, [], command))
-    return {**matched, "compilation-config": {}} if config == "{}" else matched
+        value = json.loads(text) if key_list(name) and text.startswith("{") and text != "{}" else text
+        flags[name.removeprefix("no-") if switch_off else name] = value or not switch_off
+    return dict(_known_flags(flags, version, [], command))
 
 
-def _known_keys(
-    config: Mapping[str, Any], version: EngineVersion, left_out: list[str], kind: Any = "compilation_config"
-) -> dict[str, Any]:
+def _known_keys(config: Mapping[str, Any], version: EngineVersion, left_out: list[str], option: str) -> dict[str, Any]:
     """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before modes. With FlashInfer and the
     like ``FULL`` becomes ``FULL_AND_PIECEWISE`` when the engine starts (``gpu_model_runner.py``)."""
     matched: dict[str, Any] = {}
+    kind = key_list(option)
     for key, value in config.items():
-        older, newer = _OLDER_KEYS.get(key, ""), _NEWER_KEYS.get(key, "")
-        if isinstance(value, Mapping):
-            inner = _known_keys(value, version, left_out, kind="pass_config")
+        names = (key, _OLDER_KEYS.get(key, ""), _NEWER_KEYS.get(key, ""))
+        if isinstance(value, Mapping) and key_list(key):
+            inner = _known_keys(value, version, left_out, key)
             matched |= {key: inner} if inner else {}
-        elif value_status(version, kind, key):
-            matched[key] = list(value) if isinstance(value, list) else value
-        elif older and value_status(version, kind, older):
-            matched[older] = value
-        elif newer and value_status(version, kind, newer):
-            matched[newer] = value
+        elif known := next((name for name in names if name and value_status(version, kind, name)), None):
+            matched[known] = list(value) if isinstance(value, list) else value
         elif key == "full_cuda_graph" and value_status(version, kind, "cudagraph_mode"):
             matched["cudagraph_mode"] = "FULL_AND_PIECEWISE"
         elif key == "cudagraph_mode" and value_status(version, kind, "full_cuda_graph"):
             matched["full_cuda_graph"] = True
         else:
-            left_out.append(f"--compilation-config {key}")
+            left_out.append(f"--{option} {key}")
     return matched
 
 

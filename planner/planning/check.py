@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -130,10 +131,14 @@ class Served:
     def command(self) -> tuple[str, ...]:
         """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
         others = dict(self.line.others) if self.line and not self.line.is_offline else {}
-        refused = {problem.word.split()[0] for problem in self.line.problems if problem.fatal} if self.line else set()
+        fatal = {problem.word for problem in self.line.problems if problem.fatal} if self.line else set()
+        refused = {word.split()[0] for word in fatal}
         if "--tool-call-parser" in refused:  # with a parser of the recipe comes the switch
             refused.add("--enable-auto-tool-choice")
-        others = {name: value for name, value in others.items() if name not in refused}
+        keyed = {name: value for name, value in others.items() if name in refused - fatal and value.startswith("{")}
+        others = {n: value for n, value in others.items() if n not in refused and n.replace(".", " ") not in fatal}
+        spelled = engine.spelled_options(keyed, self.config.version)
+        others |= {f"--{name}": json.dumps(value, separators=(",", ":")) for name, value in spelled.items()}
         host, port = others.pop("--host", engine.LOOPBACK), others.pop("--port", "8000")
         said = {name.removeprefix("--").removeprefix("no-") for name in others}
         recipe = recipe_of(self.deployment).flags
@@ -279,9 +284,8 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
         space = unset_kv_cache_space(profile, version)
         left = "what --gpu-memory-utilization leaves when it starts; the prediction counts whole GiB of that"
         cause = f"not set: vLLM {version} then gives the KV cache " + (f"{space} GiB" if space else left)
-        remark = engine.FlagProblem(
-            engine.CPU_KVCACHE_SPACE, cause, "set it to the GiB that the cache should get", fatal=False
-        )
+        fix = "set it to the GiB that the cache should get"
+        remark = engine.FlagProblem(engine.CPU_KVCACHE_SPACE, cause, fix, fatal=False)
         args = line.args.changed(env={engine.CPU_KVCACHE_SPACE: space}) if space else line.args
         line = replace(line, args=args, problems=(*line.problems, remark))
     if line.is_offline:  # with the defaults of vLLM's offline benchmarks, where those of its server are others
@@ -399,9 +403,8 @@ def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) ->
         yield engine.FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
     if load.num_prompts < min(places * ranks, load.max_concurrency or places * ranks):
         cause = f"{load.num_prompts:,} requests never fill the {places * ranks:,} places"
-        yield engine.FlagProblem(
-            "--num-prompts", cause, f"send {defaults.PROMPTS_PER_SLOT} for each place", fatal=False
-        )
+        fix = f"send {defaults.PROMPTS_PER_SLOT} for each place"
+        yield engine.FlagProblem("--num-prompts", cause, fix, fatal=False)
 
 
 def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Load:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from planner.engine.flags import (
-    Values,
     VllmCommand,
     command_status,
     env_status,
@@ -64,7 +63,7 @@ ENV_GONE = [
     ("VLLM_RPC_TIMEOUT", "0.22.0", "0.23.0"),
     ("VLLM_ROCM_USE_AITER_PAGED_ATTN", "0.25.0", "0.26.0"),
 ]
-VALUES: list[tuple[Values, str, str, str]] = [
+VALUES: list[tuple[str, str, str, str]] = [
     # kind, value, a version without it, a version with it
     ("kv_cache_dtype", "fp8_inc", "0.9.2", "0.10.0"),
     ("kv_cache_dtype", "bfloat16", "0.10.2", "0.11.0"),
@@ -111,7 +110,7 @@ def test_variables_that_went(name: str, last: str, ignored: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "value", "without", "having"), VALUES)
-def test_values_and_keys(kind: Values, value: str, without: str, having: str) -> None:
+def test_values_and_keys(kind: str, value: str, without: str, having: str) -> None:
     assert not value_status(parse_version(without), kind, value)
     assert value_status(parse_version(having), kind, value)
 
@@ -172,7 +171,17 @@ PROBLEMS = [
     ("0.10.2", "vllm serve m --kv-cache-dtype bfloat16 -q marlin", ["--kv-cache-dtype bfloat16", "-q marlin"]),
     ("0.10.2", "vllm serve m --compilation-config 3", ["--compilation-config"]),
     ("0.9.1", "vllm serve m --compilation-config 3", []),
-    ("0.33.0", "vllm serve m -O3 -tp 8 --attention_config.use_fp4_indexer_cache True", []),
+    ("0.29.0", "vllm serve m -O3 -tp 8 --attention_config.use_fp4_indexer_cache True", []),
+    ("0.30.0", "vllm serve m --attention_config.use_fp4_indexer_cache=True --attention-config.backend FLASHINFER", [
+        "--attention-config use_fp4_indexer_cache",
+    ]),
+    ("0.33.0", "vllm serve m -ac.indexer_kv_dtyp fp8 -cc.pass_config.fuse_allreduce_rms true -cc.pass_config.x 1", [
+        "-ac indexer_kv_dtyp", "-cc pass_config x",
+    ]),
+    ("0.32.0", """vllm serve m --kv-transfer-config '{"kv_connector":"NixlConnector","kv_rank":0}'""", [
+        "--kv-transfer-config kv_rank",
+    ]),
+    ("0.33.0", """vllm serve m --additional-config '{"a":1}' --kv-transfer-config.kv_connector_extra_config.a 1""", []),
     ("0.33.0", "VLLM_USE_V1=1 VLLM_ROCM_USE_AITER=1 NCCL_DEBUG=WARN vllm serve m", ["VLLM_USE_V1"]),
     ("0.7.3", "vllm bench serve --model m", ["bench serve"]),
     ("0.12.0", "python3 /app/vllm/benchmarks/benchmark_latency.py --model m", ["benchmark_latency.py"]),
@@ -198,6 +207,27 @@ def test_keys_of_the_nvidia_recipe_of_2025_by_version() -> None:
         "--compilation-config pass_config enable_noop: gone in 0.13.0 (use eliminate_noops)",
         "--compilation-config full_cuda_graph: gone in 0.11.1 (use cudagraph_mode)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "option", "fatal"),
+    [
+        ("0.14.0", "--attention-config.use_fp4_indexer_cache=1", False),
+        ("0.16.0", "--attention-config.use_fp4_indexer_cache=1", True),
+        ("0.12.0", "--compilation-config.dynamic_shapes_confg=1", False),
+        ("0.13.0", "--compilation-config.dynamic_shapes_confg=1", True),
+    ],
+)
+def test_an_unknown_key_is_ignored_until_vllm_forbids_it(version: str, option: str, fatal: bool) -> None:
+    (problem,) = find_flag_problems(["vllm", "serve", "m", option], parse_version(version))
+    assert problem.fatal is fatal
+
+
+def test_a_key_that_is_gone_comes_with_the_one_in_its_place() -> None:
+    command = ["vllm", "serve", "m", "--attention-config", '{"use_fp4_indexer_cache":true}']
+    (problem,) = find_flag_problems(command, parse_version("0.32.0"))
+    cause = "--attention-config use_fp4_indexer_cache: gone in 0.30.0"
+    assert str(problem) == f"{cause} (use indexer_kv_dtype mxfp4)"
 
 
 def test_a_variable_without_effect_is_no_error() -> None:

@@ -44,6 +44,26 @@ def test_functional_options_context_and_gpus_of_a_working_line_are_kept() -> Non
         assert plan["delivers"]["num_gpus"] == 8
 
 
+def test_a_key_that_the_version_refuses_is_left_out_and_the_others_stay() -> None:
+    config = '{"level":3,"pass_config":{"enable_noop":true,"zz":1},"custom_ops":["all"]}'
+    line = (
+        f"vllm serve {LLAMA} --gpu-memory-utilization 0.5 --attention_config.use_fp4_indexer_cache True "
+        f"--attention_config.backend FLASHINFER -cc '{config}' --kernel-config '{{\"moe_backend\":\"triton\"}}'"
+    )
+    said = answer("h100", line, status=1)
+    assert flags(said) == {
+        "--attention-config use_fp4_indexer_cache": True, "--compilation-config level": True,
+        "--compilation-config pass_config enable_noop": True, "--compilation-config pass_config zz": True,
+    }  # fmt: skip
+    assert said["better"]
+    for words in better(said):
+        assert not any("use_fp4_indexer_cache" in word for word in words)
+        assert value(words, "--attention-config.backend") == "FLASHINFER"
+        kept = {"mode": 3, "pass_config": {"eliminate_noops": True}, "custom_ops": ["all"]}
+        assert json.loads(value(words, "--compilation-config")) == kept
+        assert value(words, "--kernel-config") == '{"moe_backend":"triton"}'
+
+
 def test_what_is_not_understood_is_kept_word_for_word() -> None:
     """Dotted keys, JSON with blanks, lists, the address; a key is not shown."""
     json_text = '{"enable_thinking": false}'

@@ -22,10 +22,7 @@ from typing import Any
 
 ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
 COMMANDS = (*ENGINE_COMMANDS, "bench serve", "benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
-LISTS = (
-    "env", "kv_cache_dtype", "quantization", "compilation_config", "pass_config", "speculative_config",
-    "tool_call_parser", "reasoning_parser",
-)  # fmt: skip
+LISTS = ("env", "kv_cache_dtype", "quantization", "tool_call_parser", "reasoning_parser")
 SOURCE = "options of the real parsers of each version, and its own lists; tests/real_parsers/dump_parsers.py"
 
 Known = dict[str, list[int]]  # name -> indices of the versions that know it
@@ -72,6 +69,11 @@ def switches(dump: Mapping[str, Any]) -> set[str]:
     return {name for name, takes in options if served.get(name, takes) == "switch"}
 
 
+def lists(source: Mapping[str, Any]) -> list[str]:
+    """Names of the value lists, and of the options of JSON, whose keys are listed."""
+    return [name for name in source if name in LISTS or name.endswith("_config")]
+
+
 def order(version: str) -> tuple[int, ...]:
     """Versions by their numbers."""
     return tuple(map(int, version.split(".")))
@@ -97,7 +99,7 @@ def dumps_of(table: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             shared = names_of(table["engine"], version) if command in ENGINE_COMMANDS else set()
             if own := names_of(table[command], version) | shared:
                 dump[command] = {name: "switch" if name in known_switches else "value" for name in own}
-        dumps[version] = dump | {name: sorted(names_of(table[name], version)) for name in LISTS}
+        dumps[version] = dump | {name: sorted(names_of(table[name], version)) for name in lists(table)}
     return dumps
 
 
@@ -119,7 +121,7 @@ def main(folder: Path, target: Path) -> None:
         own = [set(d.get(command, ())) - s for d, s in zip(dumps, shared, strict=True)]
         tables[command] = grouped(collect(own), versions)
     tables["switches"] = grouped(collect(map(switches, dumps)), versions)
-    for name in LISTS:
+    for name in dict.fromkeys(name for dump in dumps for name in lists(dump)):
         found = [[n for n in d.get(name, ()) if name != "env" or n.startswith("VLLM_")] for d in dumps]
         tables[name] = grouped(collect(found), versions)
     target.write_text(json.dumps({"source": SOURCE, "versions": " ".join(versions), **tables}, indent=1) + "\n")

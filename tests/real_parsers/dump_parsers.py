@@ -99,6 +99,41 @@ def keys(name: str) -> list[str]:
     return list(config.model_fields)
 
 
+def configurations(tree: Path) -> dict[str, list[str]]:
+    """Keys of the classes that options of JSON build, and of those inside them, by option; read off the sources.
+
+    Three are left to ``keys``. Options whose JSON is a plain dictionary take any key.
+    """
+    config = tree / "vllm" / "config"
+    files = config.glob("*.py") if config.is_dir() else [config.with_suffix(".py")]
+    nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text()))]
+    nodes += ast.walk(ast.parse((tree / "vllm" / "engine" / "arg_utils.py").read_text()))
+    classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+    found: dict[str, list[str]] = {}
+
+    def fields(name: str) -> dict[str, str]:
+        """Annotations of the fields that a constructor takes, those of the base classes too."""
+        bases = [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
+        own = {
+            line.target.id: ast.unparse(line.annotation)
+            for line in classes[name].body
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+            if "ClassVar" not in ast.unparse(line.annotation)
+            if not re.search(r"init=False|PrivateAttr", ast.unparse(line.value) if line.value else "")
+        }
+        return {field: text for base in bases for field, text in fields(base).items()} | own
+
+    def read(options: dict[str, str]) -> None:
+        for option, annotation in options.items():
+            name = next((word for word in re.findall(r"\w+Config", annotation) if word in classes), None)
+            if option.endswith("_config") and name and option not in found and fields(name):
+                found[option] = list(fields(name))
+                read(fields(name))
+
+    read(fields("EngineArgs"))
+    return found
+
+
 def kv_cache_dtypes() -> list[str]:
     try:
         return list(typing.get_args(first(("vllm.config.cache", "vllm.config"), "CacheDType")))
@@ -148,7 +183,7 @@ def main(version: str, tree: Path) -> None:
             "Reasoning", f"{tree}/vllm/reasoning", f"{tree}/vllm/entrypoints/openai/reasoning_parsers"
         ),
     }
-    found: dict[str, Any] = {"version": version, "errors": {}}
+    found: dict[str, Any] = {"version": version, "errors": {}, **configurations(tree)}
     for name, read in readers.items():
         try:
             found[name] = read()
