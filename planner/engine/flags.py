@@ -103,9 +103,8 @@ def key_list(option: str) -> str:
 
 
 def command_status(version: EngineVersion, command: VllmCommand) -> Status:
-    spans = [span for spans_of in _table(command).values() for span in spans_of]
-    first, last = min(a for a, _ in spans), max(b for _, b in spans)
-    return _status(version, command, ((first, last),))
+    firsts, lasts = zip(*(span for spans in _table(command).values() for span in spans), strict=True)
+    return _status(version, command, ((min(firsts), max(lasts)),))
 
 
 def takes_value(version: EngineVersion, flag: str) -> bool:

@@ -13,7 +13,7 @@ A batch fits when the low end of the memory budget holds all its requests at ful
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import ceil
+from math import ceil, log1p
 
 from planner.engine import EngineArgs
 from planner.errors import PlannerError
@@ -34,10 +34,24 @@ def rank_by_goal(choices: Choices) -> Ranking:
     candidates = best_first(_replayed(choices, best_first(candidates, objective.goal)), objective.goal)
     while candidates and candidates[0].figures is None:  # the closed form promised more than the finalists deliver
         candidates = best_first([with_figures(objective, candidates[0]), *candidates[1:]], objective.goal)
+    candidates = _recipe_first(choices, candidates) if candidates else []
     rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
     best = (with_figures(objective, for_users(choices.space, objective, one)) for one in candidates[:1])
     kept = (*best, *(one.without_replay() for one in candidates[1:]))
     return Ranking(choices.profile, choices.version, kept, tuple(rejected))
+
+
+def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candidate]:
+    """Put the recipe's layout first among those of the best one's checkpoint and GPUs whose loads are alike."""
+    merit = Merit.among(candidates, choices.objective.goal)
+    best, least = candidates[0], merit.of_candidate(candidates[0]) - abs(merit.figure[1]) * log1p(defaults.TOLERANCE)
+    alike = (
+        one for one in candidates
+        if one.figures and one.config.num_gpus == best.config.num_gpus and merit.of_candidate(one) >= least
+        and one.resolved.resolved == best.resolved.resolved
+    )  # fmt: skip
+    first = min(alike, key=lambda one: choices.beside_recipe(one.resolved, one.config))
+    return [first, *(one for one in candidates if one is not first)]
 
 
 def with_figures(objective: Objective, candidate: Candidate) -> Candidate:

@@ -13,7 +13,7 @@ from math import ceil, floor, inf, log
 import numpy as np
 
 from planner import progress
-from planner.engine import EngineArgs, EngineConfig, stated_words
+from planner.engine import EngineArgs
 from planner.errors import InputError, PlannerError
 from planner.model import ResolvedModel
 from planner.planning import defaults
@@ -112,9 +112,7 @@ class _Search:
         """Take families by closed-form cost, 16-bit caches first, then by load; of ties those with the recipe's EP."""
 
         def order(family: RankedEngine) -> tuple[float, int, bool, int, bool, float]:
-            recipe = self._recipe(family.resolved)
-            other = bool(recipe) and ("--enable-expert-parallel" in recipe) is not family.args.enable_expert_parallel
-            unscaled = self._unscaled(family.resolved, family.deployment.config)
+            unscaled, other = choices.beside_recipe(family.resolved, family.deployment.config)
             return family.cost(choices, at_least=False), family.num_gpus, unscaled, family.tied, other, -family.guess
 
         margin, choices, profile = defaults.OPTIMISM[self.exactly], self.choices, self.choices.profile.id
@@ -134,14 +132,6 @@ class _Search:
                 self._reject(family, f"{least} at best{judged}" + ("" if least == best else f", against {best}"))
         self.choices.rejected += self.choices.left_out()
 
-    def _recipe(self, resolved: ResolvedModel) -> list[str]:
-        return stated_words((resolved.resolved, self.choices.space.model.resolved), self.choices.profile)[0]
-
-    def _unscaled(self, resolved: ResolvedModel, config: EngineConfig) -> bool:
-        """True for an fp8 KV cache that has no measured scales, and that the model's recipe does not name."""
-        scaled = resolved.model.quantization.kv_cache_dtype or "--kv-cache-dtype" in self._recipe(resolved)
-        return config.kv_cache_dtype.startswith("fp8") and not scaled
-
     def _may_be_better(self, engine: RankedEngine) -> bool:
         """Return True if it may be cheaper; an equal cost is of interest while there are few plans.
 
@@ -156,12 +146,10 @@ class _Search:
         for resolved in self.choices.checkpoints():
             for args in self.choices.engines(resolved):
                 try:
-                    family = self._outline(resolved, args)
+                    if family := self._outline(resolved, args):
+                        yield family
                 except PlannerError as error:
                     self.choices.reject_args(resolved, args, error.cause)
-                    continue
-                if family is not None:
-                    yield family
 
     def _outline(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """A family with bounds from memory and noise alone, without any replay; None where it cannot serve the load."""
@@ -444,9 +432,8 @@ class _Search:
         self, engine: RankedEngine, load: ServedLoad, servers: int, capacity: Capacity | None = None
     ) -> Candidate:
         concurrency = max(min(round(load.replay.mean_in_flight), engine.deployment.config.max_num_seqs), 1)
-        figures = estimate(
-            engine.deployment, self.load.input_len, self.load.output_len, concurrency, self.load.prefix_len
-        )  # fmt: skip
+        sent = self.load
+        figures = estimate(engine.deployment, sent.input_len, sent.output_len, concurrency, sent.prefix_len)
         return Candidate(engine.resolved, engine.deployment, figures, servers=servers, load=load, capacity=capacity)
 
     def ranking(self) -> Ranking:
@@ -461,7 +448,7 @@ class _Search:
             if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
                 most = largest(self.choices.space, self.objective, candidate) or load
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
-            unscaled = self._unscaled(candidate.resolved, candidate.config)
+            unscaled, _ = self.choices.beside_recipe(candidate.resolved, candidate.config)
             return cost, candidate.config.pipeline_parallel_size, unscaled, load.excess  # few pipelines were measured
 
         candidates = sorted(self.plans, key=order)

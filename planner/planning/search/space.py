@@ -193,12 +193,18 @@ class Choices:
         emulated = f"{profile.name} computes {dtype} in {profile.emulated.get(dtype)}: saves memory, not time"
         return f"{emulated}; ask for the checkpoint by name to plan it" if dtype in profile.emulated else None
 
+    def beside_recipe(self, resolved: ResolvedModel, config: engine.EngineConfig) -> tuple[bool, bool]:
+        """True for an fp8 KV cache without measured scales that the recipe does not name; for another EP than its."""
+        recipe, _ = engine.stated_words((resolved.resolved, self.space.model.resolved), self.profile)
+        scaled = resolved.model.quantization.kv_cache_dtype or "--kv-cache-dtype" in recipe
+        other = bool(recipe) and ("--enable-expert-parallel" in recipe) is not config.enable_expert_parallel
+        return config.kv_cache_dtype.startswith("fp8") and not scaled, other
+
     def engines(self, resolved: ResolvedModel) -> Iterator[engine.EngineArgs]:
         """Yield layouts x KV dtypes of one checkpoint, with the settings that its recipes advise."""
         layouts = list[engine.Layout]()
         for nodes in self.nodes:
-            over = self._layouts_over(resolved.model, nodes) if nodes > 1 else self._layouts(resolved.model)
-            layouts += over
+            layouts += self._layouts_over(resolved.model, nodes) if nodes > 1 else self._layouts(resolved.model)
         if not layouts:
             self.reject(resolved.resolved, "no tensor-parallel size is legal")
         for layout, kv_cache_dtype in product(layouts, self._kv_cache_dtypes(resolved.model)):
