@@ -25,7 +25,7 @@ from planner.output.workflows.documents import commands, list_workflows
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
 from planner.output.workflows.printed import PrintedFigure, changed_options, printed_beside
 from planner.output.workflows.render import plan_workflow
-from planner.output.workflows.subject import Choice, Subject, subject
+from planner.output.workflows.subject import Choice, Subject
 from planner.planning.advice import advice
 
 #: The documents by a part of their first line.
@@ -155,7 +155,7 @@ def scores_in(text: str) -> Iterator[tuple[str, str, float, float]]:
 
 @cache
 def subject_of(name: str, **choice: Any) -> Subject:
-    return subject(list_workflows()[name], Choice(**choice))
+    return Subject(list_workflows()[name], Choice(**choice))
 
 
 @cache

@@ -76,7 +76,7 @@ def workflow(
     profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())
     local = planning.local_for(calibration)
     out.print_notes((*remarks, *local.notes))
-    choice = out.Choice(gpu=profile, local=local, timeout_s=choices.pop("timeout", None), **choices)
+    choice = out.Choice(gpu=profile, local=local, **choices)
     if show:
         out.print_answer(out.WorkflowAnswer.of(*out.show_workflow(chosen, choice)), format)
         return

@@ -169,9 +169,8 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
         raise InputError(cause, hint="check model, weight_dtype and tensor_parallel_size of the run")
     held = max(run.max_model_len or min(SERVED_CONTEXT, model.max_position_embeddings), length)
     deployment = replace(deployment, least_cache_tok=held + deployment.config.block_size)
-    if run.bench == "throughput" and deployment.config.engine == "V0":
-        config = replace(deployment.config, num_scheduler_steps=V0_SCHEDULER_STEPS)
-        deployment = replace(deployment, config=config)
+    if run.bench == "throughput":
+        deployment = deployment.stepping(V0_SCHEDULER_STEPS)
     if resent or run.bench == "latency":
         workload = deployment.resent(workload)
     return Case(run, deployment, workload)

@@ -42,7 +42,6 @@ from .startup import read_start as read_start
 from .predict import ClassFigures as ClassFigures
 from .capacity import Capacity as Capacity
 from .predict import Prediction as Prediction
-from .predict import estimate as estimate
 from .sweep import LoadPoint as LoadPoint
 from .sweep import Sweep as Sweep
 from .sweep import sweep_loads as sweep_loads

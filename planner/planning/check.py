@@ -329,10 +329,7 @@ def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") ->
     if (drafts := _timed_drafts(serving)) != serving.args.speculative_config:
         decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
         serving = serving.changed(speculative_config=drafts, engine_version=decided)
-    deployment = serving.engine_of(bench)
-    if deployment.config.engine != "V0" or serving.profile.platform == "cpu":  # there vLLM takes one step at a time
-        return deployment
-    return replace(deployment, config=replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps))
+    return serving.engine_of(bench).stepping(line.num_scheduler_steps)
 
 
 def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:

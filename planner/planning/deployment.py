@@ -133,6 +133,12 @@ class Deployment:
         wide = replace(self, model=as_quantized(self.model, base), config=config, checkpoint=None, moved=None)
         return wide if wide.checked.fits else None
 
+    def stepping(self, steps: int) -> Deployment:
+        """The engine with ``steps`` for each visit of its scheduler: V0 takes several, except on a CPU."""
+        if self.config.engine != "V0" or self.profile.platform == "cpu":
+            return self
+        return replace(self, config=replace(self.config, num_scheduler_steps=steps))
+
     def typical_steps(self, served: Replay) -> dict[str, StepBreakdown]:
         """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
         batches = {"decode step": served.decode_batch, "prefill step": served.prefill_batch}

@@ -37,7 +37,7 @@ from planner.errors import PlannerError  # noqa: E402
 from planner.model import find_entry  # noqa: E402
 from planner.output.workflows.documents import list_workflows  # noqa: E402
 from planner.output.workflows.offline import offline_points  # noqa: E402
-from planner.output.workflows.subject import Choice, subject  # noqa: E402
+from planner.output.workflows.subject import Choice, Subject  # noqa: E402
 from planner.planning.plan import Plan  # noqa: E402
 
 INSTALLED = "0.32.0"
@@ -96,7 +96,7 @@ def workflow_commands() -> Iterator[tuple[str, str, list[str]]]:
         choices += [Choice(engine_version=version) for version in ("0.6.3", "0.27.1")]
         for choice in choices:
             try:
-                found = subject(workflow, choice)
+                found = Subject(workflow, choice)
                 points = offline_points(found) if workflow.offline else ()
             except PlannerError:
                 continue

@@ -25,7 +25,7 @@ from planner.model.resolve import resolve_model
 from planner.output.workflows.documents import commands, find_workflow, list_workflows, printed_rows, results
 from planner.output.workflows.offline import offline_points
 from planner.output.workflows.printed import printed_beside
-from planner.output.workflows.subject import Choice, Subject, subject
+from planner.output.workflows.subject import Choice, Subject
 from planner.planning.check import asked_by
 from planner.planning.serving import Serving
 
@@ -35,7 +35,7 @@ OF_VLLM = [fact for fact in FACTS if split_command(fact["words"])[0]]
 
 @cache
 def subject_of(name: str, **choice: Any) -> Subject:
-    return subject(find_workflow(name), Choice(**choice))
+    return Subject(find_workflow(name), Choice(**choice))
 
 
 def test_the_facts_are_the_documents() -> None:
@@ -133,7 +133,7 @@ def test_what_is_not_refused_starts_by_our_own_arithmetic_and_is_explained(name:
     for gpu in GPUS:
         for version in (*VERSIONS, workflow.engine_version):
             try:
-                found = subject(workflow, Choice(gpu=gpu, engine_version=version))
+                found = Subject(workflow, Choice(gpu=gpu, engine_version=version))
                 points = offline_points(found) if workflow.offline else ()
             except PlannerError as error:
                 assert error.hint, (gpu, version, error)

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from planner import engine
+from planner import engine, planning
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts.emission import SEED_STEP, served_name
 from planner.output.workflows.documents import Command, Point, purposes
-from planner.output.workflows.subject import Subject, check_fits, with_steps
-from planner.planning import Deployment, Plan, Prediction, defaults, recipe_of
+from planner.output.workflows.subject import Subject
 from planner.workload import Load
 
 #: Scripts that are made from the template ``offline.sh.j2``.
@@ -82,7 +81,7 @@ def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted:
     load, latency = _load(job, command), "latency" in line.command
     result: Mapping[str, Any] = {}
     if predicted and not drafts and deployment.requests_held(load.total_len) >= 1:
-        result = Prediction.of(deployment, load, bench="latency" if latency else "throughput").result
+        result = planning.Prediction.of(deployment, load, bench="latency" if latency else "throughput").result
     metric = point.metric or ("avg_latency" if latency else "output_throughput")
     # printed numbers are of this version and of these settings
     measured = job.profile.id == job.workflow.gpus[0] and str(job.version) == job.workflow.engine_version
@@ -114,14 +113,16 @@ def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted:
     )
 
 
-def _engine(job: Subject, command: Command) -> tuple[Deployment, engine.ServeLine]:
+def _engine(job: Subject, command: Command) -> tuple[planning.Deployment, engine.ServeLine]:
     # both runs of a comparison with drafts get the same engine
     version = replace(job.version, engine="V0" if _same_engine(job) else "")
     args, version, line = job.settings(command, version)
+    steps = line.num_scheduler_steps
     if "latency" in line.command and args.enable_prefix_caching is None:
         args = replace(args, enable_prefix_caching=False)  # latency.py sets it so from 0.9.1 on
     if not job.documented:  # recommended settings, with the document's way of measuring
-        own = job.deployment.config  # whose tokens follow the context without chunks
+        own, version, steps = job.deployment.config, job.version, 1
+        # tokens follow the context without chunks
         tokens = max(own.max_num_batched_tokens, args.max_num_seqs or 0) if own.enable_chunked_prefill else None
         of_document = ("enforce_eager", "max_num_seqs", "speculative_config", "enable_prefix_caching")
         args = engine.EngineArgs(
@@ -132,14 +133,10 @@ def _engine(job: Subject, command: Command) -> tuple[Deployment, engine.ServeLin
             max_model_len=max(_load(job, command).max_total_len, own.max_model_len),
             max_num_batched_tokens=tokens,
         )
-        version, line = job.version, replace(line, num_scheduler_steps=1)
     if args.speculative_config and job.draft:
         draft = {"model": job.draft, "num_speculative_tokens": args.speculative_config.num_speculative_tokens}
         args = replace(args, speculative_config=engine.read_drafts(draft))
-    serving = job.serving(args, version)
-    deployment = with_steps(serving.offline, line)
-    check_fits(serving, replace(deployment, config=replace(deployment.config, speculative_config=None)))
-    return deployment, line
+    return job.start(args, version, steps=steps, offline=True), line
 
 
 def _same_engine(job: Subject) -> dict[str, str]:
@@ -154,12 +151,12 @@ def _load(job: Subject, command: Command) -> Load:
 
 
 def _argv(
-    job: Subject, deployment: Deployment, line: engine.ServeLine, load: Load, *, latency: bool
+    job: Subject, deployment: planning.Deployment, line: engine.ServeLine, load: Load, *, latency: bool
 ) -> tuple[str, ...]:
     model, platform, config = job.plan.model, job.profile.platform, deployment.config
     extra = job.other_options(line)
     if not job.documented:
-        extra = {**recipe_of(job.deployment).flags, **extra}
+        extra = {**planning.recipe_of(job.deployment).flags, **extra}
         # the first would bring the older engine, which is not the recommended one; no answer is parsed
         takes = engine.program_argv(line.command, job.version, "rocm")[1]
         flags = {name: f"--no-{name}" if value is False else f"--{name}" for name, value in extra.items()}
@@ -191,10 +188,10 @@ def _expected(result: Mapping[str, Any], metric: str, published: float | None, i
         yield f"published {in_key:,.1f} tokens/s ({published:,.1f} of them output)"
 
 
-def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
+def sweep_names(plan: planning.Plan, deployment: planning.Deployment) -> dict[str, Any]:
     """The names of the template of sweep.sh: closed loops of 1, 2, 4, ... requests, and open loops."""
     closed, all_taken = _closed_loads(plan), _closed(plan, plan.max_num_seqs, 0)
-    highest = Prediction.of(deployment, all_taken).figures["request_throughput"]
+    highest = planning.Prediction.of(deployment, all_taken).figures["request_throughput"]
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
     opened = [
         replace(_closed(plan, plan.max_num_seqs, MOST_STEPS + place), max_concurrency=None, request_rate=rate)
@@ -208,7 +205,7 @@ def sweep_names(plan: Plan, deployment: Deployment) -> dict[str, Any]:
     }
 
 
-def guidellm_names(plan: Plan) -> dict[str, Any]:
+def guidellm_names(plan: planning.Plan) -> dict[str, Any]:
     """The names of the template of guidellm.sh. JSON, because GuideLLM cuts its other form at every comma."""
     loads, sent = _closed_loads(plan), plan.workload
     lengths = {"prompt_tokens": sent.input_len, "output_tokens": sent.output_len}
@@ -221,21 +218,21 @@ def guidellm_names(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _closed_loads(plan: Plan) -> list[Load]:
+def _closed_loads(plan: planning.Plan) -> list[Load]:
     most = plan.max_num_seqs
     steps = sorted({1 << power for power in range(most.bit_length())} | {most})
     return [_closed(plan, step, place) for place, step in enumerate(steps)]
 
 
-def _closed(plan: Plan, concurrency: int, place: int) -> Load:
+def _closed(plan: planning.Plan, concurrency: int, place: int) -> Load:
     """The load of one step, with prompts that no step at another place sends."""
     load, seed = plan.workload, plan.workload.seed + SEED_STEP * (2 + place)
-    prompts = defaults.PROMPTS_PER_SLOT * concurrency
+    prompts = planning.defaults.PROMPTS_PER_SLOT * concurrency
     return Load(load.input_len, load.output_len, prompts, max_concurrency=concurrency, seed=seed)
 
 
-def _swept(plan: Plan, deployment: Deployment, name: str, load: Load) -> dict[str, Any]:
-    throughput = Prediction.of(deployment, load).figures["output_throughput"]
+def _swept(plan: planning.Plan, deployment: planning.Deployment, name: str, load: Load) -> dict[str, Any]:
+    throughput = planning.Prediction.of(deployment, load).figures["output_throughput"]
     argv = engine.bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
     return {
         "name": name,

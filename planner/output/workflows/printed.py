@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.engine import ServeLine, read_line
 from planner.output.workflows.documents import Command, commands, scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
-from planner.output.workflows.subject import Subject, subject
+from planner.output.workflows.subject import Subject
 
 _OF_TOKENS = ("throughput", "per_s")
 _UNITS = {"avg_latency": "s", "duration": "s", "request_throughput": "req/s"}
@@ -56,7 +56,7 @@ def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
         version = job.printed.document.version
         if version.release != job.version.release:
             choice = replace(job.choice, engine_version=str(version), image=job.plan.image)
-            run, served = f"benchmark.sh, vLLM {version}", subject(job.workflow, choice)
+            run, served = f"benchmark.sh, vLLM {version}", Subject(job.workflow, choice)
     rows = [(run, key, value, served.plan.predicted) for key, value in job.plan.published.items()]
     points = [(f"{script} {one.name}", one.metric, one.published, one.predicted) for script, one in _points(job)]
     figures = [

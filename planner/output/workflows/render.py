@@ -10,7 +10,7 @@ from planner import __version__, engine, planning
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
-from planner.model import ResolvedModel, resolve_model
+from planner.model import resolve_model
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
@@ -18,8 +18,9 @@ from planner.output.workflows.documents import Workflow, instead_of, purposes
 from planner.output.workflows.documents import scores as printed_scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
 from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
-from planner.output.workflows.subject import Choice, Subject, chosen_load, only, profile_of, refuse_options, subject
+from planner.output.workflows.subject import Choice, Subject
 from planner.units import GB
+from planner.workload import Load
 
 #: MAD's script passes --num-scheduler-steps and calls benchmarks/benchmark_*.py
 MAD_NEWEST = (0, 10, 0)
@@ -36,7 +37,7 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
     """The subject of a workflow, and every printed figure beside its prediction. Raises as ``plan_workflow``."""
     if "compare.sh" in workflow.scripts:
         raise InputError(f"{workflow.name} has no printed numbers", hint="its COMPARISON.md has the predictions")
-    job = subject(workflow, choice)
+    job = Subject(workflow, choice)
     return job, printed_beside(job)
 
 
@@ -60,7 +61,7 @@ def calibration_of(files: Mapping[str, str]) -> str:
 
 
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
-    job = subject(workflow, choice)
+    job = Subject(workflow, choice)
     emission = _emission(job, command)
     base = scripts.template_names(emission)
     files = {**scripts.render_scripts(emission), **scripts.needed_by(emission)}
@@ -177,14 +178,14 @@ _IGNORED = ("draft", "image", "weight_dtype", "kv_cache_dtype", "tensor_parallel
 
 def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     """A folder of files for every layout, and their comparison. Raises IllegalPlanError if none fits."""
-    refuse_options(workflow, choice, _IGNORED)
-    whole = profile_of(workflow, choice)
+    choice.refuse(workflow, _IGNORED)
+    whole = choice.profile(workflow)
     if whole.partition or whole.platform not in workflow.platforms:
         raise IllegalPlanError(
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
         )
     version = engine.existing_version(choice.engine_version) if choice.engine_version else engine.default_version(whole)
-    resolved, load = choice.resolve(choice.model or workflow.model), chosen_load(workflow, choice)
+    resolved, load = choice.resolve(choice.model or workflow.model), choice.load(workflow)
     serving = planning.Serving.of(resolved, whole, version=version, local=choice.local)
     points, refused = planning.compare_partitions(serving, whole, load)
     rejected = [f"{gone.gpu}: {gone.reason}" for gone in refused]
@@ -196,7 +197,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     # partition.sh of any partition leads back to whole GPUs
     cut = next((point.gpu for point in points if point.setup.profile.partition), None)
     back = (f"{cut}/partition.sh", "--leave") if cut else ("compare.sh.nothing",)
-    plans = [_plan(point, resolved) for point in points]
+    plans = [_plan(point, serving) for point in points]
     rows = [_row(point, plan, back) for point, plan in zip(points, plans, strict=True)]
     calibration = ", ".join(dict.fromkeys(plan.calibration for plan in plans))
     names = {
@@ -243,8 +244,9 @@ def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ..
     }
 
 
-def _plan(point: planning.ComparedPoint, resolved: ResolvedModel) -> planning.Plan:
+def _plan(point: planning.ComparedPoint, serving: planning.Serving) -> planning.Plan:
     deployment, load = point.setup.deployment, point.shares[0].workload
-    serving = planning.Serving.of(resolved, deployment.profile, version=deployment.config.version)
-    search, ranking = only(planning.Space((serving,)), resolved, deployment, load)
-    return search.plan(ranking)
+    space = planning.Space((serving.changed(profile=deployment.profile),))
+    sent = Load(load.input_len, load.output_len, max_concurrency=load.max_concurrency)
+    search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts))
+    return search.plan(search.of_one(deployment))

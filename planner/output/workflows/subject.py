@@ -45,22 +45,38 @@ class Choice:
     gpus: int | None = None  #: of one node
     revision: str | None = None
     refresh: bool = False
-    timeout_s: float | None = None  #: None: as the hub has it
+    timeout: float | None = None  #: seconds; None: as the hub has it
     local: planning.Local = planning.SHIPPED  #: the fits that predict
 
     def resolve(self, model: str) -> ResolvedModel:
-        return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout_s)
+        return resolve_model(model, revision=self.revision, refresh=self.refresh, timeout_s=self.timeout)
+
+    def profile(self, workflow: Workflow) -> GpuProfile:
+        """The GPU of the caller, else the document's. Raises UnknownNameError for an unknown name."""
+        gpu = self.gpu or workflow.gpus[0]
+        return gpu if isinstance(gpu, GpuProfile) else load_profile(gpu)
 
     def given(self, *names: str) -> dict[str, Any]:
         """Return the options that the caller gave."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
+    def refuse(self, workflow: Workflow, names: Iterable[str]) -> None:
+        """Raise InputError if the caller gave one of the options ``names``."""
+        for name in self.given(*names):
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow")
+
     def sent(self, load: Load) -> Load:
         """The load with the caller's lengths and number of prompts."""
         return replace(load, **self.given("input_len", "output_len", "num_prompts"))
 
-    def settings(self, args: engine.EngineArgs) -> engine.EngineArgs:
-        return args.changed(**self.given("tensor_parallel_size", "kv_cache_dtype"))
+    def load(self, workflow: Workflow, client: Command | None = None) -> Load:
+        """The load of the document's client, else of its table, with the caller's options."""
+        load = client.read().workload(client.document.version) if client else Load(**workflow.load)
+        if self.max_concurrency is not None:
+            prompts = planning.defaults.PROMPTS_PER_SLOT * self.max_concurrency
+            load = replace(load, max_concurrency=self.max_concurrency, num_prompts=prompts, request_rate=float("inf"))
+        return self.sent(load)
 
     @property
     def other_run(self) -> bool:
@@ -69,17 +85,42 @@ class Choice:
         return bool(self.given(*engine, *load, "max_concurrency"))
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A workflow with the caller's options, and the model, GPU and version that they lead to."""
+class Subject:
+    """A workflow with the caller's options: one engine, its plan, and the document's commands if it ran this.
 
-    workflow: Workflow
-    choice: Choice
-    resolved: ResolvedModel
-    profile: GpuProfile
-    version: engine.EngineVersion
-    build: engine.ImageBuild | None
-    documented: bool  #: a document describes this model on this GPU
+    Raises IllegalPlanError for an unsupported GPU, version or size, InputError for an option without an effect.
+    """
+
+    def __init__(self, workflow: Workflow, choice: Choice) -> None:
+        self.workflow, self.choice, self.profile = workflow, choice, choice.profile(workflow)
+        if self.profile.platform not in workflow.platforms:
+            raise IllegalPlanError(
+                f"{workflow.name} is not a workflow for {self.profile.name}",
+                hint=f"it is for {' and '.join(workflow.platforms)}, such as --gpu {workflow.gpus[0]}",
+            )
+        self.version, self.build = _version(workflow, self.profile, choice)
+        self.resolved = _resolved(workflow, choice, self.profile)
+        described = workflow.models_on(self.profile) if self.profile.id in workflow.gpus else ()
+        self.documented = self.resolved.resolved in described  #: a document describes this model on this GPU
+        self._refuse_ignored()
+        client, printed = self._first(workflow.client), self._first(workflow.serve)
+        load = choice.load(workflow, client)
+        bench = engine.program_argv("bench serve", self.version, "rocm")[1]
+        if load.max_concurrency is not None and not engine.flag_status(self.version, "--max-concurrency", bench):
+            load = replace(load, max_concurrency=None, request_rate=1.0)  # the document's open loop
+        self.printed, self.client = (printed, client) if self.documented else (None, None)
+        command = self.printed
+        if self.documented and not printed:
+            command = next((point.command for point in self.points()), None)
+        search, ranking = self._ranked(load, command)
+        candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
+        if not self.documented and load.max_concurrency:
+            load = search.objective.closed_loop(candidate.estimate.concurrency)
+        self.plan = search.plan(ranking, candidate, image=self._image(), load=load)
+        self.deployment, self.resolved = candidate.deployment, candidate.resolved
+        self.version = candidate.config.version
+        self.draft = self._draft()  #: the model that drafts, if one does
+        self.plan = self.plan.model_copy(update=self._in_documents_words(command))
 
     def points(self) -> Iterator[Point]:
         return self.workflow.points(self.version, self.profile, self.resolved.resolved)
@@ -89,7 +130,7 @@ class Chosen:
     ) -> tuple[engine.EngineArgs, engine.EngineVersion, engine.ServeLine]:
         """Settings of a document's command, the version with the engine that they bring, and the line."""
         line = command.read(version, self.profile.platform)
-        args = self.choice.settings(replace(line.args, speculative_config=command.drafts))
+        args = self._chosen(replace(line.args, speculative_config=command.drafts))
         if self.profile.partition and args.tensor_parallel_size > 1:
             args = replace(args, allow_unvalidated=True)
         undrafted = replace(line, args=replace(args, speculative_config=None))
@@ -97,23 +138,27 @@ class Chosen:
         share = args.gpu_memory_utilization
         if share and share > engine.MOST_UTILIZATION and version.release >= (0, 9, 1) and runs_as != "V0":
             args = replace(args, gpu_memory_utilization=engine.ADVISED_UTILIZATION)
-        return args, replace(version, engine=runs_as), replace(line, args=args)
+        if args.async_scheduling and not engine.flag_status(version, "--async-scheduling"):
+            args = replace(args, async_scheduling=None)
+        return args, replace(version, engine=runs_as), line
 
-    def serving(self, args: engine.EngineArgs, version: engine.EngineVersion) -> planning.Serving:
-        """An engine with the caller's fits; the memory of a draft is left out."""
-        fits = self.choice.local
-        return planning.Serving.of(self.resolved, self.profile, args, version, local=fits, basis=Basis(fits.constants))
+    def start(
+        self, args: engine.EngineArgs, version: engine.EngineVersion, *, steps: int = 1, offline: bool = False
+    ) -> planning.Deployment:
+        """The engine of these settings. Raises IllegalPlanError, with changes that make it fit, if it does not start.
 
-
-@dataclass(frozen=True)
-class Subject(Chosen):
-    """One engine, its plan, and the document's commands if this is what the document ran."""
-
-    deployment: planning.Deployment
-    plan: planning.Plan
-    printed: Command | None = None  #: the document's server, if it has one
-    client: Command | None = None
-    draft: str = ""  #: the model that drafts, if one does
+        ``steps`` for each visit of V0's scheduler. The memory of a draft is left out.
+        """
+        serving = self._serving(args, version)
+        deployment = (serving.offline if offline else serving.deployment).stepping(steps)
+        if replace(deployment, config=replace(deployment.config, speculative_config=None)).checked.fits:
+            return deployment
+        fit, name = serving.fit(), self.resolved.resolved
+        ways = [f"{' '.join(way.flags)} ({way.change})" for way in fit.options]
+        raise IllegalPlanError(
+            f"{name} on {args.tensor_parallel_size} x {self.profile.name} does not start: {fit.reason}",
+            hint=f"of the document's settings change one: {'; '.join(ways[:3])}" if ways else "choose a larger GPU",
+        )
 
     def read_env(self, env: Mapping[str, str]) -> dict[str, str]:
         """A document's variables that the version reads; the scripts choose the GPUs."""
@@ -139,94 +184,147 @@ class Subject(Chosen):
                 words = [*words, flag, *([value] if value else [])]
         return tuple(words)
 
+    def _refuse_ignored(self) -> None:
+        workflow, dtype, own = self.workflow, self.choice.weight_dtype, _weights(self.resolved)
+        if self.documented and dtype not in (None, own, *workflow.dtypes):
+            raise InputError(
+                f"--weight-dtype {dtype}: the document has {self.resolved.resolved} in {own} on this GPU",
+                hint=f"leave it out, choose from {', '.join({own: 0, **workflow.dtypes})}, or name another model",
+            )
+        ignored = [] if any(command.drafts for command in workflow.offline) else ["draft"]
+        if self.documented and workflow.offline and not workflow.client:
+            ignored.append("max_concurrency")
+            if not any("throughput" in command.argv[1] for command in workflow.offline):
+                ignored.append("num_prompts")
+        self.choice.refuse(workflow, ignored)
 
-def subject(workflow: Workflow, choice: Choice) -> Subject:
-    """The engine and the plan of a workflow. Raises IllegalPlanError for an unsupported GPU, version or size."""
-    profile = profile_of(workflow, choice)
-    if profile.platform not in workflow.platforms:
-        raise IllegalPlanError(
-            f"{workflow.name} is not a workflow for {profile.name}",
-            hint=f"it is for {' and '.join(workflow.platforms)}, such as --gpu {workflow.gpus[0]}",
+    def _first(self, printed: tuple[Command, ...]) -> Command | None:
+        return next(iter(self.workflow.printed(printed, self.version, self.profile, self.resolved.resolved)), None)
+
+    def _chosen(self, args: engine.EngineArgs) -> engine.EngineArgs:
+        return args.changed(**self.choice.given("tensor_parallel_size", "kv_cache_dtype"))
+
+    def _serving(self, args: engine.EngineArgs, version: engine.EngineVersion) -> planning.Serving:
+        fits = self.choice.local
+        return planning.Serving.of(self.resolved, self.profile, args, version, local=fits, basis=Basis(fits.constants))
+
+    def _ranked(self, load: Load, command: Command | None) -> tuple[planning.Search, planning.Ranking]:
+        """The document's engine alone, else those that a search finds and the caller's options leave.
+
+        Raises IllegalPlanError if none starts, InputError for requests that are too long for the document's.
+        """
+        choice, documented = self.choice, self.documented
+        deployment = self._documented(load, command) if documented else None
+        flying = load.max_concurrency if documented else choice.max_concurrency
+        sent = Load(load.input_len, load.output_len, max_concurrency=flying)
+        prompts = load.num_prompts if documented or choice.max_concurrency else None
+        plain = self._serving(engine.EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto"), self.version)
+        space = planning.Space((plain,), gpus_per_node=choice.gpus)
+        search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=prompts))
+        if deployment:
+            return search, search.of_one(deployment)
+        (ranking,) = search.run()
+        size, dtype = choice.tensor_parallel_size, choice.weight_dtype
+        suited = tuple(
+            candidate
+            for candidate in ranking.candidates
+            if size in (None, candidate.config.tensor_parallel_size)
+            and dtype in (None, candidate.config.weight_dtype, _weights(candidate.resolved))
         )
-    version, build = _version(workflow, profile, choice)
-    resolved = _resolved(workflow, choice, profile)
-    documented = profile.id in workflow.gpus and resolved.resolved in workflow.models_on(profile)
-    chosen = Chosen(workflow, choice, resolved, profile, version, build, documented)
-    _refuse_ignored(chosen)
-    client, printed = (
-        next(iter(workflow.printed(commands, version, profile, resolved.resolved)), None)
-        for commands in (workflow.client, workflow.serve)
-    )
-    load = chosen_load(workflow, choice, client)
-    bench = engine.program_argv("bench serve", version, "rocm")[1]
-    if load.max_concurrency is not None and not engine.flag_status(version, "--max-concurrency", bench):
-        load = replace(load, max_concurrency=None, request_rate=1.0)  # the document's open loop
-    args = engine.EngineArgs(kv_cache_dtype=choice.kv_cache_dtype or "auto")
-    space = planning.Space((chosen.serving(args, version),), gpus_per_node=choice.gpus)
-    command: Command | None = None
-    if documented:
-        command = printed or next((point.command for point in chosen.points()), None)
-        search, ranking = only(space, resolved, _documented(chosen, load, command), load)
-    else:
-        search, ranking = _recommended(chosen, space, load)
-        printed = client = None
-    candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
-    if not documented and load.max_concurrency:
-        load = search.objective.closed_loop(candidate.estimate.concurrency)
-    named, source = (build.image, build.source) if build else ("", "")
-    if choice.image:
-        named, source = choice.image, f"as asked for with --image; the options are those of vLLM {version}"
-    image = engine.Image(named, version, profile.platform, pinned=True, source=source, gpus=(profile.id,))
-    plan = search.plan(ranking, candidate, image=image if named else None, load=load)
-    own = vars(chosen) | {"resolved": candidate.resolved, "version": candidate.config.version, "draft": _draft(chosen)}
-    job = Subject(**own, deployment=candidate.deployment, plan=plan, printed=printed, client=client)
-    return replace(job, plan=_in_documents_words(job, command))
+        if suited:
+            return search, replace(ranking, candidates=suited)
+        name, profile = self.resolved.resolved, self.profile
+        wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
+        why = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected)) or "none of the plans has that"
+        raise IllegalPlanError(
+            f"no plan of {name} on {profile.name} for {self.workflow.name}{wanted}: {why}",
+            hint=f"planner fit {name} --gpu {profile.id} says what would make it fit",
+        )
 
-
-def only(
-    space: planning.Space, resolved: ResolvedModel, deployment: planning.Deployment, load: Load
-) -> tuple[planning.Search, planning.Ranking]:
-    """A search whose one answer is ``deployment``, under ``load``."""
-    places = load.max_concurrency or deployment.config.max_num_seqs
-    estimate = planning.estimate(deployment, load.input_len, load.output_len, places)
-    sent = Load(load.input_len, load.output_len, max_concurrency=places)
-    one = planning.Candidate(resolved, deployment, estimate)
-    ranking = planning.Ranking(deployment.profile, deployment.config.version, (one,), ())
-    return planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts)), ranking
-
-
-def profile_of(workflow: Workflow, choice: Choice) -> GpuProfile:
-    """The GPU of the caller, else the document's. Raises UnknownNameError for an unknown name."""
-    gpu = choice.gpu or workflow.gpus[0]
-    return gpu if isinstance(gpu, GpuProfile) else load_profile(gpu)
-
-
-def chosen_load(workflow: Workflow, choice: Choice, client: Command | None = None) -> Load:
-    load = client.read().workload(client.document.version) if client else Load(**workflow.load)
-    if choice.max_concurrency is not None:
-        prompts = planning.defaults.PROMPTS_PER_SLOT * choice.max_concurrency
-        load = replace(load, max_concurrency=choice.max_concurrency, num_prompts=prompts, request_rate=float("inf"))
-    return choice.sent(load)
-
-
-def with_steps(deployment: planning.Deployment, line: engine.ServeLine) -> planning.Deployment:
-    """The deployment with the steps that V0 takes for one visit of its scheduler."""
-    if deployment.config.engine != "V0":
+    def _documented(self, load: Load, command: Command | None) -> planning.Deployment:
+        args, version, steps = self._chosen(engine.EngineArgs(**self.workflow.settings)), self.version, 1
+        if command:
+            args, version, line = self.settings(command, version)
+            steps = line.num_scheduler_steps
+        node = self.choice.gpus or self.profile.gpus_per_node
+        if args.tensor_parallel_size > node:
+            raise IllegalPlanError(
+                f"{self.workflow.name} takes {args.tensor_parallel_size} GPUs, the node has {node}",
+                hint=f"--tensor-parallel-size {node}, or a node with more GPUs",
+            )
+        deployment = self.start(args, version, steps=steps)
+        planning.check_load(load, deployment.config.max_model_len, self.resolved.resolved)
         return deployment
-    return replace(deployment, config=replace(deployment.config, num_scheduler_steps=line.num_scheduler_steps))
 
+    def _image(self) -> engine.Image | None:
+        """The image that is asked for or built; None: the one of the version."""
+        named, source = (self.build.image, self.build.source) if self.build else ("", "")
+        if asked := self.choice.image:
+            named, source = asked, f"as asked for with --image; the options are those of vLLM {self.version}"
+        pinned = engine.Image(
+            named, self.version, self.profile.platform, pinned=True, source=source, gpus=(self.profile.id,)
+        )
+        return pinned if named else None
 
-def check_fits(serving: planning.Serving, deployment: planning.Deployment) -> None:
-    """Raise IllegalPlanError, with changes that make it fit, if the engine would not start."""
-    if deployment.checked.fits:
-        return
-    fit = planning.Serving.of(serving.resolved, serving.profile, serving.args, deployment.config.version).fit()
-    ways = [f"{' '.join(way.flags)} ({way.change})" for way in fit.options]
-    name, gpus = serving.resolved.resolved, f"{serving.args.tensor_parallel_size} x {serving.profile.name}"
-    raise IllegalPlanError(
-        f"{name} on {gpus} does not start: {fit.reason}",
-        hint=f"of the document's settings change one: {'; '.join(ways[:3])}" if ways else "choose a larger GPU",
-    )
+    def _draft(self) -> str:
+        """The draft model, whose vocabulary has to be the model's. Raises IllegalPlanError for one that cannot run.
+
+        No version from 0.10 to 0.14 drafts with a model (``spec_decode/`` and ``v1/spec_decode/draft_model.py``).
+        """
+        workflow, draft, version = self.workflow, self.choice.draft, self.version
+        own = next((c.drafts.model for c in workflow.offline if c.drafts and c.drafts.model), "")
+        if own and not draft and not self.documented:
+            raise IllegalPlanError(
+                f"{own} drafts for {workflow.model} only", hint="name a draft of the same vocabulary with --draft"
+            )
+        if own and (0, 10) <= version.release < (0, 15):
+            raise IllegalPlanError(
+                f"vLLM {version} does not draft with a model", hint="--engine-version up to 0.9.2, or from 0.15.0 on"
+            )
+        return own and (draft or own)
+
+    def _in_documents_words(self, command: Command | None) -> dict[str, Any]:
+        """Fields of the plan in which the document's words take the place of ours."""
+        plan, workflow = self.plan, self.workflow
+        fields: dict[str, Any] = {"accuracy_task": workflow.accuracy_task or plan.accuracy_task}
+        if command:
+            fields |= self._launched(command)
+        warnings = self._warnings(fields.get("env", {}))
+        fields["warnings"] = tuple(dict.fromkeys((*plan.warnings, *warnings)))
+        if not self.documented:
+            return fields | {"why": (f"no document describes {workflow.name} here: recommended settings", *plan.why)}
+        titles = f"the settings are those of: {'; '.join(document.title for document in workflow.documents)}"
+        weights = (reason for reason in plan.why if reason.startswith("weights take"))
+        fields |= {"why": (titles, *weights), "departures": ()}
+        if self.printed and self.client and not self.choice.other_run and plan.gpu == workflow.gpus[0]:
+            fields["published"] = results().get((self.printed.id, self.client.id), {})
+        return fields
+
+    def _launched(self, command: Command) -> dict[str, Any]:
+        recipe, line = planning.recipe_of(self.deployment), command.read(self.version, self.profile.platform)
+        extra = self.other_options(line)
+        if recipe.flags.get("trust-remote-code"):
+            extra["trust-remote-code"] = True
+        extra = {name: value for name, value in extra.items() if engine.flag_status(self.version, f"--{name}")}
+        words = engine.serve_argv(self.deployment.config, self.plan.model, host=engine.EVERYWHERE, extra=extra)
+        own_env = {name: value for name, value in self.plan.env.items() if name not in recipe.env}
+        env = {**self.read_env(command.env), **own_env}
+        return {"serve_argv": self.written_out(words, line) if self.printed else tuple(words), "env": env}
+
+    def _warnings(self, env: Mapping[str, str]) -> Iterator[str]:
+        load, config, checked = self.plan.workload, self.deployment.config, self.deployment.checked
+        held = int(self.deployment.requests_held(load.sent.total_len))
+        if load.max_concurrency and held < load.max_concurrency:
+            yield f"the cache holds {held} of the {load.max_concurrency} concurrent requests: the others wait"
+        elif self.plan.predicted["mean_ttft_ms"] > LONG_TTFT_S * 1e3:
+            yield "the load is more than one server carries: most of the predicted TTFT is waiting"
+        if checked.verdict == "too close to call":
+            yield f"memory is too close to call: it starts with {percent(checked.probability_fits)} probability"
+        compilation = self.printed.read().others.get("--compilation-config", "") if self.printed else ""
+        model, profile = self.resolved.model, self.profile
+        yield from map(str, engine.known_issues(config, env, model, profile, compilation=compilation))
+        if profile.partition and config.tensor_parallel_size > 1:
+            yield "tensor parallelism over partitions: one document prints it, another says that it is not supported"
 
 
 def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> ResolvedModel:
@@ -238,29 +336,6 @@ def _resolved(workflow: Workflow, choice: Choice, profile: GpuProfile) -> Resolv
         if _base(other) == _base(resolved.resolved) and _weights(resolve_model(other)) == choice.weight_dtype:
             return resolve_model(other)
     return resolved  # the search has that precision, or says that it does not
-
-
-def _refuse_ignored(chosen: Chosen) -> None:
-    workflow, choice, documented = chosen.workflow, chosen.choice, chosen.documented
-    dtype, own = choice.weight_dtype, _weights(chosen.resolved)
-    if documented and dtype not in (None, own, *workflow.dtypes):
-        raise InputError(
-            f"--weight-dtype {dtype}: the document has {chosen.resolved.resolved} in {own} on this GPU",
-            hint=f"leave it out, choose from {', '.join({own: 0, **workflow.dtypes})}, or name another model",
-        )
-    ignored = [] if any(command.drafts for command in workflow.offline) else ["draft"]
-    if documented and workflow.offline and not workflow.client:
-        ignored.append("max_concurrency")
-        if not any("throughput" in command.argv[1] for command in workflow.offline):
-            ignored.append("num_prompts")
-    refuse_options(workflow, choice, ignored)
-
-
-def refuse_options(workflow: Workflow, choice: Choice, names: Iterable[str]) -> None:
-    """Raise InputError if the caller gave one of the options ``names``."""
-    for name in choice.given(*names):
-        flag = f"--{name.replace('_', '-')}"
-        raise InputError(f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow")
 
 
 def _base(name: str) -> str:
@@ -292,122 +367,3 @@ def _version(
             hint="leave out --engine-version",
         )
     return engine.parse_version(build.version), build
-
-
-def _draft(chosen: Chosen) -> str:
-    """The draft model, whose vocabulary has to be the model's. Raises IllegalPlanError for a draft that cannot run.
-
-    No version from 0.10 to 0.14 drafts with a model (``spec_decode/`` and ``v1/spec_decode/draft_model.py``).
-    """
-    workflow, draft, version = chosen.workflow, chosen.choice.draft, chosen.version
-    own = next((c.drafts.model for c in workflow.offline if c.drafts and c.drafts.model), "")
-    if not own:
-        return ""
-    if not draft and not chosen.documented:
-        raise IllegalPlanError(
-            f"{own} drafts for {workflow.model} only", hint="name a draft of the same vocabulary with --draft"
-        )
-    if (0, 10) <= version.release < (0, 15):
-        raise IllegalPlanError(
-            f"vLLM {version} does not draft with a model", hint="--engine-version up to 0.9.2, or from 0.15.0 on"
-        )
-    return draft or own
-
-
-def _documented(chosen: Chosen, load: Load, command: Command | None) -> planning.Deployment:
-    """The document's engine. Raises IllegalPlanError if it does not start, InputError for too long requests."""
-    workflow, choice, profile, version = chosen.workflow, chosen.choice, chosen.profile, chosen.version
-    if command is None:
-        args, line = choice.settings(engine.EngineArgs(**workflow.settings)), None
-    else:
-        args, version, line = chosen.settings(command, version)
-    if args.async_scheduling and not engine.flag_status(version, "--async-scheduling"):
-        args = replace(args, async_scheduling=None)
-    node = choice.gpus or profile.gpus_per_node
-    if args.tensor_parallel_size > node:
-        raise IllegalPlanError(
-            f"{workflow.name} takes {args.tensor_parallel_size} GPUs, the node has {node}",
-            hint=f"--tensor-parallel-size {node}, or a node with more GPUs",
-        )
-    serving = chosen.serving(args, version)
-    deployment = with_steps(serving.deployment, line) if line else serving.deployment
-    check_fits(serving, deployment)
-    planning.check_load(load, deployment.config.max_model_len, chosen.resolved.resolved)
-    return deployment
-
-
-def _recommended(chosen: Chosen, space: planning.Space, load: Load) -> tuple[planning.Search, planning.Ranking]:
-    workflow, choice = chosen.workflow, chosen.choice
-    sent = Load(load.input_len, load.output_len, max_concurrency=choice.max_concurrency)
-    prompts = load.num_prompts if choice.max_concurrency else None
-    search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=prompts))
-    (ranking,) = search.run()
-    size, dtype = choice.tensor_parallel_size, choice.weight_dtype
-    suited = tuple(
-        candidate
-        for candidate in ranking.candidates
-        if size in (None, candidate.config.tensor_parallel_size)
-        and dtype in (None, candidate.config.weight_dtype, _weights(candidate.resolved))
-    )
-    if suited:
-        return search, replace(ranking, candidates=suited)
-    name, profile = search.space.model.resolved, ranking.profile
-    wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
-    why = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected)) or "none of the plans has that"
-    raise IllegalPlanError(
-        f"no plan of {name} on {profile.name} for {workflow.name}{wanted}: {why}",
-        hint=f"planner fit {name} --gpu {profile.id} says what would make it fit",
-    )
-
-
-def _in_documents_words(job: Subject, command: Command | None) -> planning.Plan:
-    workflow, plan = job.workflow, job.plan
-    launched = _launched(job, command)
-    update: dict[str, Any] = {
-        "accuracy_task": workflow.accuracy_task or plan.accuracy_task,
-        "why": (f"no document describes {workflow.name} here: recommended settings", *plan.why),
-        "warnings": tuple(dict.fromkeys((*plan.warnings, *_warnings(job, launched.get("env", {}))))),
-        **launched,
-    }
-    if job.documented:
-        titles = f"the settings are those of: {'; '.join(document.title for document in workflow.documents)}"
-        weights = (reason for reason in plan.why if reason.startswith("weights take"))
-        update |= {"why": (titles, *weights), "departures": (), "published": _published(job)}
-    return plan.model_copy(update=update)
-
-
-def _published(job: Subject) -> Mapping[str, float]:
-    if not job.printed or not job.client or job.choice.other_run or job.plan.gpu != job.workflow.gpus[0]:
-        return {}
-    return results().get((job.printed.id, job.client.id), {})
-
-
-def _launched(job: Subject, command: Command | None) -> dict[str, Any]:
-    model, version, config = job.plan.model, job.version, job.deployment.config
-    recipe = planning.recipe_of(job.deployment)
-    if command is None:
-        return {"serve_argv": tuple(engine.serve_argv(config, model, host=engine.EVERYWHERE, extra=recipe.flags))}
-    line = command.read(version, job.profile.platform)
-    extra = job.other_options(line)
-    if recipe.flags.get("trust-remote-code"):
-        extra["trust-remote-code"] = True
-    extra = {name: value for name, value in extra.items() if engine.flag_status(version, f"--{name}")}
-    words = engine.serve_argv(config, model, host=engine.EVERYWHERE, extra=extra)
-    own_env = {name: value for name, value in job.plan.env.items() if name not in recipe.env}
-    env = {**job.read_env(command.env), **own_env}
-    return {"serve_argv": job.written_out(words, line) if job.printed else tuple(words), "env": env}
-
-
-def _warnings(job: Subject, env: Mapping[str, str]) -> Iterator[str]:
-    load, config, checked = job.plan.workload, job.deployment.config, job.deployment.checked
-    held = int(job.deployment.requests_held(load.sent.total_len))
-    if load.max_concurrency and held < load.max_concurrency:
-        yield f"the cache holds {held} of the {load.max_concurrency} concurrent requests: the others wait"
-    elif job.plan.predicted["mean_ttft_ms"] > LONG_TTFT_S * 1e3:
-        yield "the load is more than one server carries: most of the predicted TTFT is waiting"
-    if checked.verdict == "too close to call":
-        yield f"memory is too close to call: it starts with {percent(checked.probability_fits)} probability"
-    compilation = job.printed.read().others.get("--compilation-config", "") if job.printed else ""
-    yield from map(str, engine.known_issues(config, env, job.resolved.model, job.profile, compilation=compilation))
-    if job.profile.partition and config.tensor_parallel_size > 1:
-        yield "tensor parallelism over partitions: one document prints it, another says that it is not supported"

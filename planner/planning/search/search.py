@@ -7,6 +7,8 @@ from typing import Any
 from planner import progress
 from planner.errors import InputError, PlannerError
 from planner.planning import defaults
+from planner.planning.capacity import at_concurrency
+from planner.planning.deployment import Deployment
 from planner.planning.fit import WayOut
 from planner.planning.plan import Plan
 from planner.planning.search.by_goal import rank_by_goal
@@ -37,6 +39,12 @@ class Search:
         self._check_offloading()
         servings = progress.each(self.space.servings, lambda serving: serving.profile.id)
         return tuple(self._over_nodes(serving) for serving in servings)
+
+    def of_one(self, deployment: Deployment) -> Ranking:
+        """Rank one engine alone, at the concurrency of the objective; without one, with all its places taken."""
+        load, config = self.objective.load, deployment.config
+        figures = at_concurrency(deployment, load, load.max_concurrency or config.max_num_seqs)
+        return Ranking(deployment.profile, config.version, (Candidate(self.space.model, deployment, figures),), ())
 
     def plan(self, ranking: Ranking, candidate: Candidate | None = None, **other: Any) -> Plan:
         """Return the plan of ``candidate``, by default the best. ``other`` as for ``assemble``."""
