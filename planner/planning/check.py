@@ -23,7 +23,7 @@ from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import Bench, Prediction
 from planner.planning.search.candidate import Merit, Ranking
-from planner.planning.search.plans import recipe_of
+from planner.planning.search.plans import for_users, recipe_of
 from planner.planning.search.search import Search
 from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving
@@ -451,11 +451,15 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
         kept["speculative_config"] = _timed_drafts(line.changed(speculative_config=drafts))
     args = engine.EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
     serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local, basis=line.basis)
-    (ranking,) = Search(Space((serving,), gpus_per_node=gpus), asked.objective(workload)).run()
+    space, objective = Space((serving,), gpus_per_node=gpus), asked.objective(workload)
+    (ranking,) = Search(space, objective).run()
     least = 1 if asked.gpus or not gpus else gpus
     alone = (c for c in ranking.candidates if c.servers == 1 and least <= c.num_gpus <= (gpus or inf))
     engines = ((c, replace(c.deployment, config=_with_drafts(c.deployment.config, drafts))) for c in alone)
-    return replace(ranking, candidates=tuple(c for c, drafting in engines if drafting.checked.fits))
+    fitting = [c for c, drafting in engines if drafting.checked.fits]
+    firsts = {id(c) for c in {c.resolved.resolved: c for c in reversed(fitting)}.values()}  # those that are suggested
+    wide = (for_users(space, objective, c) if id(c) in firsts else c for c in fitting)
+    return replace(ranking, candidates=tuple(wide))
 
 
 def _with_drafts(config: engine.EngineConfig, drafts: engine.SpeculativeConfig | None) -> engine.EngineConfig:
@@ -479,9 +483,8 @@ def _serve(model: str, deployment: Deployment, workload: Load, line: engine.Serv
 
 
 def launched_args(plan: Plan) -> engine.EngineArgs:
-    line = engine.read_line(
-        plan.serve_argv, engine.parse_version(plan.engine_version), env=plan.env, platform=plan.platform
-    )
+    version = engine.parse_version(plan.engine_version)
+    line = engine.read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
     return replace(line.args, allow_unvalidated=True)
 
 

@@ -9,6 +9,7 @@ import pytest
 from command_line import run
 
 from planner import check_command
+from planner.planning.defaults import USUAL_MAX_NUM_SEQS
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NVFP4 = "nvidia/Llama-3.1-8B-Instruct-NVFP4"
@@ -62,6 +63,15 @@ def test_a_key_that_the_version_refuses_is_left_out_and_the_others_stay() -> Non
         kept = {"mode": 3, "pass_config": {"eliminate_noops": True}, "custom_ops": ["all"]}
         assert json.loads(value(words, "--compilation-config")) == kept
         assert value(words, "--kernel-config") == '{"moe_backend":"triton"}'
+
+
+@pytest.mark.parametrize(("model", "tp"), [("deepseek-ai/DeepSeek-V4-Flash", 4), ("moonshotai/Kimi-K2-Thinking", 8)])
+def test_a_suggestion_has_places_with_head_room_as_a_plan_has(model: str, tp: int) -> None:
+    """It was one place for each request in flight: 38 for 150 over four ranks."""
+    said = answer("b200", f"vllm serve {model} -tp {tp} --trust-remote-code")
+    assert said["better"]
+    for plan in said["better"]:
+        assert int(value(shlex.split(plan["command"]), "--max-num-seqs")) in USUAL_MAX_NUM_SEQS
 
 
 def test_what_is_not_understood_is_kept_word_for_word() -> None:

@@ -148,14 +148,9 @@ class Choices:
     """The engines of one GPU that a search may choose, and those that it turned down."""
 
     def __init__(
-        self,
-        space: Space,
-        objective: Objective,
-        serving: Serving,
-        nodes: tuple[int, ...] = (1,),
-        *,
+        self, space: Space, objective: Objective, serving: Serving, nodes: tuple[int, ...] = (1,), *,
         native: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``nodes`` are the numbers of nodes that one server may fill. ``native`` formats go before integer ones."""
         self.space, self.objective, self.serving, self.nodes = space, objective, serving, nodes
         self.native, self.passed_over = native, False
