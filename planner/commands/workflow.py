@@ -70,7 +70,7 @@ def workflow(
 ) -> None:
     """Print the files of a workflow, or write them. Settings that do not fit are refused before that."""
     if name == "list":
-        out.print_workflows([one.summary() for one in out.list_workflows().values()], format)
+        out.print_workflows(list(out.list_workflows().values()), format)
         return
     chosen = out.find_workflow(name)
     profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())

@@ -5,7 +5,8 @@ from typing import Any
 
 from planner.hardware import AllReduceCurve, GpuProfile, PartitionRule, Quantity, aliases
 from planner.model import CatalogEntry
-from planner.output.render import Column, Row, json_text, note, print_notes, records_text, wrapped
+from planner.output.render import Column, json_text, note, print_notes, records_text, wrapped
+from planner.output.workflows.documents import Workflow
 from planner.units import GB, GIB, MB, TB, TFLOP, US
 
 
@@ -56,9 +57,10 @@ WORKFLOW_COLUMNS = (
     Column("name"),
     Column("title", wraps=True),
     Column("model", aside=True),
-    Column("gpu"),
+    Column("gpu", of="gpus.0"),
     Column("engine_version", "vllm"),
     Column("scripts", wraps=True),
+    Column("sources", aside=True, of=lambda workflow: [document.title for document in workflow.documents]),
 )
 FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 
@@ -125,8 +127,8 @@ def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
         print_notes(f"{row['resolved']}: {remark}" for row in shown for remark in row["notes"])
 
 
-def print_workflows(rows: Sequence[Row], output: str) -> None:
-    print(json_text(rows) if output == "json" else records_text(rows, output, WORKFLOW_COLUMNS), end="")
+def print_workflows(workflows: Sequence[Workflow], output: str) -> None:
+    print(records_text(workflows, output, WORKFLOW_COLUMNS), end="")
 
 
 def print_files(purposes: Mapping[str, str], output: str) -> None:

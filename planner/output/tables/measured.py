@@ -18,7 +18,7 @@ from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
 from planner.output.render import Column, known_table, rows_of, table_text, wrapped
 from planner.output.tables.shared import counted, items
 from planner.output.tuning import Tuner
-from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, figure_text
+from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options
 from planner.output.workflows.subject import Subject
 from planner.planning import SURE, WITHIN, broken_words
 from planner.units import percent
@@ -333,18 +333,6 @@ class TuningAnswer(Answer):
             yield "the best is not known yet: a larger --runs or --minutes goes on from here"
         if self.learnt and not self.learnt.kept:
             yield f"the calibration is not kept: {self.learnt.reason}"
-
-
-PRINTED = (
-    Column("run"),
-    Column("metric"),
-    Column("published", "printed", figure_text),
-    Column("predicted", form=figure_text),
-    Column("lo", "from", figure_text),
-    Column("hi", "to", figure_text),
-    Column("error", form="+.1%"),
-    Column("unit"),
-)
 
 
 @dataclass(frozen=True, repr=False)

@@ -126,15 +126,6 @@ class Workflow:
         served = [c.argv[2].rstrip("/") for c in self.serve if c.capability and c.capability == _capability(profile)]
         return tuple(name for name in self.models if name in served) or self.models
 
-    def summary(self) -> dict[str, Any]:
-        return {
-            **{key: getattr(self, key) for key in ("name", "title", "model")},
-            "gpu": self.gpus[0],
-            "engine_version": self.engine_version,
-            "scripts": list(self.scripts),
-            "sources": [document.title for document in self.documents],
-        }
-
     def printed(
         self, printed: Sequence[Command], version: engine.EngineVersion, profile: GpuProfile, model: str
     ) -> tuple[Command, ...]:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.engine import ServeLine, read_line
+from planner.output.render import Column
 from planner.output.workflows.documents import Command, commands, scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
 from planner.output.workflows.subject import Subject
@@ -31,22 +32,24 @@ class PrintedFigure:
     def error(self) -> float | None:
         return self.predicted / self.published - 1 if self.published and self.predicted is not None else None
 
-    @property
-    def words(self) -> dict[str, str]:
-        printed, predicted, lo, hi = (
-            "–" if value is None else figure_text(value) for value in (self.published, self.predicted, self.lo, self.hi)
-        )
-        interval = f"{lo} to {hi}" if self.lo is not None and self.hi is not None else "–"
-        error = f"{self.error:+.1%}" if self.error is not None else "–"
-        own = {"run": self.run, "metric": self.metric, "unit": self.unit, "printed": printed}
-        return {**own, "predicted": predicted, "interval": interval, "error": error}
-
 
 def figure_text(value: float) -> str:
     """A figure as the documents print theirs: counts whole, scores and short times to four places, the rest to two."""
     if value == round(value):
         return f"{value:,.0f}"
     return f"{value:,.2f}" if value >= 1 else f"{value:.4f}".rstrip("0")
+
+
+PRINTED = (
+    Column("run"),
+    Column("metric"),
+    Column("published", "printed", figure_text),
+    Column("predicted", form=figure_text),
+    Column("lo", "from", figure_text),
+    Column("hi", "to", figure_text),
+    Column("error", form="+.1%"),
+    Column("unit"),
+)
 
 
 def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import ceil
 from typing import Any
 
@@ -17,7 +16,7 @@ from planner.output.tables.recommendation import predicted_lines
 from planner.output.workflows.documents import Workflow, instead_of, purposes
 from planner.output.workflows.documents import scores as printed_scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
-from planner.output.workflows.printed import PrintedFigure, caveats_of, changed_options, printed_beside
+from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options, printed_beside
 from planner.output.workflows.subject import Choice, Subject
 from planner.units import GB
 from planner.workload import Load
@@ -43,9 +42,8 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
 
 def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
     """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too."""
-    plan = file.plan
-    lines, scores = tuple(predicted_lines(plan)), tuple(printed_scores(plan.model, plan.accuracy_task))
-    emission = scripts.Emission(file, profile, plan.memory["checkpoint_bytes"], lines, scores, tunes=tunable)
+    scores = tuple(printed_scores(file.plan.model, file.plan.accuracy_task))
+    emission = _emission(file, profile, expected_accuracy=scores, tunes=tunable)
     return {**scripts.render_scripts(emission), **scripts.needed_by(emission)}
 
 
@@ -62,7 +60,7 @@ def calibration_of(files: Mapping[str, str]) -> str:
 
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
     job = Subject(workflow, choice)
-    emission = _emission(job, command)
+    emission = _of_job(job, command)
     base = scripts.template_names(emission)
     files = {**scripts.render_scripts(emission), **scripts.needed_by(emission)}
     built = job.build is not None and job.build.commit  # built instead of pulled
@@ -96,7 +94,7 @@ def _about(workflow: Workflow, command: str, calibration: str, steps: Sequence[s
         "documented": job is None or job.documented,
         "changed": changed_options(job) if job else (),
         "caveats": caveats_of(job, figures) if job else (),
-        "printed": [figure.words for figure in figures],
+        "printed": [[column.cell(column.value(figure)) for column in PRINTED] for figure in figures],
     }
     return _render("WORKFLOW.md", names)
 
@@ -105,15 +103,19 @@ def _render(name: str, names: Mapping[str, object]) -> str:
     return render_template(f"{name}.j2", names, ("workflows", "vllm"))
 
 
-def _plan_emission(plan: planning.Plan, profile: GpuProfile, command: str) -> scripts.Emission:
-    file = planning.PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
-    return scripts.Emission(file, profile, plan.memory["checkpoint_bytes"], tuple(predicted_lines(plan)))
+def _emission(file: planning.PlanFile, profile: GpuProfile, **more: Any) -> scripts.Emission:
+    plan = file.plan
+    own = {"checkpoint_bytes": plan.memory["checkpoint_bytes"], "predicted_lines": tuple(predicted_lines(plan))}
+    return scripts.Emission(file, profile, **own | more)
 
 
-def _emission(job: Subject, command: str) -> scripts.Emission:
+def _file(plan: planning.Plan, command: str) -> planning.PlanFile:
+    return planning.PlanFile(planner_version=__version__, command=command, goal="balanced", plan=plan)
+
+
+def _of_job(job: Subject, command: str) -> scripts.Emission:
     workflow, plan = job.workflow, job.plan
-    emission = _plan_emission(plan, job.profile, command)
-    needed, parts = emission.checkpoint_bytes, []
+    needed, parts = plan.memory["checkpoint_bytes"], []
     if "quantize.sh" in workflow.scripts:  # the 16-bit checkpoint is downloaded, the quantised one written beside it
         parts.append(f"{ceil(needed / GB)} GB for the quantised checkpoint")
         needed += stored_weight_bytes(job.resolved.model)
@@ -121,14 +123,14 @@ def _emission(job: Subject, command: str) -> scripts.Emission:
         draft_bytes = stored_weight_bytes(resolve_model(job.draft).model)
         parts.append(f"{ceil(draft_bytes / GB)} GB of {job.draft}")
         needed += draft_bytes
-    return replace(
-        emission,
-        checkpoint_bytes=needed,
-        expected_accuracy=tuple(printed_scores(plan.model, plan.accuracy_task)) if job.documented else (),
-        accuracy=workflow.accuracy if job.documented else (),
-        accuracy_max_model_len=workflow.accuracy_max_model_len,
-        disk_includes=tuple(parts),
-    )
+    documents: dict[str, Any] = {}
+    if job.documented:
+        scores = tuple(printed_scores(plan.model, plan.accuracy_task))
+        documents = {"expected_accuracy": scores, "accuracy": workflow.accuracy}
+    return _emission(
+        _file(plan, command), job.profile, checkpoint_bytes=needed, disk_includes=tuple(parts),
+        accuracy_max_model_len=workflow.accuracy_max_model_len, **documents,
+    )  # fmt: skip
 
 
 def _script_names(job: Subject, script: str) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     }
     files: dict[str, str] = {}
     for point, plan, row in zip(points, plans, rows, strict=True):
-        emission = _plan_emission(plan, point.setup.profile, command)
+        emission = _emission(_file(plan, command), point.setup.profile)
         inner = {**scripts.render_scripts(emission), **scripts.servers_files(emission)}
         files |= {f"{row['folder']}/{name}": content for name, content in inner.items()}
     files |= {script: _render(script, names) for script in workflow.scripts}
