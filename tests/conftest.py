@@ -27,7 +27,7 @@ SLOW = {
     "one_screen", "plan_file", "recommend", "recommend_targets", "relations", "report", "results", "same_figures",
     "scheduler", "scripts", "scripts_classes", "scripts_hostile", "scripts_matrix", "scripts_native",
     "scripts_nodes", "scripts_partition", "scripts_preflight", "scripts_run", "search_relations", "split", "tune",
-    "ui", "verdict", "workflow_table", "workflows", "workflows_run",
+    "ui", "verdict", "workflows", "workflows_run",
 }  # fmt: skip
 
 #: What a shell without job control starts in the background ignores Ctrl-C, down to the commands that tests break.

@@ -418,3 +418,24 @@ def test_runbooks_say_what_remains_manual_in_its_order() -> None:
     nvidia = files_of("nvidia-source")["RUNBOOK.md"]
     assert "NVIDIA driver 575" in nvidia and "tens of GB of docker" in nvidia
     assert "812 GB" not in nvidia and "GB for the quantised checkpoint" in files_of("quantize")["RUNBOOK.md"]
+
+
+# --- the table of the documentation ---
+
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `([\w.-]+)` \| (.+) \|$", PAGE, re.MULTILINE)
+
+
+def test_every_workflow_has_a_row() -> None:
+    assert [name for name, _ in ROWS] == list(NAMES)
+
+
+def test_each_row_names_files_that_are_written() -> None:
+    for name, files in ROWS:
+        named = set(re.findall(r"`([^`]+)`", files))
+        assert named <= set(files_of(name)), name
+        assert named <= set(find_workflow(name).scripts), name
+
+
+def test_examples_name_workflows() -> None:
+    assert set(re.findall(r"^planner workflow ([\w.-]+)", PAGE, re.MULTILINE)) <= set(NAMES)
