@@ -76,6 +76,7 @@ def test_nothing_is_exposed_and_no_privilege_is_taken(name: str) -> None:
 def test_every_file_has_a_purpose_and_is_known(name: str) -> None:
     files = files_of(name)
     assert {path.rpartition("/")[2] for path in files} <= set(ALL_FILES), "--force removes what another plan left"
+    assert set(re.findall(r"\]\(([\w.]+)\)", files["WORKFLOW.md"])) <= set(files), "its links lead somewhere"
     for script in find_workflow(name).scripts:
         assert purpose_of(script) and script in files["WORKFLOW.md"].replace("\\_", "_")
 

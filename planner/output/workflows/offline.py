@@ -45,15 +45,16 @@ class OfflinePoint:
 
 
 def offline_names(job: Subject, script: str) -> dict[str, Any]:
-    points = offline_points(job, "throughput" if script == "throughput.sh" else "latency")
+    points = offline_points(job, script)
     purpose, name = purposes()[script], script.removesuffix(".sh").replace("_", "-")
     title = f"{purpose[0].upper()}{purpose[1:]}."
     return {"title": title, "job": name, "points": points, "points_total": len(points)}
 
 
-def offline_points(job: Subject, bench: str = "") -> tuple[OfflinePoint, ...]:
-    """The measurements by ``bench`` (latency, throughput; empty: both). Raises IllegalPlanError as ``subject``."""
+def offline_points(job: Subject, script: str = "") -> tuple[OfflinePoint, ...]:
+    """The measurements of a script; AMD's own, and no name, have all. Raises IllegalPlanError as ``Subject``."""
     workflow, version, platform = job.workflow, job.version, job.profile.platform
+    bench = "throughput" if script == "throughput.sh" else "latency" if script in OFFLINE_SCRIPTS else ""
     points = [point for point in job.points() if bench in str(point.command.read().command)]
     if not points:
         raise InputError(f"{workflow.name} measures no {bench}", hint="planner workflow list shows those that do")

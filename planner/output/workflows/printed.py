@@ -80,8 +80,7 @@ def _unit(key: str) -> str:
 def _points(job: Subject) -> Iterator[tuple[str, OfflinePoint]]:
     for script in job.workflow.scripts:
         if script in OFFLINE_SCRIPTS or script == "mad.sh":
-            bench = "" if script == "mad.sh" else "throughput" if script == "throughput.sh" else "latency"
-            yield from ((script, point) for point in offline_points(job, bench))
+            yield from ((script, point) for point in offline_points(job, script))
 
 
 def caveats_of(job: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...]:

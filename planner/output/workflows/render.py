@@ -91,6 +91,7 @@ def _about(workflow: Workflow, command: str, calibration: str, steps: Sequence[s
         "purposes": [(script, purposes()[script]) for script in steps],
         "instead": instead_of(workflow.documents),
         "remarks": (*workflow.remarks, *corrections),
+        "has_runbook": job is not None,  # of a comparison each layout has one
         "documented": job is None or job.documented,
         "changed": changed_options(job) if job else (),
         "caveats": caveats_of(job, figures) if job else (),
@@ -186,7 +187,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
         raise IllegalPlanError(
             f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
         )
-    version = engine.existing_version(choice.engine_version) if choice.engine_version else engine.default_version(whole)
+    version = planning.version_for(choice.engine_version, whole)
     resolved, load = choice.resolve(choice.model or workflow.model), choice.load(workflow)
     serving = planning.Serving.of(resolved, whole, version=version, local=choice.local)
     points, refused = planning.compare_partitions(serving, whole, load)

@@ -109,9 +109,8 @@ class Subject:
         if load.max_concurrency is not None and not engine.flag_status(self.version, "--max-concurrency", bench):
             load = replace(load, max_concurrency=None, request_rate=1.0)  # the document's open loop
         self.printed, self.client = (printed, client) if self.documented else (None, None)
-        command = self.printed
-        if self.documented and not printed:
-            command = next((point.command for point in self.points()), None)
+        measured = next((point.command for point in self.points()), None) if self.documented else None
+        command = self.printed or measured
         search, ranking = self._ranked(load, command)
         candidate = ranking.candidates[0].searched or ranking.candidates[0]  # the document's benchmark, not its users
         if not self.documented and load.max_concurrency:
