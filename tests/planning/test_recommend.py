@@ -212,6 +212,7 @@ def test_layouts_within_the_tolerance_go_to_the_recipe(model: str) -> None:
     merit = Merit.among(ranking.candidates, "min-latency")
     behind = max(map(merit.of_candidate, ranking.candidates)) - merit.of_candidate(ranking.best)
     assert 0 < behind <= log(1 + defaults.TOLERANCE)
+    assert any("faster; within 3% the recipe's layout" in one.reason for one in ranking.rejected)
 
 
 def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:

@@ -58,8 +58,7 @@ def with_figures(objective: Objective, candidate: Candidate) -> Candidate:
     """Return the candidate with the replay of its closed loop."""
     load = objective.closed_loop(candidate.estimate.concurrency)
     prediction = Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES)
-    figures = {**prediction.figures, **prediction.rates}
-    return replace(candidate, figures=figures, prediction=prediction)
+    return replace(candidate, figures={**prediction.figures, **prediction.rates}, prediction=prediction)
 
 
 def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Iterator[Candidate]:
@@ -105,4 +104,6 @@ def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterat
         if best_of[candidate.engine] is candidate:
             behind = merit.odds(objective.load, candidates[0], candidate)
             reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {odds_words(behind)}"
-            yield Rejected.of(candidate, reason, behind)
+            faster = merit.of_candidate(candidate) > merit.of_candidate(candidates[0])
+            within = f"; within {defaults.TOLERANCE:.0%} the recipe's layout and scaled KV caches go first" * faster
+            yield Rejected.of(candidate, reason + within, behind)

@@ -197,9 +197,8 @@ class Choices:
 
     def engines(self, resolved: ResolvedModel) -> Iterator[engine.EngineArgs]:
         """Yield layouts x KV dtypes of one checkpoint, with the settings that its recipes advise."""
-        layouts = list[engine.Layout]()
-        for nodes in self.nodes:
-            layouts += self._layouts_over(resolved.model, nodes) if nodes > 1 else self._layouts(resolved.model)
+        model, over = resolved.model, self._layouts_over
+        layouts = [one for n in self.nodes for one in (over(model, n) if n > 1 else self._layouts(model))]
         if not layouts:
             self.reject(resolved.resolved, "no tensor-parallel size is legal")
         for layout, kv_cache_dtype in product(layouts, self._kv_cache_dtypes(resolved.model)):
