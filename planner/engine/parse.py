@@ -188,7 +188,7 @@ def _check_keys(flag: str, config: dict[str, object], kind: str, version: Engine
     for key, value in config.items() if kind else ():
         if not (status := value_status(version, kind, key)):
             near = get_close_matches(key, known_values(version, kind), n=1, cutoff=0.7)
-            hint = status.hint or (f"nearest: {near[0]}" if near else "")
+            hint = status.hint or (f"nearest: {near[0]}" if near and status.state == "unknown" else "leave it out")
             yield FlagProblem(f"{flag} {key}", str(status), hint, fatal)
         elif isinstance(value, dict):
             yield from _check_keys(f"{flag} {key}", value, key_list(key), version)
@@ -318,7 +318,7 @@ class _LineReader:
         self.named: str | None = None  #: by --model, which a positional one overrules
         self.longest_context = False
         self.num_scheduler_steps = 1
-        self.drafts: dict[str, Any] = {}  #: keys of --speculative-config.KEY
+        self.keyed: dict[str, dict[str, Any]] = {}  #: keys of --OPTION.KEY by option, of those that are settings
         self.options: dict[str, str] = {}  #: whole names with their values, the last of equal ones
         self.problems: list[FlagProblem] = []
         self.not_simulated: list[str] = []
@@ -383,10 +383,10 @@ class _LineReader:
         elif flag in _SWITCHES:
             name, value = _SWITCHES[flag]
             self.settings[name] = value if not values else value == (values[0].lower() == "true")
-        elif flag == DRAFTS and key and values:
+        elif flag in _ROWS and key.startswith(".") and values:
             with suppress(ValueError):  # text that is no JSON is itself, as vLLM reads it (``argparse_utils.py``)
                 values = [json.loads(values[0])]
-            self.drafts[key.removeprefix(".")] = values[0]
+            self.keyed.setdefault(flag, {})[key.removeprefix(".")] = values[0]
         elif flag in _ROWS:
             self.set(flag, values)
         elif flag in _LOAD and self.command != "serve":
@@ -398,11 +398,11 @@ class _LineReader:
         model, tokens = (self.options.get(flag) for flag in ("--speculative-model", "--num-speculative-tokens"))
         if model and tokens and {"--speculative-model", "--num-speculative-tokens"} <= self.known:
             count = tokens if (number := whole_number(tokens)) is None else number
-            self.drafts = {"model": model, "num_speculative_tokens": count}
+            self.keyed[DRAFTS] = {"model": model, "num_speculative_tokens": count}
             for flag in ("--speculative-model", "--num-speculative-tokens"):
                 self.others.pop(flag, None)
-        if self.drafts:
-            self._set_row(DRAFTS, json.dumps(self.drafts))
+        for option, config in self.keyed.items():
+            self._set_row(option, json.dumps(config))
         drafts = self.settings.get("speculative_config")
         if drafts and self.num_scheduler_steps > 1:  # arg_utils.py, create_engine_config, until multi-step went
             cause = "speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"

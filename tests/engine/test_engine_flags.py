@@ -223,6 +223,12 @@ def test_an_unknown_key_is_ignored_until_vllm_forbids_it(version: str, option: s
     assert problem.fatal is fatal
 
 
+def test_a_key_that_nothing_replaced_is_to_be_left_out() -> None:
+    command = ["vllm", "serve", "m", "--kv-transfer-config", '{"kv_buffer_size":1e9}']
+    (problem,) = find_flag_problems(command, parse_version("0.32.0"))
+    assert str(problem) == "--kv-transfer-config kv_buffer_size: gone in 0.32.0 (leave it out)"
+
+
 def test_a_key_that_is_gone_comes_with_the_one_in_its_place() -> None:
     command = ["vllm", "serve", "m", "--attention-config", '{"use_fp4_indexer_cache":true}']
     (problem,) = find_flag_problems(command, parse_version("0.32.0"))

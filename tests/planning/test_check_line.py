@@ -65,6 +65,14 @@ def test_a_key_that_the_version_refuses_is_left_out_and_the_others_stay() -> Non
         assert value(words, "--kernel-config") == '{"moe_backend":"triton"}'
 
 
+def test_a_dotted_key_of_a_setting_is_read_as_json() -> None:
+    """``--limit-mm-per-prompt.video 0`` was refused: "'0' is not read (give JSON ...)"."""
+    said = answer("h200", "vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct -tp 2 --limit-mm-per-prompt.video 0")
+    assert said["starts"] and not said["flags"]
+    for words in better(said):
+        assert json.loads(value(words, "--limit-mm-per-prompt")) == {"video": 0}
+
+
 @pytest.mark.parametrize(("model", "tp"), [("deepseek-ai/DeepSeek-V4-Flash", 4), ("moonshotai/Kimi-K2-Thinking", 8)])
 def test_a_suggestion_has_places_with_head_room_as_a_plan_has(model: str, tp: int) -> None:
     """It was one place for each request in flight: 38 for 150 over four ranks."""

@@ -419,7 +419,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     means = f"TTFT {shared.seconds(figures['mean_ttft_ms'])}, TPOT {shared.milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
-        load = f" at {shared.counted(most, 'concurrent request')}" if (most := plan.workload.max_concurrency) else ""
+        load = f" at {shared.counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
         load += f" of {plan.workload.input_len:,} + {plan.workload.output_len:,} tokens"
         size, even_words, paid = plan.num_gpus, "", (plan.usd_per_hour, plan.usd_per_million_output_tokens)
         delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}, {means}{_in_usd(*paid)}"
