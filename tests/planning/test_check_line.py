@@ -65,6 +65,27 @@ def test_a_key_that_the_version_refuses_is_left_out_and_the_others_stay() -> Non
         assert value(words, "--kernel-config") == '{"moe_backend":"triton"}'
 
 
+@pytest.mark.parametrize(
+    ("gpu", "env", "line"),
+    [
+        ("h200", {}, "-tp 2 --tool-call-parser openai --enable-auto-tool-choice --async-scheduling"),
+        (
+            "mi355x", {"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MHA": "0", "HSA_NO_SCRATCH_RECLAIM": "1"},
+            "-tp 8 --attention-backend ROCM_AITER_UNIFIED_ATTN --gpu-memory-utilization 0.95 --block-size 64 "
+            """--compilation-config '{"use_inductor_graph_partition":true,"pass_config":{"fuse_rope_kvcache":true}}'""",
+        ),
+    ],
+)  # fmt: skip
+def test_the_recipe_lines_of_gpt_oss_start_and_are_kept(gpu: str, env: dict[str, str], line: str) -> None:
+    words = " ".join(f"{name}={text}" for name, text in env.items())
+    said = answer(gpu, f"env {words} vllm serve openai/gpt-oss-120b {line}")
+    assert said["starts"] and not any(flags(said).values())
+    for plan, command in zip(said["better"], better(said), strict=True):
+        assert {*shlex.split(line)[2:]} <= {*command}
+        assert env.items() <= plan["env"].items()
+        assert value(command, "--max-model-len") == "131072"
+
+
 def test_a_dotted_key_of_a_setting_is_read_as_json() -> None:
     """``--limit-mm-per-prompt.video 0`` was refused: "'0' is not read (give JSON ...)"."""
     said = answer("h200", "vllm serve Qwen/Qwen3-VL-30B-A3B-Instruct -tp 2 --limit-mm-per-prompt.video 0")
