@@ -79,6 +79,11 @@ class DesignColumn:
         """Of the logarithm of all parts together."""
         return sum(part.sd**2 for part in self.parts)
 
+    @property
+    def predicted(self) -> float:
+        """Share of the logarithm that is not of a source."""
+        return sum(part.sd**2 for part in self.parts if "source" not in part.when) / self.variance
+
 
 class Design:
     """All factors of a fit to ``observed``, and the efficiencies of each run that they make up."""
@@ -105,6 +110,8 @@ class Design:
         #: whether a run has the factors of a column, and the power of these in each efficiency
         self._runs = np.array([column.runs for column in self.columns]).T
         self._powers: Floats = np.array([column.powers for column in self.columns], dtype=np.float64).T
+        #: share of a column that a prediction has: the factors of a source are those of its machines and settings
+        self._predicted: Floats = np.array([column.predicted for column in self.columns])
 
     def _global(self) -> Iterator[DesignColumn]:
         everywhere = np.ones(len(self.observed), dtype=bool)
@@ -112,7 +119,8 @@ class Design:
 
     def _scoped(self, lines: Sequence[StructureLine]) -> Iterator[DesignColumn]:
         for target, scope, sd in lines:
-            of_runs = [tuple(one.covariates[key] for key in scope) for one in self.observed]
+            named = ({**one.covariates, "source": one.source} for one in self.observed)
+            of_runs = [tuple(one[key] for key in scope) for one in named]
             for values in dict.fromkeys(of_runs):
                 members = np.array([value == values for value in of_runs])
                 yield self._column(target, dict(zip(scope, values, strict=True)), members, sd)
@@ -130,6 +138,10 @@ class Design:
     def log_values(self, factors: Floats) -> Floats:
         """Logarithm of every efficiency of every run, (runs, parameters), from the logarithms of the factors."""
         return self.start + (self._runs * factors) @ self._powers.T
+
+    def predicted_log_values(self, factors: Floats) -> Floats:
+        """Return them without the factors of sources, as every prediction has them."""
+        return self.log_values(factors * self._predicted)
 
     def jacobian(self, derivative: Floats, metric_run: NDArray[np.int64]) -> Floats:
         """Derivative of every metric by every factor, from those by the efficiencies of its run."""
@@ -156,13 +168,13 @@ def _merged(columns: Sequence[DesignColumn]) -> list[DesignColumn]:
 
 
 def effects_of(design: Design, fitted: Fitted) -> tuple[Effect, ...]:
-    """The factors that differ from 1, as a file holds them."""
+    """Return the factors that differ from 1, without those of a source, as a file holds them."""
     effects = []
     for column, log_factor, sd in zip(design.columns, fitted.factors.tolist(), fitted.sd.tolist(), strict=True):
         rows = int(column.runs.sum())
         for part in column.parts:
             part_log = log_factor * part.sd**2 / column.variance  # its share of the sum, as Bayes has it
-            if abs(part_log) < NEGLIGIBLE:
+            if abs(part_log) < NEGLIGIBLE or "source" in part.when:
                 continue
             unseen = max(part.sd**2 - part.sd**4 / column.variance, 0.0)  # what its column does not determine
             part_sd = (unseen + (sd * part.sd**2 / column.variance) ** 2) ** 0.5

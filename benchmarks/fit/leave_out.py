@@ -124,7 +124,7 @@ class LeaveOut:
     def _predicted(self, runs: Sequence[int]) -> tuple[NDArray[np.int64], Floats, Floats]:
         """The metrics of ``runs``, their logarithms by the fit that does not see them, and the derivatives."""
         terms, design = self.problem.terms, self.design
-        values = design.log_values(self.fit_without(runs).factors)
+        values = design.predicted_log_values(self.fit_without(runs).factors)
         metrics = np.flatnonzero(np.isin(terms.metric_run, runs))
         return metrics, *Terms([terms.observed[run] for run in runs]).log_metrics(values[runs])
 

@@ -161,7 +161,7 @@ def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
 #: A factor: its target, and the covariates for which it holds.
 Key = tuple[str, tuple[tuple[str, str], ...]]
 #: Covariates that most engines do not have: a factor with one of them is of those that have it.
-SPECIAL = ("partition", "nodes")
+SPECIAL = ("partition", "nodes", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,12 +223,15 @@ def attention_class(model: Model) -> str:
 
 
 def engine_generation(config: EngineConfig, profile: GpuProfile) -> str:
-    """``v0``; ``v1``, ``v1-full`` (graphs of whole decode steps), ``v1-async`` (scheduling overlaps); ``atom``."""
+    """``v0``; ``v1``, ``v1-full`` (graphs of whole decode steps), ``v1-async`` (scheduling overlaps); ``atom``.
+
+    Runs of older releases with ``--async-scheduling`` are of ``v1-async``; newer ones without it keep its kernels.
+    """
     if config.version.build == "vllm+atom-plugin":
         return "atom"
     if config.engine == "V0":
         return "v0"
     found = features_of(config, profile)
-    if found.async_scheduling:
+    if config.async_scheduling or found.async_scheduling:
         return "v1-async"
     return "v1-full" if found.graph_mode == "full-and-piecewise" else "v1"

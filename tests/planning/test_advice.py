@@ -51,7 +51,7 @@ def test_the_difference_is_that_of_two_predictions() -> None:
     [
         ("meta-llama/Llama-3.3-70B-Instruct --gpu mi355x --goal max-throughput", "FP8 first"),
         (f"{LLAMA} --gpu mi300x --goal max-throughput", "65,536 batched tokens"),
-        (f"{LLAMA} --gpu mi325x --goal balanced", "several servers of TP 1"),
+        (f"{LLAMA} --gpu mi300x --goal balanced", "several servers of TP 1"),
         ("deepseek-ai/DeepSeek-R1 --gpu mi300x", "at most 32,768 tokens of context; here max_model_len 163840"),
     ],
 )

@@ -138,7 +138,7 @@ def test_no_reason_is_missing() -> None:
         ),
         (
             "moonshotai/Kimi-K3", "b300",
-            ["--kv-cache-dtype auto, not fp8 (the recipe's: 8 GPUs as well)",
+            ["adds --enable-expert-parallel (the recipe's: 8 GPUs as well)",
              "adds --block-size 32 (vLLM's own choice, written out)"],
         ),
         ("Qwen/Qwen3-VL-235B-A22B-Instruct", "h200", ["adds --enable-expert-parallel (the recipe's: 4 GPUs as well)"]),
@@ -149,9 +149,13 @@ def test_no_reason_is_missing() -> None:
         ),
         (
             "deepseek-ai/DeepSeek-V4-Pro", "b200",  # a recipe without a TP size means all GPUs
-            ["adds --data-parallel-size 4 (the recipe's: 8 GPUs as well)"],
+            ["adds --data-parallel-size 2 (the recipe's: 8 GPUs as well)"],
         ),
-        ("zai-org/GLM-4.6", "h200", ["adds --enable-expert-parallel (the recipe's: 4 GPUs as well)"]),
+        (
+            "zai-org/GLM-4.6", "h200",  # its layout is the recipe's
+            ["adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
+             "(drafts of the model's own MTP modules, chosen by the search)"],
+        ),
     ],
 )  # fmt: skip
 def test_a_plan_says_where_it_departs_from_the_recipe(model: str, gpu: str, said: list[str]) -> None:

@@ -282,7 +282,7 @@ def test_requests_that_come_in_bunches_are_dealt_apart() -> None:
     prefixes = Prefixes.of([[at] for at in range(count)], [[8000]] * count)
     requests = Requests(np.full(count, 8000), np.full(count, 8), arrival_s, prefixes)
     demand = Load.of_requests(requests, 1.0, name="bunches")
-    fleets = plan_fleets(asked("h100", slos=(Slo("ttft", 320),), load=demand, spares=0, confidence=0.5, headroom=0.0))
+    fleets = plan_fleets(asked("h100", slos=(Slo("ttft", 400),), load=demand, spares=0, confidence=0.5, headroom=0.0))
     assert not fleets.refused and fleets.best is not None
     (pool,) = fleets.best.pools
     assert pool.servers > 1 or pool.kind.num_gpus > 1

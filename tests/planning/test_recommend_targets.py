@@ -73,7 +73,7 @@ def cheapest_of_all(asked: Search) -> float:
     ("limits_ms", "value", "confidence"),
     [
         ({"ttft": 300.0, "tpot": 25.0}, 150.0, 0.8),
-        ({"tpot": 16.0}, 120.0, 0.8),
+        ({"tpot": 18.0}, 110.0, 0.8),
         ({"e2el": 3000.0}, 400.0, 0.3),
         ({}, 150.0, 0.95),
     ],
@@ -532,7 +532,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
     sent = saved["bench_argv"]
     assert sent[sent.index("--random-range-ratio") + 1] == "0.5"
     assert service["load_asked"] and service["request_rate"] == 30
-    asked = run(*words).out.split("\n\n")[0]
+    asked = " ".join(run(*words).out.split("\n\n")[0].split())
     assert ": 30 requests/s, p95 TTFT " in asked and "room for" in asked
 
 
@@ -557,10 +557,10 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
 def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
     """Three pipelines of two RTX 4090 and six servers of one cost the same; few pipelines were measured."""
     load = ("--input-len", "1024", "--output-len", "256", "--range-ratio", "0.5", "--ttft", "500", "--tpot", "40")
-    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "10", *load)
+    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "9", *load)
     plans = json_of("recommend", *(word.replace("--range", "--random-range") for word in asked))["plans"]
     pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 6]
-    assert pipelines == sorted(pipelines) and pipelines[0] == 1
+    assert pipelines == sorted(pipelines) and {*pipelines} == {1, 2}
 
 
 def test_without_a_load_the_largest_is_the_answer() -> None:
