@@ -68,7 +68,10 @@ def test_a_key_that_the_version_refuses_is_left_out_and_the_others_stay() -> Non
 @pytest.mark.parametrize(
     ("gpu", "env", "line"),
     [
-        ("h200", {}, "-tp 2 --tool-call-parser openai --enable-auto-tool-choice --async-scheduling"),
+        (
+            "h200", {}, "-tp 2 --tool-call-parser openai --enable-auto-tool-choice --async-scheduling "
+            "--max-cudagraph-capture-size 2048",
+        ),
         (
             "mi355x", {"VLLM_ROCM_USE_AITER": "1", "VLLM_ROCM_USE_AITER_MHA": "0", "HSA_NO_SCRATCH_RECLAIM": "1"},
             "-tp 8 --attention-backend ROCM_AITER_UNIFIED_ATTN --gpu-memory-utilization 0.95 --block-size 64 "
