@@ -293,8 +293,8 @@ def spelled_options(
 
 
 def _known_keys(config: Mapping[str, Any], version: EngineVersion, left_out: list[str], option: str) -> dict[str, Any]:
-    """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before modes. With FlashInfer and the
-    like ``FULL`` becomes ``FULL_AND_PIECEWISE`` when the engine starts (``gpu_model_runner.py``)."""
+    """Keys in the spelling of the version; ``full_cuda_graph`` was the switch before modes. With FlashInfer and
+    similar backends ``FULL`` becomes ``FULL_AND_PIECEWISE`` when the engine starts (``gpu_model_runner.py``)."""
     matched: dict[str, Any] = {}
     kind = key_list(option)
     for key, value in config.items():

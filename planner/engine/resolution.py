@@ -383,8 +383,8 @@ def batch_defaults(
 
 
 def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
-    """Tokens of a KV block (``platforms/cuda.py`` to 0.17, ``get_preferred_block_size`` after): for MLA FlashMLA 64 on
-    Hopper to 0.17, CUTLASS 128 and then FlashInfer 32 on Blackwell, AITER 1 on AMD up to 0.19; else 16."""
+    """Tokens of a KV block (``platforms/cuda.py`` to 0.17, ``get_preferred_block_size`` after), mostly 16. MLA takes
+    64 on Hopper to 0.17 (FlashMLA), 128 and later 32 on Blackwell (CUTLASS, FlashInfer), 1 on AMD to 0.19 (AITER)."""
     release = version.release
     if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
         return 256  # sparse_swa.py; the recipes name it too
@@ -454,9 +454,10 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
 
 
 def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -> str:
-    """Why ``auto`` means fp8; empty where it means the model's own type: ``resolve_kv_cache_dtype_string`` (ModelOpt,
-    0.14.0 on), ``attention.py`` (compressed-tensors, 0.15.0 on), ``models/config.py`` (DeepSeek-V3.2 in 0.11.0; GLM-5
-    on Blackwell, 0.32.0 on). Quark's scales need ``--kv-cache-dtype fp8``."""
+    """Why ``auto`` means fp8; empty where it means the model's own type. Quark's scales need ``--kv-cache-dtype fp8``.
+
+    Sources: ``resolve_kv_cache_dtype_string`` (ModelOpt, 0.14.0 on), ``attention.py`` (compressed-tensors, 0.15.0 on),
+    ``models/config.py`` (DeepSeek-V3.2 in 0.11.0; GLM-5 on Blackwell, 0.32.0 on)."""
     release, method = version.release, model.quantization.method or ""
     carries = (model.quantization.kv_cache_dtype or "").startswith("fp8")
     if carries and method.startswith("modelopt") and release >= (0, 14):

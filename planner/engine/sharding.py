@@ -1,9 +1,9 @@
-"""Parallel layouts: sizes of the axes, legal sizes, and the piece of a weight on one rank::
+"""Parallel layouts: sizes of the axes, legal sizes, and the piece of a weight on one rank.
 
-    TP  cuts matrices: columns of q, k, v, gate and up; rows of o and down; the vocabulary of embedding and lm_head
-    PP  gives each stage a run of layers; the embedding is on the first stage, the norm and the lm_head on the last
-    EP  gives each rank whole experts instead of a slice of every expert
-    DP  repeats the engine; the experts of an MoE are the exception: all TP x DP ranks share them
+- TP cuts matrices: columns of q, k, v, gate and up; rows of o and down; the vocabulary of embedding and lm_head.
+- PP gives each stage a run of layers. The embedding is on the first stage, the norm and the lm_head on the last.
+- EP gives each rank whole experts instead of a slice of every expert.
+- DP repeats the engine. The experts of an MoE are the exception: all TP x DP ranks share them.
 
 With fewer KV heads than ranks the heads are repeated. A size that vLLM refuses is refused here in its words.
 

@@ -35,8 +35,7 @@ def _rounded(cell: Any) -> Any:
 
 
 def _whole(cell: Any) -> Any:
-    """Spreadsheets write 1e+05 for 100000."""
-    with suppress(ValueError):
+    with suppress(ValueError):  # spreadsheets write 1e+05 for 100000
         return int(float(cell)) if float(cell).is_integer() else cell
     return cell
 

@@ -12,7 +12,7 @@
     concurrency  = num_blocks / the sum, over groups, of the blocks a request needs at max_model_len
 
 Layers of one kind are one group. A mixture is cut into groups of equal size: the smallest layer count of any kind, or
-the largest if it is less than 1.5 times that; the last group of a kind may be padded. "GPU KV cache size: N tokens" is
+the largest if it is less than 1.5 times that. The last group of a kind may be padded. "GPU KV cache size: N tokens" is
 floor(num_blocks / groups) x block size up to 0.19, int(concurrency x max_model_len) from 0.20.0. Source:
 ``vllm/v1/kv_cache_interface.py`` and the models of 0.32.0, checked against the block counts of start-up logs."""
 

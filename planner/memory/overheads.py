@@ -9,8 +9,8 @@ quadrature. The profile run's peak is the largest of::
 
 Encoder outputs and workspaces of sparse attention come on top of the first two; MLA also up-projects the latents of a
 long context. The widest part is the MLP (gate, up and their product), attention (q, k, v, output) or the buffers of the
-routed experts: ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate per token. Copies of the logits and
-the ratios of measured peaks to these formulas are fitted."""
+routed experts. These are ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate per token. Copies of the
+logits and the ratios of measured peaks to these formulas are fitted."""
 
 from __future__ import annotations
 

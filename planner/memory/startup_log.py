@@ -1,11 +1,12 @@
-"""Memory figures of a start-up log of vLLM, and the constants of a user's GPU that they imply::
+"""Memory figures of a start-up log of vLLM, and the constants of a user's GPU that they imply.
 
-    sampler    (peak activation - hidden states) / one copy of the logits, where sampling is the largest peak
-    forward    peak activation / formula, where the forward pass is (``encoder`` alike)
-    graphs     what was captured, less what layers and batch sizes explain
+- ``sampler`` is (peak activation - hidden states) / one copy of the logits, where sampling is the largest peak.
+- ``forward`` is peak activation / formula, where the forward pass is the largest peak (``encoder`` alike).
+- ``graphs`` is the captured memory, less what layers and batch sizes explain.
 
-Each is kept twice: for the log's model, with its rounding as interval; for others on the same GPU, vLLM minor version
-and TP size, with the known spread between models. Versions that print only the cache leave activations as the rest.
+Each has two values. That for the log's model has its rounding as interval. That for others on the same GPU, vLLM minor
+version and TP size has the known spread between models. Versions that print only the cache leave activations as the
+rest.
 """
 
 import re

@@ -12,13 +12,13 @@ model's own context. Re-packing at load is left out, except for MXFP4 experts, w
 embedding and lm_head, where adapted, (vocabulary + hidden) x rank on every rank.
 
 **Drafts** stand on the last stage; their tokens share the pool of blocks. The share of the rejection sampler in the
-profile run is left out::
+profile run is left out.
 
-    mtp           the modules of the checkpoint; over several stages the embedding once more
-    draft_model   all of the second model
-    eagle         one layer and a projection from 2 hidden to hidden
-    eagle3        one layer, a projection from 3 hidden to hidden, and an lm_head
-    ngram, suffix nothing
+- ``mtp`` has the modules of the checkpoint, over several stages the embedding once more.
+- ``draft_model`` has all of the second model.
+- ``eagle`` has one layer and a projection from 2 hidden to hidden.
+- ``eagle3`` has one layer, a projection from 3 hidden to hidden, and an lm_head.
+- ``ngram`` and ``suffix`` have no weights.
 """
 
 from collections import Counter

@@ -128,6 +128,5 @@ def captures_by_context(config: EngineConfig) -> bool:
 
 @lru_cache(maxsize=1)
 def advice() -> tuple[dict[str, Any], ...]:
-    """The entries of ``advice.toml``."""
     text = (package_dir("planning") / "advice.toml").read_text(encoding="utf-8")
     return tuple(tomllib.loads(text)["advice"])

@@ -1,9 +1,8 @@
-"""The largest load that one server carries under latency targets, with its interval::
+"""The largest load that one server carries under latency targets, with its interval.
 
-    p99 TTFT (replay)  x  factor that a measurement stays below with the asked probability   <=  limit
-
-The queue must not grow either: the rate is at most that of full batches in the steady state, moved by the factor of the
-throughput in the same way. The search begins where the closed form meets the targets.
+The p99 TTFT of the replay is multiplied by the factor that a measurement stays below with the asked probability. The
+product must meet the limit. The queue must not grow either: the rate is at most that of full batches in the steady
+state, moved by the factor of the throughput in the same way. The search begins where the closed form meets the targets.
 """
 
 from __future__ import annotations

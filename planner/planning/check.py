@@ -104,8 +104,6 @@ class LineRequest:
 
 @dataclass(frozen=True)
 class Served:
-    """One engine under the load."""
-
     model: str  #: the checkpoint
     deployment: Deployment
     prediction: Prediction

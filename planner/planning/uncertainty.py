@@ -4,8 +4,8 @@
 
     log measured = log predicted + error of the efficiencies + noise
 
-The first part is the distribution of the efficiencies (``planner.timing.Belief``), carried through the steps of the
-replay to first order. In an open loop the queue reacts. There the direction in which the whole engine is slower or
+The error follows from the distribution of the efficiencies (``planner.timing.Belief``). The steps of the replay carry
+it to first order. In an open loop the queue reacts. There the direction in which the whole engine is slower or
 faster is replayed at both ends (sigma points: Julier and Uhlmann, Proceedings of the IEEE 92(3), 2004). The noise, and
 how many deviations hold which share of the measurements, are those of published runs that the fit did not see (split
 conformal prediction: Lei et al., JASA 113(523), 2018).
@@ -385,8 +385,8 @@ def _ratios(scatter: Scatter) -> Floats:
 class Forecast:
     """A figure, the sensitivity of its logarithm, and the noise of a measurement.
 
-    log (measured a / measured b) is normal, of mean log (a / b) and variance var(a) + var(b) - 2 cov(a, b) + the noise
-    of each: errors of efficiencies that both figures depend on cancel.
+    log (measured a / measured b) is normal. Its mean is log (a / b), its variance var(a) + var(b) - 2 cov(a, b) + the
+    noise of each. Errors of efficiencies that both figures depend on cancel.
     """
 
     value: float

@@ -9,7 +9,7 @@ preempted request finds its blocks again. It gives them back last block first, s
 first.
 
 ``PrefixBlocks`` also knows what requests have in common. It is vLLM's prefix cache as in ``vllm/v1/core``
-(``kv_cache_manager.py``, ``block_pool.py``) of 0.32, piece by piece instead of block by block:
+(``kv_cache_manager.py``, ``block_pool.py``) of 0.32, by pieces of text instead of blocks. Its rules:
 
 - Only full blocks are found, from the first on, and the last token of a prompt is always computed.
 - A block can be found from the moment on that a step is scheduled to fill it, and until another request takes it.

@@ -28,9 +28,9 @@ class SchedulerLimits:
     alike: n steps make floor(n x ``tokens_per_step``) tokens, so differences in acceptance between requests are not
     seen.
 
-    Not modelled: ``long_prefill_token_threshold`` (off by default), that requests take turns where the budget does not
-    hold the drafts of all (here fewer run), and that asynchronous scheduling may preempt a request that has just ended,
-    to have its blocks a step earlier. Raises InputError for limits that vLLM refuses too.
+    Not modelled: ``long_prefill_token_threshold`` (off by default). Requests take turns where the budget does not hold
+    the drafts of all; here fewer run. Asynchronous scheduling may preempt a request that has just ended, to have its
+    blocks a step earlier; here it does not. Raises InputError for limits that vLLM refuses too.
     """
 
     max_num_seqs: int

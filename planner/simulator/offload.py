@@ -1,10 +1,10 @@
 """A second tier of KV blocks in host memory (``--kv-offloading-size``): the blocks there, and a DP rank that uses them.
 
-``HostBlocks`` is vLLM's OffloadingConnector with its defaults (LRU, one block at a time, prompts only), as in
-``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and ``v1/kv_offload/cpu`` of 0.32. It works piece by
-piece instead of block by block:
+``HostBlocks`` is vLLM's OffloadingConnector with its defaults (LRU, one block at a time, prompts only). Sources:
+``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and ``v1/kv_offload/cpu`` of 0.32. It works by
+pieces of text instead of blocks:
 
-- The full blocks of a prompt that a step computes, or that were found on the GPU alone, are offered when it is
+- Full blocks of a prompt that a step computes, or that were found on the GPU alone, are offered when it is
   scheduled. After a load only those behind the loaded ones are. Those that the host does not hold are copied there.
 - Where the host is full, the blocks that were used longest ago go, but none that is being copied. Without enough of
   these nothing is copied, and the blocks are offered again.
@@ -13,10 +13,10 @@ piece instead of block by block:
 - A request that ends has used all its blocks, the last one first. Until then blocks count as used when they came.
 - Each direction of the link takes one copy after the other.
 
-``OffloadRank`` schedules as ``v1/core/sched/scheduler.py`` and ``v1/worker/gpu/kv_connector.py`` of 0.32 do:
+``OffloadRank`` schedules them (``v1/core/sched/scheduler.py``, ``v1/worker/gpu/kv_connector.py`` of 0.32).
 
 - A waiting request whose blocks are found on the host gets blocks for them on the GPU. It steps aside until they are
-  there, without a place or budget. What is loaded must leave room for what prompts under way still need. Loaded
+  there, without a place or budget. A load must leave the blocks that prompts under way still need. Loaded
   requests come before others.
 - Loads begin when the step that orders them has computed, stores one step later. What has ended is looked up as a step
   is launched, and the scheduler hears of it with what that step computes. An idle engine looks all the time.

@@ -1,12 +1,12 @@
 """The figures of a benchmark as weighted sums of the times of engine steps.
 
 A figure is a mean over requests of the time between two moments of a request. Its weight on a step is the share of
-requests whose interval holds the step, over what the figure divides by::
+requests whose interval holds the step, over what the figure divides by:
 
-    TTFT    from sent to first token        / requests
-    TPOT    from first to last token        / (output tokens - 1) / requests
-    E2EL    from sent to last token         / requests
-    duration (of a throughput, of a batch)  every step counts once
+- TTFT: from sent to first token, by requests.
+- TPOT: from first to last token, by (output tokens - 1) and by requests.
+- E2EL: from sent to last token, by requests.
+- Duration (of a throughput, of a batch): every step counts once.
 
 Medians and percentiles are means over the requests near them. Steps with similar loads are merged, some forty in all.
 """

@@ -188,8 +188,8 @@ SAME_KERNELS = {"sm_103": "sm_100"}
 def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> dict[str, str]:
     """The covariates of an engine, which its efficiencies may depend on.
 
-    ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty, ``nodes`` the number that a network joins
-    or empty, ``release`` major and minor version of vLLM, ``shape`` one architecture at one size.
+    ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty. ``nodes`` is the number that a network
+    joins, or empty. ``release`` is the major and minor version of vLLM, ``shape`` one architecture at one size.
     """
     nodes = joined_nodes(model, profile, config)
     return {

@@ -8,8 +8,8 @@
 
 Behind an NVSwitch every rank has its full bandwidth. In an xGMI mesh each pair of GPUs has one link, so n ranks use
 n - 1 each (RCCL on MI300X: 48 GB/s for a pair, 310-330 for eight, of 64 and 448). PCIe is shared by all. Between
-nodes a ring runs once over each rank's adapter, so adapters add up (RCCL: 330-350 GB/s over two nodes of eight MI300X
-with 50 each; NCCL: 96 GB/s for eight A100 with four of 25). Ranks are numbered as ``initialize_model_parallel`` of
+nodes a ring runs once over each rank's adapter, so adapters add up. RCCL reaches 330-350 GB/s over two nodes of eight
+MI300X with 50 each, NCCL 96 GB/s for eight A100 with four of 25. Ranks are numbered as ``initialize_model_parallel`` of
 vLLM's ``distributed/parallel_state.py`` does: TP group, then pipeline stages, then DP ranks.
 """
 
@@ -75,11 +75,9 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
 def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
     """Collectives of ranks that share the tokens of the cache: in each layer, for each token that is decoded.
 
-    ::
-
-        all-gather of the query        each rank answers for the heads of all, in MLA of 512 + 64 (W_UK is absorbed)
-        all-gather of the sums         one exponent of each head, of every rank, in fp32
-        reduce-scatter of the output   each rank keeps its own heads, of 512 in MLA
+    - All-gather of the query: each rank answers for the heads of all, in MLA of 512 + 64 (W_UK is absorbed).
+    - All-gather of the sums: one exponent of each head, of every rank, in fp32.
+    - Reduce-scatter of the output: each rank keeps its own heads, of 512 in MLA.
 
     Source: ``v1/attention/backends/mla/common.py`` and ``cp_lse_ag_out_rs`` of vLLM 0.11.0. Left out: prompts that go
     on from cached tokens gather these, of MLA 1,152 bytes of a token and layer. Raises InputError for a sparse index.

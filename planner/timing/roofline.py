@@ -32,8 +32,6 @@ COMPUTE_BITS = {"fp32": 16, "tf32": 16, "bf16": 16, "fp16": 16, "fp8": 8, "int8"
 
 
 class Part(IntEnum):
-    """Parts of a term's time."""
-
     FIXED = 0
     COMPUTE = 1
     MEMORY = 2

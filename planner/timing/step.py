@@ -146,7 +146,6 @@ class StepModel:
         return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
-        """A step part by part."""
         if not batch.decode_seqs + batch.prefill_seqs:
             return StepBreakdown((), 0.0, 0.0, 0.0, 0.0)
         drivers = self._drivers(batch, self._loads)

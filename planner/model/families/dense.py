@@ -278,7 +278,7 @@ def bloom(config: Config) -> ModelParts:
 
 @family("MptForCausalLM", "MPTForCausalLM")
 def mpt(config: Config) -> ModelParts:
-    """MPT: no biases, ALiBi; tied."""
+    """MPT, without biases, with ALiBi; the lm_head is tied."""
     if not config.flag("no_bias", default=True):
         raise config.refuse("no_bias", "true, the only published form")
     hidden = config.hidden_size

@@ -1,14 +1,12 @@
 """Loads and latencies that no server beats: bounds that drop an engine before it is replayed, and never a winner.
 
-::
-
-    latency    requests that have the server for themselves, prompts in one step, are never slower in company
-    rate       no more than full batches serve in the steady state, which a load is also judged by;
-               and no more than b / (step(b) x output) with the largest b whose steps meet the limit of TPOT
+- Latency: that of a request alone on the server, its prompt in one step.
+- Rate: that of full batches in the steady state, which a load is also judged by.
+- Rate: b / (step(b) x output) with the largest b whose steps meet the limit of TPOT.
 
 The last bound holds whatever the scheduler does. Steps never get shorter with more requests in them, so a convex
 function m below step(b) exists. Requests that meet the limit T see steps of m(b) <= T on average (Jensen, each step
-weighed with its requests), and tokens per second are at most b / m(b) there. Pipelines have no such bounds.
+weighed with its requests). There tokens per second are at most b / m(b). Pipelines have no such bounds.
 """
 
 from collections.abc import Sequence

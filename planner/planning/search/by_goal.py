@@ -1,11 +1,9 @@
 """The best settings for a goal: rank by the closed form, replay the finalists.
 
-::
-
-    max-throughput   output tokens/s per GPU
-    min-latency      mean E2EL at the given concurrency
-    balanced         the knee of the Pareto front of tokens/s per GPU against tokens/s per user: the point
-                     farthest from the chord between the ends of the Pareto front, both axes logarithmic
+- ``max-throughput``: output tokens/s per GPU.
+- ``min-latency``: mean E2EL at the given concurrency.
+- ``balanced``: the knee of the Pareto front of tokens/s per GPU against tokens/s per user. It is the point farthest
+  from the chord between the ends, both axes logarithmic.
 
 A batch fits when the low end of the memory budget holds all its requests at full length, so no plan preempts.
 """

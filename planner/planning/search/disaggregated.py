@@ -240,7 +240,7 @@ def apart_from(search: Search, plan: Plan, division: Disaggregated) -> Apart | N
 
 
 def cheapest_apart(plans: Iterable[Plan], apart: Iterable[Apart]) -> Apart | None:
-    """Return the cheapest of ``apart``; None where there is none, or one of ``plans`` is cheaper."""
+    """Return the cheapest disaggregated servers; None where there are none, or one of ``plans`` is cheaper."""
     plans = list(plans)
     usd = mean_usd(plans)
     cheapest = min(apart, key=lambda one: one.cost(usd), default=None)

@@ -1,9 +1,9 @@
-"""Answers whose size is suspicious: what decides them, and what would change them::
+"""Answers whose size is suspicious: what decides them, and what would change them.
 
-confidence   more than TIMES as many GPUs as the expected value (even odds) takes
-idle         more than TIMES as many servers as there are requests in flight
-wait         a first token that comes after more than WAIT_S on average
-odds         targets that even odds miss, which refutes the answer, or meet where the answer is no
+- ``confidence``: more than TIMES as many GPUs as the expected value (even odds) takes.
+- ``idle``: more than TIMES as many servers as there are requests in flight.
+- ``wait``: a first token that comes after more than WAIT_S on average.
+- ``odds``: targets that even odds miss, which refutes the answer, or meet where the answer is no.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,8 +33,6 @@ Kind = Literal["confidence", "idle", "wait", "odds"]
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """One suspicious figure."""
-
     kind: Kind
     gpu: str  #: profile id
     said: str  #: the figure, and what decides it

@@ -316,8 +316,7 @@ class Fleets:
 
     @property
     def fleets(self) -> tuple[Fleet, ...]:
-        """All fleets, the best first."""
-        return (self.mix, *self.single) if self.mix else self.single
+        return (self.mix, *self.single) if self.mix else self.single  # best first
 
     @property
     def best(self) -> Fleet | None:

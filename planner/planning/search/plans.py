@@ -75,7 +75,7 @@ def assemble(
     if classes:
         load = replace(load, num_prompts=sum(one.workload.num_prompts for one in classes))
     recipe, network = recipe_of(deployment), profile.interconnect.network_bandwidth
-    # inside a container the server binds to all addresses, and the port is published on 127.0.0.1
+    # inside a container the server listens on all addresses, and the port is published on 127.0.0.1
     host = engine.EVERYWHERE if image.name else engine.LOOPBACK
     figures = {key: value for key, value in prediction.result.items() if value is not None}
     _, usd_per_hour = space.rented(profile, config.num_gpus)

@@ -1,10 +1,10 @@
 """Servers of one kind under targets: the share of each, how many the load takes, and the run that would tell most.
 
-A run tells the logarithm of a figure up to its noise. What is then left of the variance of the figure that binds::
+A run tells the logarithm of a figure up to its noise. What is then left of the variance of the limiting figure f is::
 
-    var(binds | run) = var(binds) - cov(run, binds)^2 / (var(run) + noise(run)^2)
+    var(f | run) = var(f) - cov(run, f)^2 / (var(run) + noise(run)^2)
 
-With a deviation smaller by a factor f, confidence c takes what today takes the confidence Phi(f z(c)), as expected.
+With a deviation smaller by a factor s, confidence c takes what today takes the confidence Phi(s z(c)), as expected.
 """
 
 from collections.abc import Callable, Iterator
@@ -262,7 +262,7 @@ class Servers:
         """The load that the benchmark sends to the one server that it measures.
 
         For recorded requests random prompts of the mean lengths, with the tokens found in the prefix cache as shared
-        prefix. A closed loop begins with a burst, which the targets ignore and a benchmark counts: it sends so many
+        prefix. A closed loop begins with a burst, which the targets ignore and a benchmark counts. It sends so many
         requests that the burst lies beyond the percentile, at most ``MOST_PROMPTS_PER_SLOT`` for each place.
         """
         load = self.candidate.load

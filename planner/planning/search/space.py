@@ -342,11 +342,9 @@ class Choices:
     def _layouts_over(self, model: Model, nodes: int) -> Iterator[engine.Layout]:
         """Yield layouts that fill ``nodes`` nodes, with whole experts on each rank (EP) where there are any.
 
-        ::
-
-            TP inside a node, stages over them     one hop of each token from node to node
-            TP over all nodes                      two sums in each layer cross the network
-            attention by DP, experts by EP         tokens cross it to their experts and back, in each layer
+        - TP inside a node, stages over them: one hop of each token from node to node.
+        - TP over all nodes: two sums in each layer cross the network.
+        - Attention by DP, experts by EP: tokens cross it to their experts and back, in each layer.
 
         Ranks fill nodes in the order of TP, PP, DP, so that a TP group whose size divides that of a node stays inside.
         """
