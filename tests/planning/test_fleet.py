@@ -552,3 +552,13 @@ def test_more_gpus_never_carry_less() -> None:
         if (plan := recommend_plans(**LARGEST, have={"h100": number}).best) and plan.service
     ]
     assert len(loads) == 3 and loads == sorted(loads)
+
+
+def test_many_types_of_gpus_are_sized_under_targets() -> None:
+    """Each is searched coarsely: the largest load of one server, and so the room for more, is not looked for."""
+    fleets = json_of(
+        "fleet", "openai/gpt-oss-120b", "--gpu", "all", "--request-rate", "40", "--ttft", "1000", "--tpot", "50"
+    )
+    assert len(fleets["fleets"]) > 40 and fleets["carries"]["request_rate"] is None
+    sizes = [rung["gpus"] for rung in fleets["ladder"]]
+    assert sizes == sorted(sizes) and sizes[1] == fleets["fleets"][0]["gpus"]

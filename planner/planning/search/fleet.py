@@ -246,18 +246,16 @@ class Fleet:
 
     @cached_property
     def carries(self) -> Span | None:
-        """Requests per second of the servers of the only pool, spares left out, with the 90 % interval."""
-        pool = self._only
-        if pool is None:
+        """Requests per second of the only pool of servers, with the 90 % interval; None where it is not searched."""
+        if (pool := self._only) is None:
             return None
         servers = self.solver.sized(pool)
-        most = (servers.most or pool.load).value
         if servers.objective.slos:
-            low, high = servers.interval or (most, most)
-        else:
-            deployment = pool.kind.candidate.deployment
-            low, high = (steady_rate(deployment, pool.demand, confidence=odds) for odds in (0.95, 0.05))
-        return Span(low, most, high).times(pool.servers)
+            most, interval = servers.most, servers.interval
+            return Span(interval[0], most.value, interval[1]).times(pool.servers) if most and interval else None
+        deployment, most = pool.kind.candidate.deployment, servers.most or pool.load
+        low, high = (steady_rate(deployment, pool.demand, confidence=odds) for odds in (0.95, 0.05))
+        return Span(low, most.value, high).times(pool.servers)
 
     @cached_property
     def measure_next(self) -> tuple[NextRun, Rung] | None:

@@ -222,8 +222,8 @@ class Servers:
     def at(self, confidence: float) -> Rung:
         """Return the servers at another confidence. More confidence never takes fewer."""
         asked, value, servers = self.objective.confidence, self.objective.value, self.candidate.servers
-        assert self.most is not None
-        carried = self.most.value
+        largest = self.most or self.candidate.load  # many GPUs are compared by the load that was asked for
+        carried = largest.value if largest else 0.0
         if confidence != asked:
             bound = max if confidence < asked else min
             carried = bound(self.capacity.carried(confidence, carried), carried)
