@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 E2E_VENV ?= .venv-e2e
+# images of containers set it: each process would then compile vLLM, or the planner, again
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: test check fast lint types unit fuzz browser clients e2e docs pictures sbom lock clean
 
