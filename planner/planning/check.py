@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, inf, isfinite, log
-from typing import Any, Literal
+from typing import Any
 
 from planner import engine
 from planner.errors import InputError, PlannerError
@@ -277,7 +277,7 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
 def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine, Serving, Fit]:
     """The line with vLLM's defaults, its engine and its fit; a context of ``auto`` is the longest that fits."""
     profile = serving.profile
-    version = replace(serving.version, engine=asked_by(line, serving.model, profile, serving.version))
+    version = asked_by(line, serving.model, profile, serving.version)
     given = line.args.cpu_kvcache_space or any(problem.word == engine.CPU_KVCACHE_SPACE for problem in line.problems)
     if profile.kv_cache_is_given and not given:
         space = unset_kv_cache_space(profile, version)
@@ -348,12 +348,12 @@ def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
 
 def asked_by(
     line: engine.ServeLine, model: Model, profile: GpuProfile, version: engine.EngineVersion
-) -> engine.Engine | Literal[""]:
-    """The engine that the line, or the build of ``version``, decides on; empty: the default one."""
+) -> engine.EngineVersion:
+    """The version with the engine that the line, or its own build, decides on; empty: the default one."""
     wanted = engine.asked_engine(line.only_v0, line.use_v1, version)
     if wanted is None and line.pipelines_on_v1:  # the one that it would have without a pipeline
         wanted = engine.resolve(replace(line.args, pipeline_parallel_size=1), model, profile, version).engine
-    return wanted or version.engine
+    return replace(version, engine=wanted or version.engine)
 
 
 def _fallen_back(
@@ -482,9 +482,12 @@ def _serve(model: str, deployment: Deployment, workload: Load, line: engine.Serv
 
 
 def launched_args(plan: Plan) -> engine.EngineArgs:
-    version = engine.parse_version(plan.engine_version)
+    return _launched(plan, engine.parse_version(plan.engine_version)).args
+
+
+def _launched(plan: Plan, version: engine.EngineVersion) -> engine.ServeLine:
     line = engine.read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
-    return replace(line.args, allow_unvalidated=True)
+    return replace(line, args=replace(line.args, allow_unvalidated=True))
 
 
 def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
@@ -493,9 +496,7 @@ def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     if plan.nodes > 1:
         profile = profile.with_node(plan.gpus_per_node)
     version = engine.parse_version(plan.engine_version)
-    line = engine.read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
-    version = replace(version, engine=asked_by(line, model.model, profile, version))
-    basis, args = Basis(local.constants), launched_args(plan)
-    if plan.speculative_config:
-        args = replace(args, speculative_config=plan.speculative_config)
+    line, basis = _launched(plan, version), Basis(local.constants)
+    version = asked_by(line, model.model, profile, version)
+    args = replace(line.args, speculative_config=plan.speculative_config or line.args.speculative_config)
     return _engine(Serving.of(model, profile, args, version, local=local, basis=basis), line)

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def ours(case: Case, version: EngineVersion) -> str:
     if line.refused:
         return ""
     try:
-        asked = replace(version, engine=asked_by(line, model, profile, version))
+        asked = asked_by(line, model, profile, version)
         return resolve(line.args, model, profile, asked).engine
     except IllegalPlanError as error:
         return "V0" if "by its V0 engine" in error.cause else f"ends: {error.cause}"

@@ -158,7 +158,7 @@ def judge(found: Subject, argv: list[str], env: dict[str, str]) -> None:
     args = replace(line.args, allow_unvalidated=on_partitions)
     drafts = line.args.speculative_config
     draft = resolve_model(drafts.model).model if drafts and drafts.model else None
-    own = replace(version, engine=asked_by(line, found.resolved.model, found.profile, version))
+    own = asked_by(line, found.resolved.model, found.profile, version)
     if (args, own, found.profile.id, found.resolved.resolved) in _JUDGED:
         return
     _JUDGED.add((args, own, found.profile.id, found.resolved.resolved))

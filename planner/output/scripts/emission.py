@@ -374,6 +374,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "partition": partition,
         "partitions_per_gpu": partition.count if partition else 0,
         "servers": f"{servers} such server{'s' if servers != 1 else ''}",
+        "logged": False,  # only sweep.sh logs what its client prints
         "several": servers > 1 and plan.platform != "cpu",
         "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
         "mig_profile": mig_profile,

@@ -191,17 +191,16 @@ def _expected(result: Mapping[str, Any], metric: str, published: float | None, i
 
 def sweep_names(plan: planning.Plan, deployment: planning.Deployment) -> dict[str, Any]:
     """The names of the template of sweep.sh: closed loops of 1, 2, 4, ... requests, and open loops."""
-    closed, all_taken = _closed_loads(plan), _closed(plan, plan.max_num_seqs, 0)
-    highest = planning.Prediction.of(deployment, all_taken).figures["request_throughput"]
+    closed = [_swept(plan, deployment, load) for load in _closed_loads(plan)]
+    highest = closed[-1]["figures"]["request_throughput"]  # with every place taken
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
-    opened = [
-        replace(_closed(plan, plan.max_num_seqs, MOST_STEPS + place), max_concurrency=None, request_rate=rate)
-        for place, rate in enumerate(rates)
-    ]
+    steps = (_closed(plan, plan.max_num_seqs, MOST_STEPS + place) for place in range(len(rates)))
+    opened = [replace(load, max_concurrency=None, request_rate=rate) for load, rate in zip(steps, rates, strict=True)]
     return {
-        "concurrency_loads": [_swept(plan, deployment, f"concurrency-{one.max_concurrency}", one) for one in closed],
+        "logged": True,
+        "concurrency_loads": closed,
         "concurrency_total": len(closed),
-        "rate_loads": [_swept(plan, deployment, f"rate-{one.request_rate:g}", one) for one in opened],
+        "rate_loads": [_swept(plan, deployment, load) for load in opened],
         "rate_total": len(opened),
     }
 
@@ -232,13 +231,12 @@ def _closed(plan: planning.Plan, concurrency: int, place: int) -> Load:
     return Load(load.input_len, load.output_len, prompts, max_concurrency=concurrency, seed=seed)
 
 
-def _swept(plan: planning.Plan, deployment: planning.Deployment, name: str, load: Load) -> dict[str, Any]:
-    throughput = planning.Prediction.of(deployment, load).figures["output_throughput"]
-    argv = engine.bench_serve_argv(load, plan.model, deployment.config.version, platform=deployment.profile.platform)
+def _swept(plan: planning.Plan, deployment: planning.Deployment, load: Load) -> dict[str, Any]:
+    figures = planning.Prediction.of(deployment, load).figures
     return {
-        "name": name,
-        "prompts": load.num_prompts,
-        "predicted": f"{throughput:.1f}",
-        "seed": load.seed,
-        "argv": argv,
+        "name": f"{'rate' if load.max_concurrency is None else 'concurrency'}-{load.value:g}",
+        "load": load,
+        "figures": figures,
+        "predicted": f"{figures['output_throughput']:.1f}",
+        "argv": engine.bench_serve_argv(load, plan.model, deployment.config.version, platform=plan.platform),
     }

@@ -200,25 +200,23 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     # partition.sh of any partition leads back to whole GPUs
     cut = next((point.gpu for point in points if point.setup.profile.partition), None)
     back = (f"{cut}/partition.sh", "--leave") if cut else ("compare.sh.nothing",)
-    plans = [_plan(point, serving) for point in points]
-    rows = [_row(point, plan, back) for point, plan in zip(points, plans, strict=True)]
-    calibration = ", ".join(dict.fromkeys(plan.calibration for plan in plans))
+    rows = [_row(point, _plan(point, serving), back) for point in points]
+    calibration = ", ".join(dict.fromkeys(row["plan"].calibration for row in rows))
     names = {
         "model": resolved.resolved,
         "gpu_name": whole.name,
         "engine_version": str(version),
-        "load": f"{load.max_concurrency} requests in flight on the node, {load.input_len} input and "
-        f"{load.output_len} output tokens each",
+        "load": load,
         "calibration": calibration,
         "layouts": rows,
-        "steps": sorted(rows, key=lambda row: (row["is_partition"], row["folder"])),  # few changes of the mode
+        "steps": sorted(rows, key=lambda row: (bool(row["profile"].partition), row["folder"])),  # few changes of mode
         "rejected": rejected,
         "command": command,
         "planner_version": __version__,
     }
     files: dict[str, str] = {}
-    for point, plan, row in zip(points, plans, rows, strict=True):
-        emission = _emission(_file(plan, command), point.setup.profile)
+    for row in rows:
+        emission = _emission(_file(row["plan"], command), row["profile"])
         inner = {**scripts.render_scripts(emission), **scripts.servers_files(emission)}
         files |= {f"{row['folder']}/{name}": content for name, content in inner.items()}
     files |= {script: _render(script, names) for script in workflow.scripts}
@@ -227,29 +225,26 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
 
 
 def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ...]) -> dict[str, Any]:
-    deployment, partition = point.setup.deployment, point.setup.profile.partition
-    size = deployment.config.tensor_parallel_size
-    tokens = deployment.budget.logged_tokens(deployment.budget.num_blocks.mid)
+    setup, partition, size = point.setup, point.setup.profile.partition, plan.tensor_parallel_size
+    tokens = setup.deployment.budget.logged_tokens(setup.deployment.budget.num_blocks.mid)
     mode = f"{partition.compute_mode}/{partition.memory_mode}" if partition else f"SPX/NPS1, tensor parallel {size}"
     return {
+        "plan": plan,
+        "profile": setup.profile,
         "folder": point.gpu if partition else f"{point.gpu}-tp{size}",
-        "title": mode,
-        "servers": f"{point.setup.servers}",
-        "gpus": f"{deployment.config.num_gpus}",
-        "throughput": f"{point.tok_per_s.mid:,.0f}",
-        "ttft": f"{point.figures['mean_ttft_ms']:,.0f}",
-        "tpot": f"{point.figures['mean_tpot_ms']:,.1f}",
-        "kv_tokens": f"{point.setup.servers * tokens:,}",
+        "cells": (
+            *(mode, setup.servers, plan.num_gpus, f"{point.tok_per_s.mid:,.0f}"),
+            *(f"{point.figures['mean_ttft_ms']:,.0f}", f"{point.figures['mean_tpot_ms']:,.1f}"),
+            f"{setup.servers * tokens:,}",
+        ),
         "predicted": f"{point.tok_per_s.mid:.1f}",
-        "is_partition": partition is not None,
         "result": f"results/node-{plan.digest}.json",
         "partition": (f"{point.gpu}/partition.sh",) if partition else back,
     }
 
 
 def _plan(point: planning.ComparedPoint, serving: planning.Serving) -> planning.Plan:
-    deployment, load = point.setup.deployment, point.shares[0].workload
-    space = planning.Space((serving.changed(profile=deployment.profile),))
+    space, load = planning.Space((serving.changed(profile=point.setup.profile),)), point.shares[0].workload
     sent = Load(load.input_len, load.output_len, max_concurrency=load.max_concurrency)
     search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts))
-    return search.plan(search.of_one(deployment))
+    return search.plan(search.of_one(point.setup.deployment))

@@ -133,13 +133,13 @@ class Subject:
         if self.profile.partition and args.tensor_parallel_size > 1:
             args = replace(args, allow_unvalidated=True)
         undrafted = replace(line, args=replace(args, speculative_config=None))
-        runs_as = planning.asked_by(undrafted, self.resolved.model, self.profile, version)
+        version = planning.asked_by(undrafted, self.resolved.model, self.profile, version)
         share = args.gpu_memory_utilization
-        if share and share > engine.MOST_UTILIZATION and version.release >= (0, 9, 1) and runs_as != "V0":
+        if share and share > engine.MOST_UTILIZATION and version.release >= (0, 9, 1) and version.engine != "V0":
             args = replace(args, gpu_memory_utilization=engine.ADVISED_UTILIZATION)
         if args.async_scheduling and not engine.flag_status(version, "--async-scheduling"):
             args = replace(args, async_scheduling=None)
-        return args, replace(version, engine=runs_as), line
+        return args, version, line
 
     def start(
         self, args: engine.EngineArgs, version: engine.EngineVersion, *, steps: int = 1, offline: bool = False
