@@ -43,7 +43,6 @@ from .features import Latents as Latents
 from .features import features_of as features_of
 from .features import graph_batches as graph_batches
 from .features import version_features as version_features
-from .settings import Engine as Engine
 from .features import lone_steps as lone_steps
 from .features import asked_engine as asked_engine
 from .features import default_engine as default_engine
