@@ -307,25 +307,20 @@ def dealt_by(plan: Plan) -> dict[str, bool]:
 
 def template_names(emission: Emission) -> dict[str, Any]:
     """Every name that a template of a plan's scripts may use. Raises as ``check_exposure``."""
-    file, plan, profile = emission.file, emission.file.plan, emission.profile
+    plan, profile = emission.file.plan, emission.profile
     check_exposure(plan)
     built_by, local = build_script(plan), local_folder(plan)
     nvidia, partition, servers = profile.vendor == "nvidia", profile.partition, servers_per_node(plan)
     mig_profile = partition.compute_mode.removeprefix("MIG ") if partition and nvidia else ""
     return {
         "plan": plan,
-        "goal": file.goal,
-        "command": file.command,
-        "planner_version": file.planner_version,
-        "digest": plan.digest,
+        "emission": emission,
         "predicted_lines": emission.predicted_lines,
         "predicted_text": "\n".join(emission.predicted_lines),
-        "gpu_name": profile.name,
         "container": container_name(plan),
         "port": PORT,
         "build_script": built_by,
         "measures_next": _next_run(plan) != {},
-        "tunes": emission.tunes,
         "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
         "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
         "clients": tuple(
@@ -346,7 +341,6 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
         "image_gb": IMAGE_GB.get(plan.platform, 0),
         "start_timeout_s": max(LEAST_LAUNCH_TIMEOUT_S, start_timeout_s(emission.checkpoint_bytes)),
-        "disk_includes": emission.disk_includes,
         "serve_command": shlex.join(plan.serve_argv),
         "settings": tuple(
             # on a CPU the cache has a size instead of a share
@@ -434,7 +428,6 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         "free_fix": f"plan again with a smaller {smaller}",
         "host_kv_mib": host_kv_gib(plan) * GIB // MIB,
         "gfx_target": gfx_target_version(profile.architecture) if profile.vendor == "amd" else "",
-        "architecture": profile.architecture,
         "compute_capability": f"{capability[0]}.{capability[1]}" if capability else "",
         **_drivers(plan),
         "compute_mode": partition.compute_mode if partition else "SPX",
@@ -483,7 +476,6 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         "accuracy_name": f"accuracy-{plan.digest}",
         "accuracy_path": f"results/accuracy-{plan.digest}",
         "accuracy_max_model_len": emission.accuracy_max_model_len or ACCURACY_MAX_MODEL_LEN,
-        "expected_accuracy": emission.expected_accuracy,
     }
 
 
