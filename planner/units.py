@@ -61,6 +61,11 @@ def format_gb(num_bytes: float) -> str:
     return f"{num_bytes / GB:,.2f} GB"
 
 
+def counted(number: float, noun: str = "GPU") -> str:
+    """A number with its noun: ``1 GPU``, ``8 GPUs``."""
+    return f"{number:,} {noun}{'s' if number != 1 else ''}"
+
+
 def percent(probability: float) -> str:
     """A probability such as ``93%``, never 0 % or 100 %: ``under 1%``, ``over 99%``."""
     if probability > 0.99:

@@ -114,7 +114,7 @@ def size_fleet(
     fleets = planning.plan_fleets(search, planning.Terms(stock=limits, **terms), demands)
     divided = []
     for each in fleets.single if divide else ():  # with the engine that carries most on each GPU
-        kind = max(each.kinds, key=lambda kind: kind.capacity[0] / kind.num_gpus)
+        kind = max(each.kinds, key=lambda kind: kind.rates[0] / kind.num_gpus)
         one, rate = kind.loads[0], each.solver.demands[0].request_rate
         assert one is not None
         sent_bytes_per_s = transfer_gb_per_s and transfer_gb_per_s * GB

@@ -16,10 +16,10 @@ from planner.output import charts
 from planner.output.render import Column, command_parts
 from planner.output.tables.prediction import BASIS
 from planner.output.tables.recommendation import Recommendation
-from planner.output.tables.shared import batch_in_words, counted, layout_in_words, local_argv
+from planner.output.tables.shared import batch_in_words, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.resources import data_dir
-from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US
+from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US, counted
 from planner.workload import NAMED, OF_A_REQUEST, use_cases
 
 #: Key in the plan's ``memory``, name, colour.

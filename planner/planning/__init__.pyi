@@ -72,13 +72,12 @@ from .search.space import Space as Space
 from .search.space import Objective as Objective
 from .search.candidate import Candidate as Candidate
 from .search.candidate import Rejected as Rejected
-from .search.candidate import Refused as Refused
 from .search.candidate import Ranking as Ranking
 from .search.candidate import Merit as Merit
-from .search.plans import plans_best_first as plans_best_first
-from .search.plans import order_words as order_words
-from .search.departures import BESIDE as BESIDE
-from .search.plans import recipe_of as recipe_of
+from .search.plans import plans_in_order as plans_in_order
+from .search.departures import beside_recipe as beside_recipe
+from .search.departures import departures_in as departures_in
+from .search.departures import recipe_of as recipe_of
 from .search.plans import closest_lines as closest_lines
 from .search.plans import closest_point as closest_point
 from .search.plans import little_in_words as little_in_words
@@ -87,6 +86,7 @@ from .search.plans import bottleneck as bottleneck
 # Which GPU?
 from .comparison import limit_in_words as limit_in_words
 from .comparison import Question as Question
+from .comparison import Refused as Refused
 from .comparison import ComparedPoint as ComparedPoint
 from .comparison import Comparison as Comparison
 from .comparison import Order as Order

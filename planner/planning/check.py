@@ -23,7 +23,8 @@ from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import Bench, Prediction
 from planner.planning.search.candidate import Merit, Ranking
-from planner.planning.search.plans import for_users, recipe_of
+from planner.planning.search.departures import recipe_of
+from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving

@@ -21,7 +21,7 @@ from planner.planning.capacity import in_flight, steady_per_s
 from planner.planning.cost import HOUR_S, MILLION_PER_S, Price, Span, power_w, price_of, span_figures
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Prediction, estimate
+from planner.planning.predict import Estimate, Prediction, estimate
 from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.simulator import Replay
@@ -108,14 +108,14 @@ class Setup:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedGpu:
-    """A GPU that does not take part, and why."""
+class Refused:
+    """A GPU without an answer, and why."""
 
     gpu: str
     reason: str
 
 
-def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_len: int) -> list[Setup] | RefusedGpu:
+def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_len: int) -> list[Setup] | Refused:
     """Every way to put servers that hold one request of ``longest_len`` tokens on ``num_gpus`` logical GPUs."""
     serving, reasons, setups = question.serving, ["no tensor-parallel size is legal"], list[Setup]()
     unvalidated = serving.args.allow_unvalidated
@@ -137,7 +137,7 @@ def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_
             reasons.append(f"TP {size}: {weights:.1f} GiB of weights on each GPU leave {left:.1f} GiB for the KV cache")
         else:
             setups.append(Setup(deployment, num_gpus, servers, counted))
-    return setups or RefusedGpu(profile.id, reasons[-1])
+    return setups or Refused(profile.id, reasons[-1])
 
 
 def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: int) -> int:
@@ -146,7 +146,7 @@ def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: 
     for profile in () if question.share else profiles:
         share = 1
         while (num_gpus := count_gpus(question, profile, share)) <= profile.gpus_per_node:
-            if not isinstance(find_setups(question, profile, num_gpus, longest_len), RefusedGpu):
+            if not isinstance(find_setups(question, profile, num_gpus, longest_len), Refused):
                 shares.append(share)
                 break
             share *= 2
@@ -179,6 +179,7 @@ class ComparedPoint:
     price: Price | None
     shares: tuple[Share, ...]
     predictions: tuple[Prediction, ...]
+    tried: tuple[tuple[Setup, Estimate], ...] = ()  #: every setup, this one too, at the load of its busiest server
 
     @property
     def gpu(self) -> str:
@@ -310,12 +311,13 @@ def _best_point(setups: Sequence[Setup], workload: Load, price: Price | None) ->
         e2el = point.latency_ms("mean_e2el_ms")
         return not point.keeps_up, e2el.mid if e2el else inf, -point.tok_per_s.mid
 
-    finalists = sorted(setups, key=lambda setup: _closed_form_e2el_s(setup, workload))[: defaults.COMPARED_FINALISTS]
-    return min((measure_point(setup, workload, price) for setup in finalists), key=slowness)
+    tried = tuple((setup, _closed_form(setup, workload)) for setup in setups)
+    finalists = sorted(tried, key=lambda one: one[1].e2el_s)[: defaults.COMPARED_FINALISTS]
+    return replace(min((measure_point(setup, workload, price) for setup, _ in finalists), key=slowness), tried=tried)
 
 
-def _closed_form_e2el_s(setup: Setup, workload: Load) -> float:
-    """Mean E2EL of the busiest server; what the KV cache does not hold waits its turn."""
+def _closed_form(setup: Setup, workload: Load) -> Estimate:
+    """The busiest server; what the KV cache does not hold waits its turn, which is in E2EL alone."""
     deployment, share = setup.deployment, dealt(setup.deployment, workload, setup.servers)[0].workload
     ranks = deployment.config.data_parallel_size
     places = max(min(deployment.requests_served(workload.total_len), deployment.config.max_num_seqs), 1.0)
@@ -325,8 +327,8 @@ def _closed_form_e2el_s(setup: Setup, workload: Load) -> float:
     else:
         flying = share.max_concurrency / ranks
         overload = max(flying / places, 1.0)
-    busy = ceil(min(flying, places))
-    return estimate(deployment, workload.input_len, workload.output_len, busy).e2el_s * overload
+    alone = estimate(deployment, workload.input_len, workload.output_len, ceil(min(flying, places)))
+    return replace(alone, e2el_s=alone.e2el_s * overload)
 
 
 def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, ...]:
@@ -490,7 +492,7 @@ class Comparison:
     share: int  #: GPUs of each type, whole or logical as ``per`` says; ``node`` does not use it
     workloads: tuple[Load, ...]
     points: tuple[ComparedPoint, ...]
-    refused: tuple[RefusedGpu, ...]
+    refused: tuple[Refused, ...]
 
     def orders(self) -> Iterator[Order]:
         """Each metric along each axis that has more than one value; along one load where there is just one."""
@@ -527,10 +529,10 @@ def compare_hardware(
     longest = max(workload.max_total_len for workload in loads)
     share = find_share(question, profiles, longest) if question.per != "node" else 1
     points: list[ComparedPoint] = []
-    refused: list[RefusedGpu] = []
+    refused: list[Refused] = []
     for profile in progress.each(profiles, lambda profile: profile.id):
         setups = find_setups(question, profile, count_gpus(question, profile, share), longest)
-        if isinstance(setups, RefusedGpu):
+        if isinstance(setups, Refused):
             refused.append(setups)
             continue
         price = price_of(profile, prices)
@@ -540,13 +542,13 @@ def compare_hardware(
 
 def compare_partitions(
     serving: Serving, whole: GpuProfile, workload: Load
-) -> tuple[list[ComparedPoint], list[RefusedGpu]]:
+) -> tuple[list[ComparedPoint], list[Refused]]:
     """A node of whole GPUs and the same node in CPX modes under one load, most tokens/s first; and what cannot run.
 
     Each partition gets a server of its own; of whole GPUs each gets one, or the node a single one.
     """
     points: list[ComparedPoint] = []
-    refused: list[RefusedGpu] = []
+    refused: list[Refused] = []
     parts = [(profile, profile.partition) for profile in load_all(partitions=True) if profile.partition]
     for profile in (whole, *(one for one, part in parts if (part.of, part.compute_mode) == (whole.id, "CPX"))):
         num_gpus = profile.gpus_per_node
@@ -557,7 +559,7 @@ def compare_partitions(
             settings = serving.changed(max_num_seqs=most, max_model_len=context)
             asked = Question(settings, per="node", sizes=(size,))
             setups = find_setups(asked, profile, num_gpus, workload.max_total_len)
-            if isinstance(setups, RefusedGpu):
+            if isinstance(setups, Refused):
                 refused.append(setups)
             else:
                 points += [measure_point(setup, workload) for setup in setups]

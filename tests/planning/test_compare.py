@@ -18,7 +18,7 @@ from planner.planning.comparison import (
     ComparedPoint,
     Comparison,
     Question,
-    RefusedGpu,
+    Refused,
     Setup,
     compare_hardware,
     dealt,
@@ -53,7 +53,7 @@ def point(comparison: Comparison, gpu: str, load: float) -> ComparedPoint:
 
 def setup(gpu: str, num_gpus: int = 1) -> Setup:
     found = find_setups(question(sizes=(1,)), load_profile(gpu), num_gpus, 2048)
-    assert not isinstance(found, RefusedGpu)
+    assert not isinstance(found, Refused)
     return found[0]
 
 

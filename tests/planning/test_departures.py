@@ -11,15 +11,14 @@ from typing import Any, cast
 
 import pytest
 
-from planner import Serving, engine, recommend_plans
+from planner import Serving, compare_gpus, engine, recommend_plans, size_fleet
 from planner.engine.published import stated_words
 from planner.errors import IllegalPlanError
 from planner.hardware.profiles import load_profile
 from planner.model.catalog import find_entry
 from planner.planning.predict import Estimate
 from planner.planning.search.candidate import Candidate, Ranking
-from planner.planning.search.departures import Departures
-from planner.planning.search.plans import recipe_of
+from planner.planning.search.departures import Departures, recipe_of
 from planner.planning.search.space import Objective, Space
 from planner.workload import Load
 
@@ -83,7 +82,7 @@ def said_of(model: str, gpu: str) -> tuple[list[str], dict[str, str], list[str]]
     argv = engine.serve_argv(candidate.config, model, extra=recipe.flags)
     ranking = Ranking(serving.profile, serving.version, (candidate,), ())
     space, objective = Space((serving,)), Objective("balanced", Load.closed_loop(8, 1024, 128))
-    return argv, recipe.env, list(Departures(space, objective, ranking, candidate).of(argv, recipe.env))
+    return argv, recipe.env, list(Departures(space, objective, ranking, candidate).of())
 
 
 def covers(planned: str, stated: str) -> bool:
@@ -197,3 +196,35 @@ def test_kimi_k3_takes_an_fp8_cache_where_its_prefill_does(gpu: str, starts: boo
 def test_a_model_without_a_recipe_departs_from_nothing() -> None:
     answer = recommend_plans("Qwen/Qwen2.5-7B-Instruct", gpu="h100", max_concurrency=8)
     assert answer.to_dict()["plans"][0]["departures"] == []
+
+
+@pytest.mark.parametrize("model", ["deepseek-ai/DeepSeek-V3.1", "MiniMaxAI/MiniMax-M2.5"])
+def test_a_fleet_departs_as_the_plan_that_it_rents(model: str) -> None:
+    asked = {"gpu": "h200", "use_case": "chat", "request_rate": 2, "engine_version": "0.32.0"}
+    (plan, *_) = recommend_plans(model, **asked).to_dict()["plans"]
+    answer = size_fleet(model, **asked)
+    (pool,) = answer.to_dict()["fleets"][0]["pools"]
+    assert pool["departures"] == plan["departures"] != []
+    assert f"beside the recipe: {'; '.join(plan['departures'])}" in " ".join("\n".join(answer.sentences()).split())
+
+
+def test_a_comparison_says_what_its_engines_lack() -> None:
+    """Recipes of MiniMax-M2.5: TP 4 on H200 with fp8 KV cache, TP 2 on MI355X. Two GPUs of each hold it."""
+    answer = compare_gpus(
+        "MiniMaxAI/MiniMax-M2.5", gpu=["h200", "mi355x"], max_concurrency=[8, 32], engine_version="0.32.0"
+    )
+    by_gpu = {(row["gpu"], row["max_concurrency"]): row["departures"] for row in answer.to_dict()["rows"]}
+    assert {
+        "--tensor-parallel-size 2, not 4 (the recipe's: not searched)",
+        "--max-num-batched-tokens 8192, not 32768 (vLLM's default)",
+        "--kv-cache-dtype auto, not fp8 (the recipe's: not searched)",
+    } <= {*by_gpu["h200-sxm", 8]}
+    (layout,) = by_gpu["mi355x", 8]
+    assert layout.startswith("--tensor-parallel-size 1, not 2 (the recipe's: mean E2EL ") and not by_gpu["mi355x", 32]
+    text = " ".join(str(answer).split())
+    assert "beside the recipe" not in text  # mi355x is fastest at 32 requests, as its recipe has it
+    explained = compare_gpus(
+        "MiniMaxAI/MiniMax-M2.5", gpu="h200", max_concurrency=8, engine_version="0.32.0", explain=True
+    )
+    assert "h200-sxm, beside the recipe: --tensor-parallel-size 2, not 4" in " ".join(str(explained).split())
+    assert "departures" not in explained.to_rows()[0]

@@ -460,7 +460,7 @@ def test_sizes_at_each_confidence_ascend_and_have_the_servers_asked_for(rate: fl
     gpus = [rung.gpus or 10**9 for rung in fleet.by_confidence]
     assert gpus == sorted(gpus)
     for rung in fleet.by_confidence:
-        carried = pool.kind.servers.at(rung.confidence).largest_load
+        carried = pool.kind.at(rung.confidence).largest_load
         servers = ceil(rate * 1.2 / carried) + 1
         assert abs((rung.gpus or 0) - servers * pool.kind.num_gpus) <= pool.kind.num_gpus
 

@@ -33,7 +33,7 @@ from planner.planning.predict import Prediction, ServedLoad
 from planner.planning.search import by_targets
 from planner.planning.search.bounds import alone, decode_bound, missed_for_certain
 from planner.planning.search.candidate import Merit, Ranking
-from planner.planning.search.plans import order_words, plans_best_first
+from planner.planning.search.plans import plans_in_order
 from planner.planning.search.search import Search
 from planner.planning.search.servers import fewest_servers, largest, share_of
 from planner.planning.uncertainty import least_upper
@@ -412,7 +412,7 @@ def test_plans_are_put_in_the_order_of_their_price() -> None:
     plans = [asked.plan(ranking, ranking.candidates[0]) for ranking in asked.run()]
     services = [plan.service for plan in plans]
     assert all(service is not None and service.usd_per_hour for service in services)
-    first, second = (plan.service for plan in plans_best_first(plans, Merit("balanced")))
+    first, second = (plan.service for plan in plans_in_order(plans, Merit("balanced"))[0])
     assert first is not None and second is not None
     assert (first.usd_per_hour or 0) <= (second.usd_per_hour or 0)
 
@@ -426,10 +426,10 @@ def test_own_prices_decide_the_order() -> None:
     for gpu, each in (("mi355x", 0.5), ("h100-sxm", 9.0), ("mi300x-cpx", 2.4)):
         packages, usd = costs[gpu]
         assert usd == pytest.approx(each * packages)
-    assert [plan.gpu for plan in plans_best_first(plans, Merit("balanced"))] == sorted(
+    assert [plan.gpu for plan in plans_in_order(plans, Merit("balanced"))[0]] == sorted(
         costs, key=lambda gpu: costs[gpu][1] or 0
     )
-    assert plans_best_first(plans, Merit("balanced"))[0].gpu == "mi355x"
+    assert plans_in_order(plans, Merit("balanced"))[0][0].gpu == "mi355x"
 
 
 def test_a_gpu_without_a_price_counts_at_the_mean_of_the_others() -> None:
@@ -448,15 +448,15 @@ def test_a_gpu_without_a_price_counts_at_the_mean_of_the_others() -> None:
         costing("two", None, 2, 50.0), costing("dear", 9.0, 1, 400.0), costing("one", None, 1, 70.0),
         costing("cheap", 3.0, 5, 100.0),
     ]  # fmt: skip
-    assert [p.gpu for p in plans_best_first(plans, Merit("balanced"))] == ["cheap", "one", "dear", "two"]
-    assert [p.gpu for p in plans_best_first(plans, Merit("max-throughput"))] == ["dear", "cheap", "one", "two"]
-    assert order_words(plans, "balanced").endswith(
+    assert [p.gpu for p in plans_in_order(plans, Merit("balanced"))[0]] == ["cheap", "one", "dear", "two"]
+    assert [p.gpu for p in plans_in_order(plans, Merit("max-throughput"))[0]] == ["dear", "cheap", "one", "two"]
+    assert plans_in_order(plans, Merit("balanced"))[1].endswith(
         "no price is known for two, one: counted at 4.80 USD/h, the mean of the others"
     )
     free = [plans[0], plans[2]]
-    assert [p.gpu for p in plans_best_first(free, Merit("balanced"))] == ["one", "two"]
-    assert order_words(free, "balanced") == "whole GPUs, the fewest first; no price is known"
-    assert "no price" not in order_words(plans[1::2], "balanced")
+    assert [p.gpu for p in plans_in_order(free, Merit("balanced"))[0]] == ["one", "two"]
+    assert plans_in_order(free, Merit("balanced"))[1] == "whole GPUs, the fewest first; no price is known"
+    assert "no price" not in plans_in_order(plans[1::2], Merit("balanced"))[1]
 
 
 def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most() -> None:

@@ -12,7 +12,7 @@ from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
-from planner.units import MS
+from planner.units import MS, counted
 from planner.workload import Load
 
 USD_PER_1M = "usd_per_million_output_tokens"
@@ -56,6 +56,7 @@ class ComparisonAnswer(Answer):
     record: planning.Comparison
     orders: tuple[planning.Order, ...]  #: the leaders by each metric along each axis
     doubts: tuple[planning.Doubt, ...]  #: GPUs with answers of a suspicious size
+    departures: tuple[tuple[planning.ComparedPoint, tuple[str, ...]], ...]  #: from the recipe of the model, by point
     profiles: tuple[GpuProfile, ...]
     prices: Mapping[str, float]  #: given prices: profile id to USD per GPU and hour
     remarks: tuple[str, ...] = ()
@@ -68,7 +69,8 @@ class ComparisonAnswer(Answer):
         """The answer, with everything computed that it shows; ``more`` are the other fields."""
         for point in record.points:
             _ = point.figures  # cached: their intervals may take replays
-        return cls(record, tuple(record.orders()), tuple(planning.doubts_about_comparison(record)), *more)
+        beside = tuple(planning.departures_in(record))
+        return cls(record, tuple(record.orders()), tuple(planning.doubts_about_comparison(record)), beside, *more)
 
     @property
     def ok(self) -> bool:
@@ -78,7 +80,7 @@ class ComparisonAnswer(Answer):
     def _object(self) -> dict[str, Any]:
         return {
             **fields_of(self.record, "model=question.serving.model.id", "question.per", "share"),
-            "rows": self._records(),
+            "rows": [{**point.figures, "departures": of} for point, of in self.departures],
             "doubts": shared.doubts_of(self.doubts),
             "orders": [
                 {
@@ -114,6 +116,9 @@ class ComparisonAnswer(Answer):
             for fixed, group in groupby(self.orders, key=lambda order: order.axis.fixed):
                 yield f"{fixed}, figures per {self._unit}:"
                 yield from (wrapped(line, first="  ", rest="    ") for line in _order_lines(list(group)))
+            said = ((point.gpu, one) for point, of in self.departures for one in of)
+            lines = ((gpu, planning.beside_recipe(of_gpu)) for gpu, of_gpu in shared.grouped(said).items())
+            yield from shared.items("-", (f"{gpu}, {line}" for gpu, (line,) in lines))
         elif self.record.points:
             yield from self._one_screen()
         else:
@@ -175,6 +180,8 @@ class ComparisonAnswer(Answer):
             where = "; ".join(f"at {load} on {shared.listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())
             yield from shared.items("!", [f"overloaded, so without latencies and not ranked: {where}"])
         fastest, load = self._fastest, self._fastest.workload
+        (beside,) = (planning.beside_recipe(of) for point, of in self.departures if point is fastest)
+        yield from shared.items("-", beside)
         command = ["planner", "recommend", self.record.question.serving.model.id, "--gpu", fastest.gpu, *self.stated]
         sent = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
         yield from command_lines({}, [*command, *sent])
@@ -183,7 +190,7 @@ class ComparisonAnswer(Answer):
     def _hardware(self) -> str:
         per = self.record.question.per
         what = {"package": "whole GPU", "gpu": "GPU", "node": "node"}[per]
-        return f"{shared.counted(1 if per == 'node' else self.record.share, what)} of each"
+        return f"{counted(1 if per == 'node' else self.record.share, what)} of each"
 
     @property
     def _unit(self) -> str:
@@ -240,7 +247,7 @@ def _load_in_row(point: planning.ComparedPoint) -> str:
 
 def _load_words(workload: Load) -> str:
     most = workload.max_concurrency
-    load = f"{workload.request_rate:g} requests/s" if most is None else f"{shared.counted(most, 'request')} in flight"
+    load = f"{workload.request_rate:g} requests/s" if most is None else f"{counted(most, 'request')} in flight"
     return f"{_lengths(workload)}, {load}"
 
 

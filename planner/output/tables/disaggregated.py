@@ -36,7 +36,7 @@ SIDES = (
 def divided_object(plan: Disaggregated | Refused) -> dict[str, Any]:
     """The plan, or why there is none."""
     if isinstance(plan, Refused):
-        return {"gpu": plan.profile.id, "refused": plan.reason}
+        return {"gpu": plan.gpu, "refused": plan.reason}
     return {
         **fields_of(plan, *FIELDS),
         "refused": None,

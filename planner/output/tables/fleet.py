@@ -12,7 +12,7 @@ from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import SPACE, Column, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
-from planner.units import MB, MS, figure
+from planner.units import MB, MS, counted, figure
 from planner.workload import targets_in_words
 
 USD_PER_1M = "usd_per_million_output_tokens"
@@ -104,7 +104,7 @@ class FleetAnswer(Answer):
             "fleets": list(map(_row, fleets.fleets)),
             "disaggregated": list(map(divided_object, self.divided)),
             "prices": shared.price_rows(space.gpus, space.prices),
-            "refused": [{"gpu": refused.profile.id, "reason": refused.reason} for refused in fleets.refused],
+            "refused": to_plain(fleets.refused),
         }
 
     def _records(self) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ class FleetAnswer(Answer):
                 yield f"\nprefill and decode on servers of their own:\n\n{table_text(self._split, DISAGGREGATED)}"
             return
         if best is None:
-            yield from shared.items("x", (f"{one.profile.id}: {one.reason}" for one in fleets.refused[:BRIEF_REFUSED]))
+            yield from shared.items("x", (f"{one.gpu}: {one.reason}" for one in fleets.refused[:BRIEF_REFUSED]))
             return
         yield "\n" + known_table(self.fleets[:BRIEF_FLEETS], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
@@ -170,7 +170,7 @@ class FleetAnswer(Answer):
 
     def _brief_notes(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
-        refused = [f"{one.profile.id} ({one.reason})" for one in self.record.refused]
+        refused = [f"{one.gpu} ({one.reason})" for one in self.record.refused]
         if refused and kinds:
             yield f"left out: {shared.listed(refused, BRIEF_REFUSED)}"
         profiles = {kind.profile.id: kind.profile for kind in kinds}.values()
@@ -181,9 +181,9 @@ class FleetAnswer(Answer):
     def _notes(self) -> Iterator[str]:
         fleets, space, best = self.record, self.record.search.space, self.record.best
         yield from self._fits()
-        yield from (f"{refused.profile.id} is left out: {refused.reason}" for refused in fleets.refused)
+        yield from (f"{refused.gpu} is left out: {refused.reason}" for refused in fleets.refused)
         missing = [plan for plan in self.divided if isinstance(plan, planning.Refused)]
-        yield from (f"{plan.profile.id} is not split: {plan.reason}" for plan in missing)
+        yield from (f"{plan.gpu} is not split: {plan.reason}" for plan in missing)
         taking_part = {fleet.rented[0].profile.id for fleet in fleets.single}
         yield from shared.price_notes([profile for profile in space.gpus if profile.id in taking_part], space.prices)
         if best and fleets.minimised != fleets.terms.minimise:
@@ -239,10 +239,11 @@ def _verdict_of(fleets: planning.Fleets) -> str:
 def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
     objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
-    servers = shared.counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
+    servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
     servers += f" behind a {objective.router} router" if best.servers > 1 else ""
     layout = shared.layout_in_words(pool.kind.deployment.config)
     yield f"{servers}: one {layout} carries {figure(pool.load.value)} requests/s"
+    yield from planning.beside_recipe(pool.kind.departures)
     yield from shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
     if _stocked(best):
         yield shared.load_in_words(best.requests_in_flight, best.output_tok_per_day)
@@ -256,7 +257,7 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
     yield f"bottleneck: {pool.load.bound_by or pool.load.binding}"
     if found := best.offloading:
         gpus = found.without_gpus
-        then = f"the load takes {shared.counted(gpus)}" if gpus else "any number of such servers misses the targets"
+        then = f"the load takes {counted(gpus)}" if gpus else "any number of such servers misses the targets"
         yield shared.from_host(found, found.without_gpu_share, then)
     elif unused := pool.kind.deployment.unused_host_remark:
         yield unused
@@ -316,6 +317,7 @@ def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:
         "largest_load": pool.load.value,
         "utilisation": fleet.utilisation(pool),
         "bound_by": pool.load.bound_by or None,
+        "departures": list(pool.kind.departures),
     }
 
 

@@ -16,12 +16,12 @@ from planner.evidence import summary
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
 from planner.output.render import Column, known_table, rows_of, table_text, wrapped
-from planner.output.tables.shared import counted, items
+from planner.output.tables.shared import items
 from planner.output.tuning import Tuner
 from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options
 from planner.output.workflows.subject import Subject
 from planner.planning import SURE, WITHIN, broken_words
-from planner.units import percent
+from planner.units import counted, percent
 from planner.workload import METRICS, targets_in_words
 
 FITS = ("before", "after", "left_out")
@@ -373,10 +373,7 @@ class WorkflowAnswer(Answer):
 
 
 SUMMARY = (
-    Column("gpu"),
-    Column("bench"),
-    Column("metric"),
-    Column("n"),
+    *map(Column, ("gpu", "bench", "metric", "n")),
     Column("median_ape", "median APE", ".1%"),
     Column("mape", "mean APE", ".1%"),
     Column("within_20", "within 20%", ".1%"),

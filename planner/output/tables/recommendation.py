@@ -17,7 +17,7 @@ from planner.output.tables.disaggregated import apart_in_words, apart_lines, div
 from planner.output.workflows.documents import published_accuracy
 from planner.planning import bottleneck
 from planner.timing import SHIPPED
-from planner.units import GIB, MS, figure, percent
+from planner.units import GIB, MS, counted, figure, percent
 from planner.workload import Load, targets_in_words
 
 GPU = Column("gpu")
@@ -186,7 +186,7 @@ class Recommendation(Answer):
         return planning.Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.objective.goal)
 
     def _best_first(self, plans: Iterable[planning.Plan]) -> list[planning.Plan]:
-        return planning.plans_best_first(plans, self._merit)
+        return planning.plans_in_order(plans, self._merit)[0]
 
     def _behind(
         self, plans: Sequence[planning.Plan], more: Iterable[tuple[planning.Plan, planning.Candidate]] = ()
@@ -215,7 +215,7 @@ class Recommendation(Answer):
             "workload": _workload(self.search),
             "targets": limits,
             "defaults_taken": [f"{name} = {taken_words(value)}" for name, value in self.defaults_taken.items()],
-            "order": planning.order_words(self._made, objective.goal) if self._made else None,
+            "order": planning.plans_in_order(self._made, self._merit)[1] if self._made else None,
             "doubts": shared.doubts_of(self.doubts),
             "plans": [plan.model_dump(mode="json") for plan in plans],
             "probability_behind": self._behind(plans, others),
@@ -306,7 +306,7 @@ class Recommendation(Answer):
         )
         if plan.benchmark_line:
             reasons.append(f"serving line: {_benchmark_line(plan, plan.benchmark_line)}")
-        reasons += [one for one in plan.why if one.startswith(planning.BESIDE)]
+        reasons += planning.beside_recipe(plan.departures)
         # a larger load may miss another target first
         largest = service.bound_by if service else ""
         limit = self.bottleneck if self.bottleneck.startswith(largest) else largest
@@ -386,7 +386,7 @@ class Recommendation(Answer):
         if self._made:
             yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
         if len(self._made) > 1:
-            yield f"order: {planning.order_words(self._made, self.objective.goal)}{self._odds_words()}"
+            yield f"order: {planning.plans_in_order(self._made, self._merit)[1]}{self._odds_words()}"
         yield from self._taken()
         if not self.wrote and self._made:
             yield f"write the scripts with: {self.command} -o plans"
@@ -419,7 +419,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     means = f"TTFT {shared.seconds(figures['mean_ttft_ms'])}, TPOT {shared.milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
-        load = f" at {shared.counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
+        load = f" at {counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
         load += f" of {plan.workload.input_len:,} + {plan.workload.output_len:,} tokens"
         size, even_words, paid = plan.num_gpus, "", (plan.usd_per_hour, plan.usd_per_million_output_tokens)
         delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}, {means}{_in_usd(*paid)}"
@@ -472,7 +472,7 @@ def _why_none(ranking: planning.Ranking) -> str:
         for reading in closest.load.readings
         if not reading.met
     ]
-    size, little = shared.counted(closest.config.num_gpus), planning.little_in_words(closest.load)
+    size, little = counted(closest.config.num_gpus), planning.little_in_words(closest.load)
     achievable = planning.met_limits(closest.load.readings)
     return f"even with {little} a server of {size} misses {' and '.join(missed)}; achievable: {achievable}"
 
@@ -481,7 +481,7 @@ def _cache_lines(service: planning.Service) -> Iterator[str]:
     """Prompt tokens that come from the prefix cache, and what KV blocks in host memory add."""
     if offloading := service.kv_offloading:
         gpus = offloading.without.total_gpus
-        then = f"the load takes {shared.counted(gpus)}" if gpus else "four times as many GPUs would miss the targets"
+        then = f"the load takes {counted(gpus)}" if gpus else "four times as many GPUs would miss the targets"
         yield shared.from_host(offloading, offloading.without.gpu_share, f"and {then}")
     elif service.prefix_cache_share is not None:
         routed = f", {service.router}" if service.replicas > 1 else ""
@@ -500,7 +500,7 @@ def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
         if other is None or other.load is None:
             lost = next((one for one in ranking.rejected if one.reason.startswith("misses ")), None)
         elif plan.service.load_asked:
-            lost = planning.Rejected.of(other, shared.counted(other.num_gpus))
+            lost = planning.Rejected.of(other, counted(other.num_gpus))
         else:
             each = figure(other.load.value / other.config.num_gpus)
             lost = planning.Rejected.of(other, f"{each} {plan.service.load_unit} per GPU")
@@ -541,7 +541,7 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
                 f"target             {name} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
                 f"{target.expected_ms:,.4g} with {service.confidence:.0%} confidence"
             )
-        servers = f"{service.replicas} such server{'s' if service.replicas > 1 else ''}"
+        servers = counted(service.replicas, "such server")
         yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
         yield from _ladder_lines(service)
     if plan.calibration != SHIPPED:
@@ -570,28 +570,23 @@ def _workload(search: planning.Search) -> dict[str, Any]:
 
 
 def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
-    figures = {
-        "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
-        "output_throughput_per_user": candidate.tok_per_s_per_user,
-        "mean_e2el_ms": candidate.e2el_s / MS,
-    }
     return {
         "gpu": candidate.deployment.profile.id,
         "model": candidate.resolved.resolved,
         **fields_of(candidate.config, "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs"),
-        **candidate.uncertainty(load).beside(figures),
+        **candidate.uncertainty(load).beside(candidate.rates),
     }
 
 
 def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float]) -> Iterator[str]:
-    size, service, reasons = shared.counted(plan.num_gpus), plan.service, list(plan.why)
+    size, service, reasons = counted(plan.num_gpus), plan.service, list(plan.why)
     servers = f"{service.replicas} servers of {size}" if service and service.replicas > 1 else size
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
     if service:
         reasons += [*_cache_lines(service), *_largest_load(plan), *_ladder_lines(service)]
         price = planning.price_of(ranking.profile, prices)
         if price and service.usd_per_hour is not None:
-            total = f"{service.usd_per_hour:,.2f} USD/h for {shared.counted(service.total_gpus)}"
+            total = f"{service.usd_per_hour:,.2f} USD/h for {counted(service.total_gpus)}"
             each = price.usd_per_h.mid * ranking.profile.parts
             reasons.append(f"{total}: {each:,.2f} per whole GPU ({price.origin})")
     yield from shared.items("-", reasons)
@@ -650,7 +645,7 @@ def _rejected_lines(ranking: planning.Ranking) -> Iterator[str]:
     shown = _rejected_of_each(ranking)[:SHOWN_REJECTED]
     yield from shared.items("x", map(_describe, shown))
     if more := len(ranking.rejected) - len(shown):
-        yield from shared.items("x", [f"{shared.counted(more, 'other setting')}: --format json lists them"])
+        yield from shared.items("x", [f"{counted(more, 'other setting')}: --format json lists them"])
 
 
 def _describe(rejected: planning.Rejected) -> str:

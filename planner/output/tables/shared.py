@@ -11,7 +11,7 @@ from planner.model import ResolvedModel
 from planner.output.answer import fields_of
 from planner.output.render import SPACE, at, wrapped
 from planner.planning import defaults, price_of, span_figures
-from planner.units import MS, figure
+from planner.units import MS, counted, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
     from planner.planning import Deployment, Doubt, Plan, Span
@@ -194,11 +194,6 @@ def margin_words(headroom: float, spares: int) -> str:
 def even_odds(size: int, even: int | None) -> str:
     """The GPUs at even odds, in brackets, where ``size`` is suspiciously many more."""
     return f" ({even:,} at even odds)" if even and size > defaults.SUSPICIOUS_TIMES * even else ""
-
-
-def counted(number: int, noun: str = "GPU") -> str:
-    """A number with its noun: ``1 GPU``, ``8 GPUs``."""
-    return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
 def margin_lines(headroom: float, spares: int, gpus: int, with_margin: int | None) -> Iterator[str]:

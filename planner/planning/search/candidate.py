@@ -57,14 +57,6 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Refused:
-    """A GPU without an answer, and why."""
-
-    profile: GpuProfile
-    reason: str
-
-
-@dataclass(frozen=True)
 class Candidate:
     """One engine that fits, at one concurrency; under targets, the servers that carry the load together."""
 
@@ -116,6 +108,13 @@ class Candidate:
         if self.load and not self.figures:
             return float(self.load.replay.e2el_s.mean())
         return self.figures["mean_e2el_ms"] * MS if self.figures else self.estimate.e2el_s
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The figures that goals are about, by their keys in a result."""
+        per_gpu, per_user = self.tok_per_s_per_gpu, self.tok_per_s_per_user
+        figures = {"output_throughput_per_gpu": per_gpu, "output_throughput_per_user": per_user}
+        return figures | {"mean_e2el_ms": self.e2el_s / MS}
 
     def without_replay(self) -> Candidate:
         """A copy without the replay behind its figures, which is large."""
@@ -201,13 +200,7 @@ class Merit:
         return self.per_user * log(figures["output_throughput_per_user"]) + self.per_gpu * per_gpu
 
     def of_candidate(self, candidate: Candidate) -> float:
-        return self.of(
-            {
-                "mean_e2el_ms": candidate.e2el_s / MS,
-                "output_throughput_per_gpu": candidate.tok_per_s_per_gpu,
-                "output_throughput_per_user": candidate.tok_per_s_per_user,
-            }
-        )
+        return self.of(candidate.rates)
 
     @property
     def figure(self) -> tuple[str, float]:

@@ -7,32 +7,36 @@ from typing import Any
 
 from planner import engine
 from planner.errors import brief
+from planner.planning.advice import TO_CAPTURE, captures_by_context
+from planner.planning.comparison import ComparedPoint, Comparison
+from planner.planning.deployment import Deployment
 from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.space import Objective, Space
 
-BESIDE = "beside the recipe: "  #: start of the line that lists the departures
 _LAYOUT = engine.tagged("axes")
 #: Settings that are named where only the plan has them; a recipe without a TP size leaves it to the GPU.
 _ADDED = (*_LAYOUT[1:], "kv_cache_dtype", "speculative_config", "block_size")
 
 
 class Departures:
-    """The recipe of the checkpoint, or of the model it was asked as, beside the engine that a search chose."""
+    """The recipe of the model beside the engine that a search chose; ``why``: the reason for settings it left alone."""
 
-    def __init__(self, space: Space, objective: Objective, ranking: Ranking, winner: Candidate) -> None:
-        self.space, self.objective, self.ranking, self.winner = space, objective, ranking, winner
+    def __init__(self, space: Space, objective: Objective, ranking: Ranking, winner: Candidate, why: str = "") -> None:
+        self.space, self.objective, self.ranking, self.winner, self.why = space, objective, ranking, winner, why
         self.served, self.version, profile = winner.resolved.resolved, winner.config.version, winner.profile
         options, self.env = engine.stated_words((self.served, space.model.resolved), profile)
         argv = ["vllm", "serve", self.served, *options]
         self.line = engine.read_line(argv, self.version, env=self.env, platform=profile.platform)
         self.refused = {problem.word.split()[0]: problem.cause for problem in self.line.problems}
 
-    def of(self, argv: Sequence[str], env: Mapping[str, str]) -> Iterator[str]:
-        """Yield ``--option value, not value (reason)`` for a plan; nothing for a model without a recipe."""
+    def of(self) -> Iterator[str]:
+        """Yield ``--option value, not value (reason)`` for its line; nothing for a model without a recipe."""
+        config, recipe = self.winner.config, recipe_of(self.winner.deployment)
+        argv, env = engine.serve_argv(config, self.served, extra=recipe.flags), recipe.env | config.env
         stated, planned = self.line.options, engine.read_line(argv, self.version).options
         if stated and not engine.stated_words((self.served,), self.winner.profile)[0]:
             yield f"model {self.served}, not {self.space.model.resolved} (the recipe has no such checkpoint)"
-        named = {engine.flag_of(name): getattr(self.winner.config, name) for name in engine.tagged("logged")}
+        named = {engine.flag_of(name): getattr(config, name) for name in engine.tagged("logged")}
         has = {**{flag: "" if value is True else str(value) for flag, value in named.items() if value}, **planned}
         for option, value in stated.items():
             if option not in has and value != "auto":
@@ -56,8 +60,23 @@ class Departures:
             wanted[_LAYOUT[0]] = wanted[_LAYOUT[0]] if sized else config.num_gpus // self.line.args.num_gpus
         else:
             stated = word in self.line.options or word in self.env
-            return self.refused.get(word) or engine.reason_beside_recipe(word, added=not stated)
+            return self.refused.get(word) or self.why or engine.reason_beside_recipe(word, added=not stated)
         return f"the recipe's: {_result(self.objective, self.ranking, self.winner, wanted)}"
+
+
+def departures_in(comparison: Comparison) -> Iterator[tuple[ComparedPoint, tuple[str, ...]]]:
+    """Yield each point that is compared, and where its engine departs from the recipe, each with the reason."""
+    for point in comparison.points:
+        serving = comparison.question.serving.changed(profile=point.setup.profile)
+        engines = {id(one): Candidate(serving.resolved, one.deployment, at) for one, at in point.tried}
+        ranking = Ranking(serving.profile, serving.version, tuple(engines.values()), ())
+        asked = Space((serving,)), Objective("min-latency", point.workload)
+        yield point, tuple(Departures(*asked, ranking, engines[id(point.setup)], "vLLM's default").of())
+
+
+def beside_recipe(departures: Sequence[str]) -> list[str]:
+    """Return the line that lists the departures; nothing without any."""
+    return [f"beside the recipe: {'; '.join(departures)}"] if departures else []
 
 
 def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: Mapping[str, Any]) -> str:
@@ -92,3 +111,11 @@ def _covers(planned: Any, stated: Any) -> bool:
 
 def _word(option: str, value: str) -> str:
     return f"{option} {brief(value)}".rstrip()
+
+
+def recipe_of(deployment: Deployment) -> engine.Recipe:
+    config = deployment.config
+    recipe = engine.recipe_for(deployment.model, deployment.profile, config.version, engine=config.engine)
+    if captures_by_context(config):
+        recipe.flags[TO_CAPTURE.removeprefix("--")] = config.max_model_len
+    return recipe

@@ -21,13 +21,15 @@ from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, steady_rate
+from planner.planning.comparison import Refused
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import Plan
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate, Refused
-from planner.planning.search.plans import cost, mean_usd, recipe_of, served_name
+from planner.planning.search.candidate import Candidate
+from planner.planning.search.departures import recipe_of
+from planner.planning.search.plans import cost, mean_usd, served_name
 from planner.planning.search.search import Search
 from planner.planning.search.space import Choices
 from planner.units import MS
@@ -172,15 +174,15 @@ def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) 
     objective, load, profile = search.objective, candidate.load, candidate.profile
     assert load is not None
     if objective.by != "rate" or objective.load.recorded is not None:
-        return Refused(profile, "planned for a load of --request-rate and lengths alone")
+        return Refused(profile.id, "planned for a load of --request-rate and lengths alone")
     if candidate.deployment.covariates["nodes"]:
-        return Refused(profile, "a side over several nodes is not planned")
+        return Refused(profile.id, "a side over several nodes is not planned")
     most = max(most or 0.0, load.value)
     rate = objective.value if objective.value is not None else gpus // candidate.config.num_gpus * most
     try:
         return disaggregate(search, candidate, replace(load, value=most), rate)
     except InputError as error:
-        return Refused(profile, error.cause)
+        return Refused(profile.id, error.cause)
 
 
 def disaggregate(
@@ -196,7 +198,7 @@ def disaggregate(
         profile = profile.with_node(search.space.node_size(profile))
     _check_targets(search.objective.targets)
     sizes = _Sizes(search, candidate, profile, rate)
-    division: Disaggregated | Refused = Refused(profile, "no decode server meets the targets")
+    division: Disaggregated | Refused = Refused(profile.id, "no decode server meets the targets")
     try:
         decode = sizes.decode()
         if decode is None:
@@ -208,7 +210,7 @@ def disaggregate(
             if transfer_bytes_per_s or isinstance(division, Refused) or division.num_gpus <= profile.gpus_per_node:
                 break
     except PlannerError as error:
-        return Refused(profile, error.cause)
+        return Refused(profile.id, error.cause)
     return division
 
 
@@ -302,7 +304,7 @@ class _Sizes:
         """The plan over one way of transfer."""
         found = self.prefill(decode, transfer)
         if found is None:
-            return Refused(self.profile, "no prefill server meets the TTFT target once the transfer is added")
+            return Refused(self.profile.id, "no prefill server meets the TTFT target once the transfer is added")
         prefill, transfer = found
         both = max(ceil(self.rate / aggregated.value - ROUNDING), 0)
         gpus = both * self.candidate.config.num_gpus

@@ -148,8 +148,7 @@ def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
         if len(fleet.pools) == 1:
             spares = sum(count for _, count in fleet.spares)
             servers = max(even.gpus * pool.kind.profile.parts // pool.kind.num_gpus - spares, 1)
-            sized = pool.kind.servers
-            looser = met_limits(share_of(sized.candidate.deployment, sized.objective, servers).readings)
+            looser = met_limits(share_of(pool.kind.deployment, pool.kind.objective, servers).readings)
         interval = f"the interval of {pool.load.bound_by or pool.load.binding}"
         yield _too_many(gpu, fleet.gpus, even.gpus, interval, looser)
 

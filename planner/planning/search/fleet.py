@@ -6,7 +6,7 @@ rent. Classes get servers of their own or share all servers, whichever is cheape
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,13 +19,16 @@ from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, steady_rate
+from planner.planning.comparison import Refused
 from planner.planning.cost import DAY_S, MILLION_PER_S, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate, Ranking, Refused
+from planner.planning.search.candidate import Candidate, Ranking
+from planner.planning.search.departures import Departures
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
+from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.servers import NextRun, Servers
 from planner.planning.search.servers import Rung as Size
@@ -44,15 +47,17 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Kind:
+class Kind(Servers):
     """One engine, and the largest load of one server of it for each class; None: it misses the targets."""
 
-    servers: Servers
-    loads: tuple[ServedLoad | None, ...]
+    ranking: Ranking  #: that it is of
+    loads: dict[int, ServedLoad | None]  #: by the place of the class
 
-    @property
-    def candidate(self) -> Candidate:
-        return self.servers.candidate
+    @cached_property
+    def departures(self) -> tuple[str, ...]:
+        """Where the line for its users departs from the recipe of the model, each with the reason."""
+        served = for_users(self.space, self.objective, self.candidate)
+        return tuple(Departures(self.space, self.objective, self.ranking, served).of())
 
     @property
     def deployment(self) -> Deployment:
@@ -67,9 +72,9 @@ class Kind:
         return self.candidate.config.num_gpus
 
     @property
-    def capacity(self) -> tuple[float, ...]:
+    def rates(self) -> tuple[float, ...]:
         """Requests per second of each class; 0 where it cannot serve it."""
-        return tuple(load.value if load else 0.0 for load in self.loads)
+        return tuple(load.value if load else 0.0 for _, load in sorted(self.loads.items()))
 
 
 @dataclass(frozen=True)
@@ -231,7 +236,7 @@ class Fleet:
             return None
         spared = copy(self.solver)
         spared.search = replace(search, objective=replace(search.objective, spares=spares))
-        carried = [tuple(each / (1 + headroom) for each in kind.capacity) for kind in self.kinds]
+        carried = [tuple(each / (1 + headroom) for each in kind.rates) for kind in self.kinds]
         return replace(self, solver=spared)._rented(self.solver.confidence, carried).gpus
 
     def _carried(self, pool: Pool, size: Size) -> float:
@@ -277,7 +282,7 @@ class Fleet:
         if pool is None or not pool.demand.reused:
             return {}
         routers = ROUTERS if pool.servers > 1 else (self.solver.search.objective.router,)
-        candidate, load = pool.kind.candidate, pool.kind.servers.objective.load
+        candidate, load = pool.kind.candidate, pool.kind.objective.load
         shares = {router: load.share_of(candidate.servers, router, defaults.TRACE_PROMPTS) for router in routers}
         return {router: candidate.deployment.replay(share).cached_share for router, share in shares.items()}
 
@@ -285,7 +290,7 @@ class Fleet:
     def offloading(self) -> Offloading | None:
         """The worth of ``--kv-offloading-size``; None where host memory keeps no blocks of shared prefixes."""
         pool = self._only
-        bare = pool.kind.servers.without_offloading if pool else None
+        bare = pool.kind.without_offloading if pool else None
         if pool is None or bare is None:
             return None
         (without, count), replay = bare, pool.load.replay
@@ -333,12 +338,12 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
     if search.space.stock is not None:
         return _largest(search, terms)
     if len(demands) == 1:
-        return _answer(search, terms, demands, *one_pool.fleets())
+        return _in_order(one_pool.fleets(demands))
     each = _Solver(search, terms, tuple(times(one, more) for one in demands))
-    divided = _answer(search, terms, demands, *each.fleets())
+    divided = _in_order(each.fleets(demands))
     if too_rare(demands, MIXED_PROMPTS):
         return divided
-    shared = _answer(search, terms, demands, *one_pool.fleets())
+    shared = _in_order(one_pool.fleets(demands))
     return replace(_better(divided, shared), shapes=(divided.best, shared.best))
 
 
@@ -348,13 +353,13 @@ def _largest(search: Search, terms: Terms) -> Fleets:
     for ranking in search.run():
         candidate = ranking.best
         if candidate is None or candidate.load is None:
-            refused.append(Refused(ranking.profile, ranking.why_none))
+            refused.append(Refused(ranking.profile.id, ranking.why_none))
             continue
         rate = candidate.servers * candidate.load.value
         load = search.objective.load.at_rate(rate, search.objective.load.count)
         of_gpu = replace(search, objective=replace(search.objective, load=load))
         solver = _Solver(of_gpu, terms, (load,))
-        kind = Kind(Servers(search.space, solver.objectives[0], candidate), (candidate.load,))
+        kind = Kind(search.space, solver.objectives[0], candidate, ranking, {0: candidate.load})
         fleets += filter(None, [solver._fleet([kind], "gpus")])
     fleets.sort(key=lambda fleet: -fleet.request_rate)
     demands = (times(fleet.solver.demands[0], 1 / (1 + fleet.solver.headroom)) for fleet in fleets[:1])
@@ -383,8 +388,8 @@ class _Solver:
             slos = tuple(replace(slo, group="") for slo in slos if slo.group in ("", demand.name))
         return replace(targets, slos=slos, by="rate", value=demand.request_rate)
 
-    def fleets(self) -> tuple[list[Fleet], Fleet | None, Minimised, list[Refused]]:
-        """The best fleet of each GPU, the mix, the quantity that is minimised, and the GPUs without a fleet."""
+    def fleets(self, demands: tuple[Load, ...]) -> Fleets:
+        """The best fleet of each GPU and the mix; ``demands``: the classes at the asked rates."""
         rankings = [replace(self.search, objective=objective).run() for objective in self.objectives]
         single: list[Fleet] = []
         refused: list[Refused] = []
@@ -399,38 +404,39 @@ class _Solver:
             if fleets:
                 single.append(min(fleets, key=lambda fleet: fleet.gpus))
             else:
-                refused.append(Refused(serving.profile, self._why_none(own, of_classes)))
+                refused.append(Refused(serving.profile.id, self._why_none(own, of_classes)))
         minimise = self.terms.minimise
         priced = [kind for kind in kinds if price_of(kind.profile, self.search.space.prices)]
         if minimise == "usd" and not priced:
             minimise = "gpus"
         known = priced if minimise == "usd" else kinds
         mixes = len({kind.profile.id for kind in known}) > 1 and not self.demands[0].reused
-        return single, self._fleet(known, minimise) if mixes else None, minimise, refused
+        mix = self._fleet(known, minimise) if mixes else None
+        return Fleets(self.search, self.terms, demands, tuple(single), mix, minimise, tuple(refused))
 
     def sized(self, pool: Pool) -> Servers:
         objective = self.objectives[pool.place]
         candidate = pool.kind.candidate
-        if pool.kind.servers.objective is objective:
-            return pool.kind.servers
+        if pool.kind.objective is objective:
+            return pool.kind
         capacity = Capacity(candidate.deployment, pool.demand, objective.targets or Targets(), known=[pool.load])
         own = replace(candidate, servers=pool.servers, load=pool.load, too_much=None, capacity=capacity)
         return Servers(self.search.space, objective, own)
 
     def _kinds(self, rankings: Sequence[Ranking]) -> list[Kind]:
         """The cheapest engines of one GPU for each class, with the largest load of each class on one server."""
-        engines: dict[EngineConfig, tuple[Servers, dict[int, ServedLoad | None]]] = {}
+        kinds: dict[EngineConfig, Kind] = {}
         most = defaults.FLEET_ENGINES if len(rankings) == 1 else defaults.CLASS_ENGINES
         for place, (objective, ranking) in enumerate(zip(self.objectives, rankings, strict=True)):
             for candidate in ranking.candidates[:most]:
-                servers = Servers(self.search.space, objective, candidate)
-                _, loads = engines.setdefault(candidate.config, (servers, {}))
+                kind = Kind(self.search.space, objective, candidate, ranking, {})
                 # of shared prefixes it is the load of so many servers
-                loads[place] = candidate.load if objective.load.reused else servers.most or candidate.load
-        for servers, loads in engines.values():
-            for place in set(range(len(rankings))) - loads.keys():
-                loads[place] = self._carried(servers.candidate, place)
-        return [Kind(servers, tuple(loads[place] for place in sorted(loads))) for servers, loads in engines.values()]
+                load = candidate.load if objective.load.reused else kind.most or candidate.load
+                kinds.setdefault(candidate.config, kind).loads[place] = load
+        for kind in kinds.values():
+            for place in set(range(len(rankings))) - kind.loads.keys():
+                kind.loads[place] = self._carried(kind.candidate, place)
+        return list(kinds.values())
 
     def _carried(self, candidate: Candidate, place: int) -> ServedLoad | None:
         """Largest load of another class on one server; None where it misses the targets, or holds no request."""
@@ -441,7 +447,7 @@ class _Solver:
         return Capacity(deployment, objective.load, objective.targets or Targets()).largest()
 
     def _fleet(self, kinds: Sequence[Kind], minimise: Minimised) -> Fleet | None:
-        mix, rented = self.solved(kinds, minimise, [kind.capacity for kind in kinds])
+        mix, rented = self.solved(kinds, minimise, [kind.rates for kind in kinds])
         if mix is None:
             return None
         pools = tuple(
@@ -484,22 +490,14 @@ class _Solver:
             pairs = zip(self.demands, rankings, strict=True)
             return "; ".join(f"{demand.name}: {ranking.why_none}" for demand, ranking in pairs)
         for c, demand in enumerate(self.demands):
-            if not any(kind.capacity[c] for kind in kinds):
+            if not any(kind.rates[c] for kind in kinds):
                 return f"{demand.name}: no server meets the targets"
         return "the load needs more GPUs than --stock has"
 
 
-def _answer(
-    search: Search,
-    terms: Terms,
-    demands: tuple[Load, ...],
-    single: Iterable[Fleet],
-    mix: Fleet | None,
-    minimise: Minimised,
-    refused: Iterable[Refused],
-) -> Fleets:
+def _in_order(fleets: Fleets) -> Fleets:
     """The fleets in their order, a GPU without a price at the mean of the others; a mix only where it is better."""
-    single = list(single)
+    single, mix, minimise = fleets.single, fleets.mix, fleets.minimised
     usd = fmean([fleet.usd_per_h.mid / fleet.gpus for fleet in single if fleet.usd_per_h] or [1.0])
 
     def weight(fleet: Fleet) -> float:
@@ -509,7 +507,7 @@ def _answer(
     ordered = tuple(sorted(single, key=lambda fleet: (weight(fleet), fleet.gpus)))
     if mix and ordered and mix.weight(minimise) >= weight(ordered[0]) * (1 - 1e-9):
         mix = None
-    return Fleets(search, terms, demands, ordered, mix, minimise, tuple(refused))
+    return replace(fleets, single=ordered, mix=mix)
 
 
 def _better(one: Fleets, other: Fleets) -> Fleets:
@@ -521,8 +519,8 @@ def _better(one: Fleets, other: Fleets) -> Fleets:
             by_gpu[gpu] = fleet
     mixes = [fleet for fleet in (one.mix, other.mix) if fleet]
     mix = min(mixes, key=lambda fleet: fleet.weight(minimise), default=None)
-    refused = [gone for gone in one.refused if gone.profile.id not in by_gpu]
-    return _answer(one.search, one.terms, one.demands, by_gpu.values(), mix, minimise, refused)
+    refused = tuple(gone for gone in one.refused if gone.gpu not in by_gpu)
+    return _in_order(replace(one, single=tuple(by_gpu.values()), mix=mix, refused=refused))
 
 
 def _usd(rented: Sequence[Rented]) -> Span | None:

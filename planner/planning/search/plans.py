@@ -15,11 +15,9 @@ from planner.errors import PlannerError
 from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.advice import TO_CAPTURE, captures_by_context
 from planner.planning.capacity import measure
 from planner.planning.comparison import find_limit, limit_in_words
 from planner.planning.cost import DAY_S, MILLION_PER_S
-from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
     BenchmarkLine,
@@ -35,11 +33,11 @@ from planner.planning.plan import (
 )
 from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking, odds_words
-from planner.planning.search.departures import BESIDE, Departures
+from planner.planning.search.departures import Departures, beside_recipe, recipe_of
 from planner.planning.search.servers import Rung, Servers
 from planner.planning.search.space import Objective, Space
 from planner.simulator import statistic_ms
-from planner.units import GB, GIB, figure
+from planner.units import GB, GIB, counted, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
 
 
@@ -80,11 +78,9 @@ def assemble(
     figures = {key: value for key, value in prediction.result.items() if value is not None}
     _, usd_per_hour = space.rented(profile, config.num_gpus)
     env = {**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)}
-    argv = tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags))
-    departures = tuple(Departures(space, objective, ranking, candidate).of(argv, env))
+    departures = tuple(Departures(space, objective, ranking, candidate).of())
     asides = (one for one in recipe.asides if not any(f"adds {said.split()[1]}" in one for said in departures))
     recipe = replace(recipe, asides=tuple(asides))
-    beside = [BESIDE + "; ".join(departures)] if departures else []
     warnings = *_warnings(space, objective, candidate, image.note, recipe), *_burst(candidate, prediction)
     return Plan(
         gpu=profile.id,
@@ -102,7 +98,7 @@ def assemble(
         image_source=image.source,
         env=env,
         docker_args=tuple(engine.docker_args(profile, config.num_gpus)) if image.name else (),
-        serve_argv=argv,
+        serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
         benchmark_line=_benchmark_line(candidate, load, model, host, recipe),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
@@ -113,7 +109,7 @@ def assemble(
         predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
-        why=(*_why(space, objective, ranking, candidate, place, recipe), *beside),
+        why=(*_why(space, objective, ranking, candidate, place, recipe), *beside_recipe(departures)),
         departures=departures,
         warnings=tuple(filter(None, warnings)),
     )
@@ -184,14 +180,6 @@ def served_name(resolved: ResolvedModel) -> str:
         return resolved.resolved
     path = Path(resolved.resolved).resolve()
     return str(path if path.is_dir() else path.parent)
-
-
-def recipe_of(deployment: Deployment) -> engine.Recipe:
-    config = deployment.config
-    recipe = engine.recipe_for(deployment.model, deployment.profile, config.version, engine=config.engine)
-    if captures_by_context(config):
-        recipe.flags[TO_CAPTURE.removeprefix("--")] = config.max_model_len
-    return recipe
 
 
 def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
@@ -311,37 +299,32 @@ def cost(plan: Plan, usd: float) -> tuple[float, float]:
     return paid / carried, packages / carried
 
 
-def plans_best_first(plans: Iterable[Plan], merit: Merit) -> list[Plan]:
-    """Plans of different GPUs in the order of ``order_words``; an unknown price is the mean of the others."""
+def plans_in_order(plans: Iterable[Plan], merit: Merit) -> tuple[list[Plan], str]:
+    """Sort plans of different GPUs, best first, and name the order. An unknown price is the mean of the others."""
     plans = list(plans)
-    if any(plan.service is None for plan in plans):
-        return sorted(plans, key=lambda plan: merit.of(plan.predicted), reverse=True)
-    if merit.goal == "max-throughput":
-        return sorted(plans, key=lambda plan: -(plan.service.output_throughput_per_gpu or 0.0 if plan.service else 0.0))
-    if any(plan.service.stock is not None for plan in plans if plan.service):
-        return sorted(plans, key=lambda plan: -(plan.service.load or 0.0 if plan.service else 0.0))
-    usd = mean_usd(plans)
-    return sorted(plans, key=lambda plan: cost(plan, usd))
-
-
-def order_words(plans: Sequence[Plan], goal: Goal) -> str:
-    """The order of ``plans_best_first``, and the GPUs without a price where that counts."""
-    if any(plan.service is None for plan in plans):
-        return {
+    services, usd = [plan.service for plan in plans if plan.service], mean_usd(plans)
+    weights: list[Any]
+    if len(services) < len(plans):
+        weights = [-merit.of(plan.predicted) for plan in plans]
+        words = {
             "min-latency": "mean E2EL, the shortest first",
             "max-throughput": "output tokens/s per GPU, the most first",
             "balanced": "balance of tokens/s per GPU and tokens/s per user, the best first",
-        }[goal]
-    if goal == "max-throughput":
-        return "output tokens/s per GPU under the targets, the most first"
-    if any(plan.service and plan.service.stock is not None for plan in plans):
-        return "the largest load first"
-    unpriced = [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]
-    if len(unpriced) == len(plans):
-        return "whole GPUs, the fewest first; no price is known"
-    names = ", ".join(dict.fromkeys(unpriced))
-    words = f"; no price is known for {names}: counted at {mean_usd(plans):,.2f} USD/h, the mean of the others"
-    return f"USD per hour, the cheapest first{words if unpriced else ''}"
+        }[merit.goal]
+    elif merit.goal == "max-throughput":
+        words = "output tokens/s per GPU under the targets, the most first"
+        weights = [-(service.output_throughput_per_gpu or 0.0) for service in services]
+    elif any(service.stock is not None for service in services):
+        words, weights = "the largest load first", [-(service.load or 0.0) for service in services]
+    else:
+        words, weights = "USD per hour, the cheapest first", [cost(plan, usd) for plan in plans]
+        if unpriced := [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]:
+            names = ", ".join(dict.fromkeys(unpriced))
+            words += f"; no price is known for {names}: counted at {usd:,.2f} USD/h, the mean of the others"
+        if unpriced and len(unpriced) == len(plans):
+            words = "whole GPUs, the fewest first; no price is known"
+    places = sorted(range(len(plans)), key=weights.__getitem__)
+    return [plans[place] for place in places], words
 
 
 def _why(
@@ -394,7 +377,7 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
 
 def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> Iterator[str]:
     """Yield the targets met, the GPUs of each server, and what limits them."""
-    unit, size, targets = load_words(objective.by), _gpus(winner.config.num_gpus), targets_in_words(objective.slos)
+    unit, size, targets = load_words(objective.by), counted(winner.config.num_gpus), targets_in_words(objective.slos)
     several, sent, replay = winner.servers > 1, objective.load, load.replay
     if objective.value is None:
         each = f"each of {winner.servers} servers" if several else "one server"
@@ -473,10 +456,6 @@ def load_words(by: str) -> str:
     return "requests/s" if by == "rate" else "requests in flight"
 
 
-def _gpus(count: int) -> str:
-    return f"{count} GPU{'s' if count > 1 else ''}"
-
-
 def little_in_words(load: ServedLoad) -> str:
     """The load under which the closest plan already misses a target."""
     return "one request at a time" if load.by == "concurrency" else f"{figure(load.value)} requests/s"
@@ -501,7 +480,7 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
     config, load = candidate.config, candidate.load
     assert load is not None
     yield (
-        f"closest: {candidate.resolved.resolved}, {_gpus(config.num_gpus)}, --tensor-parallel-size "
+        f"closest: {candidate.resolved.resolved}, {counted(config.num_gpus)}, --tensor-parallel-size "
         f"{config.tensor_parallel_size}, {little_in_words(load)}"
     )
     for reading in load.readings:
