@@ -1,11 +1,13 @@
-"""KV cache of each layer on one rank, and the blocks that vLLM cuts its cache memory into::
+"""KV cache of each layer on one rank, and the blocks that vLLM cuts its cache memory into.
 
-    MHA, GQA, MQA    KV heads on the rank x (key + value elements) x element bytes, per token
-    MLA              (latent + rotary key) x element bytes, per token; every rank holds all of it
-    sparse indexer   one 8-bit key and a 4-byte scale per 128 elements, per token
-    window, chunk    as above, but only for the tokens that a query can still see
-    state            convolution and recurrent state, once per request; TP divides it
-    DeepSeek-V4      a window of 584-byte rows, and one row per ``compress_ratio`` tokens beyond it
+- MHA, GQA and MQA take KV heads on the rank x (key + value elements) x element bytes, per token.
+- MLA takes (latent + rotary key) x element bytes, per token. Every rank holds all of it.
+- A sparse indexer takes an 8-bit key and a 4-byte scale per 128 elements, per token.
+- Windows and chunks take the same, but only for the tokens that a query can still see.
+- States (convolution and recurrent) are held once per request. TP divides them.
+- DeepSeek-V4 has a window of 584-byte rows, and one row per ``compress_ratio`` tokens beyond it.
+
+Blocks::
 
     block bytes  = pages of the largest group of layers; groups share one pool of blocks
     num_blocks   = floor(available bytes / block bytes), the least of all ranks

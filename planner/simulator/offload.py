@@ -4,8 +4,8 @@
 ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py`` and ``v1/kv_offload/cpu`` of 0.32. It works by
 pieces of text instead of blocks:
 
-- Full blocks of a prompt that a step computes, or that were found on the GPU alone, are offered when it is
-  scheduled. After a load only those behind the loaded ones are. Those that the host does not hold are copied there.
+- Full blocks of a prompt, computed by a step or found on the GPU alone, are offered when it is scheduled.
+  After a load only those behind the loaded ones are. Those that the host does not hold are copied there.
 - Where the host is full, the blocks that were used longest ago go, but none that is being copied. Without enough of
   these nothing is copied, and the blocks are offered again.
 - Blocks are found once the scheduler knows that their copy has ended. A request that would find some before waits, and

@@ -72,8 +72,8 @@ class Load:
 
     ``max_concurrency`` closes the loop: at most that many in flight. ``request_rate`` (per second; infinite: all at
     once) alone opens it; with both, each request waits for its arrival and a free place. ``burstiness`` is the shape of
-    the gamma-distributed gaps: 1 is Poisson, less is burstier. ``range_ratio`` r of a length L has
-    a meaning for each ``length_distribution``:
+    the gamma-distributed gaps: 1 is Poisson, less is burstier. ``range_ratio`` r of a length L depends
+    on ``length_distribution``:
 
     - ``symmetric``: uniform in [floor((1 - r) L), ceil((1 + r) L)], vLLM since 0.8.4,
       its ``bench serve`` since 0.9.1 (pull request 16126).
