@@ -54,9 +54,10 @@ class GroupedHelp(TyperCommand):
 
 
 def add_command(app: typer.Typer, name: str, declared: Command) -> None:
-    """Add the command to ``app`` under ``name``; with ``--format`` where the function prints nothing itself."""
+    """Add the command to ``app`` under ``name``; with ``--format`` where the function returns an answer."""
     parameters = dict(declared.parameters)
-    parameters.setdefault("format", FORMAT)
+    if inspect.signature(declared.function).return_annotation is not None:
+        parameters.setdefault("format", FORMAT)
 
     def answer(context: typer.Context, **typed: Any) -> int:
         return _answer(context, declared, parameters, typed)

@@ -192,12 +192,12 @@ def tune_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")],
     *,
     runs: Annotated[
-        int | None, Interval(ge=1), Option(help="Maximum number of runs, with earlier ones. Default: no limit.")
+        int | None, Interval(ge=1), Option(help="Maximum number of runs, earlier ones included. Default: no limit.")
     ] = None,
     minutes: Annotated[
         float | None, Interval(gt=0), Option(help="Maximum minutes of all runs. Default: no limit.")
     ] = None,
-    retry: Annotated[bool, Option("--retry", help="Try settings once more that failed to start.")] = False,
+    retry: Annotated[bool, Option("--retry", help="Retry settings that failed to start.")] = False,
     calibration: Calibration = None,
     command_line: str = "",
 ) -> "TuningAnswer":

@@ -67,7 +67,7 @@ GpusOrDefault = Annotated["GpuName | Iterable[GpuName]", _DEFAULT_GPUS]
 Partitions = Annotated[bool, Option("--partitions", help="Also the partitions and MIG profiles of these GPUs.")]
 _NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's."
 _CALIBRATION = "File of planner calibrate, or none for the shipped fits. Default: your own calibration, if any."
-_VERSION = "vLLM version, or date of a build. Default: the newest of 30 days or more with an image for the GPU."
+_VERSION = "vLLM version, or date of a build. Default: the newest that is at least 30 days old and has an image."
 NetworkGbPerS = Annotated[
     float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), Option(metavar="GB/S", help=_NETWORK)
 ]
@@ -109,7 +109,7 @@ class PrecisionOptions(ServerOptions):
     """All keywords of ``planner.Serving`` but the engine's settings: the precision is not searched."""
 
     weight_dtype: Annotated[
-        str | None, Option(help="Precision of the usual checkpoint to plan for: fp8, mxfp4, int4-awq, ...")
+        str | None, Option(help="Plan for the usual checkpoint in this precision: fp8, mxfp4, int4-awq, ...")
     ] = None
 
 

@@ -20,34 +20,31 @@ Gpu = Annotated[str, opt.gpu_option("Profile id, alias or file; or 'local'. Defa
 Show = Annotated[bool, Option(help="Show the document's numbers beside the predictions, and write nothing.")]
 OutputDir = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")]
 Count = Annotated[int | None, Interval(ge=1)]
+Text = str | None
 
 
 class ChoiceOptions:
     """Choices that take the place of the document's."""
 
     model: Annotated[str | None, opt.model_argument("[MODEL]", "Default: the document's.")] = None
-    engine_version: opt.EngineVersion = None
+    engine_version: Annotated[Text, Option(metavar="VERSION", help="vLLM version. Default: the document's.")] = None
     input_len: Annotated[Count, Option("--random-input-len", panel=opt.LOAD, help="Prompt tokens.")] = None
     output_len: Annotated[Count, Option("--random-output-len", panel=opt.LOAD, help="Output tokens.")] = None
     max_concurrency: opt.MaxConcurrency = None
-    num_prompts: Annotated[Count, Option(panel=opt.LOAD, help="Requests that are sent. Default: the document's.")] = (
-        None
-    )
+    num_prompts: Annotated[Count, Option(panel=opt.LOAD, help="Requests. Default: the document's.")] = None
     draft: Annotated[
-        str | None, Option(metavar="MODEL", autocompletion=opt.complete_model, help="Draft model, for 'speculative'.")
+        Text, Option(metavar="MODEL", autocompletion=opt.complete_model, help="Draft model, for 'speculative'.")
     ] = None
-    image: Annotated[
-        str | None, Option(metavar="NAME", help="Image to run, by its full tag. Default: the one of the version.")
-    ] = None
+    image: Annotated[Text, Option(metavar="NAME", help="Image to run, by its full tag. Default: the version's.")] = None
     weight_dtype: Annotated[
-        str | None, Option(metavar="DTYPE", help="Precision of the weights: fp16, fp8, mxfp4, nvfp4, ...")
+        Text, Option(metavar="DTYPE", help="Precision of the weights: fp16, fp8, mxfp4, nvfp4, ...")
     ] = None
     kv_cache_dtype: Annotated[
-        str | None, Option(metavar="DTYPE", help="vLLM's --kv-cache-dtype. Default: the document's.")
+        Text, Option(metavar="DTYPE", help="vLLM's --kv-cache-dtype. Default: the document's.")
     ] = None
-    tensor_parallel_size: Annotated[Count, Option("--tensor-parallel-size", "-tp", help="Default: the document's.")] = (
-        None
-    )
+    tensor_parallel_size: Annotated[
+        Count, Option("--tensor-parallel-size", "-tp", help="GPUs that share each layer. Default: the document's.")
+    ] = None
     gpus: Annotated[Count, Option(help="GPUs of the node. Default: as the profile says.")] = None
 
 

@@ -109,7 +109,8 @@ def test_bad_input_is_named_and_answered_with_a_hint(words: tuple[str, ...], cau
 @pytest.mark.parametrize("flag", ["--banana", "--quiet", "--verbose", "--formt"])
 def test_only_flags_of_like_names_are_offered_for_an_unknown_one(words: tuple[str, ...], flag: str) -> None:
     told, _ = error_of(run(*words, flag, "json"))
-    assert told == f"No such option: {flag}" + (" (Possible options: --format)" if flag == "--formt" else "")
+    near = flag == "--formt" and words[0] != "deploy"  # which prints no answer in a format
+    assert told == f"No such option: {flag}" + (" (Possible options: --format)" if near else "")
 
 
 # --- config.json -----------------------------------------------------------------------------------------------------
