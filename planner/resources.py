@@ -80,15 +80,15 @@ def read_given(path: Path, *, most_bytes: int = MOST_FILE_BYTES, errors: str = "
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[bool]:
-    """Lock ``folder`` for this block; other processes wait. Yields False where the platform has no such locks."""
+def alone_in(folder: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Lock ``folder`` for this block; ``wait``: for other processes. Yields False where it cannot be locked."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:  # writing into the folder reports what is wrong with it
         yield False
         return
     try:
-        yield _locked(handle)
+        yield _locked(handle, wait=wait)
     finally:
         os.close(handle)
 

@@ -79,7 +79,11 @@ def recommend_plans(
     ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
     Raises InputError for options that contradict each other, and what ``Serving`` raises.
     """
-    directory = _directory(output, force)
+    if output is not None and not output.strip():
+        raise InputError("-o names no folder", hint="for example -o plans")
+    directory = None if output is None else Path(output)
+    if directory:
+        out.check_folder(directory, force=force)
     stated = _stated(options)
     options, of_case = with_use_case(stated)
     written_out = dict(options)
@@ -201,24 +205,6 @@ def write_scripts(
     if files:
         out.write_folder(Path(directory), files, force=force)
     return tuple(files)
-
-
-def _directory(name: str | None, force: bool) -> Path | None:
-    if name is None:
-        return None
-    if not name.strip():
-        raise InputError("-o names no folder", hint="for example -o plans")
-    directory = Path(name)
-    try:
-        exists, dangling = directory.exists(), directory.is_symlink() and not directory.exists()
-    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
-        cause = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"-o {name[:200]}: {cause}", hint="name another folder") from error
-    if dangling:
-        raise InputError(f"-o {directory} is a link to nothing", hint="remove the link, or name another folder")
-    if exists and not force:
-        raise InputError(f"-o {directory} already exists", hint="name another folder, or add --force to replace it")
-    return directory
 
 
 def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":

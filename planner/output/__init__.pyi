@@ -54,6 +54,7 @@ from .tuning import Tuner as Tuner
 
 # scripts of a plan
 from .scripts.emission import Emission as Emission
+from .scripts.folder import check_folder as check_folder
 from .scripts.folder import write_folder as write_folder
 
 # files for compose, Kubernetes and Slurm

@@ -3,22 +3,20 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-import jinja2
 
 from planner import __version__, progress
 from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
 from planner.output import charts
 from planner.output.render import Column, command_parts
+from planner.output.scripts.text import render_template
 from planner.output.tables.prediction import BASIS
 from planner.output.tables.recommendation import Recommendation
 from planner.output.tables.shared import batch_in_words, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
-from planner.resources import data_dir
 from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US, counted
 from planner.workload import NAMED, OF_A_REQUEST, use_cases
 
@@ -320,25 +318,12 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
         "notes": folder.notes,
         "palette": charts.style_sheet(),
     }
-    return environment("report").get_template("report.html.j2").render(context)
+    return render_template("report.html.j2", context, ("report",), escaped=True)
 
 
 def command_text(plan: Plan) -> str:
     """The launch command for the machine itself, an option to the line."""
     return " \\\n  ".join(command_parts(plan.env, local_argv(plan)))
-
-
-@cache
-def environment(folder: str) -> jinja2.Environment:
-    """The templates of that folder; every value is escaped."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(data_dir("templates") / folder),
-        undefined=jinja2.StrictUndefined,
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
 
 
 def _lengths(sent: PlannedWorkload) -> str:
@@ -512,7 +497,7 @@ def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequen
 
 def style() -> str:
     """The style sheet: the report's, with the page's own rules."""
-    return charts.style_sheet() + environment("report").get_template("report.css").render() + _render("ui.css", {})
+    return charts.style_sheet() + render_template("report.css", {}, ("report",)) + _render("ui.css", {})
 
 
 def script() -> str:
@@ -524,7 +509,7 @@ def refused(cause: str, hint: str) -> str:
 
 
 def _render(name: str, context: Mapping[str, Any]) -> str:
-    return environment("ui").get_template(name).render(context)
+    return render_template(name, context, ("ui",), escaped=True)
 
 
 def ladder(searches: Sequence[Played]) -> str:

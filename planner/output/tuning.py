@@ -3,10 +3,9 @@
 ``tune/state.json`` is replaced whole after each step: the tuning goes on after any break, and measures nothing twice.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from operator import attrgetter, ge
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from planner.memory import read_startup_log
 from planner.output.scripts.folder import run_script, wait_for, write_folder
 from planner.output.tables.shared import batch_in_words, layout_in_words
 from planner.output.workflows.render import plan_files
-from planner.resources import MOST_LOG_BYTES, read_given
+from planner.resources import MOST_LOG_BYTES, alone_in, read_given
 from planner.units import percent
 
 STATE, LOG, CALIBRATION = "state.json", "tune.log", "calibration.toml"
@@ -49,7 +48,11 @@ class Tuner:
     def run(self, local: planning.Local, *, runs: int | None, minutes: float | None, retry: bool = False) -> None:
         """Measure until the best is known, or ``runs`` or ``minutes`` are spent. Raises InputError if all fail."""
         self.path.parent.mkdir(exist_ok=True)
-        with _alone(self.directory):  # not tune/, which is locked while a folder is written into it
+        # not tune/, which is locked while a folder is written into it
+        with alone_in(self.directory, wait=False) as alone:
+            if not alone:
+                cause = f"another planner tune works in {self.directory}, or the folder cannot be locked"
+                raise InputError(cause, hint="wait for it, or end it")
             self._state = planning.read_state(self.path, self.file.plan.digest) or self._begin(local)
             if retry:
                 self._save(runs=tuple(run for run in self.state.runs if run.merit is not None))
@@ -194,17 +197,3 @@ def _reason(folder: Path) -> tuple[str, bool]:
     lines = [line.strip() for line in _printed(logs / LOG, 0) if line.strip()]
     last = [line for line in lines if "server" in line or "benchmark" in line] or lines or [""]
     return f"does not run: {last[-1][:MOST_REASON]}; see {logs}", False
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    import fcntl  # the scripts need a system that has it
-
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise InputError(f"another planner tune works in {folder}", hint="wait for it, or end it") from error
-    finally:
-        os.close(handle)

@@ -16,6 +16,7 @@ from planner.output.scripts.emission import render_scripts
 from planner.output.scripts.folder import write_folder
 from planner.output.tuning import Tuner
 from planner.planning import SHIPPED
+from planner.resources import alone_in
 
 
 @pytest.fixture
@@ -182,9 +183,7 @@ def test_a_state_with_numbers_of_no_machine_is_refused(machine: TunedMachine, ch
 
 
 def test_two_do_not_tune_one_folder(machine: TunedMachine) -> None:
-    from planner.output.tuning import _alone
-
-    with _alone(machine.plan), pytest.raises(InputError, match="another planner tune works in"):
+    with alone_in(machine.plan), pytest.raises(InputError, match="another planner tune works in"):
         tuned(machine)
 
 

@@ -32,23 +32,31 @@ _UNSET = ("FORCE", "KEEP", "STOP")
 LEAST_WAIT_S = 120  #: that a script gets to stop its server: docker stop alone waits 10 s before it kills
 
 
+def check_folder(directory: Path, *, force: bool) -> None:
+    """Raise InputError for a folder that exists, unless ``force``, for a file, a link to nothing and no valid name."""
+    try:
+        exists, is_link, is_folder = directory.exists(), directory.is_symlink(), directory.is_dir()
+    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
+        cause = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"-o {str(directory)[:200]}: {cause}", hint="name another folder") from error
+    if is_link and not exists:
+        raise InputError(f"-o {directory} is a link to nothing", hint="remove the link, or name another folder")
+    if exists and not is_folder:
+        raise InputError(f"-o {directory} is a file", hint="name another folder")
+    if exists and not force:
+        raise InputError(f"-o {directory} already exists", hint="name another folder, or add --force to replace it")
+
+
 def write_folder(
     directory: Path, files: Mapping[str, str], *, force: bool, replaces: Collection[str] = ALL_FILES
 ) -> None:
     """Write ``files`` (name to content) into ``directory``, all or none. Scripts become executable.
 
     With ``force`` an existing folder keeps foreign files; old ones in ``replaces`` are removed.
-    Raises InputError if the folder exists without ``force``, is a file, or cannot be written.
+    Raises InputError as ``check_folder``, and if the folder cannot be written.
     """
-    if directory.is_symlink() and not directory.exists():
-        raise InputError(f"{directory} is a link to nothing", hint="remove the link, or give another folder to -o")
+    check_folder(directory, force=force)
     directory = directory.resolve()
-    if directory.exists() and not directory.is_dir():
-        raise InputError(f"{directory} is a file", hint="give another folder to -o")
-    if directory.exists() and not force:
-        raise InputError(
-            f"{directory} already exists", hint="give another folder to -o, or add --force to replace its scripts"
-        )
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:

@@ -94,10 +94,12 @@ def _longest_run(code: str) -> int:
     return max((len(run) for run in re.findall("`+", code)), default=0)
 
 
-def render_template(template: str, names: Mapping[str, object], folders: tuple[str, ...]) -> str:
-    """A template of the first of ``folders``, below ``templates/``, that has it."""
+def render_template(
+    template: str, names: Mapping[str, object], folders: tuple[str, ...], *, escaped: bool = False
+) -> str:
+    """A template of the first of ``folders``, below ``templates/``, that has it; ``escaped`` as HTML."""
     root = data_dir("templates")
-    return _environment(tuple(root / folder for folder in folders)).get_template(template).render(names)
+    return _environment(tuple(root / folder for folder in folders), escaped).get_template(template).render(names)
 
 
 def refuse_tokens(files: Mapping[str, str]) -> None:
@@ -111,7 +113,7 @@ def refuse_tokens(files: Mapping[str, str]) -> None:
 
 
 @lru_cache
-def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
+def _environment(folders: tuple[Path, ...], escaped: bool) -> jinja2.Environment:
     import jinja2  # slow, and few commands write files
 
     environment = jinja2.Environment(
@@ -122,7 +124,7 @@ def _environment(folders: tuple[Path, ...]) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701  (shell scripts, not HTML: every value passes a filter of its own)
+        autoescape=escaped,  # noqa: S701  (shell scripts are not HTML: every value passes a filter of its own)
     )
     environment.filters |= {one.__name__: one for one in (sh, argv, comment, text, cell, fenced, endpoint)}
     return environment
