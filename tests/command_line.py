@@ -12,8 +12,10 @@ from signal import SIGINT
 from termios import tcsetwinsize
 from time import monotonic
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 from planner.commands.main import main
+from planner.output import Answer
 
 
 class Outcome(NamedTuple):
@@ -44,6 +46,15 @@ def json_of(*words: str) -> Any:
     outcome = run(*words, "--format", "json")
     assert outcome.status == 0, outcome.err
     return json.loads(outcome.out)
+
+
+def answer_of(*words: str) -> Answer:
+    """What a command would print, for tests that look at it in several forms; fails unless it ends with 0."""
+    found: list[Answer] = []
+    with patch("planner.output.print_answer", lambda answer, _: found.append(answer)):
+        outcome = run(*words)
+    assert outcome.status == 0, outcome.err
+    return found[0]
 
 
 def start(*words: str, program: tuple[str, ...] = ("-m", "planner"), **environment: str) -> subprocess.Popen[bytes]:

@@ -6,6 +6,8 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from random import Random
@@ -43,16 +45,30 @@ def test_two_calibrations_at_once_lose_no_run(tmp_path: Path) -> None:
 WRITES = ("os.rename", "os.remove", "os.mkdir", "os.chmod", "os.rmdir", "shutil.copyfile")
 
 
-def killed_before(write: int, folder: Path, words: tuple[str, ...]) -> bool:
-    """Run a command that SIGKILL ends just before its ``write``-th change in ``folder``; whether it came so far."""
+@contextmanager
+def before_its_first(folder: Path, words: tuple[str, ...]) -> Iterator[Callable[[int], bool]]:
+    """Run a command up to its first change in ``folder``, where copies of the process begin: it computes once.
+
+    Yields a function: SIGKILL ends a copy just before its ``write``-th change; returns whether it came so far.
+    """
+    (asked, ask), (told, tell) = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
-        left = [write]
+        os.close(ask)
+        left: list[int] = []
+
+        def copy() -> int:
+            while number := int.from_bytes(os.read(asked, 4)):
+                if not (process := os.fork()):
+                    return number
+                os.write(tell, bytes([os.WIFSIGNALED(os.waitpid(process, 0)[1])]))
+            os._exit(0)
 
         def watch(event: str, args: tuple[object, ...]) -> None:
             writes = event in WRITES or (event == "open" and isinstance(args[2], int) and args[2] & os.O_ACCMODE)
-            if writes and any(str(folder) in str(arg) for arg in args):
-                left[0] -= 1
+            nothing = event == "os.mkdir" and Path(str(args[0])).is_dir()
+            if writes and not nothing and any(str(folder) in str(arg) for arg in args):
+                left[:] = [(left or [copy()])[0] - 1]
                 if not left[0]:
                     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -62,7 +78,17 @@ def killed_before(write: int, folder: Path, words: tuple[str, ...]) -> bool:
             status = run(*words).status
         finally:
             os._exit(status)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    os.close(tell)
+
+    def killed(write: int) -> bool:
+        os.write(ask, write.to_bytes(4))
+        return bool(os.read(told, 1)[0])
+
+    yield killed
+    os.close(ask)
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(asked)
+    os.close(told)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -105,7 +131,7 @@ def test_a_disk_that_refuses_a_change_leaves_a_plan_as_it_was(
 ) -> None:
     """Full or read-only, at the first, second or fifth change of a kind."""
     folder = tmp_path / "plan"
-    words = ("recommend", LLAMA, "--gpu", "h100", "--max-num-seqs", "8", "-o", str(folder))
+    words = ("recommend", LLAMA, "--gpu", "h100", "--gpus", "1", "--max-num-seqs", "8", "-o", str(folder))
     assert run(*words).status == 0
     before, refused = contents(folder), 0
     for name, number in product(("mkdir", "rename", "replace"), (1, 2, 5)):
@@ -166,22 +192,26 @@ def test_what_is_killed_at_any_moment_leaves_each_file_as_it_was_or_as_it_will_b
     after = kept()
     assert before != after
     random, write, moments, leftovers = Random(new[0]), 1, 0, 0
-    while True:
+
+    def restore() -> None:
         shutil.rmtree(at)
         shutil.copytree(saved, at)
-        if not killed_before(write, at, new):
-            break
-        found = kept()
-        assert found.keys() >= before.keys() & after.keys()
-        assert all(content in (before.get(name), after.get(name)) for name, content in found.items()), write
-        if found.get("plan.json") == after.get("plan.json", b""):  # the last one to change
-            assert all(found.get(name) == content for name, content in after.items())
-        if hidden(at):
-            leftovers += 1
-            if leftovers in (1, 4):  # the next run takes them away
-                assert run(*new).status == 0
-                assert kept() == after and not hidden(at)
-        write, moments = write + (random.choice((3, 5, 9)) if write > 4 else 1), moments + 1
+
+    restore()
+    with before_its_first(at, new) as killed:
+        while killed(write):
+            found = kept()
+            assert found.keys() >= before.keys() & after.keys()
+            assert all(content in (before.get(name), after.get(name)) for name, content in found.items()), write
+            if found.get("plan.json") == after.get("plan.json", b""):  # the last one to change
+                assert all(found.get(name) == content for name, content in after.items())
+            if hidden(at):
+                leftovers += 1
+                if leftovers in (1, 4):  # the next run takes them away
+                    assert run(*new).status == 0
+                    assert kept() == after and not hidden(at)
+            write, moments = write + (random.choice((3, 5, 9)) if write > 4 else 1), moments + 1
+            restore()
     assert kept() == after
     assert moments and leftovers
 

@@ -124,7 +124,8 @@ def test_no_reason_is_missing() -> None:
     ("model", "gpu", "said"),
     [
         (
-            "deepseek-ai/DeepSeek-V3.1", "h200",  # EP as in the recipe, and no fp8 cache, at the same cost
+            # EP as in the recipe, 7.81 requests/s by the closed form and 7.82 without; no fp8 cache, at the same cost
+            "deepseek-ai/DeepSeek-V3.1", "h200",
             ["no --chat-template examples/tool_chat_template_deepseekv... "
              "(a file of vLLM's repository, for tool calls)",
              "adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
@@ -162,17 +163,10 @@ def test_a_plan_says_where_it_departs_from_the_recipe(model: str, gpu: str, said
     (plan, *_) = answer.to_dict()["plans"]
     assert {*said} <= {*plan["departures"]}
     assert not any("adds --kv-cache-dtype" in one for one in plan["departures"])
+    assert model != "deepseek-ai/DeepSeek-V3.1" or "--enable-expert-parallel" in plan["serve_argv"]
     text = " ".join("\n".join(answer.sentences()).split())
     assert f"beside the recipe: {'; '.join(plan['departures'])}" in text
     assert len(text.splitlines()) <= 40
-
-
-def test_a_tie_goes_to_the_experts_as_the_recipe_has_them() -> None:
-    """Whole on each rank for DeepSeek-V3.1: by the closed form 7.81 requests/s, and 7.82 without."""
-    answer = recommend_plans(
-        "deepseek-ai/DeepSeek-V3.1", gpu="h200", use_case="chat", request_rate=2, engine_version="0.32.0"
-    )
-    assert "--enable-expert-parallel" in answer.to_dict()["plans"][0]["serve_argv"]
 
 
 def test_kimi_k3_starts_with_an_fp8_cache() -> None:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from command_line import refused, run
+from command_line import answer_of, refused, run
 from searches import choices, search_for
 
 from planner.engine import Layout, parse_version
@@ -127,14 +127,15 @@ CHAT = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--ttft", "2000", "--tp
 
 
 def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -> None:
-    answer = answered(*CHAT, "--gpu", "h100", "--request-rate", "60")
+    printed = answer_of(*CHAT, "--gpu", "h100", "--request-rate", "60")
+    answer = printed.to_dict()
     service, (apart,) = answer["plans"][0]["service"], answer["disaggregated"]
     assert service["replicas"] > 1 and apart["aggregated_gpus"] == service["total_gpus"]
     assert apart["aggregated_rate"] == pytest.approx(service["replicas"] * service["largest_load"])
     assert apart["prefill_servers"] * apart["prefill_load"] >= 60 * (1 - 1e-9)
     assert apart["decode_servers"] * apart["decode_load"] >= 60 * (1 - 1e-9)
     split, both = apart["disaggregated_rate"], apart["aggregated_rate"]
-    said = " ".join(run(*CHAT, "--gpu", "h100", "--request-rate", "60").out.split())
+    said = " ".join(printed.to_text().split())
     better = {"disaggregated": f"disaggregated {split / both - 1:.0%} better: ", None: "equal: "}.get(
         apart["wins"], f"aggregated {both / split - 1:.0%} better: "
     )
@@ -153,9 +154,10 @@ def test_one_server_is_compared_on_the_gpus_that_somebody_names() -> None:
 
 def test_what_leaves_a_node_needs_its_network() -> None:
     load = (*CHAT, "--gpu", "l40s", "--request-rate", "60")
-    (refused,) = answered(*load)["disaggregated"]
+    answer = answer_of(*load)
+    (refused,) = answer.to_dict()["disaggregated"]
     assert "the bandwidth of the network between nodes of l40s is unknown" in refused["refused"]
-    said = " ".join(run(*load).out.split())
+    said = " ".join(answer.to_text().split())
     assert "disaggregated serving is not compared: " in said and "pass --network-gb-per-s" in said
     (apart,) = answered(*load, "--network-gb-per-s", "12.5")["disaggregated"]
     assert (apart["kv_transfer_over"], apart["kv_transfer_bytes_per_s"]) == ("network", 12.5e9)

@@ -1,14 +1,15 @@
 """How answers of ``recommend`` and ``fleet`` change with the question: relations that hold whatever the figures are."""
 
 import csv
-import json
 from functools import cache
 from io import StringIO
 from itertools import permutations
 from typing import Any
 
 import pytest
-from command_line import run
+from command_line import answer_of
+
+from planner.output import Answer
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GPUS = ("h100", "mi300x")
@@ -18,20 +19,24 @@ ASKED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def asked(command: str, on: tuple[str, ...], *words: str, shape: str = "json", **changes: Any) -> str:
+def asked(command: str, on: tuple[str, ...], *words: str, **changes: Any) -> Answer:
     options = {**ASKED, **{name.replace("_", "-"): value for name, value in changes.items()}}
     given = [word for name, value in options.items() if value is not None for word in (f"--{name}", f"{value}")]
     chosen = [word for gpu in on for word in ("--gpu", gpu)]
-    done = run(command, MODEL, *chosen, *given, *words, "--format", shape)
-    assert done.status == 0, done.err
-    return done.out
+    return answer_of(command, MODEL, *chosen, *given, *words)
 
 
-printed = cache(asked)
+_cached = cache(asked)
+
+
+def answered(command: str, on: tuple[str, ...], *words: str, **changes: Any) -> Answer:
+    """``asked``, once for each question, whether a change says what holds anyway."""
+    others = {name: value for name, value in changes.items() if ASKED.get(name.replace("_", "-")) != value}
+    return _cached(command, on, *words, **others)
 
 
 def plans(*gpus: str, **changes: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(printed("recommend", gpus, **changes))["plans"]
+    found: list[dict[str, Any]] = answered("recommend", gpus, **changes).to_dict()["plans"]
     return found
 
 
@@ -67,7 +72,7 @@ def test_what_asks_for_more_is_never_cheaper(gpu: str, name: str, ascending: tup
 
 def test_twice_the_prices_are_twice_the_cost_of_the_same_plans() -> None:
     once, twice = (
-        json.loads(printed("recommend", GPUS, "--price", f"h100={2.5 * k}", "--price", f"mi300x={2 * k}"))["plans"]
+        answered("recommend", GPUS, "--price", f"h100={2.5 * k}", "--price", f"mi300x={2 * k}").to_dict()["plans"]
         for k in (1, 2)
     )
     assert [plan["serve_argv"] for plan in once] == [plan["serve_argv"] for plan in twice]
@@ -80,17 +85,16 @@ def test_twice_the_prices_are_twice_the_cost_of_the_same_plans() -> None:
 @pytest.mark.parametrize("command", ["recommend", "fleet"])
 def test_the_same_question_has_the_same_answer(command: str) -> None:
     changes = {"gpus": None} if command == "fleet" else {}
-    assert asked(command, GPUS[:1], **changes) == asked(command, GPUS[:1], **changes)
+    assert answered(command, GPUS[:1], **changes).to_json() == asked(command, GPUS[:1], **changes).to_json()
 
 
 def test_every_format_has_the_same_plans() -> None:
     """CSV, Markdown and the table have the best plan of each GPU."""
-    best: dict[str, dict[str, Any]] = {}
-    for plan in plans(*GPUS):
+    answer, best = answered("recommend", GPUS), dict[str, dict[str, Any]]()
+    for plan in answer.to_dict()["plans"]:
         best.setdefault(plan["gpu"], plan)
-    rows = list(csv.DictReader(StringIO(printed("recommend", GPUS, shape="csv"))))
+    rows = list(csv.DictReader(StringIO(answer.to_text("csv"))))
     for name in ("gpu", "max_num_seqs"):
         assert [row[name] for row in rows] == [str(plan[name]) for plan in best.values()]
     for shape in ("table", "markdown"):
-        text = printed("recommend", GPUS, shape=shape)
-        assert all(name in text for name in best)
+        assert all(name in answer.to_text(shape) for name in best)
