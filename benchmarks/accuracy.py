@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from fit.design import Structure, effects_of, posterior
-from fit.leave_out import LEFT_OUT, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
+from fit.leave_out import LEFT_OUT, REFITTED_RUNS, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
 from planner.evidence.fitting import Fitted, scatter_of
 from planner.evidence.observations import Observed
 from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
@@ -208,6 +208,7 @@ def report(
     for run, why in refused:
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
     yield "A fit without a group is one step from the fit to everything (`benchmarks/fit/leave_out.py`)."
+    yield f"Without {REFITTED_RUNS} runs or more it goes on from there to its own optimum."
     for name, title in SECTIONS.items():
         how = (
             "replayed with the fit that did not see it" if name in replayed else "over the steps of the fit to all runs"

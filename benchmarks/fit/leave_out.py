@@ -5,7 +5,8 @@ moves it, to first order, by (Woodbury)::
 
     step = A^-1 J_R' (W_R^-1 - J_R A^-1 J_R')^-1 r_R            A = J' W J + prior, at the fit to everything
 
-so that hundreds of fits cost little more than one. Each is then evaluated exactly, on the runs that it did not see.
+so that hundreds of fits cost little more than one. A group of many runs moves it far: from the step on it is fitted
+again. Each fit is then evaluated exactly, on the runs that it did not see.
 """
 
 from collections import defaultdict
@@ -33,6 +34,9 @@ from planner.timing.belief import Belief
 #: deviation. The share follows from what was run and not from what was measured, so the result of a run that is left
 #: out has no say.
 LEAST_LEARNT = 0.2
+#: Groups of so many runs are fitted again: one step misses the median prediction of such a source by up to 13 %, and of
+#: pairs with fewer runs by at most 0.3 %.
+REFITTED_RUNS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,11 @@ class LeaveOut:
 
     def fit_without(self, runs: Sequence[int]) -> Fitted:
         """The fit that does not see ``runs``."""
-        return Fitted(self.factors_without(self._rows_of(runs)))
+        stepped = self.factors_without(self._rows_of(runs))
+        if len(runs) < REFITTED_RUNS:
+            return Fitted(stepped)
+        seen = ~np.isin(self.problem.terms.metric_run, runs)
+        return self.problem.solve(seen, stepped, iterations=12, settled=2e-4, uncertain=False)
 
     def belief_without(self, runs: Sequence[int]) -> Belief:
         """What that fit leaves known of the factors."""

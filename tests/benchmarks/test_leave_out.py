@@ -5,8 +5,9 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from fit.leave_out import Miss, leave_out, replayed_misses, scatters
+from fit.leave_out import REFITTED_RUNS, Miss, leave_out, replayed_misses, scatters
 from planner.evidence.evaluation import case_of, predict
 from planner.evidence.observations import Observed, observe
 from planner.evidence.runs import MeasuredRun
@@ -76,6 +77,30 @@ def test_a_fit_without_a_run_knows_less_and_a_fit_without_all_knows_what_was_ass
     assert (np.diag(one) >= np.diag(every) - 1e-9).all() and np.diag(one).sum() > np.diag(every).sum()
     assumed = replace(without.belief, keys=(), rows=np.zeros((0, 0)), signs=np.zeros(0)).of(where).covariance
     assert np.allclose(none, assumed, atol=2e-3)
+
+
+def test_a_fit_without_a_large_group_is_the_fit_to_the_others() -> None:
+    others = [replace(BATCH, run_id=f"fast{size}", batch_size=size) for size in (1, 2, 4, 8, 16, 32)]
+    group = [
+        replace(BATCH, run_id=f"slow{size}{length}", batch_size=size, output_len=length)
+        for size in (1, 2, 4, 8, 16)
+        for length in (16, 32, 64, 96)
+    ]
+    assert len(group) >= REFITTED_RUNS
+    observed, _ = observe([*(measured(run, 1.0) for run in others), *(measured(run, 3.0) for run in group)])
+    without = leave_out(observed)
+    unseen = list(range(len(others), len(observed)))
+    seen = np.isin(without.problem.terms.metric_run, range(len(others)))
+    start = without.design.factors_of(())
+    fitted, alone = without.fit_without(unseen), without.problem.solve(seen, start, uncertain=False)
+    assert fitted.cost == pytest.approx(alone.cost, rel=1e-3, abs=1e-4)
+
+    def time_s(factors: NDArray[np.float64]) -> NDArray[np.float64]:
+        return without.problem.terms.log_metrics(without.design.log_values(factors))[0]
+
+    assert time_s(fitted.factors) == pytest.approx(time_s(alone.factors), abs=0.02)
+    stepped = without.factors_without(np.flatnonzero(~seen[without.rows]))
+    assert np.abs(time_s(stepped) - time_s(alone.factors)).max() > 0.05  # one step is not enough for so much
 
 
 def test_noise_and_reach_are_those_of_the_errors() -> None:
