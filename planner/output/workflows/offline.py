@@ -45,10 +45,8 @@ class OfflinePoint:
 
 
 def offline_names(job: Subject, script: str) -> dict[str, Any]:
-    points = offline_points(job, script)
-    purpose, name = purposes()[script], script.removesuffix(".sh").replace("_", "-")
-    title = f"{purpose[0].upper()}{purpose[1:]}."
-    return {"title": title, "job": name, "points": points, "points_total": len(points)}
+    points, purpose = offline_points(job, script), purposes()[script]
+    return {"title": f"{purpose[0].upper()}{purpose[1:]}.", "points": points, "points_total": len(points)}
 
 
 def offline_points(job: Subject, script: str = "") -> tuple[OfflinePoint, ...]:

@@ -135,33 +135,24 @@ def _of_job(job: Subject, command: str) -> scripts.Emission:
 
 
 def _script_names(job: Subject, script: str) -> dict[str, Any]:
-    plan, version = job.plan, job.version
+    plan, version, own = job.plan, job.version, dict[str, Any]()
+    # the request of the NVIDIA recipe
+    body = {"model": scripts.served_name(plan), "prompt": "San Francisco is a", "max_tokens": 20, "temperature": 0}
     match script:
-        case "pull_image.sh":
-            return {"built": bool(job.build)}
         case "build_image.sh" if job.build:
-            return scripts.build_names(job.build)
+            own = scripts.build_names(job.build)
         case "build_engine.sh":
-            return {"base_image": engine.image_for(job.profile, version).name, "vllm_ref": f"v{version}"}
-        case "download.sh":
-            return {"draft": job.draft}
-        case "request.sh":  # of the NVIDIA recipe
-            body = {
-                "model": scripts.served_name(plan),
-                "prompt": "San Francisco is a",
-                "max_tokens": 20,
-                "temperature": 0,
-            }
-            return {"request_body": json.dumps(body)}
+            own = {"base_image": engine.image_for(job.profile, version).name, "vllm_ref": f"v{version}"}
         case "sweep.sh":
-            return sweep_names(plan, job.deployment)
+            own = sweep_names(plan, job.deployment)
         case "guidellm.sh":
-            return guidellm_names(plan)
-        case "quantize.sh":
-            return {"job": "quantize"}
+            own = guidellm_names(plan)
         case "mad.sh":
-            return _mad_names(job)
-    return offline_names(job, script) if script in OFFLINE_SCRIPTS else {}
+            own = _mad_names(job)
+        case _ if script in OFFLINE_SCRIPTS:
+            own = offline_names(job, script)
+    worker = script.removesuffix(".sh").replace("_", "-")
+    return {"built": bool(job.build), "draft": job.draft, "request_body": json.dumps(body), "job": worker, **own}
 
 
 def _mad_names(job: Subject) -> dict[str, Any]:
@@ -172,7 +163,7 @@ def _mad_names(job: Subject) -> dict[str, Any]:
         )
     own = "float8" if job.deployment.config.weight_dtype == "fp8" else "float16"
     dtype = job.workflow.dtypes.get(job.choice.weight_dtype or "", own)
-    return {"job": "mad", "mad_dtype": dtype, "points": offline_points(job)}
+    return {"mad_dtype": dtype, "points": offline_points(job)}
 
 
 #: Options of a workflow that a comparison has no use for: each layout is searched.
