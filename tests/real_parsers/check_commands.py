@@ -74,13 +74,15 @@ def commands(version: EngineVersion) -> Iterator[list[str]]:
             config = resolve(EngineArgs(**settings), model, profile, version)
             recipe = recipe_for(model, profile, version, kv_cache_dtype=config.kv_cache_dtype, engine=config.engine)
             yield serve_argv(config, model.id, host="127.0.0.1", port=8000, extra=recipe.flags)
-            yield bench_latency_argv(config, model.id, input_len=128, output_len=16, batch_size=4, output_json="l.json")
-            yield bench_throughput_argv(config, LOADS[0], model.id, output_json="t.json")
+            latency = bench_latency_argv(config, model.id, input_len=128, output_len=16, batch_size=4)
+            for words in (latency, bench_throughput_argv(config, LOADS[0], model.id)):
+                yield [*words, "--output-json", "result.json"]
         except PlannerError:
             continue
     for load in LOADS:
         try:
-            yield bench_serve_argv(load, "m", version, result_dir="results", result_filename="r.json")
+            saved = ("--save-result", "--result-dir", "results", "--result-filename", "r.json")
+            yield [*bench_serve_argv(load, "m", version), *saved]
         except PlannerError:
             continue
 
