@@ -21,8 +21,8 @@ pieces of text instead of blocks:
 - Loads begin when the step that orders them has computed, stores one step later. What has ended is looked up as a step
   is launched, and the scheduler hears of it with what that step computes. An idle engine looks all the time.
 
-Not modelled: steps that wait for blocks whose store has not ended yet. What found no room on the host is offered again
-with every change of the batch, in vLLM in every step.
+Not modelled: steps that wait for blocks whose store has not ended yet. Blocks that did not fit on the host are offered
+again with every change of the batch, in vLLM in every step.
 """
 
 from bisect import bisect_left, insort

@@ -38,7 +38,7 @@ class Part(IntEnum):
 
 
 class Per(IntEnum):
-    """Multipliers of a cost."""
+    """The quantity that a cost is multiplied by."""
 
     STEP = 0
     UNIT = 1  # of the driver of the term

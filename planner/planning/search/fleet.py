@@ -39,7 +39,7 @@ ROUTERS: tuple[Router, ...] = get_args(Router)
 
 @dataclass(frozen=True)
 class Terms:
-    """How GPUs are rented."""
+    """Terms of a rental: the quantity to minimise, the billing unit and the stock."""
 
     minimise: Minimised = "usd"
     rent: RentedBy = "gpu"
@@ -55,7 +55,7 @@ class Kind(Servers):
 
     @cached_property
     def departures(self) -> tuple[str, ...]:
-        """Where the line for its users departs from the recipe of the model, each with the reason."""
+        """Departures of the line for its users from the recipe of the model, each with the reason."""
         served = for_users(self.space, self.objective, self.candidate)
         return tuple(Departures(self.space, self.objective, self.ranking, served).of())
 

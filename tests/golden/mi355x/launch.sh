@@ -59,7 +59,7 @@ else
   docker rm "$name" >/dev/null 2>&1 || true # left by a stopped server
   rm -f "$id_file" "$here/logs/sent"* # of the stopped server
   started=1
-  # The token is passed by name, no file holds it. Inside the container the server binds to all addresses; from
+  # The token is passed by name, no file holds it. Inside the container the server listens on all addresses; from
   # outside, only 127.0.0.1 reaches it.
   docker run --detach --name "$name" --cidfile "$id_file" \
     --device /dev/kfd \
