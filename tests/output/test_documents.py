@@ -131,7 +131,7 @@ VERSIONS = ("0.6.3", "0.9.1", "0.27.1")
 def test_what_is_not_refused_starts_by_our_own_arithmetic_and_is_explained(name: str) -> None:
     workflow, kept = find_workflow(name), 0
     for gpu in GPUS:
-        for version in (*VERSIONS, workflow.engine_version):
+        for version in {*VERSIONS, workflow.engine_version}:
             try:
                 found = Subject(workflow, Choice(gpu=gpu, engine_version=version))
                 points = offline_points(found) if workflow.offline else ()

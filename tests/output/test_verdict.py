@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from command_line import run
+from command_line import answer_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,8 +57,8 @@ def numbers(words: tuple[str, ...]) -> list[float]:
 
 def test_a_load_that_is_searched_stands_with_its_interval() -> None:
     """The low end is what the same question at 95 % finds by a search of its own, to first order."""
-    outcome = run("recommend", LLAMA, "--gpu", "h100", *TARGETS)
-    sentence = " ".join(outcome.out.split("\n\n")[0].split())
+    answer = answer_of("recommend", LLAMA, "--gpu", "h100", *TARGETS)
+    sentence = " ".join(answer.to_text().split("\n\n")[0].split())
     found = re.search(RANGE, sentence)
     assert found and sentence.startswith("Serve ")
     planned, low, high = numbers((found[1], found[3], found[4]))
@@ -68,6 +68,9 @@ def test_a_load_that_is_searched_stands_with_its_interval() -> None:
     )
     other = surer["plans"][0]["service"]
     assert low * other["total_gpus"] == pytest.approx(other["largest_load"], rel=0.2)
+    service = answer.to_dict()["plans"][0]["service"]  # JSON has every digit
+    assert service["largest_load_lo"] < service["largest_load"] < service["largest_load_hi"]
+    assert f"{service['largest_load']:.4g}" != f"{service['largest_load']:.10g}"
 
 
 def test_a_load_that_is_asked_for_stands_as_it_was_asked_for() -> None:
@@ -77,22 +80,14 @@ def test_a_load_that_is_asked_for_stands_as_it_was_asked_for() -> None:
     assert re.search(f"; room for {RANGE}$", sentence), sentence
 
 
-def test_json_has_every_digit() -> None:
-    outcome = run("recommend", LLAMA, "--gpu", "h100", *TARGETS, "--format", "json")
-    service = json.loads(outcome.out)["plans"][0]["service"]
-    assert service["largest_load_lo"] < service["largest_load"] < service["largest_load_hi"]
-    assert f"{service['largest_load']:.4g}" != f"{service['largest_load']:.10g}"
-
-
 def test_a_fleet_says_what_it_has_room_for() -> None:
-    asked = ("fleet", LLAMA, "--gpu", "h100", *TARGETS, "--request-rate", "30")
-    sentence = " ".join(run(*asked).out.split("\n\n")[0].split())
+    answer = answer_of("fleet", LLAMA, "--gpu", "h100", *TARGETS, "--request-rate", "30")
+    sentence = " ".join(answer.to_text().split("\n\n")[0].split())
     found = re.search(f"; room for {RANGE}", sentence)
     assert found, sentence
     most, low, high = numbers((found[1], found[3], found[4]))
     assert low <= most <= high and most >= 30 * 1.2 - 1  # 20 % headroom
-    answer = json.loads(run(*asked, "--format", "json").out)
-    assert figure(answer["carries"]["request_rate"]) == found[1]
+    assert figure(answer.to_dict()["carries"]["request_rate"]) == found[1]
 
 
 def test_a_comparison_says_how_much_the_first_delivers() -> None:

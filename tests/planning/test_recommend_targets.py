@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from command_line import json_of, refused, run
+from command_line import answer_of, json_of, refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import SMALL, aiming, choices, ranked, search_for, with_args
@@ -564,10 +564,10 @@ def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
 
 
 def test_without_a_load_the_largest_is_the_answer() -> None:
-    words = ("recommend", SMALL, "--gpu", "h100", *TARGETS, "--workload", "chat")
-    service = json.loads(run(*words, "--format", "json").out)["plans"][0]["service"]
+    answer = answer_of("recommend", SMALL, "--gpu", "h100", *TARGETS, "--workload", "chat")
+    service = answer.to_dict()["plans"][0]["service"]
     assert not service["load_asked"] and service["request_rate"] == pytest.approx(service["largest_load"])
-    assert "room for" not in run(*words).out.split("\n\n")[0]
+    assert "room for" not in answer.to_text().split("\n\n")[0]
 
 
 def test_of_many_gpus_the_best_is_explained_and_those_without_a_plan_are_named() -> None:
@@ -584,10 +584,10 @@ def test_of_many_gpus_the_best_is_explained_and_those_without_a_plan_are_named()
 
 
 def test_no_plan_is_an_honest_no(tmp_path: Path) -> None:
-    outcome = run("recommend", SMALL, "--gpu", "h100", "--ttft", "1")
-    assert outcome.status == 1
-    assert outcome.out.startswith("No plan meets p95 TTFT of 1 ms") and "misses p95 TTFT of 1 ms" in outcome.out
-    data = json.loads(run("recommend", SMALL, "--gpu", "h100", "--ttft", "1", "--format", "json").out)
+    answer = answer_of("recommend", SMALL, "--gpu", "h100", "--ttft", "1")
+    data, text = answer.to_dict(), answer.to_text()
+    assert not answer.ok  # so the command ends with 1
+    assert text.startswith("No plan meets p95 TTFT of 1 ms") and "misses p95 TTFT of 1 ms" in text
     assert data["plans"] == [] and data["closest"][0]["targets"][0]["met"] is False
     keys = {frozenset(rejected) for rejected in data["rejected"]}
     assert len(keys) == 1  # every row says the same things, unknown or not
@@ -775,7 +775,7 @@ def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> 
 
 
 def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:
-    words = ("recommend", SMALL, "--gpu", "h100", "--tpot", "12", "--workload", "chat")
-    (target,) = json.loads(run(*words, "--format", "json").out)["plans"][0]["service"]["targets"]
+    answer = answer_of("recommend", SMALL, "--gpu", "h100", "--tpot", "12", "--workload", "chat")
+    (target,) = answer.to_dict()["plans"][0]["service"]["targets"]
     bound = f"{target['predicted_ms']:.2g} ms predicted, up to {target['expected_ms']:.2g} ms with 80% confidence; the"
-    assert f"bottleneck: p95 TPOT of 12 ms: {bound}" in " ".join(run(*words).out.split())
+    assert f"bottleneck: p95 TPOT of 12 ms: {bound}" in " ".join(answer.to_text().split())
