@@ -193,12 +193,13 @@ class ComparedPoint:
     def keeps_up(self) -> bool:
         """True if no queue grows without end; a closed loop always keeps up."""
         deployment, share = self.setup.deployment, self.shares[0].workload
-        most = inf if self.workload.max_concurrency is not None else steady_per_s(deployment, share) * (1 + TOLERANCE)
-        return most == inf or share.request_rate <= most
+        return not self.workload.open or share.request_rate <= steady_per_s(deployment, share) * (1 + TOLERANCE)
 
     @cached_property
     def tok_per_s(self) -> Span:
-        """Output tokens per second of all servers."""
+        """Output tokens per second of all servers; of an open loop that keeps up, as many as are asked for."""
+        if self.workload.open and self.keeps_up:
+            return Span.of(self.workload.output_tok_per_s)
         pairs = zip(self.shares, self.predictions, strict=True)
         return Span.sum(Span.read(one.result, "output_throughput").times(share.servers) for share, one in pairs)
 

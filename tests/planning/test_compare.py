@@ -365,3 +365,23 @@ def test_a_model_that_nobody_holds_is_an_honest_no() -> None:
 )
 def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
     assert cause in refused("compare", LLAMA, "--gpu", "h100", *words)
+
+
+def test_rates_that_all_keep_up_with_are_the_throughput_of_all() -> None:
+    """One request/s of 1,024 tokens is 1,024 tokens/s wherever no queue grows: only cost and latency differ."""
+    answer = json_of("compare", LLAMA, "--gpu", "h100,mi300x,l4", "--request-rate", "1,40")
+    rows = {(row["gpu"], row["request_rate"]): row for row in answer["rows"]}
+    for gpu in ("h100-sxm", "mi300x"):
+        figures = [rows[gpu, 1][f"output_throughput{end}"] for end in ("", "_lo", "_hi")]
+        assert figures == [1024.0] * 3 and rows[gpu, 1]["keeps_up"]
+    assert not rows["l4", 40]["keeps_up"] and rows["l4", 40]["output_throughput"] < 40 * 1024
+    (order,) = (one for one in answer["orders"] if one["metric"] == "tokens/s per GPU")
+    assert order["standings"][0]["tied"]
+
+
+def test_the_next_command_is_for_a_gpu_that_keeps_up() -> None:
+    """At 4 requests/s two MI300X of TP 2 deliver more tokens/s than one H100 of TP 4, but their queue grows."""
+    words = "compare meta-llama/Llama-3.3-70B-Instruct --gpu h100,mi300x --packages 4 --request-rate 4"
+    output = run(*words.split()).out
+    assert "overloaded, so without latencies and not ranked: at 4/s on mi300x" in output
+    assert "planner recommend meta-llama/Llama-3.3-70B-Instruct --gpu h100-sxm" in output

@@ -152,7 +152,7 @@ class ComparisonAnswer(Answer):
 
     @property
     def _fastest(self) -> planning.ComparedPoint:
-        return max(self.record.points, key=lambda point: point.tok_per_s_per_gpu.mid)
+        return max(self._keeping or self.record.points, key=lambda point: point.tok_per_s_per_gpu.mid)
 
     def _one_screen(self) -> Iterator[str]:
         points, loads = self.record.points, self.record.workloads

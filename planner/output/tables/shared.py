@@ -58,7 +58,7 @@ def milliseconds(duration_ms: float) -> str:
 def figure_between(value: float, low: float | None, high: float | None, unit: str = "") -> str:
     """A figure in a sentence, with its 90 % interval where there is one: ``1.7 requests/s (1.2 to 2.4)``."""
     named = f"{figure(value)}{SPACE}{unit}" if unit else figure(value)
-    return named if low is None or high is None else f"{named} ({figure(low)} to {figure(high)})"
+    return named if low is None or high is None or low == high else f"{named} ({figure(low)} to {figure(high)})"
 
 
 def size_in_words(gpus: int | None, planned: int) -> str:
@@ -99,7 +99,8 @@ def items(mark: str, texts: Iterable[str]) -> Iterator[str]:
 
 def with_interval(span: Span | None, form: str) -> str | None:
     """A figure with its 90 % interval, such as ``12.30 (10.00-15.20)``; None without a figure."""
-    return f"{span.mid:{form}} ({span.low:{form}}-{span.high:{form}})" if span else None
+    ends = f" ({span.low:{form}}-{span.high:{form}})" if span and span.low < span.high else ""
+    return f"{span.mid:{form}}{ends}" if span else None
 
 
 def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
