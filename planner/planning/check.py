@@ -445,7 +445,9 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     """The plans of one server on ``gpus`` GPUs, or fewer where that was asked for; None: on a node, or more."""
     given, line = answer.line.args, answer.serving
     named = " ".join(error.cause for error in answer.refusals)
-    kept = {name: getattr(given, name) for name in FUNCTIONAL if engine.flag_of(name) not in named}
+    starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
+    names = (*FUNCTIONAL, "gpu_memory_utilization") if starts else FUNCTIONAL  # the rest may be other programs'
+    kept = {name: getattr(given, name) for name in names if engine.flag_of(name) not in named}
     drafts = None if engine.flag_of("speculative_config") in named else given.speculative_config
     if drafts:
         kept["speculative_config"] = _timed_drafts(line.changed(speculative_config=drafts))
