@@ -198,7 +198,7 @@ class Features:
     engine: Engine
     chunked_prefill_above: int | None  #: prompts are split where max_model_len is above this; 0 always, None never
     prefix_caching: bool  #: default for models with attention only
-    hybrid_prefix_caching: bool  #: default for models that mix attention and state layers
+    hybrid_prefix_caching: Literal["", "asked", "default"]  #: of models that mix attention and state layers
     async_scheduling: bool  #: default
     async_scheduling_exists: bool
     async_scheduling_with_pipeline: bool  #: together with pipeline parallelism
@@ -236,7 +236,7 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         chunked_prefill_above=0 if v1 else None if rocm else 32768,
         prefix_caching=v1,
         # config/model.py: unsupported to 0.25, opt-in in 0.26 and 0.27 (arg_utils.py), default from 0.28.0
-        hybrid_prefix_caching=release >= (0, 28),
+        hybrid_prefix_caching="default" if release >= (0, 28) else "asked" if release >= (0, 26) else "",
         async_scheduling=asynchronous,  # config/scheduler.py: False to 0.13, None (on where possible) from 0.14.0
         async_scheduling_exists=v1 and release >= (0, 10),
         async_scheduling_with_pipeline=release >= (0, 15),  # arg_utils.py to 0.11, config/vllm.py to 0.14: refused

@@ -359,11 +359,12 @@ class _Resolver:
         return bool(self._or("async_scheduling", features.async_scheduling and not pipelined and drafted))
 
 
-def prefix_caching(model: Model, features: Features) -> bool:
+def prefix_caching(model: Model, features: Features, *, asked: bool = False) -> bool:
+    """True if vLLM keeps prefixes of this model by itself, or with ``asked`` if told to."""
     if not is_hybrid(model):
         return features.prefix_caching
     attention = any(not isinstance(mixer, StateMixer) for mixer in model.mixers())
-    return attention and features.hybrid_prefix_caching
+    return attention and features.hybrid_prefix_caching in ("default", "asked" if asked else "default")
 
 
 def batch_defaults(

@@ -11,6 +11,7 @@ from .bench import throughput_result as throughput_result
 from .bench import throughput_table as throughput_table
 from .client import Client as Client
 from .client import Hopeless as Hopeless
+from .client import MOST_CHUNKS as MOST_CHUNKS
 from .client import replay as replay
 from .limits import SchedulerLimits as SchedulerLimits
 from .record import Replay as Replay

@@ -52,6 +52,17 @@ def test_agents_keep_their_prefixes() -> None:
     assert plan["enable_prefix_caching"] and "--no-enable-prefix-caching" not in line_of(plan)
 
 
+def test_agents_keep_their_prefixes_where_a_version_asks_to_be_told() -> None:
+    """vLLM's config/model.py: prefix caching of hybrid models is opt-in in 0.26 and 0.27, the default from 0.28 on."""
+    asked = {"gpu": "h200", "workload": "coding-agent", "request_rate": 1, "speculation": False}
+    plan = recommend_plans("Qwen/Qwen3.5-397B-A17B", engine_version="0.27.1", **asked).to_dict()["plans"][0]
+    assert plan["enable_prefix_caching"] and "--enable-prefix-caching" in line_of(plan)
+    assert plan["service"]["prefix_cache_share"] > 0.8
+    # without a cache the benchmark of 119,000 tokens a prompt is as long as a replay takes
+    without = recommend_plans("Qwen/Qwen3.5-397B-A17B", engine_version="0.25.0", **asked).to_dict()["plans"][0]
+    assert without["workload"]["num_prompts"] < plan["workload"]["num_prompts"]
+
+
 def test_a_workflow_has_the_line_of_its_document(tmp_path: Path) -> None:
     run("workflow", "deepseek", "--gpu", "mi325x", "-o", str(tmp_path / "deepseek"))
     plan = json.loads((tmp_path / "deepseek" / "plan.json").read_text(encoding="utf-8"))

@@ -32,12 +32,10 @@ FACTORS = (
     Column("after", form=".3f", of="factor"),
     Column("sd", "± (log)", ".3f"),
     Column("prior_sd", "prior ±", ".3f"),
-    Column("runs"),
-    Column("determined"),
+    *map(Column, ("runs", "determined")),
 )
 ERRORS = (
-    Column("metric"),
-    Column("n"),
+    *map(Column, ("metric", "n")),
     Column("before", "median error before", ".1%", of="before.median_ape"),
     Column("after", form=".1%", of="after.median_ape"),
     Column("left_out", "left out", ".1%", of="left_out.median_ape"),

@@ -35,8 +35,7 @@ OPERATOR_COLUMNS = (
     Column("bound", "bound by"),
 )
 CLASS_COLUMNS = (
-    Column("class"),
-    Column("figure"),
+    *map(Column, ("class", "figure")),
     Column("value", "predicted", ",.2f"),
     Column("lo", "low", ",.2f"),
     Column("hi", "high", ",.2f"),

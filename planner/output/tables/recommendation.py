@@ -61,8 +61,7 @@ BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TP
 BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.output_throughput_per_gpu"))
 #: One server's figures for each class, under the table.
 CLASS_COLUMNS = (
-    Column("class"),
-    Column("figure"),
+    *map(Column, ("class", "figure")),
     Column("value", "predicted", figure),
     Column("expected", "up to", figure),
     Column("target", form=",.10g"),
@@ -378,9 +377,7 @@ class Recommendation(Answer):
     def _odds_words(self) -> str:
         first, *others = self._records()
         behind = self._behind([first, *others])[1] if others else None
-        if not behind:
-            return ""
-        return f"; {first.gpu} is ahead of {others[0].gpu} with {percent(behind)} probability"
+        return f"; {first.gpu} is ahead of {others[0].gpu} with {percent(behind)} probability" if behind else ""
 
     def _notes(self) -> Iterator[str]:
         if self._made:

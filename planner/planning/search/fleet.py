@@ -517,8 +517,7 @@ def _better(one: Fleets, other: Fleets) -> Fleets:
         gpu = fleet.rented[0].profile.id
         if gpu not in by_gpu or fleet.weight(minimise) < by_gpu[gpu].weight(minimise):
             by_gpu[gpu] = fleet
-    mixes = [fleet for fleet in (one.mix, other.mix) if fleet]
-    mix = min(mixes, key=lambda fleet: fleet.weight(minimise), default=None)
+    mix = min(filter(None, (one.mix, other.mix)), key=lambda fleet: fleet.weight(minimise), default=None)
     refused = tuple(gone for gone in one.refused if gone.gpu not in by_gpu)
     return _in_order(replace(one, single=tuple(by_gpu.values()), mix=mix, refused=refused))
 

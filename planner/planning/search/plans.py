@@ -510,15 +510,10 @@ def _warnings(
     if drafts:
         low, high = drafts.acceptance_range or (0.0, 0.0)
         basis = f"{low:.1f} to {high:.1f}, as published" if high else "as given"
-        drafted = (
-            f"with {drafts.words}, accepting {drafts.acceptance_length:.1f} tokens per step ({basis}), which depends "
-        )
+        accepted, random = f"{drafts.acceptance_length:.1f} tokens per step ({basis})", "random prompts of benchmark.sh"
         imposed = engine.with_imposed_acceptance(drafts, config.version) != drafts
-        drafted += "on the text; " + (
-            "./launch.sh --benchmark has vLLM accept as many"
-            if imposed
-            else "the random prompts of benchmark.sh are not typical"
-        )
+        sent = "./launch.sh --benchmark has vLLM accept as many" if imposed else f"the {random} are not typical"
+        drafted = f"with {drafts.words}, accepting {accepted}, which depends on the text; {sent}"
     warnings = {
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,

@@ -22,6 +22,7 @@ from planner.planning.predict import THROUGHPUT, ServedLoad, estimate
 from planner.planning.search.candidate import Candidate
 from planner.planning.search.space import Objective, Space
 from planner.planning.uncertainty import Uncertainty, UncertaintyOfReplay
+from planner.simulator import MOST_CHUNKS
 from planner.timing import Spread
 from planner.workload import Load, Targets
 
@@ -268,14 +269,14 @@ class Servers:
         load = self.candidate.load
         if load is None:
             return self.objective.closed_loop(self.candidate.estimate.concurrency)
-        sent = load.sent
-        if sent.unsendable:
-            sent = sent.as_drawn()
+        sent = load.sent.as_drawn() if load.sent.unsendable else load.sent
         prompts = self.objective.num_prompts or sent.num_prompts
         if sent.max_concurrency and not self.objective.num_prompts:
             beyond = [100 / (100 - min(slo.percentile or 0.0, 99.9)) for slo in self.objective.slos]
             per_slot = min(max(beyond, default=0.0), defaults.MOST_PROMPTS_PER_SLOT)
             prompts = max(prompts, ceil(per_slot * sent.max_concurrency))
+        # prompts that share nothing take more steps than those that were searched
+        prompts = min(prompts, MOST_CHUNKS // max(sent.input_len // self.candidate.config.max_num_batched_tokens, 1))
         return replace(sent, num_prompts=prompts)
 
     @cached_property

@@ -223,8 +223,10 @@ class Choices:
         """
         advised = engine.recipe_for(model, self.profile, self.version, kv_cache_dtype=args.kv_cache_dtype).settings
         load, total = self.objective.load, self.objective.load.longest_len
-        skipped = {"max_num_seqs"} | ({"enable_prefix_caching"} if load.prefix_len or load.reused else set())
-        names = [name for name in advised if name not in skipped and getattr(args, name) in (None, "auto")]
+        if load.prefix_len or load.reused:
+            features = engine.version_features(self.version, self.profile)
+            advised["enable_prefix_caching"] = engine.prefix_caching(model, features, asked=True) or None
+        names = [name for name in advised if name != "max_num_seqs" and getattr(args, name) in (None, "auto")]
         args = replace(args, **{name: advised[name] for name in names})
         context = max(min(defaults.round_context(total), model.max_position_embeddings), total)
         return replace(args, max_model_len=args.max_model_len or context)
