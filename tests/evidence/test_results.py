@@ -253,8 +253,9 @@ def test_evaluate_and_calibrate_read_them(tmp_path: Path) -> None:
     done = run("evaluate", str(FILES / "inference_perf.json"), *told, "--max-num-seqs", "192", "--format", "json")
     (row,) = json.loads(done.out)["rows"]
     assert done.status == 0 and row["refused"] is None
-    assert row["metrics"]["output_throughput"]["measured"] == pytest.approx(6955.730744537778)
-    assert 0.7 < row["metrics"]["output_throughput"]["predicted"] / 6955.73 < 1.3
+    figure = row["metrics"]["output_throughput"]
+    assert figure["measured"] == pytest.approx(6955.730744537778)
+    assert figure["lo"] < figure["measured"] < figure["hi"] and 0.65 < figure["predicted"] / 6955.73 < 1.3
     kept = tmp_path / "own.toml"
     done = run("calibrate", str(FILES / "inference_perf.json"), *told, "--max-num-seqs", "192", "-o", str(kept))
     assert done.status in (0, 1), done.err
