@@ -23,6 +23,7 @@ def test_kimi_k3_starts_on_each_gpu(gpu: str) -> None:
                   "--reasoning-parser kimi_k3"):  # fmt: skip
         assert words in line_of(plan)
     assert tuple(map(int, plan["engine_version"].split("."))) >= (0, 27, 1)
+    assert plan["model"] == "moonshotai/Kimi-K3"  # its own 4 bits, not those of another publisher
     assert plan["env"].get("VLLM_USE_BREAKABLE_CUDAGRAPH") == ("0" if gpu == "mi355x" else None)
     assert ("over 2 nodes" in text.splitlines()[0] or "over 2 nodes" in text.splitlines()[1]) is (gpu == "gb300")
     assert ("--nnodes 2" in " ".join(text.split())) is (gpu == "gb300")

@@ -171,6 +171,8 @@ class Choices:
             if reason is None and self.native and key[0] in INTEGER and self.profile.supports("fp8"):
                 self.passed_over = True
                 reason = f"{key[0]} is planned on {self.profile.name} where no wider format fits: ask for it by name"
+            if {own.weight_dtype, key[0]} == {"mxfp4", "nvfp4"} and own.weight_dtype not in self.profile.emulated:
+                reason = reason or f"as many bits as {asked.resolved} itself: ask for it by name"
             if key in seen:
                 reason = reason or "another checkpoint of the same precision is considered"
             if reason is not None:
