@@ -562,3 +562,10 @@ def test_many_types_of_gpus_are_sized_under_targets() -> None:
     assert len(fleets["fleets"]) > 40 and fleets["carries"]["request_rate"] is None
     sizes = [rung["gpus"] for rung in fleets["ladder"]]
     assert sizes == sorted(sizes) and sizes[1] == fleets["fleets"][0]["gpus"]
+
+
+def test_a_gpu_that_the_budget_does_not_rent_is_named_as_such() -> None:
+    """One B200 is 5.60 USD/h. It was said to be a server of more GPUs than the 0 there are."""
+    answer = size_fleet("openai/gpt-oss-20b", gpu=["h100", "b200"], budget=5, use_case="chat")
+    (refused,) = answer.to_dict()["refused"]
+    assert refused == {"gpu": "b200-sxm", "reason": "the budget rents none, or --have names none"}
