@@ -19,7 +19,7 @@ from searches import search_for
 from planner import recommend_plans, size_fleet
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
-from planner.output.tables.shared import size_in_words
+from planner.output.tables.shared import figure_between, size_in_words
 from planner.planning.cost import Span
 from planner.planning.defaults import RentedBy
 from planner.planning.search.disaggregated import (
@@ -388,7 +388,9 @@ def test_partitions_of_a_named_gpu_take_part_and_what_is_left_out_says_why() -> 
     assert "left out: a100-mig-1g.10gb (" in said and "h100" not in answer.out
 
 
-@pytest.mark.parametrize(("gpus", "words"), [(None, "no number"), (65, "over 64 GPUs"), (64, "64 GPUs"), (8, "8 GPUs")])
+@pytest.mark.parametrize(
+    ("gpus", "words"), [(None, "is out of reach"), (65, "over 64 GPUs"), (64, "64 GPUs"), (8, "8 GPUs")]
+)
 def test_a_size_that_nobody_rents_for_certainty_is_not_printed(gpus: int | None, words: str) -> None:
     """Mixtral on A100: 16 GPUs at 80 % confidence and 264 at 95 %, where TTFT hardly holds on an idle server."""
     assert size_in_words(gpus, 16) == words
@@ -569,3 +571,8 @@ def test_a_gpu_that_the_budget_does_not_rent_is_named_as_such() -> None:
     answer = size_fleet("openai/gpt-oss-20b", gpu=["h100", "b200"], budget=5, use_case="chat")
     (refused,) = answer.to_dict()["refused"]
     assert refused == {"gpu": "b200-sxm", "reason": "the budget rents none, or --have names none"}
+
+
+def test_a_load_that_may_be_zero_is_up_to_its_upper_end() -> None:
+    assert figure_between(4.3, 0.0, 34.0) == "4.3 (up to 34)"
+    assert figure_between(0.063, 0.032, 0.34) == "0.063 (0.032 to 0.34)"

@@ -142,9 +142,10 @@ class ComparisonAnswer(Answer):
             if metric in first and known:
                 _, span, unit, best = max(known, key=lambda one: one[0])
                 at = f" on {best.gpu} at {_load_in_row(best)}" if len(self.record.workloads) > 1 else ""
-                of = f"Most {metric} of {model}" if not words else f"most {metric}"
-                words.append(f"{of}: {first[metric]}, {shared.figure_between(span.mid, span.low, span.high, unit)}{at}")
-        return "; ".join(words or [f"{metric}: {order}" for metric, order in first.items()])
+                of = f"Most {metric} of {model}" if not words else f"Most {metric}"
+                figures_at = f"{shared.figure_between(span.mid, span.low, span.high, unit)}{at}"
+                words.append(f"{of}: {first[metric]}. Best: {figures_at}")
+        return ". ".join(words or [f"{metric}: {order}" for metric, order in first.items()])
 
     @property
     def _keeping(self) -> list[planning.ComparedPoint]:

@@ -58,12 +58,14 @@ def milliseconds(duration_ms: float) -> str:
 def figure_between(value: float, low: float | None, high: float | None, unit: str = "") -> str:
     """A figure in a sentence, with its 90 % interval where there is one: ``1.7 requests/s (1.2 to 2.4)``."""
     named = f"{figure(value)}{SPACE}{unit}" if unit else figure(value)
-    return named if low is None or high is None or low == high else f"{named} ({figure(low)} to {figure(high)})"
+    if low is None or high is None or low == high:
+        return named
+    return f"{named} ({figure(low)} to {figure(high)})" if low else f"{named} (up to {figure(high)})"
 
 
 def size_in_words(gpus: int | None, planned: int) -> str:
     """GPUs at another confidence; a number over four times ``planned`` is too uncertain to rent by."""
-    return "no number" if not gpus else f"over {counted(4 * planned)}" if gpus > 4 * planned else counted(gpus)
+    return "is out of reach" if not gpus else f"over {counted(4 * planned)}" if gpus > 4 * planned else counted(gpus)
 
 
 def asked_load(value: float, unit: str = "requests/s") -> str:
