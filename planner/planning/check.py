@@ -10,7 +10,7 @@ from math import ceil, inf, isfinite, log
 from typing import Any
 
 from planner import engine
-from planner.errors import InputError, PlannerError
+from planner.errors import InputError, PlannerError, brief
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis, unset_kv_cache_space
 from planner.model import Model, resolve_model
@@ -159,6 +159,16 @@ class Served:
         changed = {*engine.VARIABLES, *(problem.word for problem in problems)}
         kept = {name: value for name, value in given if name not in changed and not is_secret(value, name)}
         return {**recipe_of(self.deployment).env, **kept, **self.config.env}
+
+    @property
+    def from_recipe(self) -> tuple[str, ...]:
+        """Options and variables of the recipes in the command that the line lacks, as words."""
+        recipe, line = recipe_of(self.deployment), self.line
+        said, given = (line.options, line.env) if line else ({}, {})
+        added = {name.removeprefix("--") for name in recipe.flags}
+        options = engine.read_line(self.command, self.config.version).options.items()
+        words = (f"{name} {brief(value)}".rstrip() for name, value in options if name[2:] in added and name not in said)
+        return (*words, *(f"{name}={self.env[name]}" for name in recipe.env if name not in given))
 
     def merit(self, merit: Merit) -> float:
         """The logarithm of how well it serves a goal; larger is better."""

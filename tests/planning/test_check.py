@@ -664,3 +664,16 @@ def test_a_suggestion_keeps_the_share_of_the_memory(share: str) -> None:
     (better, *_) = answer["better"]
     assert f"--gpu-memory-utilization {share} " in better["command"]
     assert "gpu_memory_utilization" not in better["changes"]
+
+
+def test_what_a_recipe_adds_to_the_line_is_listed() -> None:
+    """The recipe of MiniMax-M2.5 on H100 has a backend, PIECEWISE graphs and four variables."""
+    line = "vllm serve MiniMaxAI/MiniMax-M2.5 -tp 4 --trust-remote-code --tool-call-parser minimax_m2"
+    answer = check_command(line, gpu="h100")
+    (better, *_) = answer.to_dict()["better"]
+    added, words = better["from_recipe"], shlex.split(better["command"])
+    assert {"--moe-backend triton", "VLLM_USE_DEEP_GEMM=0"} <= {*added}
+    assert not {one.split()[0] for one in added} & {"--trust-remote-code", "--tool-call-parser", "--max-num-seqs"}
+    for one in added:
+        assert one.split()[0] in words or one in [f"{name}={value}" for name, value in better["env"].items()]
+    assert "adds from the recipe: --moe-backend triton, " in " ".join(str(answer).split())

@@ -176,7 +176,7 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
 
 def _plan(record: LineVerdict, plan: Served) -> dict[str, Any]:
     return {
-        **fields_of(plan, "model", "env"),
+        **fields_of(plan, "model", "env", "from_recipe"),
         "command": shlex.join(plan.command),
         "changes": {name: {"line": line, "plan": other} for name, (line, other) in record.changes(plan).items()},
         "delivers": _figures(plan),
@@ -278,6 +278,8 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from items("-", [f"the goal {record.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
+        if added := plan.from_recipe:
+            yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_CHANGES if brief else len(added))}"])
         if "HEAD" in plan.command:
             yield from items("i", ["over several nodes: this is the command of the first, whose address is HEAD"])
         if with_command:

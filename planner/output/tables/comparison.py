@@ -204,8 +204,7 @@ class ComparisonAnswer(Answer):
         yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices, ranked=False)
         yield from self._engine_notes()
         read = ["brackets: 90 % interval", "percentages: probability that the ranking is correct"] if points else []
-        versions = shared.engine_note(str(point.setup.deployment.config.version) for point in points)
-        yield "; ".join([*versions, *self._fits(), *read, shared.MORE])
+        yield "; ".join([*self._fits(), *read, shared.MORE])
 
     def _notes(self) -> Iterator[str]:
         yield from self._fits()
@@ -226,7 +225,9 @@ class ComparisonAnswer(Answer):
         yield from self.said
 
     def _fits(self) -> Iterator[str]:
-        return shared.calibration_note((p.gpu, p.setup.deployment.calibrated_by) for p in self.record.points)
+        engines = [(point.gpu, point.setup.deployment) for point in self.record.points]
+        yield from shared.engine_note(str(engine.config.version) for _, engine in engines)
+        yield from shared.calibration_note((gpu, engine.calibrated_by) for gpu, engine in engines)
 
     def _engine_notes(self) -> Iterator[str]:
         engines = (point.setup.deployment for point in self.record.points)

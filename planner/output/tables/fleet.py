@@ -165,8 +165,9 @@ class FleetAnswer(Answer):
         }
 
     def _fits(self) -> Iterator[str]:
-        pools = [pool for fleet in self.fleets for pool in fleet.pools]
-        return shared.calibration_note((pool.kind.profile.id, pool.kind.deployment.calibrated_by) for pool in pools)
+        kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
+        yield from shared.engine_note(str(kind.deployment.config.version) for kind in kinds)
+        yield from shared.calibration_note((kind.profile.id, kind.deployment.calibrated_by) for kind in kinds)
 
     def _brief_notes(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
@@ -175,8 +176,7 @@ class FleetAnswer(Answer):
             yield f"left out: {shared.listed(refused, BRIEF_REFUSED)}"
         profiles = {kind.profile.id: kind.profile for kind in kinds}.values()
         yield from shared.price_caveats(profiles, self.record.search.space.prices)
-        versions = shared.engine_note(str(kind.deployment.config.version) for kind in kinds)
-        yield "; ".join([*versions, *self._fits(), shared.MORE])
+        yield "; ".join([*self._fits(), shared.MORE])
 
     def _notes(self) -> Iterator[str]:
         fleets, space, best = self.record, self.record.search.space, self.record.best
