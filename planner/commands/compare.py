@@ -107,7 +107,7 @@ def compare_gpus(
         input_len, output_len, random_range_ratio = named.input_len, named.output_len, named.range_ratio
     rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
     loads = _loads(input_len, output_len, max_concurrency, request_rate, rhythm)
-    servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, rented=True, **options)
     asked, profiles = servings[0], [serving.profile for serving in servings]
     prices = planning.parse_prices(opt.assignments(price), profiles)
     for load in loads:

@@ -100,7 +100,7 @@ def size_fleet(
     else:
         load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
         demands = (load,)
-    servings = planning.Serving.on_each(model, gpu, partitions=partitions, **options)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, rented=True, **options)
     first, profiles = servings[0], tuple(serving.profile for serving in servings)
     prices = planning.parse_prices(opt.assignments(given.get("price", ())), profiles)
     limits = stocks("--stock", opt.assignments(fleet.get("stock", ())), profiles)

@@ -95,6 +95,7 @@ def recommend_plans(
         defaults.MODEL if model is None else model,
         defaults.GPUS if gpu is None else gpu,
         partitions=partitions,
+        rented=True,
         **options,
     )
     asked, profiles = servings[0], tuple(serving.profile for serving in servings)

@@ -189,7 +189,7 @@ class ListPrice(_Facts):
     low: DollarsPerHour | None = None
     typical: DollarsPerHour
     high: DollarsPerHour | None = None
-    date: str  #: month of the collection, or ``undated``
+    date: str  #: month of the collection, or ``undated``; ``MONTH, owned`` for the cost of a card of one's own
 
     @model_validator(mode="after")
     def _low_to_high(self) -> Self:

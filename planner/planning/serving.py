@@ -97,12 +97,16 @@ class Serving:
         gpu: GpuName | Iterable[GpuName],
         *,
         partitions: bool = False,
+        rented: bool = False,
         network_gb_per_s: float | None = None,
         **given: Any,
     ) -> tuple[Self, ...]:
-        """One for each of several GPUs of the same model; ``"all"``: every whole GPU; ``partitions`` adds theirs."""
+        """One for each of several GPUs of the same model; ``"all"``: every whole GPU, or those for rent (``rented``).
+
+        ``partitions`` adds theirs.
+        """
         engine_args({name: value for name, value in given.items() if name not in signature(cls).parameters})
-        profiles, remarks = find_gpus(gpu, network_gb_per_s, partitions=partitions)
+        profiles, remarks = find_gpus(gpu, network_gb_per_s, partitions=partitions, rented=rented)
         first = cls(model, profiles[0], **given)
         return tuple(first.changed(profile=profile, remarks=remarks) for profile in profiles)
 
@@ -295,7 +299,11 @@ def find_gpu(gpu: GpuName, network_gb_per_s: float | None = None) -> tuple[GpuPr
 
 
 def find_gpus(
-    gpus: GpuName | Iterable[GpuName], network_gb_per_s: float | None = None, *, partitions: bool = False
+    gpus: GpuName | Iterable[GpuName],
+    network_gb_per_s: float | None = None,
+    *,
+    partitions: bool = False,
+    rented: bool = False,
 ) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
     """The profiles in their order, each once, with the stated network, and remarks; ``all`` as in ``on_each``."""
     names: list[GpuName] = []
@@ -303,7 +311,9 @@ def find_gpus(
         several = isinstance(given, str) and not given.endswith(".toml")  # a comma in a path is part of it
         names += str(given).split(",") if several else [given]
     if any(isinstance(name, str) and name.lower() == "all" for name in names):
-        names = list(load_all(partitions=partitions))
+        known = load_all(partitions=partitions)
+        # the cost of a card of one's own is no rent, by which the others are ranked
+        names = [one for one in known if not (rented and one.price and one.price.date.endswith("owned"))]
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:

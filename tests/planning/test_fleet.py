@@ -576,3 +576,10 @@ def test_a_gpu_that_the_budget_does_not_rent_is_named_as_such() -> None:
 def test_a_load_that_may_be_zero_is_up_to_its_upper_end() -> None:
     assert figure_between(4.3, 0.0, 34.0) == "4.3 (up to 34)"
     assert figure_between(0.063, 0.032, 0.34) == "0.063 (0.032 to 0.34)"
+
+
+def test_cards_that_are_for_sale_do_not_compete_with_rents() -> None:
+    """33 R9700 at 1.98 USD/h, their cost over three years, came before 7 RTX 5090 for rent."""
+    asked = ("Qwen/Qwen3-8B", "--gpu", "all", "--request-rate", "20", "--ttft", "2000")
+    gpus = {fleet["gpu"] for fleet in json_of("fleet", *asked)["fleets"]}
+    assert "rtx-5090" in gpus and not gpus & {"r9700", "gb10"}
