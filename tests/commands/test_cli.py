@@ -201,6 +201,14 @@ def test_fp8_experts_that_are_slower_than_16_bits_are_said_to_be(
     assert not any("16-bit weights" in note for note in wide["notes"])
 
 
+@pytest.mark.parametrize(("flying", "slower"), [(2, True), (32, False)])
+def test_fp8_experts_on_b200_are_said_to_be_slower_in_small_batches(flying: int, slower: bool) -> None:
+    asked = ("--gpu", "b200", "-tp", "8", "--max-concurrency", str(flying), "--format", "json")
+    wide, narrow = (data(run("predict", "serve", f"zai-org/GLM-4.6{form}", *asked)) for form in ("", "-FP8"))
+    assert (narrow["mean_tpot_ms"] > wide["mean_tpot_ms"]) is slower
+    assert any("16-bit weights" in note for note in narrow["notes"]) is slower
+
+
 def test_predict_goodput_and_percentiles_are_those_asked_for() -> None:
     asked = ("--metric-percentiles", "50,95", "--goodput", "ttft:100000", "--goodput", "e2el:0.001")
     result = data(run(*SERVE, *asked, "--format", "json"))

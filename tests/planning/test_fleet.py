@@ -19,7 +19,7 @@ from searches import search_for
 from planner import recommend_plans, size_fleet
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
-from planner.output.tables.shared import figure_between, size_in_words
+from planner.output.tables.shared import figure_between, load_takes
 from planner.planning.cost import Span
 from planner.planning.defaults import RentedBy
 from planner.planning.search.disaggregated import (
@@ -389,11 +389,16 @@ def test_partitions_of_a_named_gpu_take_part_and_what_is_left_out_says_why() -> 
 
 
 @pytest.mark.parametrize(
-    ("gpus", "words"), [(None, "is out of reach"), (65, "over 64 GPUs"), (64, "64 GPUs"), (8, "8 GPUs")]
+    ("gpus", "words"),
+    [
+        (None, "the load takes 8 GPUs at 50% confidence; no number of GPUs is enough at 95%"),
+        (65, "the load takes 8 GPUs at 50%, over 64 GPUs at 95% confidence"),
+        (64, "the load takes 8 GPUs at 50%, 64 GPUs at 95% confidence"),
+    ],
 )
 def test_a_size_that_nobody_rents_for_certainty_is_not_printed(gpus: int | None, words: str) -> None:
     """Mixtral on A100: 16 GPUs at 80 % confidence and 264 at 95 %, where TTFT hardly holds on an idle server."""
-    assert size_in_words(gpus, 16) == words
+    assert load_takes([(0.5, 8), (0.95, gpus)], 16) == words
 
 
 def test_the_cost_of_a_card_of_ones_own_is_not_taken_for_a_rent() -> None:

@@ -273,8 +273,8 @@ def _certainty(best: planning.Fleet) -> Iterator[str]:
     if not objective.slos:
         return
     rungs = best.by_confidence
-    ladder = ", ".join(f"{shared.size_in_words(one.gpus, best.gpus)} at {one.confidence:.0%}" for one in rungs)
-    yield f"targets are met with {objective.confidence:.0%} confidence; the load takes {ladder} confidence"
+    ladder = shared.load_takes([(one.confidence, one.gpus) for one in rungs], best.gpus)
+    yield f"targets are met with {objective.confidence:.0%} confidence; {ladder}"
     if best.measure_next:
         run, then = best.measure_next
         change = f"reduce the fleet from {best.gpus:,} to {then.gpus:,} GPUs"

@@ -611,14 +611,16 @@ def _largest_load(plan: planning.Plan) -> Iterator[str]:
 
 def _ladder_lines(service: planning.Service) -> Iterator[str]:
     def words(rung: planning.PlannedRung, per_server: bool) -> str:
-        size = shared.size_in_words(rung.total_gpus, service.total_gpus)
-        return f"{figure(rung.largest_load)} {service.load_unit}" if per_server else size
+        size = rung.total_gpus and shared.size_in_words(rung.total_gpus, service.total_gpus)
+        return size if size and not per_server else f"{figure(rung.largest_load)} {service.load_unit}"
 
     alike = len({rung.total_gpus for rung in service.ladder}) == 1
     per_server = alike and (service.replicas == 1 or not service.load_asked)
-    if service.ladder:
+    if service.ladder and per_server:
         rungs = (f"{words(rung, per_server)} at {rung.confidence:.0%}" for rung in service.ladder)
-        yield f"{'one server carries' if per_server else 'the load takes'} {', '.join(rungs)} confidence"
+        yield f"one server carries {', '.join(rungs)} confidence"
+    elif service.ladder:
+        yield shared.load_takes([(rung.confidence, rung.total_gpus) for rung in service.ladder], service.total_gpus)
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run and now:

@@ -63,9 +63,17 @@ def figure_between(value: float, low: float | None, high: float | None, unit: st
     return f"{named} ({figure(low)} to {figure(high)})" if low else f"{named} (up to {figure(high)})"
 
 
-def size_in_words(gpus: int | None, planned: int) -> str:
+def size_in_words(gpus: int, planned: int) -> str:
     """GPUs at another confidence; a number over four times ``planned`` is too uncertain to rent by."""
-    return "is out of reach" if not gpus else f"over {counted(4 * planned)}" if gpus > 4 * planned else counted(gpus)
+    return f"over {counted(4 * planned)}" if gpus > 4 * planned else counted(gpus)
+
+
+def load_takes(sizes: Sequence[tuple[float, int | None]], planned: int) -> str:
+    """The GPUs that a load takes at each confidence, and the confidences at which no number of them is enough."""
+    enough = [f"{size_in_words(gpus, planned)} at {confidence:.0%}" for confidence, gpus in sizes if gpus]
+    never = [f"{confidence:.0%}" for confidence, gpus in sizes if not gpus]
+    words = [f"the load takes {', '.join(enough)} confidence"] if enough else []
+    return "; ".join([*words, f"no number of GPUs is enough at {' or '.join(never)}"] if never else words)
 
 
 def asked_load(value: float, unit: str = "requests/s") -> str:
