@@ -27,6 +27,8 @@ from planner.units import FACTORS, GB, to_base
 STATED = "stated"  #: source of a figure that a command line gives
 Kind = Literal["spec", "measured", "derived"]
 MOST_GPUS = 4096  #: joined by one profile: seven times the largest rack of today
+#: Rates under a power limit fall by so much times the square of the share of power that is missing.
+POWER_LIMIT_LOSS = 1.25
 #: Figures outside these bounds are slips, in any unit, and would give endless times.
 _Positive = Annotated[float, Field(ge=1e-6, le=1e18, allow_inf_nan=False, strict=True)]
 
@@ -242,7 +244,7 @@ class GpuProfile(_Facts):
     @property
     def whole(self) -> str:
         """Id of the whole GPU, the unit that is rented: its own, or that of the GPU it is a part of."""
-        return self.partition.of if self.partition else self.id
+        return self.partition.of if self.partition else self.id.split("@")[0]
 
     @property
     def compute_capability(self) -> tuple[int, int] | None:
@@ -277,6 +279,27 @@ class GpuProfile(_Facts):
         title = Source(title="Stated for this plan", retrieved=datetime.date.today())
         return self.model_copy(update={"interconnect": links, "sources": {**self.sources, STATED: title}})
 
+    def at_power(self, watts: int) -> GpuProfile:
+        """A copy under a power limit (``nvidia-smi -pl``), which lowers the rates of cores and memory.
+
+        Raises InputError for a limit above the board's power or below half of it, and where that is not known.
+        """
+        tdp_w = self.tdp.base if self.tdp else 0.0
+        if not tdp_w / 2 <= watts <= tdp_w:
+            bounds = f"it is {tdp_w / 2:.0f} to {tdp_w:.0f} W" if self.tdp else "its board power is not known"
+            raise InputError(f"{self.id} has no power limit of {watts} W: {bounds}", hint=f"give --gpu {self.id}")
+        share = 1 - POWER_LIMIT_LOSS * (1 - watts / tdp_w) ** 2
+
+        def slower(facts: BaseModel) -> dict[str, Quantity]:
+            rates = {name: one for name, one in facts if isinstance(one, Quantity) and one.unit.endswith("/s")}
+            return {name: one.model_copy(update={"value": one.value * share}) for name, one in rates.items()}
+
+        parts = {name: getattr(self, name) for name in ("memory", "compute", "kernels")}
+        capped: dict[str, Any] = {name: facts.model_copy(update=slower(facts)) for name, facts in parts.items()}
+        tdp = Quantity(value=watts, unit="W", source=STATED, kind="spec", note="power limit")
+        named = {"id": f"{self.id}@{watts}w", "name": f"{self.name} at {watts} W"}
+        return self.model_copy(update={**capped, **named, "tdp": tdp})
+
     def with_node(self, gpus: int) -> GpuProfile:
         """A copy with ``gpus`` per node, all joined by its links; links beyond a node (NVL72) stay as they are."""
         links = self.interconnect
@@ -310,6 +333,7 @@ def _figures(facts: BaseModel, path: str) -> Iterator[tuple[str, Quantity | Part
 _ALIASES = "aliases.toml"
 _BRANDS = re.compile(r"\b(?:nvidia|amd|geforce|instinct|tesla|quadro|radeon(?: ai pro)?)\b")
 _COUNTED = re.compile(r"(\d{1,3})-?[x*]-?(.+)|(.+\d.*?)-?[x*]-?(\d{1,3})")
+_LIMITED = re.compile(r"(.+)@\s*(\d{1,5})\s*[wW]")
 _HINT = "start from the file of a similar GPU; every number is { value, unit, source, kind }"
 
 
@@ -331,13 +355,16 @@ def devices() -> dict[str, dict[str, list[str]]]:
 
 def load_profile(name: str) -> GpuProfile:
     """The profile called ``name``: an id, an alias, a vendor's name, or the path of a ``.toml`` file; ``8xH100`` sets
-    the GPUs of a node. Raises UnknownNameError, or InputError for a file that is no profile or too many GPUs.
+    the GPUs of a node, ``h100@500w`` a power limit. Raises UnknownNameError, or InputError for a file that is no
+    profile, for more GPUs than a node has, and for a limit outside the GPU's.
 
     >>> load_profile("NVIDIA GeForce RTX 4090").id, load_profile("4xH100").gpus_per_node
     ('rtx-4090', 4)
     """
     if name.lower().endswith(".toml") and may_be_path():
         return _read(Path(name))
+    if limit := _LIMITED.fullmatch(name):
+        return load_profile(limit[1]).at_power(int(limit[2]))
     plain, count = _plain(name), ""
     if plain not in _names() and (match := _COUNTED.fullmatch(plain)):
         plain, count = match[2] or match[3], match[1] or match[4]

@@ -331,6 +331,22 @@ def test_a_node_has_no_more_gpus_than_its_profile() -> None:
         load_profile("16xH100")
 
 
+def test_a_power_limit_slows_a_gpu_as_published() -> None:
+    whole, at_280, at_220 = (load_profile(name) for name in ("3090", "RTX 3090@280W", "2x3090@220w"))
+    shares = [at.memory_bandwidth_bytes_per_s / whole.memory_bandwidth_bytes_per_s for at in (at_280, at_220)]
+    assert shares[0] >= 0.95  # Puget Systems, four RTX 3090 at 280 W: over 95 %
+    assert shares[1] == pytest.approx(0.8, abs=0.05)  # the rig of lotto_4x3090: about a fifth less
+    assert at_220.peak_flop_per_s("bf16") == pytest.approx(shares[1] * whole.peak_flop_per_s("bf16"))
+    assert (at_220.id, at_220.whole, at_220.gpus_per_node) == ("rtx-3090@220w", "rtx-3090", 2)
+    assert load_profile(at_280.id) == at_280
+
+
+@pytest.mark.parametrize("name", ["3090@50w", "h100@800w", "cpu@100w"])
+def test_a_gpu_without_such_a_power_limit_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match="has no power limit of"):
+        load_profile(name)
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
