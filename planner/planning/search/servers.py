@@ -256,7 +256,7 @@ class Servers:
         run = next_run(self.candidate.deployment, replace(load, bound_by=self.most.bound_by))
         if run is None:
             return None
-        then = self.at(run.confidence(confidence))
+        then = min(self.at(run.confidence(confidence)), self.by_confidence[0], key=worth)  # no run beats even odds
         return (run, replace(then, confidence=confidence)) if worth(then) > worth(now) else None
 
     def benchmark(self) -> Load:
