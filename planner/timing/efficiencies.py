@@ -161,7 +161,7 @@ def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
 #: A factor: its target, and the covariates for which it holds.
 Key = tuple[str, tuple[tuple[str, str], ...]]
 #: Covariates that most engines do not have: a factor with one of them is of those that have it.
-SPECIAL = ("partition", "nodes", "source")
+SPECIAL = ("partition", "nodes", "bus", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,8 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     """The covariates of an engine, which its efficiencies may depend on.
 
     ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty. ``nodes`` is the number that a network
-    joins, or empty. ``release`` is the major and minor version of vLLM, ``shape`` one architecture at one size.
+    joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``release`` is the major and
+    minor version of vLLM, ``shape`` one architecture at one size.
     """
     nodes = joined_nodes(model, profile, config)
     return {
@@ -199,6 +200,7 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
         "architecture": SAME_KERNELS.get(profile.architecture, profile.architecture),
         "platform": profile.platform,
         "links": profile.interconnect.kind,
+        "bus": "pcie" if profile.interconnect.kind == "pcie" else "",
         "nodes": str(nodes) if nodes > 1 else "",
         "generation": engine_generation(config, profile),
         "release": ".".join(map(str, config.version.release[:2])),

@@ -124,9 +124,9 @@ def test_no_reason_is_missing() -> None:
     ("model", "gpu", "said"),
     [
         (
-            # EP as in the recipe, 7.81 requests/s by the closed form and 7.82 without; no fp8 cache, at the same cost
-            "deepseek-ai/DeepSeek-V3.1", "h200",
-            ["no --chat-template examples/tool_chat_template_deepseekv... "
+            "deepseek-ai/DeepSeek-V3.1", "h200",  # no fp8 cache, at the same cost
+            ["no --enable-expert-parallel (the recipe's: 8 GPUs as well)",
+             "no --chat-template examples/tool_chat_template_deepseekv... "
              "(a file of vLLM's repository, for tool calls)",
              "adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
              "(drafts of the model's own MTP modules, chosen by the search)"],
@@ -162,7 +162,6 @@ def test_a_plan_says_where_it_departs_from_the_recipe(model: str, gpu: str, said
     (plan, *_) = answer.to_dict()["plans"]
     assert {*said} <= {*plan["departures"]}
     assert not any("adds --kv-cache-dtype" in one for one in plan["departures"])
-    assert model != "deepseek-ai/DeepSeek-V3.1" or "--enable-expert-parallel" in plan["serve_argv"]
     text = " ".join("\n".join(answer.sentences()).split())
     assert f"beside the recipe: {'; '.join(plan['departures'])}" in text
     assert len(text.splitlines()) <= 40

@@ -74,7 +74,7 @@ def cheapest_of_all(asked: Search) -> float:
     [
         ({"ttft": 300.0, "tpot": 25.0}, 150.0, 0.8),
         ({"tpot": 18.0}, 110.0, 0.8),
-        ({"e2el": 3000.0}, 400.0, 0.3),
+        ({"e2el": 3000.0}, 410.0, 0.3),
         ({}, 150.0, 0.95),
     ],
 )
@@ -555,11 +555,11 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
 
 
 def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
-    """Three pipelines of two RTX 4090 and six servers of one cost the same; few pipelines were measured."""
+    """Two pipelines of two RTX 4090 and four servers of one cost the same; few pipelines were measured."""
     load = ("--input-len", "1024", "--output-len", "256", "--range-ratio", "0.5", "--ttft", "500", "--tpot", "40")
-    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "8.5", *load)
+    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "8", *load)
     plans = json_of("recommend", *(word.replace("--range", "--random-range") for word in asked))["plans"]
-    pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 6]
+    pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 4]
     assert pipelines == sorted(pipelines) and {*pipelines} == {1, 2}
 
 
