@@ -145,17 +145,13 @@ MaxConcurrency = Annotated[int | None, Interval(ge=1), _load("Maximum concurrent
 TotalRate = Annotated[float | None, _load("Requests per second, of all servers together.")]
 
 
-def _classes_of(words: "Sequence[str]") -> "tuple[Load, ...]":
-    return tuple(map(workload.Load.parse, words))
-
-
 Classes = Annotated[
     "Sequence[Load]",
     _load(
         "Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.",
         "--class",
         kind=list[str],
-        read=_classes_of,
+        read=lambda words: tuple(map(workload.Load.parse, words)),
         metavar="NAME=RATE:IN:OUT[,ttft=MS][,tpot=MS][,e2el=MS][,priority=N]",
     ),
 ]

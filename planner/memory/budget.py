@@ -12,7 +12,7 @@ from math import ceil
 
 from planner.engine import CPU_KVCACHE_SPACE, EngineConfig, EngineVersion, Features, Layout, features_of, graph_batches
 from planner.hardware import GpuProfile
-from planner.memory.cache import BlockPool, CacheSettings, CacheSpec, block_pool, element_bytes, layer_specs
+from planner.memory.cache import BlockPool, CacheSettings, block_pool, element_bytes, layer_specs
 from planner.memory.overheads import Constants, Interval, Overheads, PeakTerms, peak_terms, shipped, total
 from planner.memory.weights import (
     MARLIN,
@@ -127,10 +127,9 @@ def memory_budget(
     elif config.async_scheduling:
         batches = found.window_batches
     in_flight = config.max_num_batched_tokens * batches
-    pool = _pool(
-        model, settings, draft_specs(model, settings, config.speculative_config, basis.draft),
-        keeps_windows(model, found), in_flight, states_per_request(config), config.decode_context_parallel_size,
-    )  # fmt: skip
+    drafts = draft_specs(model, settings, config.speculative_config, basis.draft)
+    sizes = (in_flight, states_per_request(config), config.decode_context_parallel_size)
+    pool = block_pool(layer_specs(model, settings, drafts), keeps_windows(model, found), *sizes)
     architecture = MARLIN if config.mxfp4_use_marlin else profile.architecture
     weights = stage_weights(model, layout, config.dtype, architecture, found.pipeline_remainder_last)
     if found.absorbs_latents:
@@ -177,12 +176,6 @@ def _attention(model: Model) -> str:
 
 
 @PerModel
-def _pool(
-    model: Model, settings: CacheSettings, drafts: tuple[tuple[int, CacheSpec], ...], hybrid: bool, *sizes: int
-) -> BlockPool:
-    return block_pool(layer_specs(model, settings, drafts), hybrid, *sizes)
-
-
 def keeps_windows(model: Model, found: Features) -> bool:
     """True if layers with a window, or with chunks, keep only the tokens that a query can still see."""
     chunked = any(isinstance(m, Attention) and m.chunk for m in dict.fromkeys(model.mixers()))

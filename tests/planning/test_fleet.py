@@ -563,10 +563,12 @@ def test_more_gpus_never_carry_less() -> None:
 
 def test_many_types_of_gpus_are_sized_under_targets() -> None:
     """Each is searched coarsely: the largest load of one server, and so the room for more, is not looked for."""
-    fleets = json_of(
-        "fleet", "openai/gpt-oss-120b", "--gpu", "all", "--request-rate", "40", "--ttft", "1000", "--tpot", "50"
-    )
+    answer = size_fleet("openai/gpt-oss-120b", gpu="all", request_rate=40, ttft=1000, tpot=50)
+    fleets = answer.to_dict()
     assert len(fleets["fleets"]) > 40 and fleets["carries"]["request_rate"] is None
+    pools = [pool for fleet in fleets["fleets"] for pool in fleet["pools"]]
+    assert {(pool["utilisation"], pool["largest_load"]) for pool in pools} == {(None, None)}
+    assert " used" not in answer.to_text("table")  # 100 % of the load that it was asked to carry
     sizes = [rung["gpus"] for rung in fleets["ladder"]]
     assert sizes == sorted(sizes) and sizes[1] == fleets["fleets"][0]["gpus"]
 

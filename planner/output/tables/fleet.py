@@ -25,7 +25,7 @@ START = (
     Column("request_rate", "req/s", figure, of=lambda fleet: fleet.request_rate if _stocked(fleet) else None),
 )
 END = (
-    Column("utilisation", "used", ".0%", of=lambda fleet: fleet.utilisation(fleet.busiest)),
+    Column("used", form=".0%"),
     Column("bound_by", "limited by", wraps=True, of=lambda one: one.busiest.load.bound_by or one.busiest.load.binding),
 )
 POWER = Column("kw", "kW", ",.1f", of="power_w", unit=1000, spare=True)
@@ -314,8 +314,8 @@ def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:
         **fields_of(pool, "servers", "kind.num_gpus"),
         **pool.kind.deployment.config.choice,
         **fields_of(pool, "engine_version=kind.deployment.config.version", "calibration=kind.deployment.calibrated_by"),
-        "largest_load": pool.load.value,
-        "utilisation": fleet.utilisation(pool),
+        "largest_load": fleet.used and pool.load.value,
+        "utilisation": fleet.used and fleet.utilisation(pool),
         "bound_by": pool.load.bound_by or None,
         "departures": list(pool.kind.departures),
     }

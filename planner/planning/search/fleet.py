@@ -158,6 +158,13 @@ class Fleet:
         return pool.demand.request_rate / (1 + self.solver.headroom) / most
 
     @property
+    def used(self) -> float | None:
+        """Share of the largest load of the busiest pool; None where that load was not searched."""
+        objective, space = self.solver.objectives[0], self.solver.search.space
+        searched = space.stock is not None or not (space.coarse or objective.load.reused)
+        return self.utilisation(self.busiest) if searched else None
+
+    @property
     def busiest(self) -> Pool:
         """A pool of the class that is nearest to its largest load."""
         return max(self.pools, key=self.utilisation)
