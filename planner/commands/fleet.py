@@ -87,6 +87,8 @@ def size_fleet(
         raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
     if output is not None and not divide:
         raise InputError("-o writes launch scripts of disaggregated serving", hint="add --disaggregated")
+    if output is not None:
+        out.check_folder(Path(output), force=force)
     load, targets = planned_load(given, size, options.get("scheduling_policy"))
     filled = size.keys() & {"budget", "have"}
     targets = targets or (Targets() if filled else None)

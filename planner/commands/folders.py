@@ -120,6 +120,11 @@ def deploy(
     **site: Any,
 ) -> None:
     """Print the file that deploys a plan, or write the files. A plan that cannot be deployed is refused first."""
+    if output:
+        if (output / "plan.json").exists():
+            cause = f"-o {output} is the folder of a plan, whose scripts have the same names"
+            raise InputError(cause, hint=f"name another one, such as {output / 'deploy'}")
+        out.check_folder(output, force=force)
     lists: dict[str, Any] = {name: tuple(value) for name, value in site.items() if isinstance(value, list)}
     where = out.Site(**(site | lists))
     emission = _emission(directory)
@@ -133,16 +138,9 @@ def deploy(
         files = {f"{name}/{file}": content for name in targets for file, content in made[name].items()}
     if output is None:
         if len(files) > 1:
-            raise InputError(
-                f"these are {len(files)} files: {', '.join(files)}", hint="say where to write them with -o OUT"
-            )
+            raise InputError(f"these are {len(files)} files: {', '.join(files)}", hint="add -o OUT to write them")
         print(*files.values(), end="")
         return
-    if (output / "plan.json").exists():
-        raise InputError(
-            f"-o {output} is the folder of a plan, whose scripts have the same names",
-            hint=f"name another one, such as {output / 'deploy'}",
-        )
     out.write_folder(output, files, force=force, replaces=out.FILES)
     out.note(f"wrote {', '.join(files)} into {output}")
 

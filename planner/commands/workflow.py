@@ -70,6 +70,8 @@ def workflow(
         out.print_workflows(list(out.list_workflows().values()), format)
         return
     chosen = out.find_workflow(name)
+    if output and not show:
+        out.check_folder(output, force=force)
     profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())
     local = planning.local_for(calibration)
     out.print_notes((*remarks, *local.notes))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import error_of, run
+from command_line import error_of, refused, run
 from hub_server import HubServer
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -245,6 +245,22 @@ def test_a_folder_that_exists_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert [file.name for file in (tmp_path / "plan").iterdir()] == ["notes.txt"]
     assert run(*RECOMMEND, "-o", "plan", "--force").status == 0
     assert (tmp_path / "plan/notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recommend", "no/such-model", "--gpu", "h100"),
+        ("fleet", "no/such-model", "--disaggregated", "--request-rate", "1"),
+        ("workflow", "latency", "no/such-model"),
+        ("deploy", "no-plan", "--target", "compose"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_folder_that_exists_is_refused_before_anything_is_planned(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    assert "-o taken already exists" in refused(*words, "-o", "taken")
+    assert "already exists" not in run(*words, "-o", "taken", "--force").err
 
 
 @pytest.mark.parametrize("several", [(), ("--gpu", "mi300x")], ids=["one GPU", "two GPUs"])
