@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import floor, isfinite
+from math import floor, inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from planner import hardware
@@ -273,7 +273,7 @@ def stock_of(
     usd = {profile.id: price.usd_per_h.mid * profile.parts for profile, price in priced}
     if not usd:
         raise InputError("--budget: no price is known for these GPUs", hint=f"add --price {profiles[0].id}=USD")
-    stock = {gpu: floor(budget / each + 1e-9) for gpu, each in usd.items()}
+    stock = {profile.id: floor(budget / usd.get(profile.id, inf) + 1e-9) for profile in profiles}
     if not any(stock.values()):
         least, gpu = min((each, gpu) for gpu, each in usd.items())
         cause = f"--budget {budget:g} rents no GPU: one {gpu} is {least:.2f} USD/h"

@@ -573,11 +573,18 @@ def test_many_types_of_gpus_are_sized_under_targets() -> None:
     assert sizes == sorted(sizes) and sizes[1] == fleets["fleets"][0]["gpus"]
 
 
-def test_a_gpu_that_the_budget_does_not_rent_is_named_as_such() -> None:
-    """One B200 is 5.60 USD/h. It was said to be a server of more GPUs than the 0 there are."""
-    answer = size_fleet("openai/gpt-oss-20b", gpu=["h100", "b200"], budget=5, use_case="chat")
-    (refused,) = answer.to_dict()["refused"]
-    assert refused == {"gpu": "b200-sxm", "reason": "the budget rents none, or --have names none"}
+@pytest.mark.parametrize(
+    ("gpu", "size", "reason"),
+    [
+        ("b200-sxm", {"budget": 5, "price": {"b200": 5.6}}, "one is 5.60 USD/h, above --budget"),
+        ("h20", {"budget": 5}, "no price: add --price h20=USD"),
+        ("b200-sxm", {"have": {"h100": 1}}, "--have names none: add --have b200-sxm=N"),
+    ],
+    ids=["too dear", "no price", "not named"],
+)
+def test_a_gpu_of_which_there_is_none_is_left_out_with_the_reason(gpu: str, size: dict[str, Any], reason: str) -> None:
+    answer = size_fleet("openai/gpt-oss-20b", gpu=["h100", gpu], use_case="chat", **size)
+    assert answer.to_dict()["refused"] == [{"gpu": gpu, "reason": reason}]
 
 
 def test_a_load_that_may_be_zero_is_up_to_its_upper_end() -> None:

@@ -169,7 +169,7 @@ class _Search:
         if not choices.servers_in_stock(outline.num_gpus):
             spare = " beside the spares" if objective.spares else ""
             few = f"one server takes more GPUs than the {choices.most_gpus:,} there are{spare}"
-            self._reject(outline, few if choices.most_gpus else "the budget rents none, or --have names none")
+            self._reject(outline, few if choices.most_gpus else choices.space.why_no_stock(choices.profile))
             return None
         if missed := missed_for_certain(engine, objective):
             self._reject(outline, f"misses {missed.slo} even with one request at a time on the server")

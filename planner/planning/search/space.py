@@ -63,6 +63,13 @@ class Space:
             return None
         return self.stock.get(profile.id, self.stock.get(profile.whole, 0)) * profile.parts
 
+    def why_no_stock(self, profile: GpuProfile) -> str:
+        """Return the reason why a stock holds none of this GPU."""
+        if profile.id not in (self.stock or {}):
+            return f"--have names none: add --have {profile.id}=N"
+        usd = self.rented(profile, profile.parts)[1]
+        return f"one is {usd:.2f} USD/h, above --budget" if usd else f"no price: add --price {profile.id}=USD"
+
     def rented(self, profile: GpuProfile, num_gpus: int, *, whole: bool = False) -> tuple[float, float | None]:
         """Return how many whole GPUs these are, rounded up if ``whole``; and USD per hour, None without a price."""
         packages, price = num_gpus / profile.parts, price_of(profile, self.prices)
