@@ -7,8 +7,11 @@ import pytest
 from command_line import answer_of, run
 from hypothesis import given
 from hypothesis import strategies as st
+from script_plans import GOLDEN
 
+from planner.output.tables.recommendation import predicted_lines
 from planner.output.tables.shared import asked_load
+from planner.planning.plan import PlannedTarget, Service
 from planner.units import figure
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -27,6 +30,18 @@ RANGE = r"([\d.,]+) (requests/s|tokens/s per GPU) \(([\d.,]+) to ([\d.,]+)\)"
 )  # fmt: skip
 def test_a_figure_has_two_digits_below_100_and_three_above(value: float, words: str) -> None:
     assert figure(value) == words
+
+
+def test_the_header_of_a_script_has_targets_with_their_units() -> None:
+    """It was ``target p95_ttft_ms 12345: 262.6 predicted, below 300.1 with 80% confidence``."""
+    figures = {"predicted_ms": 262.61, "expected_ms": 300.14, "met": True}
+    targets = (PlannedTarget(metric="p95_ttft_ms", limit_ms=12_345.0, of_class="chat", **figures),)
+    service = Service(targets=targets, request_rate=5, replicas=1, total_gpus=1, packages=1, goodput=1)
+    latencies = {f"{of}_{name}_ms": 1.0 for of in ("mean", "p99") for name in ("ttft", "tpot", "itl", "e2el")}
+    predicted = {**latencies, "output_throughput": 1.0, "output_throughput_per_gpu": 1.0}
+    update = {"service": service, "predicted": predicted}
+    lines = list(predicted_lines(GOLDEN["mi355x"].file.plan.model_copy(update=update)))
+    assert "chat p95 TTFT      262.6 ms (target 12,345 ms), below 300.1 ms with 80% confidence" in lines
 
 
 @pytest.mark.parametrize(

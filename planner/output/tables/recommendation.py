@@ -533,11 +533,9 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
         yield f"serving line       {_benchmark_line(plan, plan.benchmark_line)}"
     if service := plan.service:
         for target in service.targets:
-            name = f"{target.of_class} {target.metric}".lstrip()
-            yield (
-                f"target             {name} {target.limit_ms:,.4g}: {target.predicted_ms:,.4g} predicted, below "
-                f"{target.expected_ms:,.4g} with {service.confidence:.0%} confidence"
-            )
+            name, limit = f"{target.of_class} {target.slo.name}".lstrip(), f"{target.limit_ms:,.6g}"
+            most = f"below {figure(target.expected_ms, 4)} ms with {service.confidence:.0%} confidence"
+            yield f"{name:<17}  {figure(target.predicted_ms, 4)} ms (target {limit} ms), {most}"
         servers = counted(service.replicas, "such server")
         yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
         yield from _ladder_lines(service)
