@@ -193,12 +193,21 @@ _TRITON_SAMPLER_SINCE: Release = (0, 17)
 Sampler = Literal["sorting", "triton", "flashinfer", "unknown"]
 
 
+#: Prefixes of models with state layers. ``mamba``: if asked, and all states are Mamba's.
+HybridPrefixCaching = Literal["refused", "ignored", "mamba", "asked", "default"]
+#: ``MambaModelConfig`` switches it off from 0.10.2 on, models assert before; pull requests 25752, 26377 and 30877;
+#: ``is_prefix_caching_supported`` is the default.
+_HYBRID_PREFIX_CACHING: tuple[tuple[Release, HybridPrefixCaching], ...] = (
+    ((0, 28), "default"), ((0, 15), "asked"), ((0, 11, 1), "mamba"), ((0, 10, 2), "ignored"), ((0,), "refused"),
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
     engine: Engine
     chunked_prefill_above: int | None  #: prompts are split where max_model_len is above this; 0 always, None never
     prefix_caching: bool  #: default for models with attention only
-    hybrid_prefix_caching: Literal["", "asked", "default"]  #: of models that mix attention and state layers
+    hybrid_prefix_caching: HybridPrefixCaching  #: of models with state layers
     async_scheduling: bool  #: default
     async_scheduling_exists: bool
     async_scheduling_with_pipeline: bool  #: together with pipeline parallelism
@@ -235,8 +244,7 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         # arg_utils.py names CUDA from 0.8.0 on; AMD's build of 0.6.3 profiled 131,072 tokens whole (start-up log)
         chunked_prefill_above=0 if v1 else None if rocm else 32768,
         prefix_caching=v1,
-        # config/model.py: unsupported to 0.25, opt-in in 0.26 and 0.27 (arg_utils.py), default from 0.28.0
-        hybrid_prefix_caching="default" if release >= (0, 28) else "asked" if release >= (0, 26) else "",
+        hybrid_prefix_caching=next(how for since, how in _HYBRID_PREFIX_CACHING if release >= since),
         async_scheduling=asynchronous,  # config/scheduler.py: False to 0.13, None (on where possible) from 0.14.0
         async_scheduling_exists=v1 and release >= (0, 10),
         async_scheduling_with_pipeline=release >= (0, 15),  # arg_utils.py to 0.11, config/vllm.py to 0.14: refused

@@ -316,7 +316,8 @@ def _known_keys(config: Mapping[str, Any], version: EngineVersion, left_out: lis
 def known_issues(
     config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile, *, compilation: str = ""
 ) -> Iterator[FlagProblem]:
-    """Settings that the parser takes and a vendor reports broken. ``compilation``: ``--compilation-config``."""
+    """Settings that vLLM ignores, or a vendor reports broken. ``compilation``: ``--compilation-config``."""
+    yield from (FlagProblem(*note.split(": ", 1), fatal=False) for note in config.ignored)
     # NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on
     if (profile.compute_capability or (0, 0))[0] == 9 and config.version.release < HOPPER_ISSUES_UNTIL:
         cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"

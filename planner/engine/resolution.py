@@ -129,13 +129,23 @@ class _Resolver:
             "max_num_batched_tokens": tokens,
             "gpu_memory_utilization": self._or("gpu_memory_utilization", features.default_gpu_memory_utilization),
             "block_size": self._block_size(),
-            "enable_prefix_caching": self._or("enable_prefix_caching", prefix_caching(self.model, features)),
+            "enable_prefix_caching": self._prefix_caching(features),
             "async_scheduling": self._async_scheduling(features), "enable_chunked_prefill": chunked, "engine": engine,
             "lora": resolve_lora(args, self.model, self.version), "cpu_offload_gb": args.cpu_offload_gb or 0.0,
             "env": self._environment(),
         }  # fmt: skip
         as_given = {row.name: getattr(args, row.name) for row in fields(EngineArgs)}
         return EngineConfig(**as_given | resolved, defaults_taken=tuple(self.taken))
+
+    def _prefix_caching(self, features: Features) -> bool:
+        if not self.args.enable_prefix_caching or prefix_caching(self.model, features, asked=True):
+            return self._or("enable_prefix_caching", prefix_caching(self.model, features))
+        cause = f"vLLM {self.version} keeps no prefixes of {self.model.architecture}, which has recurrent states"
+        if features.hybrid_prefix_caching == "refused":
+            hint = "leave it out, or choose --engine-version 0.15.0 or newer"
+            raise IllegalPlanError(f"--enable-prefix-caching: {cause}, and does not start", hint=hint)
+        self._took(f"--enable-prefix-caching: ignored, {cause} (0.15.0 and newer do)")
+        return False
 
     def _took(self, what: str) -> None:
         if what:
@@ -361,10 +371,13 @@ class _Resolver:
 
 def prefix_caching(model: Model, features: Features, *, asked: bool = False) -> bool:
     """True if vLLM keeps prefixes of this model by itself, or with ``asked`` if told to."""
-    if not is_hybrid(model):
-        return features.prefix_caching
-    attention = any(not isinstance(mixer, StateMixer) for mixer in model.mixers())
-    return attention and features.hybrid_prefix_caching in ("default", "asked" if asked else "default")
+    kinds = {mixer.kind if isinstance(mixer, StateMixer) else "attention" for mixer in model.mixers()}
+    if kinds == {"attention"}:
+        return asked or features.prefix_caching
+    how = features.hybrid_prefix_caching
+    if asked:
+        return how in ("asked", "default") or (how == "mamba" and kinds <= {"attention", "mamba", "mamba2"})
+    return how == "default" and "attention" in kinds
 
 
 def batch_defaults(
@@ -733,4 +746,4 @@ def ignored_lora_flags(args: EngineArgs) -> str:
         return ""
     names = ("max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras")
     flags = [flag_of(name) for name in names if getattr(args, name)]
-    return f"{' and '.join(flags)} ignored without --enable-lora, as by vLLM" if flags else ""
+    return f"{' and '.join(flags)}: ignored without --enable-lora, as by vLLM" if flags else ""

@@ -304,6 +304,11 @@ class EngineConfig(EngineArgs):
     defaults_taken: tuple[str, ...] = ()
 
     @property
+    def ignored(self) -> tuple[str, ...]:
+        """Notes on options that were given and that vLLM ignores."""
+        return tuple(taken for taken in self.defaults_taken if ": ignored" in taken)
+
+    @property
     def given_kv_cache_bytes(self) -> int | None:
         """Size of the KV cache of each rank, where it is given; None: what is left of the memory."""
         return self.cpu_kvcache_space * GIB if self.cpu_kvcache_space else self.kv_cache_memory_bytes

@@ -457,6 +457,7 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     named = " ".join(error.cause for error in answer.refusals)
     starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
     names = (*FUNCTIONAL, "gpu_memory_utilization") if starts else FUNCTIONAL  # the rest may be other programs'
+    names += ("enable_prefix_caching",) if given.enable_prefix_caching else ()
     kept = {name: getattr(given, name) for name in names if engine.flag_of(name) not in named}
     drafts = None if engine.flag_of("speculative_config") in named else given.speculative_config
     if drafts:

@@ -335,7 +335,7 @@ def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
 def test_flags_of_adapters_without_adapters_are_said_to_do_nothing() -> None:
     asked = ("fit", LLAMA_7B, "--gpu", "h100", "--max-model-len", "2048", "--format", "json")
     plain, given = run(*asked), run(*asked, "--max-loras", "4", "--max-lora-rank", "64")
-    assert "--max-loras and --max-lora-rank ignored without --enable-lora" in " ".join(
+    assert "--max-loras and --max-lora-rank: ignored without --enable-lora" in " ".join(
         given.err.split() + given.out.split()
     )
     assert json.loads(given.out)["kv_cache_bytes"] == json.loads(plain.out)["kv_cache_bytes"]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.engine.features import features_of, graph_batches, lone_steps, version_features
-from planner.engine.flags import table_versions
+from planner.engine.flags import Environment, table_versions
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs, EngineConfig
-from planner.engine.version import parse_version
+from planner.engine.version import parse_version, release_of
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware.profiles import load_profile
 from planner.model.architecture import Model
@@ -222,6 +222,28 @@ def test_prefix_caching_by_engine_and_model() -> None:
     assert settings("0.8.0", "h100-sxm").enable_prefix_caching
     assert not settings("0.27.1", "h100-sxm", HYBRID).enable_prefix_caching
     assert settings("0.28.0", "h100-sxm", HYBRID).enable_prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("model", "since"), [("Qwen/Qwen3-Next-80B-A3B-Instruct", "0.15.0"), ("ibm-granite/granite-4.0-h-small", "0.11.1")]
+)
+def test_prefixes_of_recurrent_states_are_kept_from_a_version_on(model: str, since: str) -> None:
+    """vLLM's pull requests 25752 (Mamba, 0.11.1) and 30877 (all, 0.15.0; ``--mamba-cache-mode``); 0.11.0's log says
+    "disabling prefix caching since it is not yet supported"."""
+    given: dict[str, Any] = {"model": resolve_model(model).model, "enable_prefix_caching": True}
+    for version in ("0.10.2", "0.11.0", "0.11.1", "0.14.1", "0.15.0", "0.27.1", "0.32.0"):
+        asked = settings(version, "h100-sxm", tensor_parallel_size=4, **given)
+        kept = release_of(version) >= release_of(since)
+        assert (asked.enable_prefix_caching, len(asked.ignored)) == (kept, 0 if kept else 1), version
+
+
+def test_before_0_10_2_a_hybrid_model_does_not_start_with_prefix_caching() -> None:
+    """Mamba's layers assert that it is off; ``MambaModelConfig`` turns it off later."""
+    granite = resolve_model("ibm-granite/granite-4.0-h-small").model
+    asked: dict[str, Any] = {"env": Environment({"VLLM_USE_V1": "1"}), "tensor_parallel_size": 4}
+    assert not settings("0.10.1", "h100-sxm", granite, **asked).enable_prefix_caching
+    with pytest.raises(IllegalPlanError, match=r"--enable-prefix-caching: .* does not start"):
+        settings("0.10.1", "h100-sxm", granite, enable_prefix_caching=True, **asked)
 
 
 @pytest.mark.parametrize(

@@ -666,6 +666,17 @@ def test_a_suggestion_keeps_the_share_of_the_memory(share: str) -> None:
     assert "gpu_memory_utilization" not in better["changes"]
 
 
+@pytest.mark.parametrize(("version", "kept"), [("0.14.1", False), ("0.24.0", True)])
+def test_prefix_caching_of_a_hybrid_model_is_as_the_version_has_it(version: str, kept: bool) -> None:
+    """0.14.1 ignores the option of a model with gated delta nets, which the answer says; 0.24.0 takes it."""
+    line = "vllm serve Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4 --enable-prefix-caching"
+    answer = check_command(line, gpu="h200", engine_version=version)
+    (better, *_) = answer.to_dict()["better"]
+    assert ("--enable-prefix-caching" in better["command"].split()) == kept
+    assert ("--enable-prefix-caching: ignored" in answer.to_text("table")) != kept
+    assert answer.to_dict()["settings"]["enable_prefix_caching"] == kept
+
+
 def test_what_a_recipe_adds_to_the_line_is_listed() -> None:
     """The recipe of MiniMax-M2.5 on H100 has a backend, PIECEWISE graphs and four variables."""
     line = "vllm serve MiniMaxAI/MiniMax-M2.5 -tp 4 --trust-remote-code --tool-call-parser minimax_m2"

@@ -54,13 +54,14 @@ def test_agents_keep_their_prefixes() -> None:
 
 
 def test_agents_keep_their_prefixes_where_a_version_asks_to_be_told() -> None:
-    """vLLM's config/model.py: prefix caching of hybrid models is opt-in in 0.26 and 0.27, the default from 0.28 on."""
+    """vLLM's config/model.py: prefix caching of hybrid models is opt-in from 0.15 to 0.27, the default from 0.28 on."""
     asked = {"gpu": "h200", "workload": "coding-agent", "request_rate": 1, "speculation": False}
-    plan = recommend_plans("Qwen/Qwen3.5-397B-A17B", engine_version="0.27.1", **asked).to_dict()["plans"][0]
+    plan = recommend_plans("Qwen/Qwen3.5-397B-A17B", engine_version="0.24.0", **asked).to_dict()["plans"][0]
     assert plan["enable_prefix_caching"] and "--enable-prefix-caching" in line_of(plan)
     assert plan["service"]["prefix_cache_share"] > 0.8
     # without a cache the benchmark of 119,000 tokens a prompt is as long as a replay takes
-    without = recommend_plans("Qwen/Qwen3.5-397B-A17B", engine_version="0.25.0", **asked).to_dict()["plans"][0]
+    asked |= {"engine_version": "0.24.0", "enable_prefix_caching": False}
+    without = recommend_plans("Qwen/Qwen3.5-397B-A17B", **asked).to_dict()["plans"][0]
     assert without["workload"]["num_prompts"] < plan["workload"]["num_prompts"]
 
 

@@ -515,6 +515,7 @@ def _warnings(
         sent = "./launch.sh --benchmark has vLLM accept as many" if imposed else f"the {random} are not typical"
         drafted = f"with {drafts.words}, accepting {accepted}, which depends on the text; {sent}"
     warnings = {
+        **dict.fromkeys(map(str, unknown), True),
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
@@ -529,7 +530,6 @@ def _warnings(
         f"benchmark.sh sends no priority: {vllm} has no --extra-body, 0.11.1 does": unsent,
         "instances.sh bench sends requests of the mean lengths, not those of each class": by_mean,
         f"image: {image_note}": image_note,
-        **dict.fromkeys(map(str, unknown), True),
         f"the recipes also set options that {vllm} does not have: {', '.join(options)}": options,
         **dict.fromkeys(recipe.asides, True),
         "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production": quick_reduce,
