@@ -199,7 +199,7 @@ def recipe_for(
     if version.release >= (0, 8):
         env["VLLM_USE_V1"] = "1" if (engine or default_engine(version, profile)) == "V1" else "0"
     if tensor_parallel_size == 1:
-        env, flags = _without_sums(env), _without_sums(flags)
+        env, flags = without_sums(env), without_sums(flags)
     known = {name for name in env if env_status(version, name, platform=profile.platform)}
     left_out = [f"{name}={value}" for name, value in sorted(env.items()) if name not in known | {"VLLM_USE_V1"}]
     flags = dict(_known_flags(flags, version, left_out))
@@ -258,9 +258,10 @@ def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: 
     return all(test(layer[key]) for key, test in tests.items() if key in layer)
 
 
-def _without_sums(entries: Mapping[str, Any]) -> dict[str, Any]:
+def without_sums(entries: Mapping[str, Any]) -> dict[str, Any]:
+    """Return variables or options without those of sums over GPUs."""
     others = {key: value for key, value in entries.items() if key not in _OF_SUMS}
-    return {key: _without_sums(value) if isinstance(value, Mapping) else value for key, value in others.items()}
+    return {key: without_sums(value) if isinstance(value, Mapping) else value for key, value in others.items()}
 
 
 def _known_flags(
@@ -317,7 +318,8 @@ def known_issues(
     config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile, *, compilation: str = ""
 ) -> Iterator[FlagProblem]:
     """Settings that vLLM ignores, or a vendor reports broken. ``compilation``: ``--compilation-config``."""
-    yield from (FlagProblem(*note.split(": ", 1), fatal=False) for note in config.ignored)
+    for word, _, cause in (note.partition(": ") for note in config.ignored):
+        yield FlagProblem(word, cause, fatal=False)
     # NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on
     if (profile.compute_capability or (0, 0))[0] == 9 and config.version.release < HOPPER_ISSUES_UNTIL:
         cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"

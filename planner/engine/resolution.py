@@ -139,7 +139,7 @@ class _Resolver:
 
     def _prefix_caching(self, features: Features) -> bool:
         if not self.args.enable_prefix_caching or prefix_caching(self.model, features, asked=True):
-            return self._or("enable_prefix_caching", prefix_caching(self.model, features))
+            return bool(self._or("enable_prefix_caching", prefix_caching(self.model, features)))
         cause = f"vLLM {self.version} keeps no prefixes of {self.model.architecture}, which has recurrent states"
         if features.hybrid_prefix_caching == "refused":
             hint = "leave it out, or choose --engine-version 0.15.0 or newer"

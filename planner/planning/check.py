@@ -456,8 +456,8 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     given, line = answer.line.args, answer.serving
     named = " ".join(error.cause for error in answer.refusals)
     starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
-    names = (*FUNCTIONAL, "gpu_memory_utilization") if starts else FUNCTIONAL  # the rest may be other programs'
-    names += ("enable_prefix_caching",) if given.enable_prefix_caching else ()
+    names = [*FUNCTIONAL, *["gpu_memory_utilization"] * bool(starts)]  # the rest may be other programs'
+    names += ["enable_prefix_caching"] * bool(given.enable_prefix_caching)
     kept = {name: getattr(given, name) for name in names if engine.flag_of(name) not in named}
     drafts = None if engine.flag_of("speculative_config") in named else given.speculative_config
     if drafts:

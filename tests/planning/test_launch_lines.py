@@ -27,6 +27,7 @@ def test_kimi_k3_starts_on_each_gpu(gpu: str) -> None:
     assert plan["env"].get("VLLM_USE_BREAKABLE_CUDAGRAPH") == ("0" if gpu == "mi355x" else None)
     assert ("over 2 nodes" in text.splitlines()[0] or "over 2 nodes" in text.splitlines()[1]) is (gpu == "gb300")
     assert ("--nnodes 2" in " ".join(text.split())) is (gpu == "gb300")
+    assert ("this is the command of the first, whose address is HEAD" in " ".join(text.split())) is (gpu == "gb300")
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,15 @@ def test_weights_stored_in_fp32_are_served_in_16_bits() -> None:
     )
     assert one["num_gpus"] == 1 and one["weight_dtype"] == "bf16"
     assert one["service"]["largest_load"] == pytest.approx(other["service"]["largest_load"], rel=0.3)
+
+
+def test_one_gpu_has_no_options_of_several() -> None:
+    """At TP 1 nothing is summed over GPUs, and one GPU holds all experts; V4's recipe asks for its fp8 cache."""
+    asked: dict[str, Any] = {"use_case": "chat", "request_rate": 5, "speculation": False}
+    plan = recommend_plans("openai/gpt-oss-120b", gpu="mi355x", **asked).to_dict()["plans"][0]
+    assert plan["tensor_parallel_size"] == 1
+    assert not any("QUICK_REDUCE" in name for name in plan["env"]) and "quick reduce" not in str(plan)
+    plan = recommend_plans("deepseek-ai/DeepSeek-V4-Flash", gpu="b200", **asked).to_dict()["plans"][0]
+    assert plan["num_gpus"] == 1 and plan["kv_cache_dtype"] == "fp8"
+    assert any("--enable-expert-parallel (one GPU holds all experts)" in one for one in plan["departures"])
+    assert not any("without measured scales" in warning for warning in plan["warnings"])

@@ -12,6 +12,7 @@ from planner.planning.comparison import ComparedPoint, Comparison
 from planner.planning.deployment import Deployment
 from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.space import Objective, Space
+from planner.units import counted
 
 _LAYOUT = engine.tagged("axes")
 #: Settings that are named where only the plan has them; a recipe without a TP size leaves it to the GPU.
@@ -46,13 +47,16 @@ class Departures:
         for option in map(engine.flag_of, _ADDED if stated else ()):
             if option not in stated and planned.get(option, "auto") != "auto":
                 yield f"adds {_word(option, planned[option])} ({self._why(option)})"
-        missing = {name: value for name, value in self.env.items() if env.get(name) != value}
+        asked = engine.without_sums(self.env) if config.tensor_parallel_size == 1 else self.env
+        missing = {name: value for name, value in asked.items() if env.get(name) != value}
         yield from (f"no {name}={value} ({self._why(name)})" for name, value in missing.items())
 
     def _why(self, word: str) -> str:
         name, config = word.removeprefix("--").replace("-", "_"), self.winner.config
         if getattr(self.space.args, name, None) != getattr(engine.EngineArgs(), name, None):
             return "as asked"
+        if name == "enable_expert_parallel" and config.num_gpus == 1:
+            return "one GPU holds all experts"
         if name == "kv_cache_dtype":
             wanted = {**config.settings("axes"), name: self.line.args.kv_cache_dtype}
         elif name in _LAYOUT:
@@ -92,7 +96,7 @@ def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: M
     lost = (one.reason for one in ranking.rejected if one.model == served and fits(one))
     result = re.sub(r" \([^)]*\)", "", next(lost, "not searched"))
     if same and same.load:
-        result = f"{same.num_gpus} GPUs, against {winner.num_gpus} GPUs"
+        result = f"{counted(same.num_gpus)}, against {counted(winner.num_gpus)}"
     elif same:
         merit = Merit.among(ranking.candidates, objective.goal)
         result = f"{merit.words(same)} against {merit.words(winner)}"
@@ -103,7 +107,7 @@ def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: M
 def _covers(planned: Any, stated: Any) -> bool:
     """True if a plan's value is the recipe's; of JSON, if it has the keys that the recipe states."""
     if isinstance(planned, str) and isinstance(stated, str) and planned[:1] == stated[:1] == "{":
-        planned, stated = json.loads(planned), json.loads(stated)
+        planned, stated = json.loads(planned), engine.without_sums(json.loads(stated))
     if isinstance(planned, Mapping) and isinstance(stated, Mapping):
         return all(_covers(planned.get(key), value) for key, value in stated.items())
     return bool(planned == stated)
@@ -115,7 +119,10 @@ def _word(option: str, value: str) -> str:
 
 def recipe_of(deployment: Deployment) -> engine.Recipe:
     config = deployment.config
-    recipe = engine.recipe_for(deployment.model, deployment.profile, config.version, engine=config.engine)
+    model, size = deployment.model, config.tensor_parallel_size
+    recipe = engine.recipe_for(
+        model, deployment.profile, config.version, engine=config.engine, tensor_parallel_size=size
+    )
     if captures_by_context(config):
         recipe.flags[TO_CAPTURE.removeprefix("--")] = config.max_model_len
     return recipe

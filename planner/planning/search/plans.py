@@ -498,7 +498,9 @@ def _warnings(
     few_bits = config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq")
     # a checkpoint that the user named is not warned of
     chosen = few_bits and candidate.resolved.resolved != space.model.resolved
-    fp8_chosen = space.args.kv_cache_dtype == "auto" and config.kv_cache_dtype.startswith("fp8")
+    stated, _ = engine.stated_words((candidate.resolved.resolved, space.model.resolved), profile)
+    fp8_asked = space.args.kv_cache_dtype != "auto" or engine.flag_of("kv_cache_dtype") in stated
+    fp8_chosen = config.kv_cache_dtype.startswith("fp8") and not fp8_asked
     options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
     node, unknown = space.node_size(profile), [*engine.known_issues(config, recipe.env | config.env, model, profile)]
     copies, sends = node // config.num_gpus, partial(engine.flag_status, config.version, command="bench serve")
