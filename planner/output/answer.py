@@ -40,7 +40,6 @@ class Answer:
         return json.loads(self.to_json())  # tuples become lists, and keys strings
 
     def to_json(self) -> str:
-        """JSON text, as ``--format json`` prints it."""
         return json_text(self._object())
 
     def to_rows(self) -> list[dict[str, Any]]:

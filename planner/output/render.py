@@ -45,7 +45,6 @@ class Column:
 
     @property
     def title(self) -> str:
-        """The heading in tables and Markdown."""
         return self.heading or self.key
 
     def value(self, record: Any) -> Any:

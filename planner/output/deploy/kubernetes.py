@@ -20,7 +20,6 @@ _LWS_LABEL = "leaderworkerset.sigs.k8s.io"
 
 
 def kubernetes(pods: Pods) -> dict[str, str]:
-    """A Deployment and the Service in front of it."""
     pods.require_one_node("a Deployment")
     title = "Kubernetes: a Deployment of the planned server, and the Service in front of it."
     deadline, pod = pods.start_timeout_s + 600, _pod(pods, _container(pods))

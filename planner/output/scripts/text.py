@@ -142,7 +142,6 @@ def option(words: Sequence[str], flag: str) -> str | None:
 
 
 def without_option(words: Sequence[str], flag: str) -> tuple[str, ...]:
-    """A command line without an option and its value."""
     rest, left = iter(words), []
     for word in rest:
         if word == flag:

@@ -10,13 +10,14 @@ from typing import Any
 
 from planner.engine import has_both_engines
 from planner.output.answer import Answer, fields_of
-from planner.output.render import Column, command_lines, pair_lines, table_text, wrapped
+from planner.output.render import Column, pair_lines, table_text, wrapped
 from planner.output.tables.shared import (
     MORE,
     batch_in_words,
     engine_remarks,
     figure_between,
     items,
+    launch_lines,
     layout_in_words,
     listed,
 )
@@ -280,10 +281,8 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
         if added := plan.from_recipe:
             yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_CHANGES if brief else len(added))}"])
-        if "HEAD" in plan.command:
-            yield from items("i", ["over several nodes: this is the command of the first, whose address is HEAD"])
         if with_command:
-            yield from command_lines(plan.env, plan.command)
+            yield from launch_lines(plan.env, plan.command)
 
 
 def _load_words(load: Load) -> str:

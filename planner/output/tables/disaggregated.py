@@ -34,7 +34,6 @@ SIDES = (
 
 
 def divided_object(plan: Disaggregated | Refused) -> dict[str, Any]:
-    """The plan, or why there is none."""
     if isinstance(plan, Refused):
         return {"gpu": plan.gpu, "refused": plan.reason}
     return {

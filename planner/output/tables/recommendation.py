@@ -114,7 +114,6 @@ class Recommendation(Answer):
 
     @property
     def objective(self) -> planning.Objective:
-        """The goal, the load and the targets."""
         return self.search.objective
 
     @property
@@ -285,7 +284,7 @@ class Recommendation(Answer):
         if len(without) > shown:
             yield from shared.items("x", [f"{len(without)} GPUs in all have no plan"])
         if best:
-            yield from command_lines(best.env, shared.local_argv(best))
+            yield from shared.launch_lines(best.env, shared.local_argv(best))
 
     def _fit_command(self, ranking: planning.Ranking) -> Iterator[str]:
         """The command that shows the first way out: ``recommend`` lacks options such as ``--weight-dtype``."""
@@ -588,7 +587,7 @@ def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[
     yield from shared.items("!", plan.warnings)
     yield from shared.items("i", ranking_published(ranking))
     yield from _rejected_lines(ranking)
-    yield from command_lines(plan.env, shared.local_argv(plan))
+    yield from shared.launch_lines(plan.env, shared.local_argv(plan))
 
 
 def _largest_load(plan: planning.Plan) -> Iterator[str]:

@@ -9,7 +9,7 @@ from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.output.answer import fields_of
-from planner.output.render import SPACE, at, wrapped
+from planner.output.render import SPACE, at, command_lines, wrapped
 from planner.planning import defaults, price_of, span_figures
 from planner.units import MS, counted, figure
 
@@ -21,6 +21,13 @@ if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
 def local_argv(plan: Plan) -> list[str]:
     """The plan's command for the machine itself; of several nodes for the first."""
     return [*on_loopback(plan.serve_argv), *head_node_words(plan, plan.nodes, parse_version(plan.engine_version))]
+
+
+def launch_lines(env: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
+    """The command of a server; over several nodes with the meaning of HEAD."""
+    if "HEAD" in words:
+        yield from items("i", ["over several nodes: this is the command of the first, whose address is HEAD"])
+    yield from command_lines(env, words)
 
 
 def on_loopback(serve_argv: Sequence[str]) -> list[str]:
@@ -191,7 +198,6 @@ def measure_next(script: str, run: Any, effect: str) -> str:
 
 
 def load_in_words(flying: float, tok_per_day: float) -> str:
-    """The largest load as users and as tokens."""
     return f"that is {figure(flying)} requests in flight and {figure(tok_per_day / 1e6)} M output tokens per day"
 
 

@@ -57,7 +57,6 @@ class Choice:
         return gpu if isinstance(gpu, GpuProfile) else load_profile(gpu)
 
     def given(self, *names: str) -> dict[str, Any]:
-        """Return the options that the caller gave."""
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def refuse(self, workflow: Workflow, names: Iterable[str]) -> None:
