@@ -111,8 +111,6 @@ def of_prefill(metric: str) -> bool:
 
 
 class FitState:
-    """The current point of the iteration."""
-
     def __init__(self, problem: FitProblem, rows: Ints, factors: Floats, width: float = 1.0) -> None:
         self.problem, self.rows, self.width = problem, rows, width
         self.runs = problem.terms.metric_run[rows]
@@ -368,5 +366,4 @@ def fit_own(runs: Sequence[MeasuredRun], base: Calibration) -> tuple[list[OwnFit
 
 
 def effects_of(fits: Iterable[OwnFit]) -> tuple[Effect, ...]:
-    """Return what a file holds of ``fits``."""
     return tuple(effect for fit in fits for effect in fit.effects())

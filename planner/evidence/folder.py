@@ -54,8 +54,6 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class MeasuredPlan:
-    """A plan, and what was measured of it."""
-
     directory: Path
     file: PlanFile
     result_name: str
@@ -73,8 +71,6 @@ class MeasuredPlan:
 
 @dataclass(frozen=True)
 class PlanFolder:
-    """A plan's folder: its scripts and measurements."""
-
     directory: Path
     file: PlanFile
     scripts: Mapping[str, str]  #: name to content

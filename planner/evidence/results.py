@@ -38,8 +38,6 @@ INFERENCEX = {"max_concurrency": "conc", "tensor_parallel_size": "tp", "input_le
 
 @dataclass(frozen=True)
 class ReadResult:
-    """One run of a result file."""
-
     result: Mapping[str, Any]  #: under the keys of ``vllm bench``
     run: Mapping[str, Any] = field(default_factory=dict)  #: fields of a measured run that no such key holds
     engine: Mapping[str, Any] = field(default_factory=dict)  #: settings of the engine that the file states

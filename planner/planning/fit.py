@@ -600,8 +600,6 @@ def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, m
 
 @dataclass(frozen=True, slots=True)
 class ArithmeticLine:
-    """One line of the arithmetic, as ``--explain`` shows it."""
-
     label: str
     value: str
     how: str = ""  #: the formula or the source

@@ -11,8 +11,6 @@ LEAST_STEP, MOST_STEP = 0.5, 1.5  #: of the value that is known, where only one 
 
 
 class Tried(Protocol):
-    """A value that was tried."""
-
     @property
     def value(self) -> float: ...
 

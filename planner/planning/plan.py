@@ -76,7 +76,6 @@ class PlannedWorkload(_Record):
 
     @property
     def sent(self) -> Load:
-        """The load as the replay takes it."""
         return Load(**{**self.model_dump(), "request_rate": self.request_rate or inf})
 
 

@@ -67,7 +67,6 @@ class KvBlocks:
         self.seqs -= 1
 
     def take(self, blocks: int) -> None:
-        """Take blocks from the head of the queue."""
         self.free -= blocks
         self._taken += blocks
 
@@ -249,8 +248,6 @@ class _Holding:
 
 
 class PrefixBlocks(KvBlocks):
-    """The blocks of one DP rank."""
-
     __slots__ = ("_beyond", "_clean", "_found_runs", "_holdings", "_idle", "_runs", "_tree")
 
     def __init__(self, total: int, block_size: int, tree: Tree) -> None:

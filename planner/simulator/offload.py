@@ -74,8 +74,6 @@ class _Part:
 
 @dataclass(slots=True)
 class _Request:
-    """One request, as the host sees it."""
-
     path: list[int]
     own: int  #: first block beyond all that is shared
     prompt_tok: int

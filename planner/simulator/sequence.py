@@ -77,7 +77,6 @@ class Step:
     may_be_cut: bool = False  #: whether a request that comes in meanwhile ends the run
 
     def begins_s(self, step: int) -> float:
-        """Start of step ``step`` of the run."""
         return self.start_s + step * self.first_s + step * (step - 1) / 2 * self.growth_s
 
     @property

@@ -84,8 +84,6 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Belief:
-    """The distribution of all factors."""
-
     lines: tuple[Line, ...]
     keys: tuple[Key, ...] = ()  #: factors with a row
     rows: Floats = field(default_factory=lambda: np.zeros((0, 0)))  #: U, (factors, columns)

@@ -29,8 +29,6 @@ LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98)
 
 
 class FitRecord(BaseModel):
-    """Part of a file of fits."""
-
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
@@ -58,8 +56,6 @@ class Scatter(FitRecord):
 
 
 class Calibration(FitRecord):
-    """The content of a file of fits."""
-
     name: str
     fitted_on: str  #: which runs, and when
     runs_over_nodes: int = Field(default=0, ge=0)  #: of these runs, those whose engine exchanged over a network
@@ -107,7 +103,6 @@ class Calibration(FitRecord):
         return next((e.origin for e in self._matching(covariates) if e.origin != SHIPPED), SHIPPED)
 
     def known(self, covariates: Mapping[str, str]) -> Known:
-        """The distribution of the efficiencies of an engine."""
         return self.whole_belief.of(covariates)
 
     @cached_property
@@ -141,7 +136,6 @@ def shipped_belief() -> Belief:
 
 @lru_cache(maxsize=1)
 def load_calibration() -> Calibration:
-    """The fits that we ship."""
     path = data_dir("hardware") / "calibration" / "efficiency.json"
     return Calibration.model_validate_json(path.read_bytes())
 

@@ -60,8 +60,6 @@ FP32_BYTES = 4
 
 
 class OperatorKind(StrEnum):
-    """Kinds of operators, each with efficiencies of its own."""
-
     GEMM = "gemm"
     EXPERTS = "experts"
     ATTENTION = "attention"
@@ -84,8 +82,6 @@ class Driver(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """The driver of an operator, with its limits."""
-
     driver: Driver
     span: float = inf  #: CONTEXT, PAIRS: rows that a query sees at most
     ratio: int = 1  #: CONTEXT, PAIRS: tokens per cached row

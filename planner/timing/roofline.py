@@ -38,8 +38,6 @@ class Part(IntEnum):
 
 
 class Per(IntEnum):
-    """The quantity that a cost is multiplied by."""
-
     STEP = 0
     UNIT = 1  # of the driver of the term
     ROW = 2  # that arithmetic is done on: a unit, of experts a token at one of them

@@ -246,8 +246,6 @@ class StepModel:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """Steps that replay a captured graph."""
-
     max_tok: int  #: largest batch, tokens
     prefill: bool  #: steps with prompt tokens too, if piece by piece
     max_context_tok: float  #: longest context of a decoding sequence

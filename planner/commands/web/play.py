@@ -81,7 +81,6 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
 
 
 def address(asked: Asked) -> str:
-    """The query that asks the same."""
     pairs = [("model", asked.model), *(("gpu", name) for name in asked.gpu)]
     rest = ((field.name, getattr(asked, field.name)) for field in fields(asked) if field.name not in ("model", "gpu"))
     return urlencode([*pairs, *((name, f"{value:g}" if isinstance(value, float) else value) for name, value in rest

@@ -198,6 +198,7 @@ def measure_next(script: str, run: Any, effect: str) -> str:
 
 
 def load_in_words(flying: float, tok_per_day: float) -> str:
+    """The largest load as users and as tokens."""
     return f"that is {figure(flying)} requests in flight and {figure(tok_per_day / 1e6)} M output tokens per day"
 
 

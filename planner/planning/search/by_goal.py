@@ -53,7 +53,6 @@ def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candida
 
 
 def with_figures(objective: Objective, candidate: Candidate) -> Candidate:
-    """Return the candidate with the replay of its closed loop."""
     load = objective.closed_loop(candidate.estimate.concurrency)
     prediction = Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES)
     return replace(candidate, figures={**prediction.figures, **prediction.rates}, prediction=prediction)

@@ -126,7 +126,6 @@ class Candidate:
         return estimated_uncertainty(self.deployment, load.input_len, load.output_len, concurrency, load.prefix_len)
 
     def forecast(self, merit: Merit, load: Load) -> Forecast:
-        """Its merit as measured under ``load``."""
         return Forecast.of(exp(merit.of_candidate(self)), self.uncertainty(load), *merit.figure)
 
 
@@ -221,7 +220,6 @@ class Merit:
         return one.forecast(self, load).beats(other.forecast(self, load))
 
     def words(self, candidate: Candidate) -> str:
-        """The number that the goal is about, in words."""
         if self.goal == "min-latency":
             return f"mean E2EL {candidate.e2el_s:.2f} s"
         if self.goal == "max-throughput":

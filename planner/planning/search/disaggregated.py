@@ -54,7 +54,6 @@ class Side:
 
     @property
     def rate_per_gpu(self) -> float:
-        """Requests per second and GPU."""
         return self.load.value / self.num_gpus
 
     def expected_ms(self, metric: str) -> float:
@@ -82,8 +81,6 @@ class Transfer:
 
 @dataclass(frozen=True)
 class SideLaunch:
-    """One side as it is launched."""
-
     role: Literal["prefill", "decode"]
     servers: int  #: spares included
     num_gpus: int  #: of one server

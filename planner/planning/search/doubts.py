@@ -44,7 +44,6 @@ class Doubt:
 
 
 def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Iterator[Doubt]:
-    """Yield the suspicious figures of the plan of ``candidate``."""
     service, objective = plan.service, search.objective
     if service:
         yield from _about_sizes(objective, candidate, service, plan.gpu)
