@@ -180,8 +180,6 @@ def rarest(load: Load, slos: Sequence[Slo]) -> float:
 
 @dataclass(frozen=True)
 class Steady:
-    """Full batches in the steady state."""
-
     request_per_s: float
     doubt: Uncertainty
 

@@ -45,7 +45,6 @@ class Spread:
         return max(self.covariance(self), 0.0)
 
     def times(self, power: float) -> Spread:
-        """Uncertainty of the figure taken to ``power``."""
         return Spread({key: power * loading for key, loading in self.own.items()}, power * self.known, self.signs)
 
     def difference_sd(self, other: Spread) -> float:

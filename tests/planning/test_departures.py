@@ -167,6 +167,14 @@ def test_a_plan_says_where_it_departs_from_the_recipe(model: str, gpu: str, said
     assert len(text.splitlines()) <= 40
 
 
+def test_drafts_as_in_the_recipe_that_a_plan_lacks_have_their_result() -> None:
+    """The recipe of Nemotron 3 Ultra drafts by the model's own MTP modules; they were said to be searched alone."""
+    asked: dict[str, Any] = {"use_case": "chat", "request_rate": 2, "engine_version": "0.32.0"}
+    answer = recommend_plans("nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", gpu="b200", **asked)
+    (drafts,) = (one for one in answer.to_dict()["plans"][0]["departures"] if "--speculative-config" in one)
+    assert drafts.endswith("(MTP 1: 2 GPUs as well)")
+
+
 def test_kimi_k3_starts_with_an_fp8_cache() -> None:
     """Its layers assert it: Kimi-K3 fp8 KV cache requires an fp8 prefill query."""
     answer = recommend_plans("moonshotai/Kimi-K3", gpu="b300", kv_cache_dtype="fp8", engine_version="0.32.0")

@@ -57,7 +57,6 @@ def text(value: object) -> str:
 
 
 def cell(value: object) -> str:
-    """Code in a cell of a Markdown table."""
     code = _flat(value).replace("|", "\\|")
     fence = "`" * (_longest_run(code) + 1)
     padding = " " if code.startswith("`") or code.endswith("`") else ""

@@ -157,7 +157,6 @@ class Apart:
     load: float  #: that it carries
 
     def cost(self, usd: float) -> tuple[float, float]:
-        """Return the cost as ``plans.cost`` has it."""
         paid = self.packages * usd if self.usd_per_hour is None else self.usd_per_hour
         return paid / self.load, self.packages / self.load
 
