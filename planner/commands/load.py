@@ -282,12 +282,13 @@ def stock_of(
 
 
 def stocks(flag: str, words: Sequence[str], profiles: Sequence[GpuProfile]) -> dict[str, int]:
-    """Whole GPUs by profile id, from ``h100=16``. Raises InputError, naming ``flag``."""
+    """Whole GPUs by profile id, from ``h100=16`` or ``16xh100``. Raises InputError, naming ``flag``."""
     known = {profile.id for profile in profiles} | {profile.whole for profile in profiles}
     stock: dict[str, int] = {}
     for word in words:
-        name, _, text = word.partition("=")
-        if not (number := whole_number(text)):
+        name, equals, text = word.partition("=")
+        name, number = (name, whole_number(text)) if equals else hardware.counted_name(word)
+        if not number:
             raise InputError(f"{flag} {word!r} is not GPU=N", hint="a positive number of GPUs, such as h100=16")
         gpu = hardware.load_profile(name).id
         if gpu not in known:

@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from planner.errors import InputError, UnknownNameError, fault_in
 from planner.resources import calibration_tables, data_dir, may_be_path, package_dir, read_given, tables_of
-from planner.units import FACTORS, GB, to_base
+from planner.units import FACTORS, GB, GIB, to_base
 
 STATED = "stated"  #: source of a figure that a command line gives
 Kind = Literal["spec", "measured", "derived"]
@@ -332,7 +332,7 @@ def _figures(facts: BaseModel, path: str) -> Iterator[tuple[str, Quantity | Part
 
 _ALIASES = "aliases.toml"
 _BRANDS = re.compile(r"\b(?:nvidia|amd|geforce|instinct|tesla|quadro|radeon(?: ai pro)?)\b")
-_COUNTED = re.compile(r"(\d{1,3})-?[x*]-?(.+)|(.+\d.*?)-?[x*]-?(\d{1,3})")
+_COUNTED = re.compile(r"(\d{1,3})(?:-?[x*]-?|-)(.+)|(.+\d.*?)-?[x*:]-?(\d{1,3})")
 _LIMITED = re.compile(r"(.+)@\s*(\d{1,5})\s*[wW]")
 _HINT = "start from the file of a similar GPU; every number is { value, unit, source, kind }"
 
@@ -365,22 +365,38 @@ def load_profile(name: str) -> GpuProfile:
         return _read(Path(name))
     if limit := _LIMITED.fullmatch(name):
         return load_profile(limit[1]).at_power(int(limit[2]))
-    plain, count = _plain(name), ""
-    if plain not in _names() and (match := _COUNTED.fullmatch(plain)):
-        plain, count = match[2] or match[3], match[1] or match[4]
-    if plain not in _names():
+    plain, count = counted_name(name)
+    profile_id = _id_of(plain)
+    if profile_id is None:
         see = "`planner hardware list`, or give the path of a .toml file"
         raise UnknownNameError("GPU", name, see=see, near=_nearest(plain))
-    profile = _shipped(_names()[plain])
-    if count and not 1 <= int(count) <= profile.gpus_per_node:
+    profile = _shipped(profile_id)
+    if count is not None and not 1 <= count <= profile.gpus_per_node:
         hint = f"give --gpu {profile.id}, and how many by --tensor-parallel-size, or by --gpus and --nodes"
         raise InputError(f"{name}: a node of {profile.id} has {profile.gpus_per_node} GPUs", hint=hint)
-    return profile.with_node(int(count)) if count else profile
+    return profile if count is None else profile.with_node(count)
+
+
+def counted_name(name: str) -> tuple[str, int | None]:
+    """The plain name of a GPU, and the number of GPUs in ``8xH100``, ``8 H100`` or ``h100:8``."""
+    plain = _plain(name)
+    if _id_of(plain) or not (match := _COUNTED.fullmatch(plain)):
+        return plain, None
+    return match[2] or match[3], int(match[1] or match[4])
 
 
 def _plain(name: str) -> str:
     """A name in lower case, without brands, its words joined by hyphens: ``h100-80gb``."""
     return "-".join(re.findall(r"[^\s_-]+", re.sub(r"(?<=\d) (?=gb)", "", _BRANDS.sub(" ", name.lower()))))
+
+
+def _id_of(plain: str) -> str | None:
+    """The profile of a plain name, with hyphens or without, and with its memory size or without: ``b200-180gb``."""
+    found = {known.replace("-", ""): profile_id for known, profile_id in _names().items()}.get(plain.replace("-", ""))
+    sized = re.fullmatch(r"(.+?)-?(\d+)gb", plain)
+    if found or not sized or not (base := _id_of(sized[1])):
+        return found
+    return base if abs(_shipped(base).memory_bytes / GIB / int(sized[2]) - 1) < 0.08 else None  # B200: 180 or 192
 
 
 @cache

@@ -118,8 +118,8 @@ def meant_ids(name: str) -> list[str]:
 
     >>> meant_ids("llama 3.3 70b"), meant_ids("deepseek r1")
     (['meta-llama/Llama-3.3-70B-Instruct'], ['deepseek-ai/DeepSeek-R1'])
-    >>> meant_ids("gpt-oss")
-    ['openai/gpt-oss-120b', 'openai/gpt-oss-20b']
+    >>> meant_ids("gpt-oss"), meant_ids("gptoss 120b")
+    (['openai/gpt-oss-120b', 'openai/gpt-oss-20b'], ['openai/gpt-oss-120b'])
     """
     asked = _WORD.findall(name.lower())
     if not asked:
@@ -132,6 +132,9 @@ def meant_ids(name: str) -> list[str]:
                 rests[target] = rest
         if rests:
             break
+    if not rests:
+        joined = _SEPARATORS.sub("", name.lower())
+        return [i for i in catalog_ids() if _SEPARATORS.sub("", i.partition("/")[2].lower()) == joined]
     models = {i: tuple(word for word in rest if word not in _FORMS) for i, rest in rests.items()}
     plain = [i for i, words in models.items() if not words] or list(models)
     if len({models[i] for i in plain}) == 1:  # one model: of its forms the one that was named, else the shortest

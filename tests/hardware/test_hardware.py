@@ -319,11 +319,20 @@ def test_unknown_gpu_offers_the_nearest_names() -> None:
         ("MI300", "mi300x", 8), ("4090", "rtx-4090", 8), ("nvidia H100", "h100-sxm", 8), ("H100 80 GB", "h100-sxm", 8),
         ("NVIDIA H100 80GB HBM3", "h100-sxm", 8), ("AMD Instinct MI300X", "mi300x", 8), ("8xH100", "h100-sxm", 8),
         ("2 x MI300X", "mi300x", 2), ("h100x4", "h100-sxm", 4), ("2x4090", "rtx-4090", 2), ("4xGB300", "gb300", 4),
+        ("MI 300X", "mi300x", 8), ("mi-355x", "mi355x", 8), ("B200 180GB", "b200-sxm", 8),
+        ("B200 192GB", "b200-sxm", 8),
+        ("RTX 4090 24 GB", "rtx-4090", 8), ("4 H100", "h100-sxm", 4), ("h100:2", "h100-sxm", 2),
     ],
 )  # fmt: skip
 def test_gpus_are_called_as_people_write_them(name: str, profile_id: str, node: int) -> None:
     profile = load_profile(name)
     assert (profile.id, profile.gpus_per_node) == (profile_id, node)
+
+
+def test_a_memory_size_in_a_name_is_that_of_the_gpu() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        load_profile("H100 94GB")
+    assert caught.value.nearest[0] == "h100-nvl-94gb"
 
 
 def test_a_node_has_no_more_gpus_than_its_profile() -> None:

@@ -237,6 +237,7 @@ def test_a_name_without_organisation_is_found_when_it_is_unique() -> None:
         ("deepseek r1", "deepseek-ai/DeepSeek-R1"), ("gemma 3 27b", "google/gemma-3-27b-it"),
         ("llama 4 scout", "meta-llama/Llama-4-Scout-17B-16E-Instruct"), ("gpt oss 120b", "openai/gpt-oss-120b"),
         ("Llama 2 13B", "meta-llama/Llama-2-13b-hf"), ("qwen3 32b awq", "Qwen/Qwen3-32B-AWQ"),
+        ("gptoss-20b", "openai/gpt-oss-20b"),
     ],
 )  # fmt: skip
 def test_a_name_without_organisation_may_leave_out_what_is_clear(name: str, repository: str) -> None:

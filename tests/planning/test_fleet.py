@@ -451,6 +451,7 @@ def test_no_fleet_is_an_honest_no() -> None:
         (("--request-rate", "1", "--budget", "5"), "--budget and --request-rate are both given"),
         (("--ttft", "900", "--budget", "1"), "--budget 1 rents no GPU: one h100-sxm is 2.99 USD/h"),
         (("--have", "h200=2"), "--have 'h200=2': h200-sxm is not among the GPUs"),
+        (("--have", "16 H200"), "--have '16 H200': h200-sxm is not among the GPUs"),
         (("--request-rate", "1", "--input-len", "200000"), "--input-len 200000"),
     ],
 )
