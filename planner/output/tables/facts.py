@@ -14,6 +14,10 @@ def _peak(dtype: str) -> Callable[[GpuProfile], float | None]:
     return lambda profile: profile.peak_flop_per_s(dtype) / TFLOP if profile.supports(dtype) else None
 
 
+def _billions(number: float) -> str:
+    return f"{number / 1e9:,.2f}"
+
+
 HARDWARE_COLUMNS = (
     Column("id"),
     Column("memory_gib", "GiB", ".2f", of=lambda profile: round(profile.memory_bytes / GIB, 2)),
@@ -22,6 +26,7 @@ HARDWARE_COLUMNS = (
     Column("fp8_tflop_per_s", "fp8", ",.0f", of=_peak("fp8")),
     Column("fp4_tflop_per_s", "fp4", ",.0f", of=_peak("fp4")),
     Column("gpus_per_node", "node"),
+    Column("usd_per_hour", "USD/h", ",.2f", of="price.typical.value"),
     Column("aliases", wraps=True, of=lambda profile: sorted(a for a, id in aliases().items() if id == profile.id)),
     Column("name", aside=True),
     Column("vendor", aside=True),
@@ -32,8 +37,8 @@ HARDWARE_COLUMNS = (
 CATALOG_COLUMNS = (
     Column("model", of="id"),
     Column("architecture", aside=True, of=lambda entry: entry.model().architecture),
-    Column("total_params", "params", ",", of=lambda entry: entry.model().total_params),
-    Column("active_params", "active", ",", of=lambda entry: entry.model().active_params),
+    Column("total_params", "params B", _billions, of=lambda entry: entry.model().total_params),
+    Column("active_params", "active B", _billions, of=lambda entry: entry.model().active_params),
     Column("weight_dtype", "weights", of=lambda entry: entry.model().quantization.weight_dtype),
     Column("gated"),
 )
@@ -41,8 +46,8 @@ MODEL_COLUMNS = (
     Column("resolved", "model"),
     Column("architecture", aside=True),
     Column("attention", wraps=True),
-    Column("total_params", "params", ","),
-    Column("active_params", "active", ","),
+    Column("total_params", "params B", _billions),
+    Column("active_params", "active B", _billions),
     Column("weight_dtype", "weights", of="quantization.weight_dtype"),
     Column("weights_bytes", aside=True),
     Column("weights_gb", "GB", ",.2f", of="weights_bytes", unit=GB),
@@ -68,7 +73,7 @@ FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
     print(records_text(profiles, output, HARDWARE_COLUMNS), end="")
     if output == "table":
-        note("note: memory as the engine sees it; TFLOP/s: dense peaks; TB/s: peak; node: (logical) GPUs of one node")
+        note("note: GiB that the engine sees; bf16, fp8, fp4: dense TFLOP/s; node: GPUs of a node; USD/h: list price")
 
 
 def print_profile(profile: GpuProfile, output: str) -> None:
