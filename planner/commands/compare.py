@@ -65,7 +65,7 @@ RequestRates = Annotated[
 
 @command(
     "compare",
-    help="GPUs and partition modes side by side, on equal hardware under equal load.",
+    help="GPUs side by side, on equal hardware under equal load.",
     groups=opt.SERVING,
     engine=opt.TIME,
     searched=("tensor_parallel_size",),

@@ -54,7 +54,7 @@ class FleetOptions:
 
 @command(
     "fleet",
-    help="Servers, GPUs, dollars and watts for a load under latency targets.",
+    help="Servers, GPUs, USD and watts for a load within targets.",
     groups=(opt.PlannedLoad, opt.SizeOptions, FleetOptions, opt.ServerOptions),
     engine=tagged("fleet"),
     rivals=rivals(planned=True),

@@ -106,7 +106,7 @@ class SiteOptions:
     container: Annotated[Literal["pyxis", "apptainer"], _site("Container runtime under Slurm.")] = "pyxis"
 
 
-@command("deploy", help="Deployment files of a plan for docker compose, Kubernetes and Slurm.", groups=(SiteOptions,))
+@command("deploy", help="Files for docker compose, Kubernetes and Slurm.", groups=(SiteOptions,))
 def deploy(
     directory: Annotated[Path, _folder("Folder of a plan, as recommend -o wrote it.")],
     *,
@@ -160,8 +160,8 @@ def _emission(directory: Path) -> "Emission":
 
 @command(
     "validate",
-    help="Measurements of a plan's scripts beside its prediction, with causes of differences. Exit status 1 if a "
-    "figure is outside its bounds, or if the server's log shows another vLLM or other settings than planned.",
+    help="Measured beside predicted, and causes of differences. Exit status 1 if a figure is outside its bounds, or if "
+    "the server's log shows another vLLM or other settings than planned.",
 )
 def validate_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, after ./benchmark.sh ran in it.")],
@@ -183,8 +183,7 @@ def validate_plan(
 
 @command(
     "tune",
-    help="Measure the plan and promising alternatives on this machine until the best settings are known. Exit status 1 "
-    "if the budget ends first.",
+    help="Measure a plan and its alternatives on this machine. Exit status 1 if the budget ends first.",
 )
 def tune_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")],

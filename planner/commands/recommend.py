@@ -56,7 +56,7 @@ class SearchOptions:
 
 @command(
     "recommend",
-    help="Settings for a goal or for latency targets, and the scripts that launch and check them.",
+    help="Best settings for a goal or for targets, and their scripts.",
     groups=(SearchOptions, opt.PlannedLoad, ClosedLoop, opt.SizeOptions, opt.ServerOptions),
     engine=GIVEN,
     rivals=rivals(planned=True),

@@ -50,7 +50,7 @@ class ChoiceOptions:
 
 @command(
     "workflow",
-    help="Scripts of the published recipes: 'list' shows them, a NAME writes them.",
+    help="Scripts of published recipes: 'list', or the NAME of one.",
     groups=(ChoiceOptions, opt.HubOptions),
 )
 def workflow(

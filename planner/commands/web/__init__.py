@@ -26,7 +26,7 @@ Open = Annotated[bool, Option("--open", help="Open the page in a browser.")]
 Seconds = Annotated[float, Interval(gt=0, le=3600), Option("--timeout", metavar="S", help="Seconds for one answer.")]
 
 
-@command("ui", help="Interactive web page and HTTP API; needs llm-serving-planner[ui].")
+@command("ui", help="Interactive web page and HTTP API. Needs llm-serving-planner[ui].")
 def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds: Seconds = 10.0) -> None:
     """Serve the page until Ctrl-C. Every request needs the token: ``PLANNER_TOKEN``, else a random one."""
     try:
