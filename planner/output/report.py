@@ -11,10 +11,10 @@ from planner import __version__, progress
 from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
 from planner.output import charts
-from planner.output.render import Column, command_parts
+from planner.output.render import SPACE, Column, command_parts
 from planner.output.scripts.text import render_template
 from planner.output.tables.prediction import BASIS
-from planner.output.tables.recommendation import Recommendation
+from planner.output.tables.recommendation import Recommendation, plan_in_words
 from planner.output.tables.shared import batch_in_words, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US, counted
@@ -124,7 +124,8 @@ def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> charts.Chart |
     for place, (entry, swept) in enumerate(zip(folder.entries, sweeps, strict=True)):
         gpu, points = entry.plan.gpu, _front(folder, entry)
         if len(points) < 2 and swept.points:  # no front: the planned server at other loads
-            points = [(f"load {p.load:,.3g}", p.figures) for p in swept.points]
+            unit = "requests/s" if swept.by == "rate" else "at once"
+            points = [(f"{p.load:,.3g} {unit}", p.figures) for p in swept.points]
             what = "Each point is the planned server at another load."
         if points:
             marker = charts.MARKERS[place % len(charts.MARKERS)]
@@ -197,7 +198,7 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
     if limits_ms is None:
         targets = entry.plan.service.targets if entry.plan.service else ()
         limits_ms = {one.slo.metric: one.limit_ms for one in targets if not one.of_class}
-    axis = "requests/s" if swept.by == "rate" else "requests in flight"
+    axis = "requests/s" if swept.by == "rate" else "concurrent requests"
     columns = [Column(axis, of=lambda point: f"{point.load:,.4g}{' (plan)' if point.planned else ''}")]
     for metric in OF_A_REQUEST:
         for statistic in ("median", "p99"):
@@ -305,6 +306,7 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
     context = {
         "title": f"{plans[0].requested_model} on {', '.join(plan.gpu for plan in plans)}",
         "model": plans[0].requested_model,
+        "verdict": plan_in_words(plans[0]).replace(SPACE, " ") if plans[0].predicted.get("mean_tpot_ms") else "",
         "goal": entries[0].file.goal,
         "load": "; ".join(f"{one.name}: {_lengths(one.workload)}" for one in plans[0].classes)
         or _lengths(plans[0].workload),
@@ -347,7 +349,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}
     usd, sent = plan.service.usd_per_hour if plan.service else None, plan.workload
     arrival = [f"{sent.request_rate:g} requests/s"] if sent.request_rate else []
-    arrival += [f"{sent.max_concurrency:,} requests in flight"] if sent.max_concurrency else []
+    arrival += [f"{sent.max_concurrency:,} concurrent requests"] if sent.max_concurrency else []
     sources = {
         "engine": f"vLLM {plan.engine_version}",
         "image": f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM",
@@ -365,7 +367,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "arrival": ", ".join(arrival) or "all requests sent at once",
         "command": command_text(plan),
         "settings": [
-            *((name, _plain(getattr(plan, name))) for name in PLANNED),
+            *((name, Column(name, form=",").cell(getattr(plan, name))) for name in PLANNED),
             *((key, f"{value / GIB:,.2f} GiB") for key, value in held.items() if isinstance(value, int | float)),
         ],
         "warnings": (*plan.warnings, *swept.notes),
@@ -384,12 +386,6 @@ def _rejected_words(row: Mapping[str, Any]) -> str:
     sizes = [f"{name} {row[key]}" for key, name in SIZES if row.get(key) and (row[key] != 1 or name == "TP")]
     cache = row.get("kv_cache_dtype") or "auto"
     return ", ".join(sizes + ([] if cache == "auto" else [f"{cache} KV cache"])) or "-"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def picture(chart: charts.Chart | None, within: str = "") -> dict[str, Any] | None:
@@ -556,8 +552,8 @@ def live_answer(played: Played, moved: Probed | None) -> str:
         others = (replace(one, planned=False) for one in sweep.points if one.load != point.load)
         sweep = replace(sweep, points=tuple(sorted((*others, point), key=lambda one: one.load)))
     many = f"{plan.service.replicas} servers of " if plan.service and plan.service.replicas > 1 else ""
-    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} in flight"
-    rate = f"{number(figures.get('output_throughput'))} output tokens/s a server"
+    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} concurrent requests"
+    rate = f"{number(figures.get('output_throughput'))} output tokens/s per server"
     rate += f" ({interval_of(figures, 'output_throughput')})" if figures.get("output_throughput_lo") else ""
     statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
     for name, (predicted_ms, chance) in (probed.targets if probed else {}).items():  # a word: never by colour alone
@@ -565,9 +561,11 @@ def live_answer(played: Played, moved: Probed | None) -> str:
         word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
         limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.4g} ms"
         targets.append((limit, f"{expected} (target {asked.confidence:.0%})", word))
+    usd = (plan.service or plan).usd_per_hour
     context = {
         "headline": f"Serve {plan.model} on {many}{plan.num_gpus} x {plan.gpu}, {layout_in_words(plan)}: at {load}, "
-        f"{rate}, TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms",
+        f"{rate}, TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms"
+        + (f", {usd:,.2f} USD/h" if usd else ""),
         "figures": figures_of(figures),
         "targets": targets,
         "why": plan.why[:3] if point is None else (),

@@ -46,10 +46,23 @@ async function search() {
     if (!said.ok && !(said.headers.get("content-type") || "").startsWith("text/html")) throw new Error(said.status);
     show(answer, await said.text());
     document.title = query.get("model") + " on " + query.getAll("gpu").join(", ") + ": planner";
+    copyButtons();
     status.textContent = answer.querySelector("#verdict").textContent;
     ladder();
   } catch (error) {
     if (error.name !== "AbortError") status.textContent = "the planner does not answer: is it still running?";
+  }
+}
+
+function copyButtons() {
+  if (!navigator.clipboard) return; // a page on another machine, without HTTPS
+  for (const text of answer.querySelectorAll("pre.copy")) {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy" });
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(text.textContent);
+      button.textContent = "Copied";
+    });
+    text.before(button);
   }
 }
 
@@ -108,4 +121,5 @@ useCase.addEventListener("input", () => {
 form.addEventListener("input", changed);
 form.addEventListener("submit", event => { event.preventDefault(); clearTimeout(quiet); search(); });
 arrange();
+copyButtons();
 ladder();

@@ -128,7 +128,7 @@ def test_a_slider_changes_the_answer_while_it_moves(browser: Browser, address: s
     """From the key to the new verdict on the page: at most 300 ms, the median of ten; then a search follows."""
     found = opened(browser, f"{address}&{STATE}", viewport=DESKTOP)
     page = found.page
-    slider = page.get_by_label("Requests in flight, slider")
+    slider = page.get_by_label("Concurrent requests, slider")
     slider.focus()
     taken = []
     for _ in range(10):
@@ -141,7 +141,7 @@ def test_a_slider_changes_the_answer_while_it_moves(browser: Browser, address: s
     assert sorted(taken)[5] < 300, taken
     flight = page.input_value("#flight")
     assert int(flight) > 8
-    until(page, f"document.getElementById('verdict').textContent.includes('at {flight} in flight')")
+    until(page, f"document.getElementById('verdict').textContent.includes('at {flight} concurrent requests')")
     until(page, "!document.querySelector('#live .lead')")  # the search has come
     assert f"flight={flight}" in page.url
     assert found.said == []
@@ -179,7 +179,7 @@ def test_the_keyboard_alone_is_enough(browser: Browser, address: str) -> None:
     for _ in range(60):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(FOCUSED))
-    for wanted in ("model", "gpus", "goal", "flight", "Requests in flight, slider", "ttft", "percentile", "Search",
+    for wanted in ("model", "gpus", "goal", "flight", "Concurrent requests, slider", "ttft", "percentile", "Search",
                    "Download the scripts", "Launch command"):  # fmt: skip
         assert wanted in reached, (wanted, reached)
     assert reached.index("model") < reached.index("flight") < reached.index("Search")
@@ -208,7 +208,7 @@ def test_without_script_the_form_is_enough(browser: Browser, address: str) -> No
     page = opened(browser, f"{address}&{STATE}", java_script_enabled=False, viewport=PHONE).page
     page.fill("#flight", "16")
     page.click("form button")
-    assert "flight=16" in page.url and "at 16 in flight" in verdict(page)
+    assert "flight=16" in page.url and "at 16 concurrent requests" in verdict(page)
 
 
 def test_scripts_are_downloaded(browser: Browser, address: str) -> None:

@@ -162,6 +162,12 @@ def test_a_page_can_be_used_without_eyes_mouse_or_light(pages: dict[str, str]) -
     assert text.count("As a table") == figures == 2 + 2 * 2  # memory, Pareto; latency, operators of each
 
 
+def test_a_page_begins_with_the_verdict(made: Path, pages: dict[str, str]) -> None:
+    plan, text = plan_of(made / "one").plan, Page(pages["one"]).text
+    verdict = f"Serve {plan.model} on {plan.num_gpus} x H100, "
+    assert verdict in text[: text.index("Figures are predictions")]
+
+
 def test_every_figure_of_every_plan_is_there(made: Path, pages: dict[str, str]) -> None:
     folder = made / "two"
     text = Page(pages["two"]).text

@@ -56,7 +56,7 @@ def make_app(*, token: str, loopback: bool = True, seconds: float = 10.0) -> Gua
         Route("/scripts.zip", pages.scripts),
         Route("/style.css", partial(_asset, kind="css")),
         Route("/ui.js", partial(_asset, kind="javascript")),
-        Route("/api/openapi.json", _described),
+        Route("/api/openapi.json", lambda _: JSONResponse(openapi(operations()))),
         *(Route(f"/api/{path}", partial(_called, path=path, places=pages.searches)) for path in operations()),
     ]
     app = Starlette(routes=routes, exception_handlers={PlannerError: _refused, Exception: _refused})
@@ -134,10 +134,6 @@ async def _asset(_: Request, kind: str) -> Response:
     from planner.output import script, style
 
     return Response({"css": style, "javascript": script}[kind](), media_type=f"text/{kind}")
-
-
-def _described(_: Request) -> Response:
-    return JSONResponse(openapi(operations()))
 
 
 async def _called(request: Request, path: str, places: Places) -> Response:
