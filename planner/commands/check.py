@@ -68,7 +68,7 @@ Gpus = Annotated[
 #: ``--`` in front of the line is not needed: what is no option of this command belongs to the line.
 @command(
     "check",
-    help="Would this vllm serve line start, what would it deliver, and what would deliver more?",
+    help="Does this vllm serve line start, and what would be faster?",
     groups=(opt.HubOptions,),
     settings={"ignore_unknown_options": True},
 )
@@ -105,12 +105,7 @@ def check_command(
     planned = plan.network_gb_per_s if plan else None
     profile, remarks = planning.find_gpu(wanted, planned if network_gb_per_s is None else network_gb_per_s)
     version = engine_version or (plan.engine_version if plan and plan.gpu == profile.id else None)
-    given = {
-        "input_len": input_len,
-        "output_len": output_len,
-        "max_concurrency": max_concurrency,
-        "num_prompts": num_prompts,
-    }
+    given = dict(input_len=input_len, output_len=output_len, max_concurrency=max_concurrency, num_prompts=num_prompts)
     asked = planning.LineRequest({name: value for name, value in given.items() if value}, gpus, goal)
     if plan:
         asked = asked.as_planned(plan)
@@ -152,6 +147,8 @@ class _Judge:
             asked = asked.with_client(clients[0], version)
             problems = tuple(problem for client in clients for problem in client.problems)
             read = replace(read, problems=(*read.problems, *problems))
+        elif not (read.is_offline or asked.like or "max_concurrency" in asked.given):
+            self.remarks += ("the load is a default, as many requests as run at once: --max-concurrency N sets it",)
         if len(clients) > 1:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)
         resolved = planning.load_model(self._model(read), **self.hub)

@@ -77,7 +77,8 @@ class Parameter:
 
     def check(self, value: Any, see: str) -> Any:
         """The value as a plain one of its type. Raises InputError, naming the flag, for another type or value."""
-        kinds = [kind for kind in _kinds(self.type) if kind is not NoneType]
+        union = get_origin(self.type) in (Union, UnionType)
+        kinds = [kind for kind in (get_args(self.type) if union else (self.type,)) if kind is not NoneType]
         checked = all(kind in SCALARS or get_origin(kind) in (Literal, dict, tuple) for kind in kinds)
         if value is None or not kinds or not checked:
             return value
@@ -152,10 +153,6 @@ def taken(options: dict[str, Any], group: type) -> dict[str, Any]:
 
 def _members(group: type) -> dict[str, Any]:
     return {name: alias for one in group.__mro__ for name, alias in inspect.get_annotations(one).items()}
-
-
-def _kinds(kind: Any) -> tuple[Any, ...]:
-    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def _of_function(function: Callable[..., Any]) -> Iterator[Parameter]:

@@ -51,7 +51,7 @@ class Exclusion:
 OF_A_TRACE = "a trace brings its own lengths and arrivals: leave one out"
 OF_A_CLASS = "a class says how long its requests are and how many come: leave one out"
 OF_A_LOAD = ("request_rate", "max_concurrency", "trace", "classes")
-LARGEST = "it asks for the largest load on given GPUs or for given money: leave one out"
+LARGEST = "--budget and --have find the largest load, for a price or on given GPUs: leave one out"
 #: The one table of what excludes what. Every command, the page and planner.toml read it.
 EXCLUSIONS = (
     Exclusion("trace", (*LENGTHS, "burstiness", "seed", "num_prompts", "workload"), OF_A_TRACE),
@@ -63,12 +63,7 @@ EXCLUSIONS = (
     Exclusion("workload", LENGTHS, "a named workload brings its own lengths: leave one out"),
     Exclusion("budget", ("have", *OF_A_LOAD), LARGEST, planned=True),
     Exclusion("have", OF_A_LOAD, LARGEST, planned=True),
-    Exclusion(
-        "request_rate",
-        ("max_concurrency",),
-        "say how the load comes: so many a second, or so many in flight",
-        planned=True,
-    ),
+    Exclusion("request_rate", ("max_concurrency",), "give the load as a rate or as a concurrency", planned=True),
 )  # fmt: skip
 
 
@@ -106,7 +101,7 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     refuse_contradictions(given, planned=True)
     name = checked_workload(given.pop("use_case"))
     case, load = dict(use_cases()[name]), dict[str, Any](workload=name)
-    source = case.pop("source")
+    case.pop("source")
     if given.get("trace") or given.get("classes"):
         load = {}
     elif name in NAMED and any(length in given for length in LENGTHS):
@@ -114,7 +109,8 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
         load = {"input_len": named.input_len, "output_len": named.output_len, "random_range_ratio": named.range_ratio}
     options = {**load, **case, **given}
     slos = parse_slos({metric: options.get(metric) for metric in LATENCIES}, options.get("percentile"))
-    return options, (f"--use-case {name} sets {targets_in_words(slos)}. Source: {source}",)
+    changed = f"{targets_in_words(slos)}; {' and '.join(f'--{slo.metric}' for slo in slos)} change them"
+    return options, (f"--use-case {name} sets {changed if slos else '--goal ' + options['goal']}",)
 
 
 def load_of(

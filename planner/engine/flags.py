@@ -44,9 +44,9 @@ class Status:
         return self.state == "known"
 
     def __str__(self) -> str:
-        """``known since 0.8.0``, ``not before 0.10.0``, ``gone in 0.18.0``, ``never known``."""
+        """``known since 0.8.0``, ``not before 0.10.0``, ``gone in 0.18.0``, ``unknown to vLLM``."""
         words = {"known": f"known since {self.since}", "not yet": f"not before {self.since}"}
-        return {**words, "gone": f"gone in {self.gone_in}"}.get(self.state, "never known")
+        return {**words, "gone": f"gone in {self.gone_in}"}.get(self.state, "unknown to vLLM")
 
     def require(self, what: str, otherwise: str = "leave it out") -> None:
         if not self:

@@ -178,7 +178,7 @@ def _not_ready(folder: Path, printed: list[str]) -> InputError:
     failed = next((line.removeprefix("FAIL").strip() for line in printed if line.startswith("FAIL")), "it failed")
     return InputError(
         f"{folder / 'preflight.sh'}: {failed}",
-        hint="run it: it says how to fix each line; the same planner tune then goes on",
+        hint="run it and fix what it names; then run the same planner tune again",
     )
 
 

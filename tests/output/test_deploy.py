@@ -530,7 +530,7 @@ def test_as_many_servers_are_deployed_as_the_plan_needs(target: str, servers: in
     needed = Service(targets=(), replicas=5, total_gpus=10, packages=10, goodput=1)
     made = emission(b200().model_copy(update={"service": needed}))
     text = next(iter(render_deployable(made, target).values()))
-    assert f"takes 5 such server(s), this starts {servers}" in text
+    assert f"takes 5 servers, this starts {servers}" in text
     if target == "kubernetes":
         assert workload_of(text)["spec"]["replicas"] == 5
     if target == "compose":
@@ -542,7 +542,7 @@ def test_a_deployment_of_fewer_servers_than_needed_says_so(tmp_path: Path) -> No
     made = emission(b200().model_copy(update={"service": needed}))
     write_folder(tmp_path / "plan", {"plan.json": written(made)}, force=False)
     told = run("deploy", f"{tmp_path / 'plan'}", "--target", "slurm")
-    assert "note: slurm: the load of the plan takes 5 such server(s), this starts 1" in " ".join(told.err.split())
+    assert "note: slurm: the load of the plan takes 5 servers, this starts 1" in " ".join(told.err.split())
 
 
 def test_start_up_time_follows_the_weights() -> None:

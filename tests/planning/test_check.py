@@ -212,7 +212,7 @@ def test_options_are_read_as_argparse_reads_them(line: str, expected: dict[str, 
         ("0.32.0", "--enforce-eager=true", "takes no value", True),
         ("0.32.0", "--enforce-eager true", "takes no value", True),
         ("0.32.0", "another/model", "neither an option nor the model", True),
-        ("0.32.0", "--quantization nosuch", "never known", True),
+        ("0.32.0", "--quantization nosuch", "unknown to vLLM", True),
         ("0.32.0", "-cc '{\"full_cuda_graph\": true}'", "cudagraph_mode", True),
         ("0.32.0", "--speculative-config '{}'", "num_speculative_tokens", True),
         # the replacement itself comes only one version later

@@ -12,7 +12,7 @@ from planner.output.scripts import emission as scripts
 from planner.output.scripts.emission import start_timeout_s
 from planner.output.scripts.text import option
 from planner.planning import Plan
-from planner.units import GIB, MS, whole_number
+from planner.units import GIB, MS, counted, whole_number
 
 #: The balancers that do what a plan counts on, by its router.
 ROUTERS = {
@@ -203,7 +203,7 @@ class Pods:
             title,
             "",
             f"{plan.model} on {plan.num_gpus} x {self.emission.profile.name}, vLLM {plan.engine_version}",
-            f"goal: {file.goal}; plan {plan.digest}; written by planner {file.planner_version}",
+            f"goal: {file.purpose}; plan {plan.digest}; written by planner {file.planner_version}",
             f"planned by: {file.command}",
             f"deployed by: {self.command}",
             "",
@@ -212,7 +212,8 @@ class Pods:
         ]
         needed = service.replicas if service else 1
         if needed > 1 or self.replicas > 1:
-            lines.append(f"the load of the plan takes {needed} such server(s), this starts {self.replicas}")
+            few = f"; start it {ceil(needed / self.replicas)} times" if self.replicas < needed else ""
+            lines.append(f"the load of the plan takes {counted(needed, 'server')}, this starts {self.replicas}{few}")
             if service and service.router:
                 lines.append(f"planned with a {service.router} router: {ROUTERS[service.router]}")
         if self.nodes != self.planned_nodes:
@@ -230,7 +231,7 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
     plan = emission.file.plan
     if site.replicas is not None and site.replicas > most:
         raise InputError(
-            f"--replicas {site.replicas}: a node with {plan.gpus_per_node} GPUs holds {most} such server(s)",
+            f"--replicas {site.replicas}: a node with {plan.gpus_per_node} GPUs holds {counted(most, 'such server')}",
             hint="ask for fewer, or use --target kubernetes",
         )
     replicas = site.replicas or min(most, plan.service.replicas if plan.service else 1)
@@ -286,7 +287,7 @@ def _check_nodes(emission: scripts.Emission, nodes: int, planned: int) -> None:
     plan = emission.file.plan
     if nodes < 1 or plan.num_gpus % nodes or plan.num_gpus // nodes > plan.gpus_per_node:
         raise InputError(
-            f"--nodes {nodes}: {plan.num_gpus} GPU(s) in equal shares, and a node has {plan.gpus_per_node} GPUs",
+            f"--nodes {nodes}: {counted(plan.num_gpus)} in equal shares, and a node has {plan.gpus_per_node} GPUs",
             hint=f"at least --nodes {planned}, and a divisor of {plan.num_gpus}",
         )
     if nodes > 1 and emission.profile.partition:

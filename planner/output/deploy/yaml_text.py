@@ -93,9 +93,5 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
 
-def _script(dumper: yaml.SafeDumper, value: Script) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", str(value), style="|")
-
-
 _Dumper.add_representer(str, _text)
-_Dumper.add_representer(Script, _script)
+_Dumper.add_representer(Script, lambda to, text: to.represent_scalar("tag:yaml.org,2002:str", str(text), style="|"))

@@ -205,7 +205,9 @@ def _start(launch: JudgedLaunch) -> Iterator[str]:
 
 
 def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str]:
-    problems = sorted(record.line.problems, key=lambda one: not one.fatal)
+    refused = tuple(refusal.cause for refusal in record.refusals)  # of a value, which they explain
+    problems = [one for one in record.line.problems if not any(cause.startswith(one.word) for cause in refused)]
+    problems = sorted(problems, key=lambda one: not one.fatal)
     for problem in problems[:most]:
         yield from items("x" if problem.fatal else "!", [str(problem)])
     if more := len(problems[most:]) if most else 0:
@@ -272,11 +274,11 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         yield from items("-", [f"{servers} servers of {layout} on the same GPUs, behind a router: {rate:,.0f} tok/s in "
                                f"all, TPOT {tpot_ms:.1f} ms"])  # fmt: skip
     elif not shown:
-        yield f"no plan is better for {record.goal} on these GPUs" if rows else "no plan fits on this GPU"
+        yield f"no settings are better for --goal {record.goal} on these GPUs" if rows else "no plan fits on this GPU"
     for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
         changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
         if brief:
-            yield from items("-", [f"the goal {record.goal} is better served with {listed(changes, BRIEF_CHANGES)}"])
+            yield from items("-", [f"better for --goal {record.goal}: {listed(changes, BRIEF_CHANGES)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
         if added := plan.from_recipe:
@@ -291,7 +293,7 @@ def _load_words(load: Load) -> str:
     words += [f"after {load.prefix_len:,} shared tokens"] if load.prefix_len else []
     words += [f"{load.request_rate:g} per second"] if isfinite(load.request_rate) else []
     if load.max_concurrency or not isfinite(load.request_rate):
-        words.append(f"{load.max_concurrency or 'all'} in flight")
+        words.append(f"{load.max_concurrency or 'all'} at once")
     return ", ".join(words)
 
 
