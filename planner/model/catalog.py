@@ -35,7 +35,7 @@ KINDS = {
     "verbatim": "",  # a published copy of the repository's own config.json
     "trimmed": "",  # the same, of which only some keys were published
     "sibling": "",  # that of a sibling which differs in training only
-    "assembled": "the catalog's facts are put together from published values, not read from its own config.json",
+    "assembled": "model data compiled from public sources: its own config.json is not available",
     "form": "its own quantisation settings are not in the catalog: {form} is assumed",
 }
 #: The GPU vendor that a publisher makes checkpoints for; those of other publishers run on both.

@@ -45,7 +45,8 @@ class Advised:
                 except PlannerError:  # a setting that this engine does not have, or a request that it does not hold
                     continue
                 if here:
-                    yield f"{one['document']} advises {one['text']}; here {here}: {difference}"
+                    advised = f"{one['document']} advises {one['text']}; here {here}"
+                    yield f"{advised}; predicted with the advice: {difference}"
 
     def _other(self, entry: Mapping[str, Any]) -> tuple[str, str]:
         """The settings that differ, and the predicted difference; empty where none does."""
@@ -95,12 +96,12 @@ class Advised:
     def _difference(self, other: Deployment, load: Load, before: Deployment | None = None) -> str:
         """The figures of ``other`` beside the engine's own, or those of ``before`` under its load."""
         if not other.checked.fits:
-            return "it does not fit"
+            return "does not fit"
         own = _figures(before, load, self.bench) if before else self._figures
         advised = _figures(other, load, self.bench)
         rate, e2el = (round(after / once - 1, 2) + 0.0 for once, after in zip(own, advised, strict=True))
         latency = "" if self.bench == "throughput" else f", {e2el:+.0%} E2EL"  # offline all prompts come at once
-        return f"predicted with it {rate:+.0%} tokens/s per GPU{latency}" if rate or e2el else "predicted the same"
+        return f"{rate:+.0%} tokens/s per GPU{latency}" if rate or e2el else "the same speed"
 
     @cached_property
     def _figures(self) -> tuple[float, float]:

@@ -33,6 +33,7 @@ from planner.workload import Load
 CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
 #: Causes whose word alone says too little in a sentence.
 SAID = {"launches": "kernel launches", "links": "collectives over links", "host": "work of the host"}
+SAID |= {"launch": "kernel launches", "link": "collectives over links", "memory": "memory bandwidth"}
 
 
 def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight: float) -> str:
@@ -439,7 +440,7 @@ def describe_order(axis: str, places: Sequence[Standing]) -> str:
     if len(runs) == 1:
         where = f" at every {axis}" if len(places) > 1 else ""
         verb = "lead" if places[0].tied else "leads"
-        return f"{runs[0][0]} {verb}{where}{_odds_in_words(places)}".replace(" alike lead", " lead alike")
+        return f"{runs[0][0]} {verb}{where}{_odds_in_words(places)}".replace(" alike lead", " are equal")
     words = []
     for index, (leader, group) in enumerate(runs):
         first, last = f"{group[0].at:,g}", f"{group[-1].at:,g}"

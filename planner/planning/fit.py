@@ -567,7 +567,7 @@ def _more_partitions(serving: Serving, modes: Iterable[GpuProfile]) -> Iterator[
     for profile, size in product(sorted(alike, key=lambda p: p.id != here.id), (2, 4, 8)):
         settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
         settings |= {} if profile.id == here.id else {"gpu": profile.id}
-        change = f"{size} partitions, tensor parallel, which is disputed"
+        change = f"tensor parallel over {size} partitions (unvalidated)"
         tries.append(_option(serving, change, settings, profile=profile))
     yield from _first(tries)
 

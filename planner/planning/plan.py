@@ -225,7 +225,7 @@ class Service(_Record):
 
     @property
     def load_unit(self) -> str:
-        return "requests/s" if self.request_rate is not None else "requests in flight"
+        return "requests/s" if self.request_rate is not None else "concurrent requests"
 
 
 class BenchmarkLine(_Record):
@@ -344,6 +344,12 @@ class PlanFile(_Record):
     command: str
     goal: Goal
     plan: Plan
+
+    @property
+    def purpose(self) -> str:
+        """The goal, or what a plan of servers is best in: its cost, or the load that they carry."""
+        service = self.plan.service
+        return self.goal if service is None else "lowest cost" if service.load_asked else "largest load"
 
     def to_json(self) -> str:
         """The plan's object beside ``schema_version``, ``command``, ``goal`` and ``digest``."""

@@ -61,7 +61,7 @@ def test_explain_leads_from_the_operators_to_the_last_millisecond(capsys: pytest
     assert "h100-sxm at its peak: 3.35 TB/s, 989 TFLOP/s bf16" in shown  # NVIDIA's data sheet
     latency_s = float(re.findall(r"Avg latency: ([0-9.]+) seconds", shown)[0])
     decode, prefill = (
-        tuple(map(float, found)) for found in re.findall(r"; ([0-9]+) such steps? takes? ([0-9.]+) s", shown)
+        tuple(map(float, found)) for found in re.findall(r"mean of ([0-9,]+) steps?, ([0-9.]+) s in all", shown)
     )
     assert (decode[0], prefill[0]) == (127, 1)
     assert decode[1] + prefill[1] == pytest.approx(latency_s, abs=0.0011)  # two figures of three digits

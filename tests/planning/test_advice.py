@@ -103,7 +103,7 @@ def test_a_line_that_follows_is_not_contradicted(line: str, advice: str) -> None
 def test_preempted_requests_cost_what_fewer_places_gain() -> None:
     """AMD's guide: too many places, and "requests [are] getting preempted": computed twice."""
     (line,) = (one for one in checked(f"{ONE} --max-num-seqs 1000") if "preempted" in one)
-    assert "tokens/s per GPU, -" in line and "with it +" in line
+    assert "tokens/s per GPU, -" in line and "with the advice: +" in line
 
 
 def test_long_contexts_of_v0_are_captured() -> None:

@@ -230,7 +230,7 @@ def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
     close = [stub("a", 1, 100, 0.1), stub("b", 1, 100.5, 0.1), stub("a", 2, 2), stub("b", 2, 5)]
     assert standings(close, _at, _figure)[0].tied
     tied = [standing for standing in standings(close, _at, _figure) if standing.tied]
-    assert describe_order("concurrency", tied) == "b and a lead alike"
+    assert describe_order("concurrency", tied) == "b and a are equal"
     assert not list(flips(close, _at, _figure))
 
 
@@ -339,7 +339,7 @@ def test_the_next_command_repeats_lengths_and_settings() -> None:
     command = " ".join(answer.out.replace("\\\n", " ").split()).partition("$ ")[2]
     assert command == (
         f"planner recommend {LLAMA} --gpu h100-sxm --engine-version 0.20.0 --kv-cache-dtype fp8 "
-        "--random-input-len 8192 --random-output-len 64"
+        "--random-input-len 8192 --random-output-len 64 --max-concurrency 4"
     )
 
 

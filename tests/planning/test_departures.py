@@ -125,16 +125,16 @@ def test_no_reason_is_missing() -> None:
     [
         (
             "deepseek-ai/DeepSeek-V3.1", "h200",  # no fp8 cache, at the same cost
-            ["no --enable-expert-parallel (the recipe's: 8 GPUs as well)",
-             "no --chat-template examples/tool_chat_template_deepseekv... "
+            ["without --enable-expert-parallel (the recipe's: 8 GPUs as well)",
+             "without --chat-template examples/tool_chat_template_deepseekv... "
              "(a file of vLLM's repository, for tool calls)",
              "adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
              "(drafts of the model's own MTP modules, chosen by the search)"],
         ),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "h100",
-            ["no VLLM_USE_FLASHINFER_MOE_FP8=1 (gone in 0.24.0)",
-             "no VLLM_FLASHINFER_MOE_BACKEND=throughput (gone in 0.24.0)"],
+            ["without VLLM_USE_FLASHINFER_MOE_FP8=1 (gone in 0.24.0)",
+             "without VLLM_FLASHINFER_MOE_BACKEND=throughput (gone in 0.24.0)"],
         ),
         (
             "moonshotai/Kimi-K3", "b300",  # its own checkpoint, laid out as in the recipe
@@ -163,7 +163,7 @@ def test_a_plan_says_where_it_departs_from_the_recipe(model: str, gpu: str, said
     assert {*said} <= {*plan["departures"]}
     assert not any("adds --kv-cache-dtype" in one for one in plan["departures"])
     text = " ".join("\n".join(answer.sentences()).split())
-    assert f"beside the recipe: {'; '.join(plan['departures'])}" in text
+    assert f"differs from the model's vLLM recipe: {'; '.join(plan['departures'])}" in text
     assert len(text.splitlines()) <= 40
 
 
@@ -205,7 +205,9 @@ def test_a_fleet_departs_as_the_plan_that_it_rents(model: str) -> None:
     answer = size_fleet(model, **asked)
     (pool,) = answer.to_dict()["fleets"][0]["pools"]
     assert pool["departures"] == plan["departures"] != []
-    assert f"beside the recipe: {'; '.join(plan['departures'])}" in " ".join("\n".join(answer.sentences()).split())
+    assert f"differs from the model's vLLM recipe: {'; '.join(plan['departures'])}" in " ".join(
+        "\n".join(answer.sentences()).split()
+    )
 
 
 def test_a_comparison_says_what_its_engines_lack() -> None:
@@ -222,9 +224,11 @@ def test_a_comparison_says_what_its_engines_lack() -> None:
     (layout,) = by_gpu["mi355x", 4]
     assert layout.startswith("--tensor-parallel-size 1, not 2 (the recipe's: mean E2EL ") and not by_gpu["mi355x", 32]
     text = " ".join(str(answer).split())
-    assert "beside the recipe" not in text  # mi355x is fastest at 32 requests, as its recipe has it
+    assert "vLLM recipe" not in text  # mi355x is fastest at 32 requests, as its recipe has it
     explained = compare_gpus(
         "MiniMaxAI/MiniMax-M2.5", gpu="h200", max_concurrency=8, engine_version="0.32.0", explain=True
     )
-    assert "h200-sxm, beside the recipe: --tensor-parallel-size 2, not 4" in " ".join(str(explained).split())
+    assert "h200-sxm differs from the model's vLLM recipe: --tensor-parallel-size 2, not 4" in " ".join(
+        str(explained).split()
+    )
     assert "departures" not in explained.to_rows()[0]

@@ -110,7 +110,7 @@ def test_a_first_token_that_takes_minutes_is_told_with_what_holds_it_up() -> Non
     assert waits[0] < WAIT_S < waits[1]
     (doubt,) = answer.doubts
     assert (doubt.kind, doubt.gpu) == ("wait", "h100-sxm")
-    first = f"at 128 requests in flight the first token comes after {waits[1]:,.0f} s on average"
+    first = f"at 128 concurrent requests the first token comes after {waits[1]:,.0f} s on average"
     assert doubt.said == f"{first} (KV capacity: holds 12 requests)"
     assert answer.ok and doubt.said in said(answer)
 

@@ -550,7 +550,7 @@ def test_the_largest_load_for_a_budget_is_that_of_the_gpus_it_rents() -> None:
         sorted((plan.service.load or 0.0 for plan in by_budget.plans if plan and plan.service), reverse=True)
     )
     assert fleets.record.best and fleets.record.best.gpus == by_budget.best.service.total_gpus
-    assert "requests in flight" in str(fleets)
+    assert "concurrent requests" in str(fleets)
 
 
 def test_more_gpus_never_carry_less() -> None:

@@ -127,7 +127,7 @@ CHAT = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--ttft", "2000", "--tp
 
 
 def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -> None:
-    printed = answer_of(*CHAT, "--gpu", "h100", "--request-rate", "60")
+    printed = answer_of(*CHAT, "--gpu", "h100", "--request-rate", "60", "--explain")
     answer = printed.to_dict()
     service, (apart,) = answer["plans"][0]["service"], answer["disaggregated"]
     assert service["replicas"] > 1 and apart["aggregated_gpus"] == service["total_gpus"]
@@ -136,10 +136,11 @@ def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -
     assert apart["decode_servers"] * apart["decode_load"] >= 60 * (1 - 1e-9)
     split, both = apart["disaggregated_rate"], apart["aggregated_rate"]
     said = " ".join(printed.to_text().split())
-    better = {"disaggregated": f"disaggregated {split / both - 1:.0%} better: ", None: "equal: "}.get(
-        apart["wins"], f"aggregated {both / split - 1:.0%} better: "
+    better = {"disaggregated": f"disaggregated {split / both - 1:.0%} better on ", None: "equal on "}.get(
+        apart["wins"], f"aggregated {both / split - 1:.0%} better on "
     )
-    assert f"{apart['least_gpus']} GPUs vs {service['total_gpus']} aggregated at the same confidence" in said
+    assert f"disaggregated on h100-sxm: {apart['least_gpus']} GPUs (" in said
+    assert f"vs {service['total_gpus']} aggregated at the same confidence" in said
     assert better in said
 
 
@@ -154,7 +155,7 @@ def test_one_server_is_compared_on_the_gpus_that_somebody_names() -> None:
 
 def test_what_leaves_a_node_needs_its_network() -> None:
     load = (*CHAT, "--gpu", "l40s", "--request-rate", "60")
-    answer = answer_of(*load)
+    answer = answer_of(*load, "--disaggregated")
     (refused,) = answer.to_dict()["disaggregated"]
     assert "the bandwidth of the network between nodes of l40s is unknown" in refused["refused"]
     said = " ".join(answer.to_text().split())

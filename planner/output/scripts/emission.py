@@ -206,10 +206,10 @@ def describe_load(plan: Plan) -> str:
 
 
 def _load_words(load: PlannedWorkload) -> str:
-    arrival = f"at most {load.max_concurrency} in flight" if load.max_concurrency else "sent as they arrive"
-    if load.request_rate:
-        arrival += f", {load.request_rate:g} requests/s"
-    return f"{load.num_prompts} requests of {load.input_len} input and {load.output_len} output tokens, {arrival}"
+    arrivals = [f"at most {load.max_concurrency} at once"] if load.max_concurrency else []
+    arrivals += [f"{load.request_rate:g} requests/s"] if load.request_rate else []
+    lengths = f"{load.input_len} input and {load.output_len} output tokens"
+    return f"{load.num_prompts} requests of {lengths}, {', '.join(arrivals) or 'sent as they arrive'}"
 
 
 def check_exposure(plan: Plan) -> None:

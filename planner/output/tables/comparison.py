@@ -118,7 +118,7 @@ class ComparisonAnswer(Answer):
                 yield from (wrapped(line, first="  ", rest="    ") for line in _order_lines(list(group)))
             said = ((point.gpu, one) for point, of in self.departures for one in of)
             lines = ((gpu, planning.beside_recipe(of_gpu)) for gpu, of_gpu in shared.grouped(said).items())
-            yield from shared.items("-", (f"{gpu}, {line}" for gpu, (line,) in lines))
+            yield from shared.items("-", (f"{gpu} {line}" for gpu, (line,) in lines))
         elif self.record.points:
             yield from self._one_screen()
         else:
@@ -141,7 +141,8 @@ class ComparisonAnswer(Answer):
         for metric, known in figures.items():
             if metric in first and known:
                 _, span, unit, best = max(known, key=lambda one: one[0])
-                at = f" on {best.gpu} at {_load_in_row(best)}" if len(self.record.workloads) > 1 else ""
+                at = f" on {best.gpu} at {_load_words(best.workload).rpartition(', ')[2]}"
+                at = at if len(self.record.workloads) > 1 else ""
                 of = f"Most {metric} of {model}" if not words else f"Most {metric}"
                 figures_at = f"{shared.figure_between(span.mid, span.low, span.high, unit)}{at}"
                 words.append(f"{of}: {first[metric]}. Best: {figures_at}")
@@ -185,6 +186,8 @@ class ComparisonAnswer(Answer):
         yield from shared.items("-", beside)
         command = ["planner", "recommend", self.record.question.serving.model.id, "--gpu", fastest.gpu, *self.stated]
         sent = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
+        by = "--max-concurrency" if load.max_concurrency else "--request-rate"
+        sent += [by, f"{fastest.load:g}"] * (len(loads) == 1)
         yield from command_lines({}, [*command, *sent])
 
     @property
@@ -244,12 +247,12 @@ def _lengths(workload: Load) -> str:
 
 
 def _load_in_row(point: planning.ComparedPoint) -> str:
-    return f"{point.load:,g} in flight" if point.workload.max_concurrency is not None else f"{point.load:,g}/s"
+    return f"{point.load:,g} concurrent" if point.workload.max_concurrency is not None else f"{point.load:,g}/s"
 
 
 def _load_words(workload: Load) -> str:
     most = workload.max_concurrency
-    load = f"{workload.request_rate:g} requests/s" if most is None else f"{counted(most, 'request')} in flight"
+    load = f"{workload.request_rate:g} requests/s" if most is None else counted(most, "concurrent request")
     return f"{_lengths(workload)}, {load}"
 
 

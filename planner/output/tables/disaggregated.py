@@ -94,19 +94,19 @@ def equal_words(plan: Disaggregated) -> str:
     split, both = plan.disaggregated_rate, plan.aggregated_rate
     if not split:
         return f"aggregated better: {plan.aggregated_gpus} GPUs hold no server of each side"
-    rates = f"{split:,.3g} vs {both:,.3g} requests/s on {plan.aggregated_gpus}"
+    rates = f"on {plan.aggregated_gpus} GPUs: {split:,.3g} vs {both:,.3g} requests/s"
     if plan.wins:
-        return f"disaggregated{f' {split / both - 1:.0%}' if both else ''} better: {rates}"
-    return f"aggregated {both / split - 1:.0%} better: {rates}" if plan.loses else f"equal: {rates}"
+        return f"disaggregated{f' {split / both - 1:.0%}' if both else ''} better {rates}"
+    return f"aggregated {both / split - 1:.0%} better {rates}" if plan.loses else f"equal {rates}"
 
 
 def needs_words(plan: Disaggregated) -> str:
     """The GPUs of both shapes at the same confidence."""
     both = f"vs {plan.aggregated_gpus} aggregated" if plan.aggregated_gpus else "(aggregated servers miss the targets)"
-    sides = " and ".join(
+    sides = ", ".join(
         f"{servers} x TP {side.deployment.config.tensor_parallel_size} {role}" for role, side, servers in sides_of(plan)
     )
     return (
-        f"disaggregated on {plan.profile.id}: {plan.least_gpus} GPUs {both} at the same confidence, without spares: "
-        f"{sides}; {equal_words(plan)}"
+        f"disaggregated on {plan.profile.id}: {plan.least_gpus} GPUs ({sides}) {both} at the same confidence, without "
+        f"spares; {equal_words(plan)}"
     )

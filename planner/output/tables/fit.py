@@ -114,7 +114,9 @@ class FitAnswer(Answer):
                 yield wrapped(line.how, first=start, rest=" " * len(start)) if line.how else start.rstrip()
 
     def _notes(self) -> Iterable[str]:
-        return *self.resolved.notes, *self.record.notes
+        yield from (*self.resolved.notes, *self.record.notes)
+        if self.record.verdict == "does not fit" and not self.record.options:
+            yield f"planner fit {self.resolved.resolved} --gpu all shows which GPUs hold it"
 
 
 @dataclass(frozen=True, repr=False)
@@ -145,8 +147,8 @@ class FitTable(Answer):
         fitting = [answer for answer in fits if answer.fits]
         among = f"{len(self.answers)} {'settings' if self.sweep else 'GPUs'}"
         if not fitting:
-            least = min((size for one in fits if (size := one.min_tensor_parallel_size)), default=None)
-            then = f"; the least is --tensor-parallel-size {least}" if least and not self.sweep else ""
+            least = min(((size, one.gpu_id) for one in fits if (size := one.min_tensor_parallel_size)), default=None)
+            then = "; {1} holds it with --tensor-parallel-size {0}".format(*least) if least and not self.sweep else ""
             return f"{self.resolved.resolved} fits on none of {among}{then}"
         most = max(fitting, key=lambda answer: answer.max_concurrency)
         where = "" if self.sweep else f": {listed([answer.gpu_id for answer in fitting], BRIEF_NAMES)}"
@@ -250,7 +252,7 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
     several = config.tensor_parallel_size > result.deployment.profile.gpus_per_node
     none = "none fits" if several else "none fits in one node"
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or none}"
-    yield "memory overheads", "fitted, as shipped" if result.calibration == SHIPPED else result.calibration
+    yield from [("memory overheads", result.calibration)] * (result.calibration != SHIPPED)
 
 
 def _logged(line: LogLine, value: float) -> str:

@@ -232,7 +232,6 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     room = f"; room for {shared.figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
     if most and _stocked(best):
         loads, room = shared.figure_between(best.request_rate, most.low, most.high, "requests/s"), ""
-    gpus += shared.even_odds(best.gpus, best.by_confidence[0].gpus if search.objective.slos else None)
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
 
 
@@ -242,7 +241,7 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
     servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
     servers += f" behind a {objective.router} router" if best.servers > 1 else ""
     layout = shared.layout_in_words(pool.kind.deployment.config)
-    yield f"{servers}: one {layout} carries {figure(pool.load.value)} requests/s"
+    yield f"{servers}; one server, {layout}, carries {figure(pool.load.value)} requests/s"
     yield from planning.beside_recipe(pool.kind.departures)
     yield from shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
     if _stocked(best):
@@ -254,7 +253,6 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
     if (others := fleets.fleets[1:]) and not _stocked(best):
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
         yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
-    yield f"bottleneck: {pool.load.bound_by or pool.load.binding}"
     if found := best.offloading:
         gpus = found.without_gpus
         then = f"the load takes {counted(gpus)}" if gpus else "any number of such servers misses the targets"

@@ -14,7 +14,7 @@ from planner.output.tables.shared import from_host
 from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
-from planner.units import GFLOP, MB, MS, TB, TFLOP, US, format_bytes
+from planner.units import GFLOP, MB, MS, TB, TFLOP, US, counted, format_bytes
 from planner.workload import Load
 
 Bench = Literal["serve", "throughput", "latency"]
@@ -188,7 +188,7 @@ class PredictionRefused(MetricAnswer):
         yield wrapped(self.reason)
 
     def _notes(self) -> Iterator[str]:
-        yield "planner fit shows what would make it fit"
+        yield f"planner fit {self.resolved.resolved} --gpu {self.deployment.profile.id} shows what would make it fit"
 
 
 def _class_rows(one: ClassFigures) -> Iterator[dict[str, Any]]:
@@ -245,7 +245,7 @@ def _share(name: str, served: Replay) -> str:
     if batch.decode_seqs:
         context_tok = batch.decode_context_tok / batch.decode_seqs
         work.append(f"{batch.decode_seqs:,} decoding sequences with {context_tok:,.0f} tokens of context each")
-    return f"of {' and '.join(work)}; {steps:,} such step{' takes' if steps == 1 else 's take'} {time_s:,.3f} s"
+    return f"mean of {counted(steps, 'step')}, {time_s:,.3f} s in all: {' and '.join(work)}"
 
 
 def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
@@ -255,8 +255,8 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
             f"vLLM does not start with these settings: {refusal}; the figures assume that it does; "
             "planner fit shows what would make it start"
         )
-    yield f"vLLM {config.version}; efficiencies {BASIS[deployment.timer.efficiency.basis]}"
-    yield f"calibration: {deployment.calibrated_by}"
+    known = f"; efficiencies {BASIS[basis]}" if (basis := deployment.timer.efficiency.basis) != "gpu" else ""
+    yield f"vLLM {config.version}; calibration: {deployment.calibrated_by}{known}"
     if computed := deployment.profile.emulated.get(config.weight_dtype):
         name = deployment.profile.name
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"

@@ -66,6 +66,7 @@ CLASS_COLUMNS = (
     Column("expected", "up to", figure),
     Column("target", form=",.10g"),
 )
+WORTH_A_RUN = 1.05  #: gain of a server's load from which on a benchmark run is proposed
 BRIEF_GPUS = 8  #: rows of the brief table
 BRIEF_WARNINGS = 2
 BRIEF_REFUSED = 3  #: GPUs without a plan that are listed with the reason
@@ -278,7 +279,8 @@ class Recommendation(Answer):
         without = [ranking for ranking, plan in pairs if plan is None]
         shown = 1 if best else BRIEF_REFUSED
         for ranking in without[:shown]:
-            yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {_why_none(ranking)}"])
+            why = _why_none(ranking, self.objective.confidence)
+            yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {why}"])
             yield from shared.items("-", [f"fits: {way.change}: {' '.join(way.flags)}" for way in ranking.ways_out])
             yield from self._fit_command(ranking) if ranking.ways_out and not best else ()
         if len(without) > shown:
@@ -296,11 +298,11 @@ class Recommendation(Answer):
 
     def _reasons(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
         candidate, service, memory = self._candidates[id(plan)], plan.service, plan.memory
-        reasons = [*_largest_load(plan)] if service else [plan.why[0] + self._odds_words()]
-        reasons += _next_best(ranking, plan)
+        goal = plan.why[0] + self._odds_words()
+        reasons = [*_largest_load(plan)] if service else [goal, *_next_best(ranking, plan)]
         reasons.append(
             f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each "
-            f"GPU; {memory['kv_cache_tokens']:,} KV tokens fit beside them"
+            f"GPU; the KV cache holds {memory['kv_cache_tokens']:,} tokens"
         )
         if plan.benchmark_line:
             reasons.append(f"serving line: {_benchmark_line(plan, plan.benchmark_line)}")
@@ -330,9 +332,9 @@ class Recommendation(Answer):
         yield "; ".join([*shared.engine_note(plan.engine_version for plan in self._made), *fits, *scripts, shared.MORE])
 
     def _taken(self) -> Iterator[str]:
-        if self.defaults_taken:
-            taken = ", ".join(f"{name}={taken_words(value)}" for name, value in self.defaults_taken.items())
-            yield f"defaults taken: {taken}"
+        shown = {name: value for name, value in self.defaults_taken.items() if name != "num_prompts"}
+        if shown:
+            yield f"defaults taken: {', '.join(f'{name}={taken_words(value)}' for name, value in shown.items())}"
 
     def _every_gpu(self) -> Iterator[str]:
         yield ""
@@ -368,8 +370,9 @@ class Recommendation(Answer):
         for gpu, division in self.divisions.items():
             if isinstance(division, planning.Disaggregated):
                 cheaper = not self.disaggregated and planning.apart_from(self.search, plans[gpu], division)
-                yield needs_words(division) + ("; --disaggregated makes that the plan" if cheaper else "")
-            elif targets and (why or self.disaggregated or {slo.metric for slo in targets.slos} == {"ttft", "tpot"}):
+                if why or self.disaggregated or cheaper or division.wins:
+                    yield needs_words(division) + ("; --disaggregated makes that the plan" if cheaper else "")
+            elif targets and (why or self.disaggregated):
                 on = f" on {gpu}" if len(plans) > 1 else ""
                 yield f"disaggregated serving is not compared{on}: {division.reason}"
 
@@ -417,15 +420,13 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         load = f" at {counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
         load += f" of {plan.workload.input_len:,} + {plan.workload.output_len:,} tokens"
-        size, even_words, paid = plan.num_gpus, "", (plan.usd_per_hour, plan.usd_per_million_output_tokens)
+        size, paid = plan.num_gpus, (plan.usd_per_hour, plan.usd_per_million_output_tokens)
         delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}, {means}{_in_usd(*paid)}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
         most = shared.figure_between(value, low, high, service.load_unit) if value else ""
-        size, first = service.total_gpus, planning.defaults.LADDER[0]
-        even = next((rung.total_gpus for rung in service.ladder if rung.confidence == first), None)
-        even_words = shared.even_odds(size, even)
+        size = service.total_gpus
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout} behind a {service.router} router"
         met = []
@@ -436,7 +437,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
         delivers = ", ".join([load, *(met or [means])])
         delivers += _in_usd(service.usd_per_hour, service.usd_per_million_output_tokens)
         delivers += f"; room for {most}" if most and service.load_asked else ""
-    return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{even_words}, {layout}: {delivers}"
+    return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}, {layout}: {delivers}"
 
 
 def _in_usd(per_hour: float | None, per_million: float | None) -> str:
@@ -459,18 +460,18 @@ def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dic
         yield {"class": "" if place else name, **row}
 
 
-def _why_none(ranking: planning.Ranking) -> str:
+def _why_none(ranking: planning.Ranking, confidence: float) -> str:
     closest = ranking.closest
     if closest is None or closest.load is None:
         return ranking.why_none
     missed = [
-        f"{reading.slo} ({figure(reading.predicted_ms, 4)} ms predicted, up to {figure(reading.expected_ms, 4)} ms)"
+        f"{reading.slo} ({figure(reading.predicted_ms)} ms predicted, up to {figure(reading.expected_ms)} ms)"
         for reading in closest.load.readings
         if not reading.met
     ]
-    size, little = counted(closest.config.num_gpus), planning.little_in_words(closest.load)
-    achievable = planning.met_limits(closest.load.readings)
-    return f"even with {little} a server of {size} misses {' and '.join(missed)}; achievable: {achievable}"
+    even = f"even with {planning.little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)}"
+    misses = f"misses {' and '.join(missed)} at {confidence:.0%} confidence"
+    return f"{even} {misses}; achievable: {planning.met_limits(closest.load.readings)}"
 
 
 def _cache_lines(service: planning.Service) -> Iterator[str]:
@@ -485,33 +486,20 @@ def _cache_lines(service: planning.Service) -> Iterator[str]:
 
 
 def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
-    if plan.service is None:
-        lost = next((one for one in ranking.rejected if one.probability_behind is not None), None)
-        if lost:  # the first reason has the figure that it stands against
-            value, _, behind = lost.reason.partition(" against ")
-            lost = replace(lost, reason=f"{value}, {behind.rpartition(', ')[2]}")
-    else:
-        best, *others = ranking.candidates
-        other = next((candidate for candidate in others if candidate.engine != best.engine), None)
-        if other is None or other.load is None:
-            lost = next((one for one in ranking.rejected if one.reason.startswith("misses ")), None)
-        elif plan.service.load_asked:
-            lost = planning.Rejected.of(other, counted(other.num_gpus))
-        else:
-            each = figure(other.load.value / other.config.num_gpus)
-            lost = planning.Rejected.of(other, f"{each} {plan.service.load_unit} per GPU")
-    if lost:
-        rank = "also tried" if lost.reason.startswith("misses ") else "next best"
-        yield f"{rank}: {_describe(lost).removeprefix(f'{plan.model} ')}"
+    lost = next((one for one in ranking.rejected if one.probability_behind is not None), None)
+    if lost:  # the first reason has the figure that it stands against
+        value, _, behind = lost.reason.partition(" against ")
+        words = _describe(replace(lost, reason=f"{value}, {behind.rpartition(', ')[2]}"))
+        yield f"next best: {words.removeprefix(f'{plan.model} ')}"
 
 
 def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
     ratio = line.output_throughput_per_gpu / plan.predicted["output_throughput_per_gpu"] - 1
     faster = f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
-    speed = "as fast" if abs(ratio) < planning.defaults.EQUAL else faster
+    speed = "same speed" if abs(ratio) < planning.defaults.EQUAL else faster
     return (
-        f"{plan.max_model_len:,} tokens of context, {plan.max_num_seqs:,} requests at once; "
-        f"./launch.sh --benchmark: {line.max_model_len:,} and {line.max_num_seqs:,}, {speed}"
+        f"{plan.max_model_len:,} tokens of context, {plan.max_num_seqs:,} requests at once; benchmark line "
+        f"(./launch.sh --benchmark): {line.max_model_len:,} tokens, {line.max_num_seqs:,} requests, {speed}"
     )
 
 
@@ -599,8 +587,8 @@ def _largest_load(plan: planning.Plan) -> Iterator[str]:
         most = shared.figure_between(service.largest_load, *ends, service.load_unit)
         rate, held = service.output_throughput_per_gpu, plan.gpus_per_node // plan.num_gpus
         tokens = f", {figure(rate)} output tokens/s per GPU" if rate is not None else ""
-        node = f"; {held} fit on a node and carry {figure(service.node_load)}" if held > 1 else ""
-        yield f"one server carries {most} under the targets{tokens}{node}"
+        node = f"; a node holds {held} servers, which carry {figure(service.node_load)}" if held > 1 else ""
+        yield f"one server carries {most}{' within the targets' * bool(service.targets)}{tokens}{node}"
     if not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
         yield shared.load_in_words(service.requests_in_flight, service.output_tokens_per_day)
     yield from shared.margin_lines(service.headroom, service.spares, service.total_gpus, service.gpus_with_margin)
@@ -622,6 +610,8 @@ def _ladder_lines(service: planning.Service) -> Iterator[str]:
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run and now:
         per_server = run.expected.total_gpus == now.total_gpus
+        if per_server and (service.load_asked or run.expected.largest_load < WORTH_A_RUN * now.largest_load):
+            return
         what = "raise the load of one server" if per_server else "reduce the plan"
         change = f"{what} from {words(now, per_server)} to {words(run.expected, per_server)}"
         yield shared.measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")

@@ -199,7 +199,7 @@ def measure_next(script: str, run: Any, effect: str) -> str:
 
 def load_in_words(flying: float, tok_per_day: float) -> str:
     """The largest load as users and as tokens."""
-    return f"that is {figure(flying)} requests in flight and {figure(tok_per_day / 1e6)} M output tokens per day"
+    return f"that is {figure(flying)} concurrent requests, and {figure(tok_per_day / 1e6)} M output tokens per day"
 
 
 def margin_words(headroom: float, spares: int) -> str:
@@ -207,11 +207,6 @@ def margin_words(headroom: float, spares: int) -> str:
     spare = "one spare" if spares == 1 else f"{spares} spares"
     words = [f"{headroom * 100:g} % headroom"] * bool(headroom) + [spare] * bool(spares)
     return f"with {' and '.join(words)}"
-
-
-def even_odds(size: int, even: int | None) -> str:
-    """The GPUs at even odds, in brackets, where ``size`` is suspiciously many more."""
-    return f" ({even:,} at even odds)" if even and size > defaults.SUSPICIOUS_TIMES * even else ""
 
 
 def margin_lines(headroom: float, spares: int, gpus: int, with_margin: int | None) -> Iterator[str]:

@@ -41,7 +41,7 @@ class Departures:
         has = {**{flag: "" if value is True else str(value) for flag, value in named.items() if value}, **planned}
         for option, value in stated.items():
             if option not in has and value != "auto":
-                yield f"no {_word(option, value)} ({self._why(option)})"
+                yield f"without {_word(option, value)} ({self._why(option)})"
             elif not _covers(has.get(option, "auto"), value):
                 yield f"{_word(option, has[option])}, not {brief(value)} ({self._why(option)})"
         for option in map(engine.flag_of, _ADDED if stated else ()):
@@ -49,7 +49,7 @@ class Departures:
                 yield f"adds {_word(option, planned[option])} ({self._why(option)})"
         asked = engine.without_sums(self.env) if config.tensor_parallel_size == 1 else self.env
         missing = {name: value for name, value in asked.items() if env.get(name) != value}
-        yield from (f"no {name}={value} ({self._why(name)})" for name, value in missing.items())
+        yield from (f"without {name}={value} ({self._why(name)})" for name, value in missing.items())
 
     def _why(self, word: str) -> str:
         name, config = word.removeprefix("--").replace("-", "_"), self.winner.config
@@ -84,7 +84,7 @@ def departures_in(comparison: Comparison) -> Iterator[tuple[ComparedPoint, tuple
 
 def beside_recipe(departures: Sequence[str]) -> list[str]:
     """Return the line that lists the departures; nothing without any."""
-    return [f"beside the recipe: {'; '.join(departures)}"] if departures else []
+    return [f"differs from the model's vLLM recipe: {'; '.join(departures)}"] if departures else []
 
 
 def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: Mapping[str, Any]) -> str:

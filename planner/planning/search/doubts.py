@@ -55,7 +55,7 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
         sent = plan.workload
         crowd = f"{sent.max_concurrency:,} prompts" if sent.max_concurrency else "prompts"
         cause = f"{crowd} of {sent.input_len:,} tokens wait for their prefill"
-        yield _wait(plan.gpu, first_s, cause, "fewer requests in flight, or more servers, would shorten it")
+        yield _wait(plan.gpu, first_s, cause, "fewer concurrent requests, or more servers, would shorten it")
 
 
 def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
@@ -113,7 +113,7 @@ def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> 
 
 def _about_idle(gpu: str, servers: int, flying: float, targets: str) -> Iterator[Doubt]:
     if servers > TIMES * max(flying, 1.0):
-        said = f"{servers:,} servers for {flying:,.2g} requests in flight: latency decides, not throughput"
+        said = f"{servers:,} servers for {flying:,.2g} concurrent requests: latency decides, not throughput"
         yield Doubt("idle", gpu, said, f"a looser target than {targets} would take fewer")
 
 

@@ -16,7 +16,7 @@ from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import measure
-from planner.planning.comparison import find_limit, limit_in_words
+from planner.planning.comparison import SAID, find_limit, limit_in_words
 from planner.planning.cost import DAY_S, MILLION_PER_S
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
@@ -342,7 +342,7 @@ def _why(
         f"on each GPU, {stage.available.mid / GIB:.1f} GiB {cache}"
     )
     if recipe.sources:
-        yield "environment and further flags: " + "; ".join(recipe.sources)
+        yield "sources of variables and further flags: " + "; ".join(recipe.sources)
 
 
 def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int) -> Iterator[str]:
@@ -372,7 +372,7 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
         f"up to {largest} would fit the KV cache": True,
     }
     reason = next(reason for reason, holds in reasons.items() if holds)
-    yield f"{searched.estimate.concurrency:,} requests in flight: {reason}"
+    yield f"{searched.estimate.concurrency:,} concurrent requests: {reason}"
 
 
 def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> Iterator[str]:
@@ -383,7 +383,7 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
         each = f"each of {winner.servers} servers" if several else "one server"
         yield f"{targets}: {each} of {size} carries {load.value:,.4g} {unit}"
     else:
-        each = f"{winner.servers} servers of {size} each, {load.value:,.4g} on each"
+        each = f"{winner.servers} servers of {size}, {load.value:,.4g} {unit} on each"
         yield (
             f"{objective.value / (1 + objective.headroom):,.4g} {unit} with {targets}: "
             f"{each if several else f'one server of {size}'}"
@@ -392,11 +392,11 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
         of_class = f" for {reading.slo.group}:" if reading.slo.group else ""
         yield (
             f"{reading.slo.name}{of_class} {reading.predicted_ms:,.0f} ms predicted, below "
-            f"{reading.expected_ms:,.0f} ms with {objective.confidence:.0%} confidence, against "
-            f"{reading.slo.limit_ms:,.4g} ms"
+            f"{reading.expected_ms:,.0f} ms with {objective.confidence:.0%} confidence (target "
+            f"{reading.slo.limit_ms:,.4g} ms)"
         )
     goodput = load.goodput_per_s * winner.servers
-    yield f"goodput {goodput:,.4g} requests/s: {load.good_share:.1%} meet every target with that confidence"
+    yield f"goodput {goodput:,.4g} requests/s: {load.good_share:.1%} of requests meet every target with that confidence"
     if sent.reused and sent.recorded is not None:
         most = sent.recorded.reusable_tok / float(sent.recorded.input_len.mean())
         of_servers = f" of {winner.servers} servers, {objective.router}" if several else ""
@@ -405,7 +405,7 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
             "from one that forgets nothing"
         )
     if limits := what_limits(winner.deployment, load):
-        yield f"nearest to its limit: {limits}"
+        yield f"bottleneck: {limits}"
     if objective.by == "concurrency":
         yield f"the first {load.value:,.0f} requests, which start together, do not count for the targets"
         if not sent.range_ratio and sent.recorded is None:
@@ -448,12 +448,13 @@ def what_limits(deployment: Deployment, load: ServedLoad) -> str:
             bounds: dict[str, float] = defaultdict(float)
             for part in deployment.timer.breakdown(batch).parts:
                 bounds[part.bound] += part.time_s
-            return f"{worst.slo}; the {kind} steps behind it are bound by {max(bounds, key=lambda b: bounds[b])}"
+            most = max(bounds, key=lambda b: bounds[b])
+            return f"{worst.slo}; {kind} steps are limited by {SAID.get(most, most)}"
     return str(worst.slo)
 
 
 def load_words(by: str) -> str:
-    return "requests/s" if by == "rate" else "requests in flight"
+    return "requests/s" if by == "rate" else "concurrent requests"
 
 
 def little_in_words(load: ServedLoad) -> str:
@@ -507,7 +508,7 @@ def _warnings(
     timed_trace = load.unsendable and load.origin and load.reused and sends("--timed-trace-chunk-hash-size")
     by_mean = load.classes and copies > 1
     unsent = any(one.priority for one in load.classes) and not sends("--extra-body")
-    quick_reduce = recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP"
+    quick_reduce = config.num_gpus > 1 and recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP"
     drafted = ""
     if drafts:
         low, high = drafts.acceptance_range or (0.0, 0.0)
@@ -534,11 +535,11 @@ def _warnings(
         f"image: {image_note}": image_note,
         f"the recipes also set options that {vllm} does not have: {', '.join(options)}": options,
         **dict.fromkeys(recipe.asides, True),
-        "the recipe's quick reduce sends sums over GPUs in few bits: run accuracy.sh before production": quick_reduce,
+        "the recipe's quick reduce may cost accuracy: run accuracy.sh before production": quick_reduce,
         "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy": (
             profile.partition and not profile.partition.isolated_bandwidth
         ),
-        f"a node of {node} holds {copies} such servers: launch.sh starts one, instances.sh all": copies > 1,
+        f"launch.sh starts one server, instances.sh all {copies} that a node holds": copies > 1,
     }
     yield from (warning for warning, holds in warnings.items() if holds)
 
