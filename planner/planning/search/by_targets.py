@@ -471,7 +471,7 @@ class _Search:
         nearest = min(self.missed, key=lambda pair: pair[1].excess, default=None)  # it meets those of a request alone
         if nearest and (idle or self.load.unsendable):
             closest = (self._missed_when_idle(nearest[0]) if idle else None) or nearest
-        for at_least, engine in () if closest else sorted(self.hopeless, key=lambda pair: pair[0]):
+        for at_least, engine in sorted(self.hopeless, key=lambda pair: pair[0]):
             if closest and at_least >= closest[1].excess:
                 break
             one = replace(engine.args, max_num_seqs=engine.args.max_num_seqs or 1)
