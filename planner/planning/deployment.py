@@ -308,8 +308,8 @@ def resolve_deployment(
     return Deployment(served, profile, config, basis, calibration, checkpoint=stored, least_cache_bytes=least_bytes)
 
 
-#: The condition that fails where graphs are captured outside the budget and do not fit there.
-GRAPHS = "CUDA graphs exceed memory"
+#: Conditions: other processes leave the budget free; graphs that are captured outside the budget fit there.
+FREE, GRAPHS = "free memory below budget", "CUDA graphs exceed memory"
 Verdict = Literal["fits", "does not fit", "too close to call"]
 #: Standard deviations from the best estimate of an overhead to either end of its interval, taken as one of 90 %.
 ENDS = NormalDist().inv_cdf(0.95)
@@ -325,9 +325,7 @@ class Condition:
 
     @property
     def verdict(self) -> Verdict:
-        if self.margin.low >= 0:
-            return "fits"
-        return "does not fit" if self.margin.high < 0 else "too close to call"
+        return "fits" if self.margin.low >= 0 else "does not fit" if self.margin.high < 0 else "too close to call"
 
     @property
     def probability(self) -> float:
@@ -366,7 +364,7 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
     # v1/worker/gpu_worker.py asks from 0.9.1 on; a CPU whose cache is given is not asked: cpu_worker.py
     if config.engine == "V1" and config.version.release >= (0, 9, 1) and not config.cpu_kvcache_space:
         yield Condition(
-            "free memory below budget",
+            FREE,
             _less(free, requested),
             f"Free memory on device ({free.mid / GIB:.2f}/{memory / GIB:.2f} GiB) on startup is less than desired GPU "
             f"memory utilization ({config.gpu_memory_utilization}, {requested / GIB:.2f} GiB)",

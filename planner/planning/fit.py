@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import product, zip_longest
+from itertools import chain, product, zip_longest
 from math import ceil, floor, inf, lcm
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.memory import SHIPPED, Interval, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
-from planner.planning.deployment import GRAPHS, Condition, Deployment, Verdict, served_model
+from planner.planning.deployment import FREE, GRAPHS, Condition, Deployment, Verdict, served_model
+from planner.planning.largest import largest
 from planner.units import GB, GIB, format_bytes, format_gb, percent
 
 if TYPE_CHECKING:
@@ -148,13 +149,7 @@ class Fit:
     @cached_property
     def largest_max_num_seqs(self) -> int:
         """The largest ``max_num_seqs`` with which the engine still starts, up to ``max_num_batched_tokens``."""
-        low, high = 0, self.config.max_num_batched_tokens
-        if self._fits_with(max_num_seqs=high):
-            return high
-        while high - low > max(1, low // 64):
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._fits_with(max_num_seqs=middle) else (low, middle)
-        return low
+        return largest(lambda places: self._fits_with(max_num_seqs=places), 0, self.config.max_num_batched_tokens)
 
     @cached_property
     def smallest_gpu_memory_utilization(self) -> float | None:
@@ -162,7 +157,7 @@ class Fit:
         if self.config.given_kv_cache_bytes:
             return None
         conditions = self.deployment.checked.conditions
-        lacking = min(c.margin.mid for c in conditions if c.name != "free memory below budget")
+        lacking = min(c.margin.mid for c in conditions if c.name != FREE)
         wanted = self.stage.requested_bytes - lacking
         smallest = max(0.01, ceil(100 * wanted / self.budget.memory_bytes) / 100)
         return smallest if smallest <= 1 and self._fits_with(gpu_memory_utilization=smallest) else None
@@ -377,8 +372,8 @@ def _notes(serving: Serving) -> Iterator[str]:
 LARGEST_UTILIZATION = 0.97
 #: A shorter context is no way out.
 SHORTEST_CONTEXT_TOK = 1024
-#: Other GPUs that are named at most, and how many times the memory they have at least: less is no way out.
-OTHER_GPUS, MORE_MEMORY = 3, 1.1
+#: Other GPUs that are named at most. They have this many times the memory, and this share of the speed, at least.
+OTHER_GPUS, MORE_MEMORY, LEAST_SPEED = 3, 1.1, 0.5
 NO_GRAPHS = "no CUDA graphs (slower)"
 #: Settings that cost little, least first: tried together where none of them is enough alone.
 FRUGAL: tuple[tuple[str, Setting], ...] = (
@@ -471,8 +466,16 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
             yield from _option(serving, "graphs of small batches alone", {"max_cudagraph_capture_size": 64})
         taken += stage.graphs.high - stage.activation.low
     share = floor(100 * (1 - taken / budget.memory_bytes)) / 100
-    if 0 < share < config.gpu_memory_utilization:
-        yield from _option(serving, f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
+    if not 0 < share < config.gpu_memory_utilization:
+        return
+    settings: dict[str, Setting] = {"gpu_memory_utilization": share}
+    change, smaller = f"{share:.0%} of the memory", serving.changed(**settings)
+    alone = tuple(_option(serving, change, settings))
+    yield from alone
+    if not alone and fit.binding_condition.name == FREE:
+        for way in chain(_settings(smaller, smaller.fit(ways_out=False)), _fewest_gpus(smaller)):
+            flags = f"{flag_of('gpu_memory_utilization')} {share}", *way.flags
+            yield replace(way, change=f"{change}, {way.change}", settings=settings | way.settings, flags=flags)
 
 
 def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
@@ -521,7 +524,8 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
                 most = size
                 break
         else:
-            shorter = ((size, _shorter(narrow, {"tensor_parallel_size": size})) for size in ([] if name else sizes))
+            more_gpus = (size for size in sizes if size > asked and not name)  # those asked for are among the settings
+            shorter = ((size, _shorter(narrow, {"tensor_parallel_size": size})) for size in more_gpus)
             options += _first(
                 _option(narrow, f"{_gpus(narrow, size)}, a context of {short['max_model_len']:,} tokens", short)
                 for size, short in shorter
@@ -563,25 +567,38 @@ def _more_partitions(serving: Serving, modes: Iterable[GpuProfile]) -> Iterator[
     """Tensor parallelism over partitions, in a mode for which a source documents it and another disputes it."""
     here = serving.profile
     alike = [mode for mode in modes if mode.partition and mode.memory_bytes == here.memory_bytes]
-    tries = []
     for profile, size in product(sorted(alike, key=lambda p: p.id != here.id), (2, 4, 8)):
         settings: dict[str, Setting] = {"tensor_parallel_size": size, "allow_unvalidated": True}
         settings |= {} if profile.id == here.id else {"gpu": profile.id}
         change = f"tensor parallel over {size} partitions (unvalidated)"
-        tries.append(_option(serving, change, settings, profile=profile))
-    yield from _first(tries)
+        if options := tuple(_option(serving, change, settings, profile=profile)):
+            yield from options
+            return
 
 
 def _other_gpus(serving: Serving) -> list[GpuProfile]:
-    """Whole GPUs with clearly more memory in no more nodes: of its vendor and links first, the smallest first."""
+    """Whole GPUs with clearly more memory in no more nodes, at least half as fast, and of its vendor and links first.
+
+    The smallest come first among them.
+    """
     here, args = serving.profile, serving.args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     nodes, least_bytes = ceil(ranks / here.gpus_per_node), MORE_MEMORY * here.memory_bytes
     larger = (p for p in load_all() if p.platform != "cpu" and p.id != here.whole and p.memory_bytes > least_bytes)
-    few, kind = [p for p in larger if ceil(ranks / p.gpus_per_node) <= nodes], here.interconnect.kind
+    fast = (
+        p
+        for p in larger
+        if all(theirs >= LEAST_SPEED * ours for ours, theirs in zip(_speed(here), _speed(p), strict=True))
+    )
+    few, kind = [p for p in fast if ceil(ranks / p.gpus_per_node) <= nodes], here.interconnect.kind
     return sorted(
         few, key=lambda p: (p.vendor != here.vendor, p.interconnect.kind != kind, round(p.memory_bytes / GIB))
     )
+
+
+def _speed(profile: GpuProfile) -> tuple[float, float]:
+    """Bytes and 16-bit FLOP per second, at most."""
+    return profile.memory_bandwidth_bytes_per_s, profile.peak_flop_per_s("bf16" if profile.supports("bf16") else "fp16")
 
 
 def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, most: int) -> Iterator[WayOut]:

@@ -82,8 +82,7 @@ def bracket(
 def _next_value(trials: Sequence[One], met: One | None, missed: One | None, near: float, *, by_halves: bool) -> float:
     """Value to try: where the limit is expected, and a little beyond it where that closes the bracket.
 
-    Never nearer to a known value than the factor ``near``. Without a line: the geometric mean of the bounds, or by
-    steps.
+    Never nearer to a known value than ``near`` times. Without a line: the geometric mean of the bounds, or by steps.
     """
     if met and missed:
         limit = None if by_halves or missed.value <= met.value * near**2 else crossing(met, missed)

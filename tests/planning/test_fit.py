@@ -367,6 +367,27 @@ def test_a_gpu_of_the_same_memory_is_no_way_out() -> None:
     assert found and not any("a100" in flags for flags in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu", "release", "flags", "slow"),
+    [
+        ("deepseek-ai/DeepSeek-V4-Flash", "gh200", "0.32.0", {"tensor_parallel_size": 2}, "gb10"),  # 0.27 of 4 TB/s
+        ("meta-llama/Llama-3.1-405B-FP8", "h100", "0.6.3", {"tensor_parallel_size": 8}, "h20"),  # 148 of 989 TFLOP/s
+    ],
+)
+def test_a_gpu_of_half_the_speed_is_no_way_out(
+    name: str, gpu: str, release: str, flags: dict[str, Any], slow: str
+) -> None:
+    named = [o.settings["gpu"] for o in fitted(name, gpu, release, **flags).options if "gpu" in o.settings]
+    assert named and slow not in named
+
+
+def test_no_way_out_is_named_twice() -> None:
+    """Llama-3.1-405B-FP8 on 8 H100: a shorter context on the same eight is one of the settings."""
+    found = fitted("meta-llama/Llama-3.1-405B-Instruct-FP8", "h100", "0.6.3", tensor_parallel_size=8).options
+    asked = [{"tensor_parallel_size": 8} | option.settings for option in found]
+    assert all(one not in asked[:place] for place, one in enumerate(asked))
+
+
 def test_the_smallest_settings_of_a_model_with_much_to_spare() -> None:
     found = fitted("Qwen/Qwen3-0.6B", "h100", "0.27.1", max_model_len=1024)
     assert found.smallest_gpu_memory_utilization is not None and found.smallest_gpu_memory_utilization < 0.1
@@ -397,6 +418,10 @@ def test_memory_that_other_processes_hold() -> None:
     assert (found.fits, found.binding_condition.name) == (False, "free memory below budget")
     (share,) = (o.settings["gpu_memory_utilization"] for o in found.options if "gpu_memory_utilization" in o.settings)
     assert share == 0.61  # (79.18 - 30 - 0.7) / 79.18
+    # 15 GiB of weights do not fit the 13.9 that are left of 44.4: fewer bits, or more GPUs, in 30 % of each
+    beside = fitted("meta-llama/Llama-3.1-8B-Instruct", "l40s", "0.32.0", used_gib=30).options
+    assert {"weight_dtype", "tensor_parallel_size"} <= {name for option in beside for name in option.settings}
+    assert all(option.flags[0] == "--gpu-memory-utilization 0.3" for option in beside if "gpu" not in option.settings)
 
 
 def test_loading_holds_the_16_bit_weights_before_0_15() -> None:
