@@ -70,7 +70,10 @@ SAME_STEP = 0.01  #: by which a step may be shorter that counts as no shorter
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where no request waits for one
 DECODE_SHARE = 0.25  #: of the target of TTFT that a decode server may take until it gives its first token
 TIMES_WITHOUT_OFFLOADING = 4  #: as many servers as with blocks in host memory, that are looked at without
+MIX_GAIN = 0.05  #: share of what is minimised that a fleet of several GPU types saves, at least
 SUSPICIOUS_TIMES = 2.0  #: GPUs over those of the expected value, and servers over requests in flight
+SUSPICIOUS_IN_FLIGHT = 4  #: requests in flight on each of several servers, at most
+LOOSER = 2.0  #: limits over the targets, that are tried where so few are in flight
 SUSPICIOUS_WAIT_S = 60.0  #: mean TTFT
 
 
@@ -79,6 +82,7 @@ IDLE = 0.02  #: share of the time that an almost idle server is busy; an engine 
 NEAR_EDGE = 0.15  #: ratio of two loads between which the limit is read off a line, to about two digits
 NEAR_LIMIT = 0.9  #: expected over limit of a load that is a better start than the closed form
 USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is replayed too: a start, not a result
+USUAL_PLACES = 256  #: most places of a serving line for a request rate, where targets and KV cache allow them
 PLACES_HEAD_ROOM = 0.25  #: places of a serving line above the requests in flight, before it is rounded up
 USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out; it hardly moves
 WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more

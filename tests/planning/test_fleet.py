@@ -218,6 +218,14 @@ def test_the_mix_is_never_dearer_than_one_type() -> None:
     assert sum(demand.request_rate for demand in fleets.best.solver.demands) == pytest.approx(22 * 1.2)
 
 
+def test_two_types_of_gpus_save_enough_to_be_run() -> None:
+    """Nobody runs one MI300X beside four MI325X for a cent per hour less than five MI325X."""
+    asked: dict[str, Any] = {"request_rate": 5.0, "input_len": 1024, "output_len": 1024, "ttft": 2000, "tpot": 50}
+    fleets = size_fleet("meta-llama/Llama-3.3-70B-Instruct", ("mi300x", "mi325x"), **asked).record
+    cheapest = min(fleet.weight("usd") for fleet in fleets.single)
+    assert fleets.mix is None or fleets.mix.weight("usd") <= 0.95 * cheapest
+
+
 def test_classes_together_are_all_of_them_in_the_order_of_arrival() -> None:
     """20 and 5 requests/s: four of five requests are short, and as many tokens in the mean."""
     mixed = Load.classes_of((Load.of_class("short", 20, 100, 10), Load.of_class("long", 5, 1000, 100)))

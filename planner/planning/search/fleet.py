@@ -503,7 +503,7 @@ class _Solver:
 
 
 def _in_order(fleets: Fleets) -> Fleets:
-    """The fleets in their order, a GPU without a price at the mean of the others; a mix only where it is better."""
+    """The fleets in their order, a GPU without a price at the mean of the others; a mix only where it saves enough."""
     single, mix, minimise = fleets.single, fleets.mix, fleets.minimised
     usd = fmean([fleet.usd_per_h.mid / fleet.gpus for fleet in single if fleet.usd_per_h] or [1.0])
 
@@ -512,7 +512,7 @@ def _in_order(fleets: Fleets) -> Fleets:
         return fleet.gpus * usd if minimise == "usd" and known == inf else known
 
     ordered = tuple(sorted(single, key=lambda fleet: (weight(fleet), fleet.gpus)))
-    if mix and ordered and mix.weight(minimise) >= weight(ordered[0]) * (1 - 1e-9):
+    if mix and ordered and mix.weight(minimise) > weight(ordered[0]) * (1 - defaults.MIX_GAIN):
         mix = None
     return replace(fleets, single=ordered, mix=mix)
 
