@@ -1,27 +1,28 @@
 """Answers whose size is suspicious: what decides them, and what would change them.
 
 - ``confidence``: more than TIMES as many GPUs as the expected value (even odds) takes.
-- ``idle``: more than TIMES as many servers as there are requests in flight.
+- ``idle``: more than TIMES as many servers as there are requests in flight, or as somewhat looser targets take.
 - ``wait``: a first token that comes after more than WAIT_S on average.
 - ``odds``: targets that even odds miss, which refutes the answer, or meet where the answer is no.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
 from planner.planning import defaults
 from planner.planning.comparison import Comparison
+from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, Service
 from planner.planning.predict import Reading
 from planner.planning.search.candidate import Candidate, Ranking
 from planner.planning.search.fleet import Fleet, Fleets
 from planner.planning.search.plans import load_words
 from planner.planning.search.search import Search
-from planner.planning.search.servers import share_of
+from planner.planning.search.servers import fewest_servers, share_of
 from planner.planning.search.space import Objective
-from planner.units import MS
+from planner.units import MS, counted, figure
 from planner.workload import targets_in_words
 
 TIMES = defaults.SUSPICIOUS_TIMES
@@ -46,12 +47,12 @@ class Doubt:
 def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Iterator[Doubt]:
     service, objective = plan.service, search.objective
     if service:
-        yield from _about_sizes(objective, candidate, service, plan.gpu)
+        yield from (sizes := tuple(_about_sizes(objective, candidate, service, plan.gpu)))
         if service.request_rate:
             flying = service.request_rate * plan.predicted["mean_e2el_ms"] * MS
-            yield from _about_idle(plan.gpu, service.replicas, flying, targets_in_words(objective.slos))
-    first_s = plan.predicted["mean_ttft_ms"] * MS
-    if first_s > WAIT_S:
+            servers, engine = service.replicas - objective.spares, None if sizes else candidate.deployment
+            yield from _about_idle(plan.gpu, servers, flying, objective, engine)
+    if (first_s := plan.predicted["mean_ttft_ms"] * MS) > WAIT_S:
         sent = plan.workload
         crowd = f"{sent.max_concurrency:,} prompts" if sent.max_concurrency else "prompts"
         cause = f"{crowd} of {sent.input_len:,} tokens wait for their prefill"
@@ -72,16 +73,15 @@ def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
 
 def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:
     """Yield the suspicious figures of the best of ``fleets``."""
-    best, targets = fleets.best, targets_in_words(fleets.search.objective.slos)
-    if best is None:
+    if (best := fleets.best) is None:
         return
-    if fleets.search.objective.slos:
-        yield from _about_fleet_sizes(fleets, best)
+    yield from (sizes := tuple(_about_fleet_sizes(fleets, best) if fleets.search.objective.slos else ()))
     for pool in best.pools:
         name, replay = pool.kind.profile.id, pool.load.replay
         flying = pool.demand.request_rate * float(replay.e2el_s.mean())
         servers = sum(one.servers for one in best.pools if one.place == pool.place)
-        yield from _about_idle(name, servers, flying, targets)
+        alone = pool.kind.deployment if len(best.pools) == 1 and not sizes else None
+        yield from _about_idle(name, servers, flying, pool.kind.objective, alone)
         first_s = float(replay.ttft_s.mean())
         if first_s > WAIT_S:
             yield _wait(name, first_s, f"{pool.demand.name} has no target that keeps it short", "add --ttft")
@@ -111,10 +111,28 @@ def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> 
     return Doubt("wait", gpu, f"{load}the first token comes after {first_s:,.0f} s on average ({cause})", change)
 
 
-def _about_idle(gpu: str, servers: int, flying: float, targets: str) -> Iterator[Doubt]:
-    if servers > TIMES * max(flying, 1.0):
-        said = f"{servers:,} servers for {flying:,.2g} concurrent requests: latency decides, not throughput"
-        yield Doubt("idle", gpu, said, f"a looser target than {targets} would take fewer")
+def _about_idle(gpu: str, servers: int, flying: float, asked: Objective, engine: Deployment | None) -> Iterator[Doubt]:
+    few = servers > 1 and flying < defaults.SUSPICIOUS_IN_FLIGHT * servers
+    change = _looser(engine, asked, servers) if few and engine else ""
+    if not change and servers > TIMES * max(flying, 1.0):
+        change = f"a looser target than {targets_in_words(asked.slos)} would take fewer"
+    if change:
+        said = f"{servers:,} servers for {figure(flying, 2)} concurrent requests: latency decides, not throughput"
+        yield Doubt("idle", gpu, said, change)
+
+
+def _looser(deployment: Deployment, objective: Objective, servers: int) -> str:
+    """Return somewhat looser targets with which such engines, in larger batches, take at most half the GPUs."""
+    if not objective.targets or objective.value is None or objective.load.classes:
+        return ""
+    slos = tuple(replace(slo, limit_ms=defaults.LOOSER * slo.limit_ms) for slo in objective.slos)
+    looser, config = replace(objective, targets=replace(objective.targets, slos=slos)), deployment.config
+    places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.max_num_batched_tokens)
+    wide = replace(deployment, config=replace(config, max_num_seqs=places))
+    engine, half = wide if wide.checked.fits else deployment, int(servers / TIMES)
+    count, *_ = fewest_servers(lambda count: share_of(engine, looser, count, exactly=True), 1, half, half)
+    flags = " ".join(f"--{slo.metric} {slo.limit_ms:g}" for slo in slos)
+    return f"{flags} would take {counted(count * config.num_gpus)}" if count else ""
 
 
 def _about_sizes(objective: Objective, candidate: Candidate, service: Service, gpu: str) -> Iterator[Doubt]:
