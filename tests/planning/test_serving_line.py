@@ -43,6 +43,19 @@ def test_the_context_is_the_model_s(model: str, gpu: str, context: int) -> None:
     assert best.searched is not None and best.searched.config.max_model_len == 2048
 
 
+@pytest.mark.parametrize(("model", "gpu"), [("openai/gpt-oss-120b", "h100"), ("Qwen/Qwen3-32B", "mi300x")])
+def test_what_one_server_carries_does_not_grow_with_the_rate_that_is_asked_for(model: str, gpu: str) -> None:
+    """One H100 carried 2.2 requests/s where 0.2 were asked for, in 8 places, and 7.3 where 5 were, in 64."""
+    carried = []
+    for rate in (0.2, 1.5):
+        load, targets = Load.open_loop(rate, 1024, 256), Targets.of(ttft_ms=2000, tpot_ms=50, value=rate)
+        search = Search(Space((Serving(model, gpu),)), Objective("balanced", load, targets))
+        service = search.plan(search.run()[0]).service
+        assert service is not None
+        carried.append(service.largest_load)
+    assert carried[0] == pytest.approx(carried[1], rel=0.1)
+
+
 def test_a_context_that_memory_limits_is_one_that_the_cache_holds() -> None:
     best = best_of("meta-llama/Llama-3.1-8B-Instruct", "l4", gpus=1, kv_cache_dtype="bfloat16")
     length = best.config.max_model_len

@@ -566,7 +566,7 @@ def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candi
 
 
 def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator[Deployment]:
-    """Yield the engine with places for its load, with places for the searched batch and with that batch itself.
+    """Yield the engine with places for a larger rate, for its load, for the searched batch and with that batch itself.
 
     Each has the model's context and vLLM's own choice of prefix caching, and is yielded as far as it fits.
     """
@@ -574,6 +574,10 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     in_flight = load.replay.most_seqs if load else ceil(candidate.estimate.concurrency / config.data_parallel_size)
     wanted = (in_flight * (1 + defaults.PLACES_HEAD_ROOM), config.max_num_seqs)
     enough = [max(next((size for size in usual if size >= places), usual[-1]), in_flight) for places in wanted]
+    if load and load.by == "rate":  # few places would queue the requests of a larger load that one server carries
+        held = candidate.deployment.requests_held(space.planned_len(objective.load), pessimistic=True)
+        most = min(held, max(defaults.USUAL_PLACES, config.max_num_seqs))
+        enough[:0] = [size for size in reversed(usual) if enough[0] < size <= most]
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
         settings: dict[str, Any] = {"max_num_seqs": min(places, config.max_num_batched_tokens)}
         wide = replace(candidate.deployment, config=replace(config, **settings))
