@@ -68,6 +68,4 @@ def counted(number: float, noun: str = "GPU") -> str:
 
 def percent(probability: float) -> str:
     """A probability such as ``93%``, never 0 % or 100 %: ``under 1%``, ``over 99%``."""
-    if probability > 0.99:
-        return "over 99%"
-    return "under 1%" if probability < 0.01 else f"{probability:.0%}"
+    return "over 99%" if probability > 0.99 else "under 1%" if probability < 0.01 else f"{probability:.0%}"

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 def _line_of(words: list[str]) -> str | list[str]:
     if words[0].startswith("-") and words[0] != "-":  # in front of the line it was meant for this command
         raise InputError(f"No such option: {words[0].partition('=')[0]}", hint="see planner check --help")
-    if words == ["-"]:
-        return sys.stdin.read() + "\n"
-    return words[0] if len(words) == 1 else words
+    return sys.stdin.read() + "\n" if words == ["-"] else words[0] if len(words) == 1 else words
 
 
 Line = Annotated[

@@ -73,8 +73,7 @@ def size_fleet(
     """Size servers, GPUs, dollars and watts that carry a load under latency targets.
 
     The load is a ``request_rate`` (requests per second, of all servers), ``classes`` or a ``trace``; targets are in ms.
-    ``answer.fleets`` are all fleets, the best first. Raises InputError for an impossible load, target or price, and
-    what ``Serving`` raises.
+    ``answer.fleets`` has the best first. Raises InputError for an impossible load or price, and as ``Serving`` does.
     """
     from planner.commands.recommend import typed
 

@@ -285,8 +285,7 @@ def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
 def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
     """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``.
 
-    V0: ``_BATCH_SIZES_TO_CAPTURE`` up to a full batch. V1: ``_set_cudagraph_sizes``, in steps of 16 beyond 256 from
-    0.11.1 on.
+    V0: ``_BATCH_SIZES_TO_CAPTURE`` up to a full batch. V1: ``_set_cudagraph_sizes``; from 0.11.1 by 16 beyond 256.
     """
     if config.enforce_eager:
         return ()
@@ -307,8 +306,7 @@ def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
     """The sampler by default (``v1/sample/ops/topk_topp_sampler.py``).
 
-    FlashInfer wherever installed to 0.11.0, not from 0.11.1 on (pull request 26859). From 0.21.0 (``envs.py``) on every
-    NVIDIA GPU that runs it.
+    FlashInfer: to 0.11.0 where installed (pull request 26859), from 0.21.0 on NVIDIA GPUs that run it (``envs.py``).
     """
     if profile.platform == "cuda" and engine == "V1":
         if release < (0, 11, 1):

@@ -126,9 +126,7 @@ def _within(spans: Spans, version: EngineVersion) -> bool:
 
 def spelled(flag: str) -> str:
     name = flag.split("=", 1)[0].split(".", 1)[0]
-    if name.startswith("--"):
-        return name.replace("_", "-")
-    return "-O" if name.startswith("-O") else name
+    return name.replace("_", "-") if name.startswith("--") else "-O" if name.startswith("-O") else name
 
 
 def table_versions() -> tuple[str, ...]:

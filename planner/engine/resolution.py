@@ -424,9 +424,8 @@ def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:
         return "h100" in name or "h200" in name
     if version.release >= (0, 9) and "a100" in name:
         return False
-    if profile.compute_capability == (12, 1):  # GB10: NVML names no memory, which counts as none; by name from 0.33.0
-        return False
-    return profile.memory_bytes >= 70 * GIB
+    # GB10: NVML names no memory, which counts as none; by name from 0.33.0
+    return profile.compute_capability != (12, 1) and profile.memory_bytes >= 70 * GIB
 
 
 class KvDtype(NamedTuple):

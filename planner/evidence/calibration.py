@@ -228,9 +228,7 @@ def _score(evaluated: Sequence[Evaluated]) -> float:
     It is the width, and 2 / (1 - 0.9) times how far a measurement lies outside; without an interval, the error.
     """
     missed = [max(log(f.lo / f.measured), log(f.measured / f.hi), 0.0) for f in figures_of(evaluated) if f.lo and f.hi]
-    if not missed:
-        return mean_error(evaluated)
-    return mean(_widths(evaluated)) + 2 / (1 - LEVEL) * mean(missed)
+    return mean(_widths(evaluated)) + 2 / (1 - LEVEL) * mean(missed) if missed else mean_error(evaluated)
 
 
 def _reason(shipped: Sequence[Evaluated], answer: CalibrationOutcome) -> str | None:

@@ -62,9 +62,7 @@ class Column:
             return "yes" if value else "no"
         if isinstance(value, int | float):
             return format(value, self.form or (".4g" if isinstance(value, float) else ""))
-        if isinstance(value, list | tuple):
-            return ", ".join(map(str, value))
-        return str(value)
+        return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def at(record: Any, path: str) -> Any:

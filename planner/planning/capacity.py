@@ -211,11 +211,7 @@ def usual_doubt(deployment: Deployment, load: Load) -> Uncertainty:
 
 
 def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, value: float) -> Load:
-    """``load`` at a request rate or concurrency, with as many requests as its figures need.
-
-    Several for each that is in flight, and enough beyond the highest percentile, also of the rarest class with a
-    target.
-    """
+    """``load`` at a request rate or concurrency, with enough requests for those in flight and for the percentiles."""
     percentile = max((DEFAULT_PERCENTILE if slo.percentile is None else slo.percentile for slo in slos), default=50.0)
     tail = defaults.PROMPTS_BEYOND / (1 - min(percentile, 99.9) / 100) / rarest(load, slos)
     if by == "concurrency":

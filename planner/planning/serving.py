@@ -231,9 +231,8 @@ class Serving:
     ) -> Capacity:
         """The largest load like ``load`` that meets the targets: a concurrency of a closed loop, else a request rate.
 
-        ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` its 90
-        % interval. Targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as
-        ``predict``.
+        ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` has 90
+        %. Targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as ``predict``.
         """
         from planner.planning.capacity import Capacity
         from planner.workload import Targets

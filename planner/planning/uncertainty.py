@@ -403,6 +403,4 @@ class Forecast:
         ratio, sd = log(self.value / other.value), hypot(self.power * self.noise, other.power * other.noise)
         if self.spread is not None and other.spread is not None:
             sd = hypot(self.spread.times(self.power).difference_sd(other.spread.times(other.power)), sd)
-        if not sd:
-            return 0.5 if not ratio else float(ratio > 0)
-        return NormalDist().cdf(ratio / sd)
+        return NormalDist().cdf(ratio / sd) if sd else (1 + (ratio > 0) - (ratio < 0)) / 2

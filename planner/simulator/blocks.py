@@ -5,8 +5,7 @@ tick of the decode clock. Requests are counted by its phase, modulo the block si
 ``block_size`` ticks in a row need exactly one block for each request.
 
 Blocks that have been free for longest are taken first and keep their content until then: with prefix caching a
-preempted request finds its blocks again. It gives them back last block first, so others take the end of its context
-first.
+preempted request finds its blocks again. It gives them back last block first: others take the end of its context.
 
 ``PrefixBlocks`` also knows what requests have in common. It is vLLM's prefix cache as in ``vllm/v1/core``
 (``kv_cache_manager.py``, ``block_pool.py``) of 0.32, by pieces of text instead of blocks. Its rules:

@@ -83,8 +83,7 @@ class DpRank:
     def plan(self, start_s: float) -> Step:
         """Schedule what starts at ``start_s``: one step, or at most as many as are alike. Its times are left open.
 
-        With asynchronous scheduling a step is scheduled one step earlier: what is sent later has to wait. An idle
-        engine starts with what wakes it.
+        Asynchronous scheduling is one step ahead: what is sent later waits. An idle engine starts with what wakes it.
         """
         self._receive(self._last_start_s if self.limits.async_scheduling else start_s)
         chunks, calm = self._schedule()

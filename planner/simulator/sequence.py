@@ -144,9 +144,7 @@ class Pace:
 
     def ticks(self, steps: int) -> int:
         each, taken = self._tokens_per_step, self._steps
-        if each == 1:
-            return steps
-        return floor((taken + steps) * each) - floor(taken * each)
+        return steps if each == 1 else floor((taken + steps) * each) - floor(taken * each)
 
     def steps_for(self, ticks: int) -> int:
         """The fewest steps, at least one, that make ``ticks`` tokens or more."""

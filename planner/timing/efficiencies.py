@@ -99,9 +99,7 @@ def targets(target: str) -> dict[str, int]:
         return dict.fromkeys(rates, -1) | dict.fromkeys(_FIXED_COSTS, 1)
     if target == PREFILL:
         return {name: -1 for name in PARAMETERS if "flop" in name} | {"eager_launch_s": 1}
-    if target in PARAMETERS:
-        return {target: 1}
-    return {name: 1 for name in PARAMETERS if target in name}
+    return {name: 1 for name in ([target] if target in PARAMETERS else PARAMETERS) if target in name}
 
 
 class Prior(BaseModel):

@@ -125,9 +125,7 @@ class StepModel:
         With pipeline parallelism: the pass of one of the batches that fill the pipeline through all stages.
         """
         seqs = batch.decode_seqs + batch.prefill_seqs
-        if not seqs:
-            return 0.0
-        return self._total_s(self.device_s(batch) + besides_s, 0.0, self._host_s(seqs))
+        return self._total_s(self.device_s(batch) + besides_s, 0.0, self._host_s(seqs)) if seqs else 0.0
 
     def device_s(self, batch: Batch) -> float:
         """Seconds of a step on the GPU alone: the cost of a pass that the scheduler does not see."""

@@ -1,8 +1,7 @@
 """Loads of several turns by name: sessions whose prompts hold everything before, with pauses between the turns.
 
 Lengths, numbers of turns and pauses are drawn from published statistics (``hardware/calibration/workload.toml``) for
-one request rate. The clock goes round, so that at its beginning some sessions are in their first turn, some in their
-last."""
+one request rate. The clock goes round: at its beginning sessions are in their first turn, in their last or between."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 - ``max-throughput``: output tokens/s per GPU.
 - ``min-latency``: mean E2EL at the given concurrency.
-- ``balanced``: the knee of the Pareto front of tokens/s per GPU against tokens/s per user. It is the point farthest
-  from the chord between the ends, both axes logarithmic.
+- ``balanced``: the point of the Pareto front of tokens/s per GPU and per user, in logarithms, farthest from its chord.
 
 A batch fits when the low end of the memory budget holds all its requests at full length, so no plan preempts.
 """

@@ -206,8 +206,7 @@ class _Search:
     def _bounded(self, resolved: ResolvedModel, args: EngineArgs, deployment: Deployment) -> RankedEngine:
         """A family with bounds for all members: its ``deployment`` has the largest of all settings.
 
-        Its most promising budget comes first, within TOLERANCE by the closed form: under a TPOT the advised one, then
-        large ones; else small ones, where short prompts pass long ones.
+        Its budgets come best first. Within TOLERANCE: under a TPOT the advised one, then large ones; else small ones.
         """
         objective, load = self.objective, self.load
         usual, full = usual_doubt(deployment, load), Steady.of(deployment, load).doubt
@@ -237,9 +236,7 @@ class _Search:
     def _budgets(self, args: EngineArgs) -> list[int | None]:
         """Token budgets to search: the one that is asked for or advised first, or else vLLM's own."""
         asked, own = self.choices.space.args.max_num_batched_tokens, args.max_num_batched_tokens
-        if asked or self.coarse:
-            return [asked or own]
-        return list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
+        return [asked or own] if asked or self.coarse else list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
 
     def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
         for budget in self._budgets(args):

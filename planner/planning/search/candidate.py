@@ -99,9 +99,7 @@ class Candidate:
 
     @property
     def tok_per_s_per_user(self) -> float:
-        if self.figures:
-            return float(self.figures["output_throughput_per_user"])
-        return self.estimate.tok_per_s_per_user
+        return float(self.figures["output_throughput_per_user"]) if self.figures else self.estimate.tok_per_s_per_user
 
     @property
     def e2el_s(self) -> float:

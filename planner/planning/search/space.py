@@ -250,8 +250,7 @@ class Choices:
     def largest_batch(self, resolved: ResolvedModel, args: engine.EngineArgs) -> int:
         """Largest ``max_num_seqs`` whose requests, all of full length, the low end of the KV cache holds; 0: none.
 
-        A larger batch leaves a smaller cache. What the cache of one batch holds is tried first, or one less; then
-        halves.
+        A larger batch leaves a smaller cache: what the cache of one holds is tried first, or one less; then halves.
         """
         closed = 0 if self.objective.targets else self.objective.load.max_concurrency or 0
         batch = args.max_num_seqs or max(defaults.MAX_NUM_SEQS, closed)
@@ -329,8 +328,7 @@ class Choices:
 
         TP x pipeline stages; of an MoE also whole experts on each rank (EP), and copies of the attention (DP) whose
         ranks share the experts. Over fast links stages are only for GPUs that TP cannot be cut for. Many types of GPUs
-        are searched coarsely: DP only over whole nodes and where attention is latent, so that TP would repeat the KV
-        cache.
+        are searched coarsely: DP only over whole nodes and where attention is latent: TP would repeat the KV cache.
         """
         coarse, node = self.space.coarse, self.space.node_size(self.profile)
         sizes, experts = self.tensor_parallel_sizes(model), self._whole_experts(model)
