@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GIVEN = tagged("recommend")
 Served = Annotated["ModelName", opt.model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
 OutputDir = Annotated[str | None, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
-_NODES = "Nodes that one server may fill. Default: 1, more for what does not fit."
+_NODES = "Nodes that one server may fill. Default: 1, more where one holds too little."
 
 
 class ClosedLoop:

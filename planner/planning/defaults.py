@@ -27,6 +27,7 @@ LEAST_GB_PER_S, MOST_GB_PER_S = 1e-6, 1e6  #: of a link: 1 KB/s to 1 PB/s
 LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.05, 0.99  #: beyond, no run shows the errors of predictions
 LEAST_BURSTINESS = 0.01  #: of a load that is planned for
 MOST_LOADS = 64  #: of one comparison: a longer table is not read
+FEW_HELD = 4  #: requests that the KV cache of a node holds, below which servers of two nodes are searched too
 MOST_NODES = 8  #: of one server
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
 

@@ -437,9 +437,7 @@ def merit_words(merit: Merit, logarithm: float) -> str:
     value = exp(logarithm)
     if merit.goal == "min-latency":
         return f"{1 / value:,.0f} ms mean E2EL"
-    if merit.goal == "max-throughput":
-        return f"{value:,.0f} tokens/s per GPU"
-    return f"a balance of {value:,.4g}"
+    return f"{value:,.0f} tokens/s per GPU" if merit.goal == "max-throughput" else f"a balance of {value:,.4g}"
 
 
 def broken_words(targets: Iterable[PlannedTarget], margins: Iterable[float]) -> str:

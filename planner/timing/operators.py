@@ -236,9 +236,7 @@ def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
         ]
     if isinstance(mixer, LatentAttention):
         return _latent(mixer, config, kv_bytes)
-    if isinstance(mixer, CompressedAttention):
-        return _compressed(mixer, config, kv_bytes)
-    return _state(mixer, tp)
+    return _compressed(mixer, config, kv_bytes) if isinstance(mixer, CompressedAttention) else _state(mixer, tp)
 
 
 def _attention(

@@ -63,7 +63,7 @@ class Search:
         return fewer_bits if fewer_bits.candidates else ranking
 
     def _over_nodes(self, serving: Serving) -> Ranking:
-        """Rank servers of one node; where no number is asked for and one holds no request, of the fewest that do."""
+        """Rank servers of one node; of two as well where one holds few requests; of the fewest that hold one."""
         profile, space = serving.profile, self.space
         # partitions and processors stay on their node, and so does a search over many types of GPUs
         spreads = profile.partition is None and profile.platform != "cpu" and not space.coarse
@@ -72,9 +72,11 @@ class Search:
         if space.nodes:
             return self._on(in_nodes, tuple(range(1, space.nodes + 1)))
         ranking = self._on(serving)
-        if ranking.candidates or ranking.closest:
-            return ranking
         joined = profile.interconnect.network_bandwidth is not None or profile.joined_gpus > profile.gpus_per_node
+        if nearest := ranking.best or ranking.closest:
+            whole = bool(self.objective.targets) and nearest.config.num_gpus == space.node_size(profile)
+            few = nearest.deployment.requests_held(space.planned_len(self.objective.load)) < defaults.FEW_HELD
+            return self._on(in_nodes, (1, 2)) if spreads and joined and whole and few else ranking
         for nodes in range(2, defaults.MOST_NODES + 1) if spreads and joined else ():
             spread = self._on(in_nodes, (nodes,))
             if spread.candidates or spread.closest:
