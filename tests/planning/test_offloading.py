@@ -142,10 +142,9 @@ def test_a_plan_has_the_host_in_its_replay_and_its_script(documents: str, tmp_pa
 def test_a_fleet_has_it_too(documents: str) -> None:
     gpu = ("--gpu", "gh200-96gb", "--gpu-memory-utilization", "0.15")  # one to a node, with about as much room
     answer = said("fleet", *PLANNED, *gpu, "--trace", documents, *TARGET, "--n-plus", "0")
-    found, (pool,) = answer["kv_offloading"], answer["fleets"][0]["pools"]
+    found = answer["kv_offloading"]
     assert found["host_share"] > 0.3
     assert found["gpu_share"] + found["host_share"] > found["without_gpu_share"]
-    assert found["without_rate"] <= pool["largest_load"]
     assert found["without_gpus"] >= answer["fleets"][0]["gpus"]
 
 

@@ -302,8 +302,8 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
         (("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"), "Qwen3-30B-A3B-GPTQ-Int4 (asked: bf16) on 1 x RTX-4090"),
         (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "fits: a 4-bit checkpoint (nvfp4): --weight-dtype nvfp4"),
         (("meta-llama/Llama-2-13b-hf", "--gpu", "mi300x-cpx"), "fits: fp8 weights, quantised while they load"),
-        # 671 GB on 640: the next larger GPU with NVLink
-        (("deepseek-ai/DeepSeek-R1", "--have", "h100=8"), "fits: NVIDIA H20 96GB: --gpu h20"),
+        # 671 GB on 640: the next larger GPU as fast
+        (("deepseek-ai/DeepSeek-R1", "--have", "h100=8"), "fits: NVIDIA H200 SXM 141GB: --gpu h200-sxm"),
     ],
 )
 def test_what_does_not_fit_is_answered_by_what_does(words: tuple[str, ...], found: str) -> None:
