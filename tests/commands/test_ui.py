@@ -1,5 +1,6 @@
 """``planner ui`` without a browser: who may ask, what the page answers, and that the API is the library."""
 
+import asyncio
 import http.client
 import json
 import re
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import pytest
@@ -20,7 +21,7 @@ import uvicorn
 from command_line import error_of, run, start
 
 from planner.commands.web.api import ANSWERED, openapi, operations
-from planner.commands.web.app import HEADERS, Protocol, make_app
+from planner.commands.web.app import HEADERS, SENDING_S, Guard, Protocol, make_app
 from planner.commands.web.play import address, move, read_asked, search
 from planner.errors import InputError
 
@@ -566,3 +567,22 @@ def test_the_description_has_every_operation_with_its_parameters(server: Server)
     goal = next(one for one in described["paths"]["/api/recommend"]["get"]["parameters"] if one["name"] == "goal")
     assert goal["schema"]["enum"] == ["min-latency", "max-throughput", "balanced"]
     assert openapi(operations()) == described
+
+
+def test_an_answer_that_does_not_begin_in_time_is_a_504() -> None:
+    """Uvicorn turns an application that says nothing into a bare 500."""
+    sent: list[Any] = []
+
+    async def silent(*_: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    guard = Guard(silent, token="t", loopback=False, seconds=0.01 - SENDING_S)
+    request = {
+        "type": "http", "method": "GET", "path": "/health", "query_string": b"", "server": ("127.0.0.1", 80),
+        "headers": [(b"authorization", b"Bearer t")],
+    }  # fmt: skip
+    asyncio.run(guard(request, silent, send))
+    assert sent[0]["status"] == 504 and b"no answer within" in sent[1]["body"]

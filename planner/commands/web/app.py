@@ -183,15 +183,19 @@ class Guard:
         self.app, self.token, self.loopback, self.seconds = app, token, loopback, seconds + SENDING_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        headers, started = [(name.encode(), value.encode()) for name, value in HEADERS.items()], False
 
         async def send_guarded(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 message["headers"] = [*message["headers"], *headers]
             await send(message)
 
-        with move_on_after(self.seconds):  # uvicorn then closes the connection
+        with move_on_after(self.seconds) as limit:  # uvicorn then closes the connection
             await (self._refusal(Request(scope)) or self.app)(scope, receive, send_guarded)
+        if limit.cancelled_caught and not started:
+            await _told(f"no answer within {self.seconds:g} s", 504)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
