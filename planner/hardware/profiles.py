@@ -333,7 +333,7 @@ def _figures(facts: BaseModel, path: str) -> Iterator[tuple[str, Quantity | Part
 _ALIASES = "aliases.toml"
 _BRANDS = re.compile(r"\b(?:nvidia|amd|geforce|instinct|tesla|quadro|radeon(?: ai pro)?)\b")
 _COUNTED = re.compile(r"(\d{1,3})(?:-?[x*]-?|-)(.+)|(.+\d.*?)-?[x*:]-?(\d{1,3})")
-_LIMITED = re.compile(r"(.+)@\s*(\d{1,5})\s*[wW]")
+_LIMITED = re.compile(r"([^@]+)@\s*(\d{1,5})\s*[wW]")
 _HINT = "start from the file of a similar GPU; every number is { value, unit, source, kind }"
 
 

@@ -517,6 +517,19 @@ def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() 
     assert not ttft.met and tpot.met
 
 
+def test_the_closest_engine_may_miss_with_one_request_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that meets the targets for a request alone, and thrashes its cache with two, is farther off."""
+    thrashing, slow = (SimpleNamespace(args=EngineArgs(), resolved=None) for _ in range(2))
+    far, near = SimpleNamespace(excess=8.6, by="rate"), SimpleNamespace(excess=2.6, by="rate")
+    monkeypatch.setattr(by_targets, "alone", lambda *_: near)
+    found = SimpleNamespace(
+        exactly=False, objective=SimpleNamespace(by="rate"), load=SimpleNamespace(unsendable=True),
+        missed=[(thrashing, far)], hopeless=[(2.0, slow)], choices=SimpleNamespace(deployed=lambda *_: None),
+        _candidate=lambda engine, load, _: (engine, load),
+    )  # fmt: skip
+    assert by_targets._Search._closest(cast(Any, found)) == (slow, near)
+
+
 TARGETS = ("--ttft", "2000", "--tpot", "100")
 
 
