@@ -29,13 +29,14 @@ from pathlib import Path
 state = Path({state!r})
 words = sys.argv[1:]
 value = lambda flag: words[len(words) - 1 - words[::-1].index(flag) + 1]
-note = state / words[0]
+warms_up = words[0] == "bench" and "--result-dir" not in words
+note = state / ("warm-up" if warms_up else words[0])
 note.write_text(json.dumps({{"argv": ["vllm", *words], "env": dict(os.environ), "pid": os.getpid()}}))
 if (state / "dies").exists():
     sys.exit("out of memory")
+if warms_up:
+    sys.exit()
 if words[0] == "bench":
-    if "--result-dir" not in words:
-        sys.exit()  # it warms up
     while (state / "slow").exists():
         time.sleep(0.05)
     result = {{"completed": int((state / "completed").read_text()), "failed": 0}}
