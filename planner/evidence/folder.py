@@ -219,11 +219,11 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
     accuracy = []
     for task, figures in tasks.items():
         for metric, value in figures.items():
-            if not isinstance(value, int | float) or "_stderr" in metric:
+            name, comma, how = metric.partition(",")  # of the filter; without one: sizes and names
+            if not comma or not isinstance(value, int | float) or "_stderr" in name:
                 continue
             if not abs(value) <= MOST_FIGURE:  # nor NaN
                 raise InputError(f"{path}: {metric} is {value!r:.40}", hint=hint)
-            name, comma, how = metric.partition(",")
             stderr = figures.get(f"{name}_stderr{comma}{how}")  # lm_eval writes N/A where there is none
             known = isinstance(stderr, int | float) and abs(stderr) <= MOST_FIGURE
             accuracy.append(Accuracy(task, metric, value, stderr if known else None))

@@ -1,4 +1,4 @@
-"""The whole loop on a real vLLM: plan, launch, benchmark, validate, calibrate, on the CPU with a small random model.
+"""The whole loop on a real vLLM: plan, launch, benchmark, score, validate, calibrate, on the CPU with a random model.
 
 What is asserted is the mechanics: what was planned is what runs, what was sent is what was predicted for, the KV cache
 has exactly the blocks that were predicted, and each command says what it should. How fast a CPU that others use too
@@ -60,13 +60,19 @@ class Loop:
         """What a planner command prints."""
         return self.run([sys.executable, "-m", "planner", *map(str, words)], status)
 
-    def script(self, name: str, status: int | tuple[int, ...] = 0, **variables: str) -> str:
+    def script(self, name: str, status: int | tuple[int, ...] = 0, cwd: str = "/", **variables: str) -> str:
         """What an emitted script prints."""
-        return self.run([str(self.plan / name)], status, variables)
+        return self.run([str(self.plan / name)], status, variables, cwd)
 
-    def run(self, words: list[str], status: int | tuple[int, ...], variables: Mapping[str, str] | None = None) -> str:
+    def run(
+        self,
+        words: list[str],
+        status: int | tuple[int, ...],
+        variables: Mapping[str, str] | None = None,
+        cwd: str = "/",
+    ) -> str:
         done = subprocess.run(
-            words, env={**self.environment, **(variables or {})}, cwd="/", capture_output=True, text=True, check=False
+            words, env={**self.environment, **(variables or {})}, cwd=cwd, capture_output=True, text=True, check=False
         )
         wanted = status if isinstance(status, tuple) else (status,)
         said = f"{done.stdout}\n{done.stderr}"
@@ -178,6 +184,34 @@ def send(loop: Loop, result: Path, load: Mapping[str, int], seed: int) -> None:
         words[words.index(option) + 1] = str(value)
     words += ["--save-result", "--result-dir", str(result.parent), "--result-filename", result.name]
     loop.run(words, 0)
+
+
+def accuracy(loop: Loop) -> None:
+    """The real lm_eval, installed by accuracy.sh, scores the running server; a half-made environment is made anew.
+
+    The task is gsm8k itself. Its questions are ours: a folder of the data set's name is found before the hub.
+    """
+    questions, data = 8, loop.model.parent / "questions" / "openai" / "gsm8k"
+    data.mkdir(parents=True, exist_ok=True)
+    files = [{"split": split, "path": f"{split}.jsonl"} for split in ("train", "test")]
+    configs = {"configs": [{"config_name": "main", "data_files": files}]}
+    (data / "README.md").write_text(f"---\n{json.dumps(configs)}\n---\n")
+    for file in files:
+        asked = [{"question": f"{n} + {n}?", "answer": f"#### {2 * n}"} for n in range(questions)]
+        (data / file["path"]).write_text("".join(f"{json.dumps(row)}\n" for row in asked))
+    environment = loop.plan / ".lm_eval"
+    environment.mkdir()
+    (environment / "complete").touch()
+    assert "measured: " in loop.script("accuracy.sh", cwd=str(data.parent.parent))
+    assert "lm-eval" in (environment / "complete").read_text()
+    result = next((loop.plan / "results" / f"accuracy-{loop.saved['digest']}").rglob("results_*.json"))
+    measured = json.loads(result.read_text())
+    assert measured["n-samples"]["gsm8k"] == {"original": questions, "effective": questions}
+    assert "already measured" in loop.script("accuracy.sh")
+    scores = json.loads(json_of(loop, "validate", str(loop.plan), "--format", "json"))["accuracy"]
+    assert {score["metric"] for score in scores} == {"exact_match,strict-match", "exact_match,flexible-extract"}
+    assert all(score["task"] == "gsm8k" and 0 <= score["value"] <= 1 for score in scores), scores
+    print(f"  gsm8k, {questions} questions: " + ", ".join(f"{score['metric']} {score['value']:g}" for score in scores))
 
 
 def stop(loop: Loop) -> None:
@@ -333,6 +367,8 @@ def main(venv: Path, folder: Path) -> int:
             benchmark(loop)
         with step("benchmark again, and another load"):
             benchmark_again(loop)
+        with step("accuracy"):
+            accuracy(loop)
     finally:
         with step("stop"):
             stop(loop)

@@ -177,7 +177,8 @@ def test_accuracy_is_shown_without_a_prediction(folder: Folder) -> None:
     below = where / "results" / f"accuracy-{made().digest}" / "amd__Llama"
     below.mkdir(parents=True)
     figures = {
-        "alias": "gsm8k", "exact_match,flexible-extract": 0.9052, "exact_match_stderr,flexible-extract": 0.0081,
+        "alias": "gsm8k", "sample_len": 1319,
+        "exact_match,flexible-extract": 0.9052, "exact_match_stderr,flexible-extract": 0.0081,
     }  # fmt: skip
     (below / "results_2026-11-20T10-00-00.json").write_text(json.dumps({"results": {"gsm8k": figures}}))
     outcome = run("validate", str(where), "--format", "json")
@@ -185,7 +186,7 @@ def test_accuracy_is_shown_without_a_prediction(folder: Folder) -> None:
         {"task": "gsm8k", "metric": "exact_match,flexible-extract", "value": 0.9052, "stderr": 0.0081}
     ]
     assert "accuracy gsm8k, exact_match,flexible-extract: 0.9052 ± 0.0081" in run("validate", str(where)).out
-    for broken in ('{"results": [1]}', "[1]", '{"results": {"gsm8k": {"acc": 1' + 400 * "0" + "}}}", "[" * 5000):
+    for broken in ('{"results": [1]}', "[1]", '{"results": {"gsm8k": {"acc,none": 1' + 400 * "0" + "}}}", "[" * 5000):
         (below / "results_2026-11-20T10-00-00.json").write_text(broken)
         assert run("validate", str(where)).status == 2
 

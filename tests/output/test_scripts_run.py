@@ -313,7 +313,7 @@ def test_accuracy_uses_no_environment_that_cannot_be_imported(machine: MakeMachi
     here.forget()
     assert here.run("accuracy.sh").returncode == 0
     install, imports = here.calls("pip")
-    assert {"lm-eval[api]==0.4.9.1", "transformers==4.57.1"} <= set(install) and "lm_eval" in imports[-1]
+    assert {"lm-eval[api]==0.4.13", "transformers==5.19.0"} <= set(install) and "lm_eval" in imports[-1]
     assert not (here.plan / ".lm_eval/old").exists(), "made anew"
     here.forget()
     assert here.run("accuracy.sh", FORCE="1").returncode == 0 and here.calls("pip") == []

@@ -27,15 +27,14 @@ FIRST_PORT = PORT + 1  #: of the servers behind the balancer
 SERVER_FILES = ("instances.sh", "nginx.conf")
 MODEL_CACHE = "/huggingface"  #: HF_HOME of the host, as the container sees it
 RESULTS = "/results"  #: the folder ``results``, as the container sees it
-#: The release of lm_eval that the NVIDIA recipe pins, and what it imports as of the time it came out: its import fails
-#: with transformers 5, which no longer has ``AutoModelForVision2Seq``.
+#: lm_eval as an API client, which needs no torch, with the releases that `make e2e` runs.
 LM_EVAL_REQUIREMENTS = (
-    "lm-eval[api]==0.4.9.1", "accelerate==1.11.0", "datasets==3.6.0", "evaluate==0.4.6", "numpy<3", "pandas<3",
-    "peft==0.17.1", "torch==2.9.0", "transformers==4.57.1",
+    "lm-eval[api]==0.4.13", "datasets==5.2.0", "evaluate==0.4.6", "huggingface-hub<3", "numpy<3", "pandas<4",
+    "transformers==5.19.0",
 )  # fmt: skip
-#: Imports what accuracy.sh uses.
-LM_EVAL_IMPORT = "import lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions"
-LM_EVAL_GB = 8  #: of that environment
+#: Of lm_eval, what accuracy.sh uses.
+LM_EVAL_MODULES = "lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions"
+LM_EVAL_GB = 2  #: of that environment
 IMAGE_GB = {"cuda": 40, "rocm": 60}  #: disk space that preflight.sh asks for
 ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
 #: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens, rounded up
@@ -468,7 +467,7 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         arguments |= {"tokenized_requests": False, "tokenizer_backend": "None"}
     return {
         "lm_eval_requirements": LM_EVAL_REQUIREMENTS,
-        "lm_eval_import": LM_EVAL_IMPORT,
+        "lm_eval_modules": LM_EVAL_MODULES,
         "lm_eval_gb": LM_EVAL_GB,
         # JSON, because lm_eval cuts its other form at every comma
         "accuracy_arguments": json.dumps(arguments),

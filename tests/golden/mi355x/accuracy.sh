@@ -33,18 +33,23 @@ if ! healthy; then
   exit 1
 fi
 
-requirements=('lm-eval[api]==0.4.9.1' accelerate==1.11.0 datasets==3.6.0 evaluate==0.4.6 'numpy<3' 'pandas<3' peft==0.17.1 torch==2.9.0 transformers==4.57.1)
-# "complete" names what was installed and could be imported. Any other environment is made anew.
-if [[ "$(cat "$venv/complete" 2>/dev/null || true)" != "${requirements[*]}" ]]; then
-  echo "installing lm_eval into $venv (8 GB: it includes torch)"
-  if ! python3 -m venv --clear "$venv"; then
+# environment FOLDER MODULES REQUIREMENT...: a Python environment that can import MODULES. "complete" names what was
+# installed and imported; any other environment is made anew.
+environment() {
+  local folder=$1 modules=$2
+  shift 2
+  if [[ "$(cat "$folder/complete" 2>/dev/null || true)" == "$*" ]]; then return; fi
+  echo "installing $1 into $folder" >&2
+  if ! python3 -m venv --clear "$folder"; then
     echo "python3 cannot make an environment; on Debian and Ubuntu: sudo apt-get install python3-venv" >&2
     exit 1
   fi
-  "$venv/bin/python" -m pip install --quiet --no-cache-dir "${requirements[@]}"
-  "$venv/bin/python" -c 'import lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions'
-  printf '%s\n' "${requirements[*]}" >"$venv/complete"
-fi
+  "$folder/bin/python" -m pip install --quiet --no-cache-dir "$@"
+  "$folder/bin/python" -c "import $modules"
+  printf '%s\n' "$*" >"$folder/complete"
+}
+# NVIDIA's recipe pins lm-eval[api]==0.4.9.1, which brings torch and fails to import with transformers 5.
+environment "$venv" 'lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions' 'lm-eval[api]==0.4.13' datasets==5.2.0 evaluate==0.4.6 'huggingface-hub<3' 'numpy<3' 'pandas<4' transformers==5.19.0
 # JSON; the server's address is added in front
 arguments='{"model": "amd/Llama-3.3-70B-Instruct-FP8-KV", "num_concurrent": 64, "timeout": 600, "max_retries": 5, "tokenized_requests": false, "tokenizer_backend": "None"}'
 rm -rf "$result.partial"

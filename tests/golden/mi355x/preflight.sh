@@ -153,7 +153,7 @@ if [[ -d "$cached" ]]; then
 fi
 need_gb=$((73 - cached_gb))
 if ((need_gb > 0)); then need "$need_gb" "$existing" "the model"; fi
-if [[ ! -e "$here/.lm_eval/complete" ]]; then need 8 "$here" "lm_eval of accuracy.sh"; fi
+if [[ ! -e "$here/.lm_eval/complete" ]]; then need 2 "$here" "lm_eval of accuracy.sh"; fi
 for disk in "${!needed_gb[@]}"; do
   free_gb=$(($(df -k --output=avail "$disk" | tail -n 1) * 1024 / 1000000000))
   if ((free_gb >= needed_gb[$disk])); then
@@ -162,10 +162,10 @@ for disk in "${!needed_gb[@]}"; do
     fail "$free_gb GB free in $disk, ${needed_gb[$disk]} needed: ${purposes[$disk]}" "free some space, or move HF_HOME, this folder or the images of containers to a larger disk"
   fi
 done
-if python3 -c 'import ensurepip, venv' 2>/dev/null; then
+if python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
   ok "python3 makes environments"
 else
-  warn "python3 cannot make an environment, which accuracy.sh needs" "on Debian and Ubuntu: sudo apt-get install python3-venv"
+  warn "accuracy.sh needs a python3 of 3.10 or newer that can make an environment" "on Debian and Ubuntu: sudo apt-get install python3-venv"
 fi
 if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
   fail "port $port is taken" "stop the program that listens there, or set PORT to a free port"
