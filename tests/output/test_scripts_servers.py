@@ -15,7 +15,7 @@ from planner.commands.main import main
 from planner.engine.published import builds
 from planner.hardware.profiles import load_profile
 from planner.output.scripts.emission import Emission, needed_by, render_scripts
-from planner.planning.plan import PlanFile
+from planner.planning.plan import PlanFile, Service
 
 MakeMachine = Callable[..., Machine]
 
@@ -60,6 +60,30 @@ def test_two_gpus_for_each_copy() -> None:
     plan = file.plan.model_copy(update={"num_gpus": 2, "tensor_parallel_size": 2})
     made = needed_by(Emission(file.model_copy(update={"plan": plan}), load_profile("mi300x"), 1, ("x",)))
     assert "<<<'0,1\n2,3\n4,5\n6,7'" in made["instances.sh"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "replicas", "copies"), [(True, 2, 2), (True, 8, 8), (True, 12, 8), (True, 1, 0), (False, 1, 8)]
+)
+def test_a_node_starts_the_servers_that_the_load_takes(asked: bool, replicas: int, copies: int) -> None:
+    """Eight fit; a load that was not asked for is what one server carries, and the node is filled."""
+    file = PlanFile.from_json(files_of("copies")["plan.json"])
+    service = Service(
+        targets=(), load_asked=asked, replicas=replicas, total_gpus=replicas, packages=replicas, goodput=1.0
+    )
+    emission = Emission(
+        file.model_copy(update={"plan": file.plan.model_copy(update={"service": service})}),
+        load_profile("mi300x"), 1, ("x",),
+    )  # fmt: skip
+    runbook, files = render_scripts(emission)["RUNBOOK.md"], needed_by(emission)
+    assert "holds 8 such servers" in runbook and ("`instances.sh` start" in runbook) == (copies > 0)
+    if not copies:
+        assert files == {}
+        return
+    assert f"copies={copies}\n" in files["instances.sh"]
+    assert len(re.findall(r"server 127\.0\.0\.1:\d+ ", files["nginx.conf"])) == copies
+    assert f"prompts={copies * file.plan.workload.num_prompts} " in files["instances.sh"]
+    assert (f"the {copies} that the load takes" in runbook) == (copies < 8)
 
 
 def test_instances_start_are_watched_and_stop(machine: MakeMachine) -> None:

@@ -116,7 +116,7 @@ def render_scripts(emission: Emission) -> dict[str, str]:
 def needed_by(emission: Emission) -> dict[str, str]:
     """Further files of a plan: for several servers on a node, and for an image that no registry has."""
     plan = emission.file.plan
-    files = servers_files(emission) if plan.image and servers_per_node(plan) > 1 else {}
+    files = servers_files(emission) if plan.image and started_on_node(plan) > 1 else {}
     build = next((build for build in engine.builds().values() if build.image == plan.image), None)
     if build and build_script(plan) == "build_image.sh":
         names = {**template_names(emission), **build_names(build)}
@@ -132,9 +132,9 @@ def build_names(build: engine.ImageBuild) -> dict[str, Any]:
 
 
 def servers_files(emission: Emission) -> dict[str, str]:
-    """The files that serve a plan on every share of a node's GPUs, behind one address."""
+    """The files that start a plan's servers on one node, behind one address."""
     plan, base = emission.file.plan, template_names(emission)
-    servers, load = servers_per_node(plan), plan.workload
+    servers, load = started_on_node(plan), plan.workload
     concurrency = load.max_concurrency * servers if load.max_concurrency else None
     rate = load.request_rate * servers if load.request_rate else float("inf")
     prompts = load.num_prompts * servers
@@ -178,6 +178,12 @@ def local_folder(plan: Plan) -> str:
 
 def servers_per_node(plan: Plan) -> int:
     return plan.gpus_per_node // plan.num_gpus
+
+
+def started_on_node(plan: Plan) -> int:
+    """Servers that ``instances.sh`` starts: those that a load takes, else as many as the node holds."""
+    held, service = servers_per_node(plan), plan.service
+    return min(held, service.replicas) if service and service.load_asked else held
 
 
 def gpus_of_server(plan: Plan, index: int) -> str:
@@ -309,7 +315,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
     plan, profile = emission.file.plan, emission.profile
     check_exposure(plan)
     built_by, local = build_script(plan), local_folder(plan)
-    nvidia, partition, servers = profile.vendor == "nvidia", profile.partition, servers_per_node(plan)
+    nvidia, partition = profile.vendor == "nvidia", profile.partition
+    servers, started = servers_per_node(plan), started_on_node(plan)
     mig_profile = partition.compute_mode.removeprefix("MIG ") if partition and nvidia else ""
     return {
         "plan": plan,
@@ -368,7 +375,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "partitions_per_gpu": partition.count if partition else 0,
         "servers": f"{servers} such server{'s' if servers != 1 else ''}",
         "logged": False,  # only sweep.sh logs what its client prints
-        "several": servers > 1 and plan.platform != "cpu",
+        "several": started > 1 and plan.platform != "cpu",
+        "started": "them all" if started == servers else f"the {started} that the load takes",
         "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
         "mig_profile": mig_profile,
         "mig_profiles": ",".join([mig_profile] * partition.count) if partition else "",
