@@ -117,7 +117,8 @@ def begun(*, targets: bool = False) -> dict[str, bytes]:
     with TemporaryDirectory() as folder:
         emission = Emission(plan_file(targets=targets), load_profile(GPU), 16_000_000_000, (), tunes=True)
         write_folder(Path(folder), render_scripts(emission), force=True)
-        Tuner(Path(folder), lambda _: None).run(SHIPPED, runs=0, minutes=None)
+        with patch.object(Tuner, "_check"):  # whatever runs the tests
+            Tuner(Path(folder), lambda _: None).run(SHIPPED, runs=0, minutes=None)
         tune = Path(folder) / "tune"
         return {str(path.relative_to(folder)): path.read_bytes() for path in tune.rglob("*") if path.is_file()}
 

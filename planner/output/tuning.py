@@ -53,7 +53,10 @@ class Tuner:
             if not alone:
                 cause = f"another planner tune works in {self.directory}, or the folder cannot be locked"
                 raise InputError(cause, hint="wait for it, or end it")
-            self._state = planning.read_state(self.path, self.file.plan.digest) or self._begin(local)
+            self._state = planning.read_state(self.path, self.file.plan.digest)
+            if self._state is None:
+                self._check(self.directory)  # the search for candidates takes a minute
+                self._state = self._begin(local)
             if retry:
                 self._save(runs=tuple(run for run in self.state.runs if run.merit is not None))
             while (number := self.state.next) is not None and not self.state.has_spent(runs, minutes):
@@ -106,9 +109,7 @@ class Tuner:
             wait_for(state.process, folder / "validate.sh")
         self.tell(f"run {len(state.runs) + 1}: {self.words(number)}")
         if not resumed and not self._path_of_result(number).exists():
-            begin = _size(log)
-            if run_script(folder / "preflight.sh", log=log):  # the machine is not ready: no fault of the setting
-                raise _not_ready(folder, _printed(log, begin))
+            self._check(folder)
         self._save(running=number, process=None)
         begin = _size(log)
         try:
@@ -132,6 +133,12 @@ class Tuner:
         if any(line.startswith(NOT_READY) for line in printed):  # where a run goes on it was not checked before
             raise _not_ready(folder, printed)
         self._fail(number, seconds)
+
+    def _check(self, folder: Path) -> None:
+        """Raise InputError where the machine is not ready, which is no fault of the setting."""
+        begin = _size(log := folder / "logs" / LOG)
+        if run_script(folder / "preflight.sh", log=log):
+            raise _not_ready(folder, _printed(log, begin))
 
     def _path_of_result(self, number: int) -> Path:
         return self.folder(number) / "results" / f"serve-{self.plan(number).digest}.json"

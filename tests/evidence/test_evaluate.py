@@ -18,6 +18,7 @@ from planner.evidence.evaluation import (
     summary,
 )
 from planner.evidence.runs import MeasuredRun, read_runs
+from planner.output import Evaluation
 
 RUN = MeasuredRun("a", "serve", "h100-sxm", "meta-llama/Llama-3.1-8B-Instruct", input_len=1024, output_len=128)
 
@@ -215,3 +216,13 @@ def test_runs_with_cached_prompts_are_counted(tmp_path: Path) -> None:
         "slow,serve,h100-pcie,meta-llama/Llama-3.1-8B-Instruct,206,212,sharegpt,1,20,20\n"
     )
     assert next(note for note in evaluate_runs(path).notes if "higher request_rate" in note).endswith(": 1")
+
+
+def test_the_verdict_counts_figures_in_their_intervals_and_names_the_worst() -> None:
+    def run(name: str, measured: float) -> Evaluated:
+        return Evaluated(replace(RUN, run_id=name), {"mean_tpot_ms": PredictedFigure(measured, 100, 80, 120)})
+
+    text = str(Evaluation((run("good", 100), run("fast", 50), run("slow", 300))))
+    assert text.startswith("1 of 3 measured figures lie inside their 90 % interval; worst: mean_tpot_ms of slow (-67%)")
+    assert "mean_tpot_ms of fast (+100%)" in text and "of good" not in text
+    assert str(Evaluation((Evaluated(RUN, {}, "no such model"),))).startswith("No run was predicted")

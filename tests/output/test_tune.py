@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from script_plans import emission, plan
@@ -123,6 +124,15 @@ def test_a_machine_that_is_not_ready_is_no_result(machine: TunedMachine) -> None
     assert tuned(machine, runs=1).state.measured
 
 
+def test_a_machine_is_checked_before_the_candidates_are_searched(machine: TunedMachine) -> None:
+    machine.set(nvidia_down="")
+    (machine.plan / "tune" / "state.json").unlink()
+    said: list[str] = []
+    with patch("planner.planning.tuned_settings") as search, pytest.raises(InputError, match=r"preflight\.sh"):
+        tuned(machine, said)
+    assert not search.called and said == []
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_break_stops_the_server_and_is_gone_on_from(machine: TunedMachine, how: signal.Signals) -> None:
     machine.set(slow="")
@@ -225,7 +235,7 @@ def test_targets_that_the_benchmark_cannot_tell_are_refused(tmp_path: Path) -> N
     ):
         made = plan(service=service.model_copy(update=changes))
         write_folder(tmp_path / name, render_scripts(emission(made)), force=False)
-        with pytest.raises(InputError, match=cause):
+        with pytest.raises(InputError, match=cause), patch.object(Tuner, "_check"):
             Tuner(tmp_path / name, lambda _: None).run(SHIPPED, runs=None, minutes=None)
 
 

@@ -343,6 +343,12 @@ def test_the_next_command_repeats_lengths_and_settings() -> None:
     )
 
 
+def test_the_next_command_repeats_the_rate_and_its_scatter() -> None:
+    rates = ("--request-rate", "1,2", "--burstiness", "0.5", "--random-range-ratio", "0.3")
+    command = " ".join(run("compare", LLAMA, "--gpu", "h100", *rates).out.replace("\\\n", " ").split())
+    assert "--random-range-ratio 0.3 --burstiness 0.5 " in command and command.endswith(" --request-rate 2")
+
+
 def test_a_model_that_nobody_holds_is_an_honest_no() -> None:
     outcome = run("compare", "meta-llama/Llama-3.1-405B-Instruct", "--gpu", "l4")
     assert outcome.status == 1

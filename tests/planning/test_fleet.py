@@ -1,6 +1,7 @@
 """Fleets: the programme against brute force, sizes and cost by hand, what must be monotone."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -493,6 +494,19 @@ def test_without_headroom_and_spares_a_fleet_is_the_recommended_plan(gpu: str, m
     assert tuple(end * service.replicas for end in ends if end) == pytest.approx(
         (carries.low, carries.mid, carries.high)
     )
+
+
+def test_a_mixed_fleet_has_a_command_for_each_type_of_gpu() -> None:
+    """Each command has the share of the load that its GPUs carry, and a folder of its own."""
+    words = "--gpu h100,mi300x --stock h100=1 --stock mi300x=1 --request-rate 90 --random-output-len 128"
+    targets = ("--random-input-len", "512", "--ttft", "2000", "--tpot", "50")
+    output = " ".join(run("fleet", LLAMA, *words.split(), *targets).out.replace("\\\n", " ").split())
+    commands = re.findall(r"\$ planner recommend \S+ --gpu (\S+) --request-rate (\S+) [^$]* -o (\S+)", output)
+    assert [(gpu, folder) for gpu, _, folder in commands] == [
+        ("h100-sxm", "plans/h100-sxm"),
+        ("mi300x", "plans/mi300x"),
+    ]
+    assert sum(float(rate) for _, rate, _ in commands) == pytest.approx(90)
 
 
 ASKED: dict[str, Any] = {"model": LLAMA, "gpu": "h100", "request_rate": 150.0, "output_len": 256, "tpot": 60}

@@ -187,7 +187,7 @@ class ComparisonAnswer(Answer):
         command = ["planner", "recommend", self.record.question.serving.model.id, "--gpu", fastest.gpu, *self.stated]
         sent = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
         by = "--max-concurrency" if load.max_concurrency else "--request-rate"
-        sent += [by, f"{fastest.load:g}"] * (len(loads) == 1)
+        sent += [by, f"{fastest.load:g}"] * (load.open or len(loads) == 1)
         yield from command_lines({}, [*command, *sent])
 
     @property

@@ -48,6 +48,7 @@ RUNG = ("confidence", "gpus", "usd_per_hour=usd_per_h.mid")
 BRIEF_FLEETS = 8
 BRIEF_REFUSED = 3
 BRIEF_DOUBTS = 2
+BRIEF_COMMANDS = 4
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,28 +132,34 @@ class FleetAnswer(Answer):
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
         yield from shared.items("-", [*_reasons(fleets, best), *_certainty(best)])
         yield from shared.items("-", map(needs_words, self._split[:2]))
-        yield from command_lines({}, self._next_command(best))
+        yield from (line for words in self._next_commands(best) for line in command_lines({}, words))
 
     @property
     def _split(self) -> list[planning.Disaggregated]:
         return [plan for plan in self.divided if isinstance(plan, planning.Disaggregated)]
 
-    def _next_command(self, best: planning.Fleet) -> list[str]:
-        solver, pool = best.solver, best.busiest
-        demand = planning.times(pool.demand, 1 / (1 + solver.headroom))
-        lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
-        if demand.classes:
-            load = tuple(word for one in demand.classes for word in ("--class", one.word))
-        else:
-            rate = ("--request-rate", f"{demand.request_rate:g}")
-            varied = ("--random-range-ratio", f"{demand.range_ratio:g}") if demand.range_ratio else ()
-            known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *rate)
-            load = known if demand.reused else (*rate, *lengths, *varied)
-        own = {one.name for one in demand.classes if one.limits_ms}
-        limits = {slo.metric: slo.limit_ms for slo in solver.objectives[pool.place].slos if slo.group not in own}
-        targets = (word for metric, limit_ms in limits.items() for word in (f"--{metric}", f"{limit_ms:g}"))
-        words = ("planner", "recommend", solver.search.space.model.requested, "--gpu", pool.kind.profile.id)
-        return [*words, *load, *targets, *self.stated, "-o", "plans"]
+    def _next_commands(self, best: planning.Fleet) -> Iterator[list[str]]:
+        """For each class and GPU the command that plans its servers, with the share of the load that they carry."""
+        solver = best.solver
+        pools = [(pool.place, pool.kind.profile.id, pool.servers * pool.load.value) for pool in best.pools]
+        parts = list(dict.fromkeys(pool[:2] for pool in pools))
+        for place, gpu in parts[:BRIEF_COMMANDS]:
+            share = sum(p[2] for p in pools if p[:2] == (place, gpu)) / sum(p[2] for p in pools if p[0] == place)
+            demand = planning.times(solver.demands[place], share / (1 + solver.headroom))
+            lengths = ("--random-input-len", str(demand.input_len), "--random-output-len", str(demand.output_len))
+            if demand.classes:
+                load = tuple(word for one in demand.classes for word in ("--class", one.word))
+            else:
+                sent = ("--request-rate", f"{demand.request_rate:g}")
+                varied = ("--random-range-ratio", f"{demand.range_ratio:g}") if demand.range_ratio else ()
+                known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *sent)
+                load = known if demand.reused else (*sent, *lengths, *varied)
+            own = {one.name for one in demand.classes if one.limits_ms}
+            limits = {slo.metric: slo.limit_ms for slo in solver.objectives[place].slos if slo.group not in own}
+            targets = (word for metric, limit_ms in limits.items() for word in (f"--{metric}", f"{limit_ms:g}"))
+            folder = "-".join([f"plans/{gpu}", *[demand.name] * (len(solver.demands) > 1)])
+            words = ("planner", "recommend", solver.search.space.model.requested, "--gpu", gpu, *load, *targets)
+            yield [*words, *self.stated, "-o", folder if len(parts) > 1 else "plans"]
 
     def split_files(self, command: str) -> dict[str, str]:
         """Scripts that launch both sides, of several GPUs in a folder each; empty where none is divided."""

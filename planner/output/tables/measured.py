@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
-from math import exp
+from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -370,6 +370,7 @@ class WorkflowAnswer(Answer):
         yield from self.record.plan.warnings
 
 
+WORST = 3  #: figures that the verdict of an evaluation names
 SUMMARY = (
     *map(Column, ("gpu", "bench", "metric", "n")),
     Column("median_ape", "median APE", ".1%"),
@@ -414,7 +415,20 @@ class Evaluation(Answer):
                 yield {**run, "metric": name, **fields_of(figure, *FIGURE), "calibration": one.calibration}
 
     def sentences(self) -> Iterator[str]:
+        yield f"{wrapped(self._verdict())}\n"
         yield table_text(self.summary(), SUMMARY)
+
+    def _verdict(self) -> str:
+        """The share of the figures inside their intervals, and those furthest off."""
+        figures = [(one.run.run_id, *named) for one in self.evaluated for named in one.figures.items()]
+        if not figures:
+            return "No run was predicted"
+        judged = [figure for figure in figures if figure[2].covered is not None]
+        outside = [figure for figure in judged if not figure[2].covered]
+        worst = sorted(outside or figures, key=lambda figure: -abs(log(figure[2].predicted / figure[2].measured)))
+        words = (f"{name} of {run_id} ({one.error:+.0%})" for run_id, name, one in worst[:WORST])
+        inside = f"{len(judged) - len(outside)} of {counted(len(judged), 'measured figure')}"
+        return f"{inside} lie inside their 90 % interval; worst: {', '.join(words)}"
 
     def _notes(self) -> Iterator[str]:
         refused = Counter(one.refused for one in self.evaluated if one.refused)
