@@ -102,7 +102,6 @@ class Load:
     limits_ms: Mapping[str, float] = field(default_factory=dict, hash=False)  #: by ``ttft``, ``tpot``, ``e2el``
     priority: int = 0  #: sent with its requests; lower is sooner
     origin: Trace | None = field(default=None, repr=False, hash=False, compare=False)  #: the file of the requests
-    whole: Requests | None = field(default=None, repr=False)  #: all requests, where ``recorded`` are one server's
     drawn: bool = False  #: whether ``recorded`` were drawn, so that some of them say as much as all
 
     # --- constructors
@@ -360,7 +359,7 @@ class Load:
 
     def as_drawn(self) -> Load:
         """Requests of the same lengths, on average, and at the same rate, drawn as a benchmark draws them."""
-        return replace(self, recorded=None, classes=(), origin=None, whole=None, drawn=False)
+        return replace(self, recorded=None, classes=(), origin=None, drawn=False)
 
     def first(self, count: int) -> Load:
         recorded = self.recorded and self.recorded.first(count)
@@ -382,14 +381,6 @@ class Load:
             return replace(self, request_rate=rate, num_prompts=len(sent.arrival_s), recorded=sent)
         places = self.max_concurrency and ceil(self.max_concurrency / servers)
         return replace(self, request_rate=rate, max_concurrency=places, num_prompts=most or self.num_prompts)
-
-    def dealt(self, servers: int, router: Router, most: int | None = None) -> Load:
-        """The whole load, of which ``recorded`` are the requests that one of ``servers`` gets, at most ``most``."""
-        from planner.workload.requests import share
-
-        whole = self.whole or self.requests()
-        each = max(len(whole.arrival_s) // servers, 2)
-        return replace(self, recorded=share(whole, servers, min(most or each, each), router), whole=whole)
 
     def _bounds(self, length: int) -> tuple[int, int]:
         if self.length_distribution == "below":

@@ -110,51 +110,51 @@ def share(requests: Requests, servers: int, most: int, router: Router = "round-r
 
 
 def _places(requests: Requests, servers: int, router: Router) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    flying = [0] * servers
+    levels = [(1 << servers) - 1]  # for each number of requests in flight, a bit for each server that has so many
+    least = fullest = turn = 0  # ties go round
     ends: list[tuple[float, int]] = []
-    known = _Known(requests, servers) if router == "prefix-aware" and requests.prefixes is not None else None
+    flying = [0] * servers
+    tree = requests.prefixes if router == "prefix-aware" else None
+    fields = (tree.parent, tree.end_tok, tree.prompt, tree.answer) if tree else ()
+    parent, end_tok, prompt, answer = map(np.ndarray.tolist, fields) if fields else [[]] * 4
+    seen_by = [0] * len(parent)  # of each node, a bit for each server that has seen it
     server_of = np.zeros(len(requests.arrival_s), dtype=np.int64)
     lengths = zip(requests.arrival_s.tolist(), requests.output_len.tolist(), requests.input_len.tolist(), strict=True)
-    turn = 0  # ties go round
     for index, (arrival_s, output_tok, prompt_tok) in enumerate(lengths):
         while ends and ends[0][0] <= arrival_s:
-            flying[heappop(ends)[1]] -= 1
-        least, fullest = min(flying), max(flying)
-        among: Sequence[int] = range(servers)
-        if known is not None and not (fullest - least > UNEVEN and fullest > least * UNEVEN_TIMES):
-            among = known.best(index, prompt_tok) or among
-        place = min(among, key=lambda server: (flying[server], (server - turn) % servers))
-        turn = (place + 1) % servers
-        if known is not None:
-            known.sent(index, place)
-        flying[place] += 1
+            place = heappop(ends)[1]
+            flying[place] = level = flying[place] - 1
+            levels[level + 1] ^= 1 << place
+            levels[level] |= 1 << place
+            least = min(least, level)
+        while not levels[fullest]:
+            fullest -= 1
+        among = -1
+        if tree and not (fullest - least > UNEVEN and fullest > least * UNEVEN_TIMES):
+            node = prompt[index]
+            while node >= 0 and not seen_by[node]:
+                node = parent[node]
+            among = seen_by[node] if node >= 0 and end_tok[node] >= MATCHED * prompt_tok else -1
+        level = least
+        while not (those := levels[level] & among):
+            level += 1
+        later = those >> turn << turn or those
+        bit = later & -later
+        place = bit.bit_length() - 1
+        turn, node = (place + 1) % servers, answer[index] if tree else -1
+        while node >= 0 and not seen_by[node] & bit:
+            seen_by[node] |= bit
+            node = parent[node]
+        flying[place] = level + 1
+        levels += [0] * (level + 2 - len(levels))
+        levels[level] ^= bit
+        levels[level + 1] |= bit
+        fullest = max(fullest, level + 1)
+        while not levels[least]:
+            least += 1
         heappush(ends, (arrival_s + answer_s(output_tok), place))
         server_of[index] = place
     return server_of
-
-
-class _Known:
-    def __init__(self, requests: Requests, servers: int) -> None:
-        prefixes = requests.prefixes
-        assert prefixes is not None  # who calls has asked
-        self._parent, self._end_tok = prefixes.parent.tolist(), prefixes.end_tok.tolist()
-        self._prompt, self._answer = prefixes.prompt.tolist(), prefixes.answer.tolist()
-        self._servers = range(servers)
-        self._sent = [0] * len(self._parent)  # of each node, a bit for each server that has seen it
-
-    def best(self, index: int, prompt_tok: int) -> list[int]:
-        node = self._prompt[index]
-        while node >= 0 and not self._sent[node]:
-            node = self._parent[node]
-        if node < 0 or self._end_tok[node] < MATCHED * prompt_tok:
-            return []
-        return [server for server in self._servers if self._sent[node] >> server & 1]
-
-    def sent(self, index: int, server: int) -> None:
-        node, bit = self._answer[index], 1 << server
-        while node >= 0 and not self._sent[node] & bit:
-            self._sent[node] |= bit
-            node = self._parent[node]
 
 
 @dataclass(frozen=True)

@@ -718,6 +718,37 @@ def test_a_pipeline_never_beats_its_bound(lengths: tuple[int, int], rate: float,
             assert bool(missed_for_certain(engine, one.objective)) is missed, (metric, limit_ms)
 
 
+@pytest.mark.parametrize(("gpu", "size", "stages"), [("h100", 1, 1), ("l4", 4, 1), ("l4", 2, 2)])
+def test_idle_servers_never_beat_the_bound_of_sessions(gpu: str, size: int, stages: int) -> None:
+    """Half of the requests take no less than the bound, found wherever their prompts have been before."""
+    load = Load.sessions("coding-agent", 2.0)
+    args = EngineArgs(tensor_parallel_size=size, pipeline_parallel_size=stages, max_model_len=131072, max_num_seqs=8)
+    engine = resolve_deployment(resolve_model(SMALL).model, load_profile(gpu), args, parse_version("0.20.0"))
+    served = engine.replay(load.at_rate(0.01, 200))
+    for metric, values_s in (("ttft", served.ttft_s), ("tpot", served.tpot_s)):
+        (slo,) = parse_slos({metric: 1.0})
+        half_ms = float(np.nanmedian(values_s)) * 1e3 * least_upper(engine, slo.key, 0.8)
+        for limit_ms, missed in ((half_ms, False), (half_ms / 50, True)):
+            one = search_for(Targets((replace(slo, limit_ms=limit_ms),), "rate", 2.0), gpu, load=load)
+            assert bool(missed_for_certain(engine, one.objective)) is missed, (metric, limit_ms)
+
+
+def test_a_target_that_no_layout_meets_is_refused_before_sessions_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine is looked at once, integer checkpoints after the others, and no share of the sessions is replayed."""
+    outlined: list[tuple[str, EngineArgs]] = []
+    outline = by_targets._Search._outline
+    monkeypatch.setattr(
+        by_targets._Search, "_outline",
+        lambda self, resolved, args: outlined.append((resolved.resolved, args)) or outline(self, resolved, args),
+    )  # fmt: skip
+    monkeypatch.setattr(by_targets, "share_of", lambda *_, **__: pytest.fail("sessions are dealt"))
+    load = Load.sessions("coding-agent", 2.0)
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    ranking = ranked(search_for(Targets(parse_slos({"tpot": 2.0}), value=2.0), "l4", model=model, load=load))
+    assert not ranking.candidates and ranking.closest
+    assert len({resolved for resolved, _ in outlined}) > 2 and len(set(outlined)) == len(outlined)
+
+
 @pytest.mark.parametrize("longest", [512, 4096])
 def test_two_requests_of_each_class_say_what_all_say_of_a_server_for_themselves(longest: int) -> None:
     limits = {"a": {"ttft": 100.0}, "b": {"tpot": 2.0, "e2el": 900.0}}

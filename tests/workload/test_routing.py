@@ -1,10 +1,13 @@
 """Which server gets which request, and loads of several turns by name beside the statistics they are drawn from."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from planner.workload import requests as routed
 from planner.workload.load import Load
-from planner.workload.requests import Prefixes, Requests, share
+from planner.workload.requests import Prefixes, Requests, answer_s, share
 from planner.workload.sessions import named_sessions
 from planner.workload.targets import Router
 
@@ -26,6 +29,44 @@ def test_in_turn_every_other_request_is_one_servers(router: Router, prompts: lis
     assert found.arrival_s.tolist() == [0, 20, 40]
     # an odd number of chats: the second turns come to the other server
     assert found.prefixes is not None and found.prefixes.reusable_tok.tolist() == [0, 0, 0]
+
+
+def placed_plainly(requests: Requests, servers: int) -> list[int]:
+    """The server of each request, from the rule alone: of those that share most the least loaded, ties in turn."""
+    prefixes, placed, turn = requests.prefixes, list[int](), 0
+    seen: list[set[int]] = [set() for _ in prefixes.parent] if prefixes else []
+    for index, arrival_s in enumerate(requests.arrival_s):
+        flying = [0] * servers
+        for other, server in enumerate(placed):
+            flying[server] += requests.arrival_s[other] + answer_s(requests.output_len[other]) > arrival_s
+        among: set[int] = set()
+        uneven = max(flying) - min(flying) > routed.UNEVEN and max(flying) > min(flying) * routed.UNEVEN_TIMES
+        if prefixes and not uneven:
+            node = prefixes.prompt[index]
+            while node >= 0 and not seen[node]:
+                node = prefixes.parent[node]
+            if node >= 0 and prefixes.end_tok[node] >= routed.MATCHED * requests.input_len[index]:
+                among = seen[node]
+        server = min(among or range(servers), key=lambda one: (flying[one], (one - turn) % servers))
+        turn = (server + 1) % servers
+        node = prefixes.answer[index] if prefixes else -1
+        while prefixes and node >= 0:
+            seen[node].add(server)
+            node = prefixes.parent[node]
+        placed.append(server)
+    return placed
+
+
+@pytest.mark.parametrize(("servers", "even"), [(1, 64), (2, 64), (5, 2), (9, 64), (70, 2)])
+@pytest.mark.parametrize("router", ["least-loaded", "prefix-aware"])
+def test_requests_go_where_the_rule_says(
+    servers: int, even: int, router: Router, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routed, "UNEVEN", even)  # reached with few requests
+    sent = named_sessions()["coding-agent"].requests(2.0).first(300)
+    if router == "least-loaded":
+        sent = replace(sent, prefixes=None)
+    assert routed._places(sent, servers, router).tolist() == placed_plainly(sent, servers)
 
 
 def test_a_prefix_aware_router_sends_a_turn_to_where_the_one_before_went() -> None:

@@ -60,7 +60,9 @@ class Search:
         if ranking.candidates or not choices.passed_over:
             return ranking
         fewer_bits = rank(Choices(self.space, self.objective, serving, nodes, native=False))
-        return fewer_bits if fewer_bits.candidates else ranking
+        planned = {one.resolved.resolved for one in fewer_bits.candidates}
+        rejected = (*fewer_bits.rejected, *(one for one in ranking.rejected if one.model not in planned))
+        return replace(fewer_bits, rejected=tuple(dict.fromkeys(rejected))) if planned else ranking
 
     def _over_nodes(self, serving: Serving) -> Ranking:
         """Rank servers of one node; of two as well where one holds few requests; of the fewest that hold one."""

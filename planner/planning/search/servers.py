@@ -80,6 +80,8 @@ def fewest_servers(
     count, fewer, more = start if cap == inf else int(cap), 1, 0.1
     while low + 1 < high:
         load = probe(count)
+        # where no server gets fewer requests of a trace, or all are alone, more servers change nothing
+        same = failed is not None and load.by == "rate" and 1 < load.excess == failed.excess < inf
         if load.meets:
             high, met = count, load
         else:
@@ -91,7 +93,7 @@ def fewest_servers(
         elif met:  # the start is a good guess: steps from there grow
             count = start if count > start else max(low + 1, int(high) - fewer)
             fewer = fewer if count == start else 2 * fewer
-        elif low >= cap or load.value <= least(load):
+        elif low >= cap or load.value <= least(load) or same:
             break
         else:  # as many more as the worst target is off, or in growing steps where that is not enough
             count = int(min(max(low + 1, ceil(low * min(max(load.excess, 1 + more), 2.0))), cap))

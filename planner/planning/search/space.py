@@ -158,7 +158,7 @@ class Choices:
         self, space: Space, objective: Objective, serving: Serving, nodes: tuple[int, ...] = (1,), *,
         native: bool = True,
     ) -> None:  # fmt: skip
-        """``nodes`` are the numbers of nodes that one server may fill. ``native`` formats go before integer ones."""
+        """``nodes`` are the numbers of nodes that one server may fill; not ``native``: checkpoints passed over else."""
         self.space, self.objective, self.serving, self.nodes = space, objective, serving, nodes
         self.native, self.passed_over = native, False
         self.profile, self.version = serving.profile, serving.version
@@ -170,12 +170,16 @@ class Choices:
     def checkpoints(self) -> Iterator[ResolvedModel]:
         """Yield the asked model and the checkpoints made of it that this GPU runs; a quantised one has none."""
         asked = self.space.model
-        yield asked
+        if self.native:
+            yield asked
         own, made = asked.model.quantization, quantized_checkpoints(asked.resolved) if asked.source != "path" else ()
         seen = {(own.weight_dtype, own.kv_cache_dtype)}
         for checkpoint in made:
             reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
-            if reason is None and self.native and key[0] in INTEGER and self.profile.supports("fp8"):
+            later = key[0] in INTEGER and self.profile.supports("fp8")
+            if not self.native and not later:
+                continue  # searched, or turned down, before
+            if reason is None and self.native and later:
                 self.passed_over = True
                 reason = f"{key[0]} is planned on {self.profile.name} where no wider format fits: ask for it by name"
             if {own.weight_dtype, key[0]} == {"mxfp4", "nvfp4"} and own.weight_dtype not in self.profile.emulated:
