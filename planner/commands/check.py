@@ -110,7 +110,7 @@ def check_command(
     judge = _Judge(profile, version, as_model, asked, planning.local_for(calibration), hub, plan)
     judged = [judge.verdict(launch) for launch in _launches(text, profile, variables)]
     remarks = (*remarks, *judge.remarks, *judge.local.notes)
-    return output.CheckAnswer.of(judged, tuple(dict.fromkeys(remarks)), explain)
+    return output.CheckAnswer.of(judged, remarks=tuple(dict.fromkeys(remarks)), explain=explain)
 
 
 @dataclass

@@ -114,10 +114,10 @@ def compare_gpus(
         planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     sizes = (asked.args.tensor_parallel_size,) if "tensor_parallel_size" in options else ()
     comparison = planning.compare_hardware(planning.Question(asked, per, packages, sizes), profiles, loads, prices)
-    notes = asked.notes, asked.resolved.notes
     scattered = {"random_range_ratio": (random_range_ratio, 0.0), "burstiness": (burstiness, 1.0), "seed": (seed, 0)}
     options |= {name: value for name, (value, default) in scattered.items() if value != default}
-    return output.ComparisonAnswer.of(comparison, profiles, prices, *notes, explain, tuple(typed(options))[2:])
+    more = profiles, prices, asked.resolved.notes, tuple(typed(options))[2:]
+    return output.ComparisonAnswer.of(comparison, *more, remarks=asked.notes, explain=explain)
 
 
 def _loads(

@@ -120,8 +120,8 @@ def size_fleet(
         assert one is not None
         sent_bytes_per_s = transfer_gb_per_s and transfer_gb_per_s * GB
         divided.append(planning.disaggregate(each.solver.search, kind.candidate, one, rate, sent_bytes_per_s))
-    notes = ((*of_case, *first.notes), (*load.notes, *first.resolved.notes))
-    answer = out.FleetAnswer.of(fleets, tuple(divided), *notes, explain, of_recommend)
+    more = tuple(divided), (*load.notes, *first.resolved.notes), of_recommend
+    answer = out.FleetAnswer.of(fleets, *more, remarks=(*of_case, *first.notes), explain=explain)
     files = answer.split_files(command_line) if output is not None else {}
     if output is not None and files:
         out.write_folder(Path(output), files, force=force)

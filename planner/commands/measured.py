@@ -74,7 +74,9 @@ def evaluate_runs(
         raise InputError(f"--chart {chart} does not end in .svg", hint="for example --chart evaluation.svg")
     local = planning.local_for(calibration)
     table = evidence.read_measurements(Path(runs), _stated(facts))
-    answer = out.Evaluation(tuple(evidence.evaluate(table, local)), (*local.notes, *evidence.notes_on_runs(table)))
+    answer = out.Evaluation(
+        tuple(evidence.evaluate(table, local)), remarks=(*local.notes, *evidence.notes_on_runs(table))
+    )
     if chart:
         out.write_file(chart, answer.to_svg().encode(), flag="--chart")
         out.note(f"wrote {chart}")

@@ -169,7 +169,7 @@ def _predict(
     deployment = serving.engine_of(bench)
     planning.check_load(load, deployment.config.max_model_len, resolved.resolved)
     if deployment.requests_held(load.longest_len) < 1:
-        return output.PredictionRefused(deployment, load, resolved, notes)
+        return output.PredictionRefused(deployment, load, resolved, remarks=notes)
     if bench == "latency" and deployment.resent(load) is not load:
         notes += (f"vllm bench latency {deployment.config.version} times prompts that its warm-up left in the cache",)
     prediction = serving.predict(load, bench=bench, **asked)

@@ -3,6 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from planner.engine import EngineVersion
@@ -10,12 +11,13 @@ from planner.output.render import Column, Row, at, json_text, print_notes, recor
 from planner.units import MS
 
 
+@dataclass(frozen=True, repr=False, kw_only=True)
 class Answer:
     """An answer, with the typed records behind it as attributes; ``print(answer)`` shows what the command prints."""
 
     remarks: tuple[str, ...] = ()  #: notes on the question, such as which GPUs ``local`` means
-    verdict_first: ClassVar[bool] = False  #: whether the text begins with the answer in a sentence
     explain: bool = False  #: all details (``--explain``), not what fits one screen
+    verdict_first: ClassVar[bool] = False  #: whether the text begins with the answer in a sentence
     columns: ClassVar[Sequence[Column]] = ()  #: of ``rows``
     records: ClassVar[str] = ""  #: path to the records that ``rows`` has a row for
     keys: ClassVar[Sequence[str]] = ()  #: fields of the JSON object, as of ``fields_of``

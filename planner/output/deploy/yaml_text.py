@@ -4,15 +4,13 @@ for numbers or truth values (``1e3``, ``y``, ``0o7``).
 
 import re
 import sys
-import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 import yaml
 
-from planner.errors import InputError
-from planner.output.scripts.text import comment
+from planner.output.scripts.text import comment, writable
 from planner.resources import data_dir
 
 Json = dict[str, Any]
@@ -84,12 +82,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    if "\0" in value or any(unicodedata.category(character) == "Cs" for character in value):
-        raise InputError(
-            f"{value!a} cannot be written into a file",
-            hint="it holds a NUL or bytes that are not UTF-8; rename the model, folder or option",
-        )
-    plain = _PLAIN.fullmatch(value) and value.lower() not in _TAKEN
+    plain = _PLAIN.fullmatch(writable(value, "a file")) and value.lower() not in _TAKEN
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
 
 

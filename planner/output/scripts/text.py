@@ -24,15 +24,19 @@ _ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}")
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
 
 
-def sh(value: object) -> str:
-    """One word of a shell command. Raises InputError for a NUL and for bytes that are not UTF-8."""
-    word = str(value)
+def writable(word: str, file: str = "a script") -> str:
+    """Return ``word``. Raises InputError for a NUL and for bytes that are not UTF-8."""
     if "\0" in word or any(unicodedata.category(character) == "Cs" for character in word):
         raise InputError(
-            f"{word!a} cannot be written into a script",
+            f"{word!a} cannot be written into {file}",
             hint="it holds a NUL or bytes that are not UTF-8; rename the model, folder or option",
         )
-    return shlex.quote(word)
+    return word
+
+
+def sh(value: object) -> str:
+    """One word of a shell command. Raises InputError as ``writable``."""
+    return shlex.quote(writable(str(value)))
 
 
 def argv(words: Sequence[object]) -> str:

@@ -72,17 +72,15 @@ class CheckAnswer(Answer):
     verdict_first = True
     columns = COLUMNS
     launches: tuple[JudgedLaunch, ...]  #: the engines that the text starts, mostly one
-    remarks: tuple[str, ...] = ()
-    explain: bool = False
 
     @classmethod
-    def of(cls, judged: Sequence[LineVerdict], *more: Any) -> CheckAnswer:
-        """The answer, its better plans replayed, launches with the same text once; ``more`` are the other fields."""
+    def of(cls, judged: Sequence[LineVerdict], **shown: Any) -> CheckAnswer:
+        """The answer, its better plans replayed, launches with the same text once; ``shown`` are the other fields."""
         launches: dict[tuple[str, ...], JudgedLaunch] = {}
         for record in judged:
             launch = JudgedLaunch(record, tuple(record.better()), record.copies(), tuple(record.advice()))
             launches.setdefault((*_start(launch), *_speed(launch)), launch)
-        return cls(tuple(launches.values()), *more)
+        return cls(tuple(launches.values()), **shown)
 
     @property
     def record(self) -> LineVerdict:

@@ -59,18 +59,17 @@ class ComparisonAnswer(Answer):
     departures: tuple[tuple[planning.ComparedPoint, tuple[str, ...]], ...]  #: from the recipe of the model, by point
     profiles: tuple[GpuProfile, ...]
     prices: Mapping[str, float]  #: given prices: profile id to USD per GPU and hour
-    remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model
-    explain: bool = False
     stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without the load
 
     @classmethod
-    def of(cls, record: planning.Comparison, *more: Any) -> ComparisonAnswer:
-        """The answer, with everything computed that it shows; ``more`` are the other fields."""
+    def of(cls, record: planning.Comparison, *more: Any, **shown: Any) -> ComparisonAnswer:
+        """The answer, with everything computed that it shows; ``more`` and ``shown`` are the other fields."""
         for point in record.points:
             _ = point.figures  # cached: their intervals may take replays
         beside = tuple(planning.departures_in(record))
-        return cls(record, tuple(record.orders()), tuple(planning.doubts_about_comparison(record)), beside, *more)
+        doubts = tuple(planning.doubts_about_comparison(record))
+        return cls(record, tuple(record.orders()), doubts, beside, *more, **shown)
 
     @property
     def ok(self) -> bool:

@@ -68,8 +68,6 @@ class FitAnswer(Answer):
     columns = COLUMNS
     record: Fit  #: every figure, typed; bytes per GPU, tokens and concurrency per engine
     resolved: ResolvedModel
-    explain: bool = False  #: show each step of the calculation (``--explain``)
-    remarks: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -128,8 +126,6 @@ class FitTable(Answer):
     answers: tuple[GpuFit, ...]
     resolved: ResolvedModel
     sweep: bool = False  #: over settings, which need not all fit
-    remarks: tuple[str, ...] = ()
-    explain: bool = False
 
     @property
     def ok(self) -> bool:

@@ -59,19 +59,17 @@ class FleetAnswer(Answer):
     record: planning.Fleets
     doubts: tuple[planning.Doubt, ...]  #: figures of a suspicious size in the best fleet
     divided: tuple[planning.Disaggregated | planning.Refused, ...] = ()  #: disaggregated serving of each GPU
-    remarks: tuple[str, ...] = ()
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
-    explain: bool = False
     stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without load and limits
 
     @classmethod
-    def of(cls, record: planning.Fleets, *more: Any) -> FleetAnswer:
-        """The answer, with everything computed that it shows; ``more`` are the other fields."""
+    def of(cls, record: planning.Fleets, *more: Any, **shown: Any) -> FleetAnswer:
+        """The answer, with everything computed that it shows; ``more`` and ``shown`` are the other fields."""
         doubts = tuple(planning.doubts_about_fleets(record))
         if best := record.best:
             _ = best.carries, best.reuse, best.offloading, best.measure_next, best.with_margin  # cached: they replay
             _ = best.by_confidence if record.search.objective.slos else ()
-        return cls(record, doubts, *more)
+        return cls(record, doubts, *more, **shown)
 
     @property
     def ok(self) -> bool:

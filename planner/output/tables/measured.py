@@ -51,7 +51,6 @@ class CalibrationAnswer(Answer):
 
     columns, records = FACTORS, "record.factors"
     record: evidence.CalibrationOutcome
-    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -131,7 +130,6 @@ class ValidationAnswer(Answer):
 
     columns = LINES
     record: evidence.Validation
-    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -197,7 +195,6 @@ class OfflineValidation(Answer):
     columns, records = OFFLINE, "lines"
     keys = ("inside=ok", "lines")
     lines: tuple[dict[str, Any], ...]
-    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -256,7 +253,6 @@ class TuningAnswer(Answer):
     columns = SETTINGS
     tuner: Tuner
     learnt: evidence.CalibrationOutcome | None = None  #: None: the runs teach nothing, ``remarks`` say why
-    remarks: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -341,7 +337,6 @@ class WorkflowAnswer(Answer):
     record: Subject
     figures: tuple[PrintedFigure, ...]
     caveats: tuple[str, ...]
-    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, record: Subject, figures: tuple[PrintedFigure, ...]) -> WorkflowAnswer:
@@ -390,7 +385,6 @@ class Evaluation(Answer):
 
     columns = ROWS
     evaluated: tuple[evidence.Evaluated, ...]  #: each run with its figures, or why it was refused
-    remarks: tuple[str, ...] = ()
 
     def summary(self) -> list[dict[str, Any]]:
         """Errors by GPU, bench and metric, as fractions."""

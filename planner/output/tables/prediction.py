@@ -60,8 +60,6 @@ class PredictionAnswer(MetricAnswer):
     resolved: ResolvedModel
     steps: Mapping[str, StepBreakdown]  #: the average decode step and the average prefill step, operator by operator
     step_16_bits_s: float | None = None  #: of the same decode step with 16-bit weights, where these are FP8 and fit
-    explain: bool = False  #: show the operators of a step too
-    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -163,7 +161,6 @@ class PredictionRefused(MetricAnswer):
     deployment: Deployment
     workload: Load
     resolved: ResolvedModel
-    remarks: tuple[str, ...] = ()
 
     @property
     def result(self) -> dict[str, Any]:

@@ -92,8 +92,6 @@ class Recommendation(Answer):
     advice: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: by GPU, of documents, where its plan differs
     bottleneck: str = ""  #: of the best plan
     wrote: bool = False  #: whether the scripts are written already
-    remarks: tuple[str, ...] = ()
-    explain: bool = False
     disaggregated: bool = False  #: whether disaggregated serving may be the answer
 
     @classmethod
