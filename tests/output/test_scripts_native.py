@@ -201,7 +201,8 @@ def test_an_interrupted_benchmark_ends_its_client_and_leaves_no_result(machine: 
     (machine.state / "slow").touch()
     script = machine.plan / "benchmark.sh"
     if at_once:  # before the script has kept the number of its client
-        early = '  if [[ -n "${warm:-}" ]]; then sleep 1 && kill -TERM $$; fi\n  warm=1\n  client=$!\n'
+        measures = f"until [[ -s '{machine.state}/bench' ]]; do sleep 1; done"
+        early = f'  if [[ -n "${{warm:-}}" ]]; then {measures}; kill -TERM $$; fi\n  warm=1\n  client=$!\n'
         script.write_text(script.read_text().replace("  client=$!\n", early))
     client = subprocess.Popen(["bash", machine.plan / "benchmark.sh"], env=machine.environment, stderr=subprocess.PIPE)
     machine.wait_for("bench")
