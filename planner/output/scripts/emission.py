@@ -32,7 +32,7 @@ LM_EVAL_REQUIREMENTS = (
     "lm-eval[api]==0.4.13", "datasets==5.2.0", "evaluate==0.4.6", "huggingface-hub<3", "numpy<3", "pandas<4",
     "transformers==5.19.0",
 )  # fmt: skip
-#: Of lm_eval, what accuracy.sh uses.
+#: Modules that accuracy.sh needs of lm_eval.
 LM_EVAL_MODULES = "lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions"
 LM_EVAL_GB = 2  #: of that environment
 IMAGE_GB = {"cuda": 40, "rocm": 60}  #: disk space that preflight.sh asks for
