@@ -253,13 +253,19 @@ def closed_form_load(
         doubt = doubt or usual_doubt(deployment, load)
         margins = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
 
-    def meets(concurrency: int) -> bool:
+    def excess(concurrency: int) -> float:
         figures = at_concurrency(deployment, load, concurrency)
         found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}
-        return all(found_s[slo.metric] * factor <= slo.limit_ms * MS for slo, factor in margins)
+        return max((found_s[slo.metric] * factor / (slo.limit_ms * MS) for slo, factor in margins), default=0.0)
 
-    low = largest(meets, 1, most_in_flight(deployment))
-    return low if by == "concurrency" else _fastest(deployment, load, low).request_per_s
+    low = largest(lambda concurrency: excess(concurrency) <= 1, 1, most := most_in_flight(deployment))
+    if by == "concurrency":
+        return low
+    rate, met = _fastest(deployment, load, low).request_per_s, excess(low)
+    if low == most or met > 1:
+        return rate
+    more = at_concurrency(deployment, load, low + 1).request_per_s - rate  # on average in flight between the two
+    return rate + max(more, 0.0) * (1 - met) / (excess(low + 1) - met)
 
 
 def outlined_load(deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float) -> float:

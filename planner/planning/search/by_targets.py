@@ -22,6 +22,7 @@ from planner.planning.capacity import (
     Steady,
     against,
     closed_form_load,
+    doubt_at,
     idle_load,
     measure,
     most_in_flight,
@@ -29,7 +30,7 @@ from planner.planning.capacity import (
     queued_load,
     usual_doubt,
 )
-from planner.planning.defaults import TOLERANCE
+from planner.planning.defaults import TOLERANCE, USUAL_BATCH
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad, estimate
 from planner.planning.search.bounds import alone, missed_for_certain, rate_bound
@@ -209,7 +210,7 @@ class _Search:
         Its budgets come best first. Within TOLERANCE: under a TPOT the advised one, then large ones; else small ones.
         """
         objective, load = self.objective, self.load
-        usual, full = usual_doubt(deployment, load), Steady.of(deployment, load).doubt
+        usual, full = self._usual_doubt(deployment), Steady.of(deployment, load).doubt
         family = RankedEngine(resolved, args, deployment, usual=usual, full=full)
         batch = deployment.config.max_num_seqs
         members = [self._engine(resolved, one, family) for one in self._each_budget(args, batch)]
@@ -232,6 +233,14 @@ class _Search:
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
         queued = max(member.queued for member in members)
         return replace(family, most=most, guess=guess, queued=queued, budgets=best_first)
+
+    def _usual_doubt(self, deployment: Deployment) -> Uncertainty:
+        """Uncertainty of the closed form with a usual number of requests, or as few as the targets allow."""
+        usual, slos, confidence = usual_doubt(deployment, self.load), self.objective.slos, self.objective.confidence
+        if len(self.classes) > 1 or not slos:
+            return usual
+        few = closed_form_load(deployment, self.load, slos, "concurrency", confidence=confidence, doubt=usual)
+        return usual if few >= USUAL_BATCH else doubt_at(deployment, self.load, max(int(few), 2))
 
     def _budgets(self, args: EngineArgs) -> list[int | None]:
         """Token budgets to search: the one that is asked for or advised first, or else vLLM's own."""
@@ -382,6 +391,8 @@ class _Search:
         count, met, failed = fewest_servers(share, fewest, start, cap)
         if count is None or met is None:
             return None, failed
+        while count > 1 and (failed := share(count - 1)).meets:  # ``fewest`` rests on a margin by judgement
+            count, met, failed = count - 1, failed, None
         return replace(self._candidate(engine, met, count), too_much=failed), failed
 
     def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
