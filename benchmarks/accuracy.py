@@ -7,7 +7,7 @@
 
 What is left out together says what is asked: a new load, a new combination, a pair of GPU and model, a model, a GPU or
 a source that was never seen. Every run is replayed with the fit that did not see it. Coverage is that of intervals
-found without the same runs. Takes some ten minutes on two cores. With ``--steps`` the runs of most sections keep the
+found without the same runs. Takes some 15 minutes on two cores. With ``--steps`` the runs of most sections keep the
 steps that the fit to all runs replayed: right but for queues that grow with the time of a step.
 """
 
@@ -60,6 +60,7 @@ LEVEL = 0.9
 #: Directions of the factors of which runs teach a smaller share are not written.
 LEAST_WRITTEN = 0.02
 LEAST_SOURCES = 3  #: of a GPU whose bias is shown
+WORST = 30  #: runs of which the error is shown
 PROCESSES = 2
 HOPPER_AND_BLACKWELL = ("h100-sxm", "h200-sxm", "b200-sxm")
 
@@ -217,6 +218,8 @@ def report(
         if name in COVERED:
             yield from ("", *coverage(held_intervals(observed, stated(misses[name], observed, runs), LEFT_OUT[name])))
     yield from ("", "## Bias by GPU, pairs of GPU and model left out", "", *bias(observed, misses[JUDGED]))
+    yield from ("", "## Each source, left out", "", *by_source(observed, misses["source"]))
+    yield from ("", f"## The worst {WORST} runs of sources left out", "", *worst(observed, misses["source"]))
     yield from ("", "## What each line of the structure gives", "", *parameters(without))
 
 
@@ -239,6 +242,40 @@ def bias(observed: Sequence[Observed], misses: Sequence[Miss]) -> Iterator[str]:
         if len(sources) >= LEAST_SOURCES and not metric.startswith("p99"):
             middle = np.expm1(np.median([error for error, _ in values]))
             yield f"| {gpu} | {metric} | {len(values)} | {len(sources)} | {middle:+.1%} |"
+
+
+def by_source(observed: Sequence[Observed], misses: Sequence[Miss]) -> Iterator[str]:
+    """Median error of each source, and in brackets its bias, by kind of metric."""
+    columns = ("tpot", "throughput", "ttft", "latency")
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for miss in misses:
+        kind = next((name for name in columns if name in miss.metric), "")
+        if not miss.metric.startswith("p99"):
+            found[observed[miss.run].source][kind].append(np.expm1(miss.error))
+    yield "| source | figures | TPOT | throughput | TTFT | batch latency |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for source, kinds_of in sorted(found.items()):
+        values = (kinds_of.get(name, []) for name in columns)
+        cells = (f"{np.median(np.abs(v)):.0%} ({np.median(v):+.0%})" if v else "" for v in values)
+        yield f"| {source} | {sum(map(len, kinds_of.values()))} | " + " | ".join(cells) + " |"
+
+
+def worst(observed: Sequence[Observed], misses: Sequence[Miss]) -> Iterator[str]:
+    """Runs with the largest error of TPOT, throughput or batch latency, at most one of each source, GPU and model."""
+    found: dict[tuple[str, ...], Miss] = {}
+    for miss in misses:
+        one = observed[miss.run]
+        if miss.metric.startswith("p99") or "ttft" in miss.metric or "e2el" in miss.metric:
+            continue
+        key = one.source, one.covariates["gpu"], one.covariates["shape"], one.covariates["weights"]
+        if key not in found or abs(miss.error) > abs(found[key].error):
+            found[key] = miss
+    yield "| source | GPU | model | weights | TP | vLLM | metric | predicted / measured |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    for key, miss in sorted(found.items(), key=lambda item: -abs(item[1].error))[:WORST]:
+        has = observed[miss.run].covariates
+        what = (has["tp"], has["release"], miss.metric, f"{np.exp(miss.error):.2f}")
+        yield f"| {' | '.join((*key, *what))} |"
 
 
 def parameters(without: LeaveOut) -> Iterator[str]:

@@ -95,7 +95,8 @@ class LeaveOut:
         if len(runs) < REFITTED_RUNS:
             return Fitted(stepped)
         seen = ~np.isin(self.problem.terms.metric_run, runs)
-        return self.problem.solve(seen, stepped, iterations=12, settled=2e-4, uncertain=False)
+        near = self.problem.solve(seen, stepped, iterations=12, settled=2e-4, uncertain=False).factors
+        return Fitted(*_quasi_newton(self.problem, self.rows[seen[self.rows]], near, WIDTHS[-1]))
 
     def belief_without(self, runs: Sequence[int]) -> Belief:
         """What that fit leaves known of the factors."""
@@ -223,15 +224,15 @@ def optimum(problem: FitProblem, start: Floats) -> Fitted:
         factors = problem.solve(every, factors, width=width, settled=1e-3, iterations=8, uncertain=False).factors
         last = np.inf
         for _ in range(ROUNDS):
-            factors, cost = _quasi_newton(problem, factors, width)
+            factors, cost = _quasi_newton(problem, problem.rows, factors, width)
             if last - cost < SETTLED * cost:
                 break
             last = cost
     return Fitted(factors, cost)
 
 
-def _quasi_newton(problem: FitProblem, start: Floats, width: float) -> tuple[Floats, float]:
-    state = FitState(problem, problem.rows, start, width)
+def _quasi_newton(problem: FitProblem, rows: NDArray[np.int64], start: Floats, width: float) -> tuple[Floats, float]:
+    state = FitState(problem, rows, start, width)
     root = cholesky(state.normal()[0], lower=True)
 
     def moved(to: Floats) -> Floats:
