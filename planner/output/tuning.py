@@ -55,7 +55,8 @@ class Tuner:
                 raise InputError(cause, hint="wait for it, or end it")
             self._state = planning.read_state(self.path, self.file.plan.digest)
             if self._state is None:
-                self._check(self.directory)  # the search for candidates takes a minute
+                if runs != 0:  # the search for candidates takes a minute
+                    self._check(self.directory)
                 self._state = self._begin(local)
             if retry:
                 self._save(runs=tuple(run for run in self.state.runs if run.merit is not None))
