@@ -158,7 +158,10 @@ class Choices:
         self, space: Space, objective: Objective, serving: Serving, nodes: tuple[int, ...] = (1,), *,
         native: bool = True,
     ) -> None:  # fmt: skip
-        """``nodes`` are the numbers of nodes that one server may fill; not ``native``: checkpoints passed over else."""
+        """``nodes`` are the numbers of nodes that one server may fill.
+
+        ``native`` yields the model and all checkpoints but integer ones where the GPU has FP8; else those alone.
+        """
         self.space, self.objective, self.serving, self.nodes = space, objective, serving, nodes
         self.native, self.passed_over = native, False
         self.profile, self.version = serving.profile, serving.version
