@@ -62,19 +62,23 @@ def test_two_gpus_for_each_copy() -> None:
     assert "<<<'0,1\n2,3\n4,5\n6,7'" in made["instances.sh"]
 
 
+def emission_of(servers: int, *, gpus_each: int = 1, asked: bool = True) -> Emission:
+    """A plan of ``servers`` servers on nodes of eight GPUs."""
+    file = PlanFile.from_json(files_of("copies")["plan.json"])
+    total = servers * gpus_each
+    service = Service(targets=(), load_asked=asked, replicas=servers, total_gpus=total, packages=total, goodput=1.0)
+    changes = {"service": service, "num_gpus": gpus_each, "tensor_parallel_size": gpus_each}
+    plan = file.plan.model_copy(update=changes)
+    return Emission(file.model_copy(update={"plan": plan}), load_profile("mi300x"), 1, ("x",))
+
+
 @pytest.mark.parametrize(
     ("asked", "replicas", "copies"), [(True, 2, 2), (True, 8, 8), (True, 12, 8), (True, 1, 0), (False, 1, 8)]
 )
 def test_a_node_starts_the_servers_that_the_load_takes(asked: bool, replicas: int, copies: int) -> None:
     """Eight fit; a load that was not asked for is what one server carries, and the node is filled."""
-    file = PlanFile.from_json(files_of("copies")["plan.json"])
-    service = Service(
-        targets=(), load_asked=asked, replicas=replicas, total_gpus=replicas, packages=replicas, goodput=1.0
-    )
-    emission = Emission(
-        file.model_copy(update={"plan": file.plan.model_copy(update={"service": service})}),
-        load_profile("mi300x"), 1, ("x",),
-    )  # fmt: skip
+    emission = emission_of(replicas, asked=asked)
+    file = emission.file
     runbook, files = render_scripts(emission)["RUNBOOK.md"], needed_by(emission)
     assert "holds 8 such servers" in runbook and ("`instances.sh` start" in runbook) == (copies > 0)
     if not copies:
@@ -150,6 +154,28 @@ def test_the_node_is_measured_through_the_balancer(machine: MakeMachine) -> None
     assert here.run("instances.sh", "bench", FORCE="1").returncode == 0
     assert here.docker("run")[-1].count("--seed") == 2, "other prompts: the servers have seen the first ones"
     here.run("instances.sh", "stop")
+
+
+@pytest.mark.parametrize(
+    ("servers", "gpus_each", "nodes"), [(12, 1, [8, 4]), (12, 2, [4, 4, 4]), (9, 4, [2] * 4 + [1])]
+)
+def test_the_nodes_of_a_plan_start_its_servers_together(
+    tmp_path: Path, servers: int, gpus_each: int, nodes: list[int]
+) -> None:
+    emission = emission_of(servers, gpus_each=gpus_each)
+    for rank, count in enumerate(nodes):
+        here = Machine(tmp_path / str(rank), emission, {**render_scripts(emission), **needed_by(emission)})
+        done = here.run("instances.sh", "start", NODE_RANK=str(rank))
+        assert done.returncode == 0, done.stderr
+        assert len(here.containers) == count and f"{count} of {count} servers answer" in done.stdout
+        if count < nodes[0]:
+            assert "run it on the first node" in here.run("instances.sh", "bench", NODE_RANK=str(rank)).stderr
+        here.run("instances.sh", "stop", NODE_RANK=str(rank))
+        assert not here.containers
+    for wrong in (str(len(nodes)), "first", ""):
+        refused = here.run("instances.sh", "start", NODE_RANK=wrong)
+        assert (refused.returncode == 2) == bool(wrong), refused.stderr
+        assert not wrong or f"nodes 0 to {len(nodes) - 1}" in refused.stderr
 
 
 def test_mig_instances_take_their_devices_by_uuid(machine: MakeMachine) -> None:

@@ -145,6 +145,7 @@ def servers_files(emission: Emission) -> dict[str, str]:
     names = {
         **base,
         "copies": servers,
+        "planned_servers": _planned_servers(plan),
         "first_port": FIRST_PORT,
         "balancer_port": PORT,
         "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
@@ -181,9 +182,14 @@ def servers_per_node(plan: Plan) -> int:
 
 
 def started_on_node(plan: Plan) -> int:
-    """Servers that ``instances.sh`` starts: those that a load takes, else as many as the node holds."""
-    held, service = servers_per_node(plan), plan.service
-    return min(held, service.replicas) if service and service.load_asked else held
+    """Servers that ``instances.sh`` starts on the first node."""
+    return min(servers_per_node(plan), _planned_servers(plan))
+
+
+def _planned_servers(plan: Plan) -> int:
+    """Servers for the load on all nodes; without a load, as many as one node holds."""
+    service = plan.service
+    return service.replicas if service and service.load_asked else servers_per_node(plan)
 
 
 def gpus_of_server(plan: Plan, index: int) -> str:
@@ -316,7 +322,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
     check_exposure(plan)
     built_by, local = build_script(plan), local_folder(plan)
     nvidia, partition = profile.vendor == "nvidia", profile.partition
-    servers, started = servers_per_node(plan), started_on_node(plan)
+    servers, started, planned = servers_per_node(plan), started_on_node(plan), _planned_servers(plan)
     mig_profile = partition.compute_mode.removeprefix("MIG ") if partition and nvidia else ""
     return {
         "plan": plan,
@@ -377,6 +383,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "logged": False,  # only sweep.sh logs what its client prints
         "several": started > 1 and plan.platform != "cpu",
         "started": "them all" if started == servers else f"the {started} that the load takes",
+        "last_node": (planned - 1) // max(started, 1),
         "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
         "mig_profile": mig_profile,
         "mig_profiles": ",".join([mig_profile] * partition.count) if partition else "",
