@@ -733,6 +733,24 @@ def test_idle_servers_never_beat_the_bound_of_sessions(gpu: str, size: int, stag
             assert bool(missed_for_certain(engine, one.objective)) is missed, (metric, limit_ms)
 
 
+@pytest.mark.parametrize(("gpu", "size", "servers"), [("h100", 1, 24), ("l4", 8, 24), ("h200", 1, 12)])
+def test_a_server_that_serves_its_share_of_the_sessions_serves_them_alone(gpu: str, size: int, servers: int) -> None:
+    """Its cache holds three contexts: the few sessions of its share, but not those of all servers."""
+    load = Load.sessions("coding-agent", 2.0)
+    args = EngineArgs(
+        tensor_parallel_size=size, max_model_len=122880, max_num_seqs=4, enable_prefix_caching=True,
+        kv_cache_memory_bytes=3 * 122880 * 131072 // size,
+    )  # fmt: skip
+    engine = resolve_deployment(resolve_model(SMALL).model, load_profile(gpu), args, parse_version("0.20.0"))
+    wide = search_for(Targets(parse_slos({"ttft": 1e6, "tpot": 1e6}), "rate", 2.0), gpu, load=load).objective
+    served = share_of(engine, wide, servers)
+    slos = tuple(replace(one.slo, limit_ms=one.expected_ms * 1.05) for one in served.readings)
+    objective = replace(wide, targets=Targets(slos, "rate", 2.0))
+    assert share_of(engine, objective, servers).meets
+    lone = replace(engine, config=replace(engine.config, max_num_seqs=1))
+    assert alone(lone, objective).meets
+
+
 def test_a_target_that_no_layout_meets_is_refused_before_sessions_are_dealt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each engine is looked at once, integer checkpoints after the others, and no share of the sessions is replayed."""
     outlined: list[tuple[str, EngineArgs]] = []

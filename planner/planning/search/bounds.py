@@ -27,19 +27,21 @@ from planner.timing import Batch
 from planner.units import MS
 from planner.workload import Requests, Slo
 
+ENDLESS_TOK = 1 << 40  #: of a cache that holds all prompts of any trace
 GRID = 1.25  #: ratio of neighbouring batches at which steps are timed
 
 
 def alone(deployment: Deployment, objective: Objective) -> ServedLoad:
     """Predict requests that have the server for themselves: the longest ones, or all where those miss a target.
 
-    Recorded requests come so slowly that the server idles, with what earlier ones have left in the cache.
+    Recorded requests come so slowly that the server idles. Its cache forgets nothing: in a fleet it gets few sessions.
     """
     load, slos, config = objective.load, objective.slos, deployment.config
     sent = partial(measure, slos=slos, confidence=objective.confidence)
     if load.unsendable:
         places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.max_num_batched_tokens)
-        roomy = replace(deployment, config=replace(config, max_num_seqs=places))  # no bunch queues
+        # no bunch queues, and no prefix is forgotten
+        roomy = replace(deployment, config=replace(config, max_num_seqs=places), least_cache_tok=ENDLESS_TOK)
         return sent(roomy, load.at_rate(idle_load(deployment, load, "rate"), defaults.PROMPTS_ALONE))
     load = at_load(deployment, load, slos, "concurrency", 1)
     if load.recorded is None:
