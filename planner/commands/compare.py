@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from planner.output import ComparisonAnswer
 
+#: Options that the suggested command states itself. It repeats all others.
+STATED = ("model", "gpu", "partitions", "input_len", "output_len", "max_concurrency", "request_rate", "workload",
+          "price", "explain")  # fmt: skip
 Whole = Annotated[int, Interval(ge=1)]
 Positive = Annotated[float, Interval(gt=0, lt=inf)]
 
@@ -96,7 +99,8 @@ def compare_gpus(
     USD per GPU and hour. ``answer.record.points`` has every figure, with its interval. Raises InputError for an
     impossible load or price, and what ``Serving`` raises.
     """
-    from planner.commands.recommend import typed
+    given = {**locals(), **options}
+    from planner.commands.recommend import repeated
 
     lengths = {"input_len": input_len, "output_len": output_len, "random_range_ratio": random_range_ratio}
     changed = {name: value for name, value in lengths.items() if value not in (defaults.LEN, 0.0)}
@@ -114,9 +118,7 @@ def compare_gpus(
         planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     sizes = (asked.args.tensor_parallel_size,) if "tensor_parallel_size" in options else ()
     comparison = planning.compare_hardware(planning.Question(asked, per, packages, sizes), profiles, loads, prices)
-    scattered = {"random_range_ratio": (random_range_ratio, 0.0), "burstiness": (burstiness, 1.0), "seed": (seed, 0)}
-    options |= {name: value for name, (value, default) in scattered.items() if value != default}
-    more = profiles, prices, asked.resolved.notes, tuple(typed(options))[2:]
+    more = profiles, prices, asked.resolved.notes, repeated({**given, "random_range_ratio": random_range_ratio}, STATED)
     return output.ComparisonAnswer.of(comparison, *more, remarks=asked.notes, explain=explain)
 
 

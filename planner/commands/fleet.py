@@ -28,7 +28,7 @@ def _fleet(text: str, *names: str, **settings: Any) -> Any:
     return Option(*names, panel=FLEET, help=text, **settings)
 
 
-#: Options that the command of one server does not repeat.
+#: Options that the suggested command states itself, for its part of the load. It repeats all others.
 LOAD_AND_STOCK = (*LENGTHS, *LATENCIES, "workload", "trace", "classes", "request_rate", "budget", "have", "price")
 OutputDir = Annotated[
     str | None, _fleet("Write launch scripts for disaggregated prefill/decode.", "-o", "--output", metavar="DIR")
@@ -75,11 +75,11 @@ def size_fleet(
     The load is a ``request_rate`` (requests per second, of all servers), ``classes`` or a ``trace``; targets are in ms.
     ``answer.fleets`` has the best first. Raises InputError for an impossible load or price, and as ``Serving`` does.
     """
-    from planner.commands.recommend import typed
+    from planner.commands.recommend import repeated
 
     options, of_case = with_use_case(options)
     options.pop("goal", None)  # of a use case without targets
-    of_recommend = tuple(typed({name: value for name, value in options.items() if name not in LOAD_AND_STOCK}))[2:]
+    of_recommend = repeated(options, LOAD_AND_STOCK)
     given, size, fleet = (taken(options, group) for group in (opt.PlannedLoad, opt.SizeOptions, FleetOptions))
     transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
     if transfer_gb_per_s is not None and not divide:

@@ -1,7 +1,7 @@
 """Settings, GPUs and scripts: ``planner recommend``."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
@@ -236,6 +236,15 @@ def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dic
     if stated.get("workload") or stated.get("trace") or stated.get("classes"):
         del taken["input_len"], taken["output_len"]
     return {name: value for name, value in taken.items() if stated.get(name) is None}
+
+
+def repeated(options: Mapping[str, Any], stated: Collection[str] = ()) -> tuple[str, ...]:
+    """Return the words that give recommend the options of another command, but those in ``stated`` and defaults."""
+    declared = COMMANDS["recommend"].parameters
+    repeatable = [name for name in declared if name in options and name not in stated]
+    usual = {name: (declared[name].default, declared[name].option.default) for name in repeatable}
+    given = {name: options[name] for name in repeatable if name in SETTINGS or options[name] not in usual[name]}
+    return tuple(typed(given))[2:]
 
 
 def typed(given: Mapping[str, Any]) -> Iterator[str]:

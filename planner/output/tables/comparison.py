@@ -183,7 +183,8 @@ class ComparisonAnswer(Answer):
         fastest, load = self._fastest, self._fastest.workload
         (beside,) = (planning.beside_recipe(of) for point, of in self.departures if point is fastest)
         yield from shared.items("-", beside)
-        command = ["planner", "recommend", self.record.question.serving.model.id, "--gpu", fastest.gpu, *self.stated]
+        model = self.record.question.serving.model.id
+        command = [*shared.recommend_words(model, fastest.setup.profile, self.prices), *self.stated]
         sent = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
         by = "--max-concurrency" if load.max_concurrency else "--request-rate"
         sent += [by, f"{fastest.load:g}"] * (load.open or len(loads) == 1)

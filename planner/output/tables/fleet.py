@@ -139,6 +139,7 @@ class FleetAnswer(Answer):
     def _next_commands(self, best: planning.Fleet) -> Iterator[list[str]]:
         """For each class and GPU the command that plans its servers, with the share of the load that they carry."""
         solver = best.solver
+        space, profiles = solver.search.space, {pool.kind.profile.id: pool.kind.profile for pool in best.pools}
         pools = [(pool.place, pool.kind.profile.id, pool.servers * pool.load.value) for pool in best.pools]
         parts = list(dict.fromkeys(pool[:2] for pool in pools))
         for place, gpu in parts[:BRIEF_COMMANDS]:
@@ -150,14 +151,14 @@ class FleetAnswer(Answer):
             else:
                 sent = ("--request-rate", f"{demand.request_rate:g}")
                 varied = ("--random-range-ratio", f"{demand.range_ratio:g}") if demand.range_ratio else ()
-                known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name, *sent)
-                load = known if demand.reused else (*sent, *lengths, *varied)
+                known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name)
+                load = (*known, *sent) if demand.reused else (*sent, *lengths, *varied)
             own = {one.name for one in demand.classes if one.limits_ms}
             limits = {slo.metric: slo.limit_ms for slo in solver.objectives[place].slos if slo.group not in own}
             targets = (word for metric, limit_ms in limits.items() for word in (f"--{metric}", f"{limit_ms:g}"))
             folder = "-".join([f"plans/{gpu}", *[demand.name] * (len(solver.demands) > 1)])
-            words = ("planner", "recommend", solver.search.space.model.requested, "--gpu", gpu, *load, *targets)
-            yield [*words, *self.stated, "-o", folder if len(parts) > 1 else "plans"]
+            words = shared.recommend_words(space.model.requested, profiles[gpu], space.prices)
+            yield [*words, *load, *targets, *self.stated, "-o", folder if len(parts) > 1 else "plans"]
 
     def split_files(self, command: str) -> dict[str, str]:
         """Scripts that launch both sides, of several GPUs in a folder each; empty where none is divided."""

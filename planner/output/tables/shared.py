@@ -30,6 +30,12 @@ def launch_lines(env: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
     yield from command_lines(env, words)
 
 
+def recommend_words(model: str, profile: GpuProfile, prices: Mapping[str, float]) -> list[str]:
+    """The first words of a suggested ``planner recommend``: the model, the GPU and its given price."""
+    usd_per_h = [f"{gpu}={prices[gpu]:g}" for gpu in dict.fromkeys((profile.id, profile.whole)) if gpu in prices]
+    return ["planner", "recommend", model, "--gpu", profile.id, *(w for one in usd_per_h for w in ("--price", one))]
+
+
 def on_loopback(serve_argv: Sequence[str]) -> list[str]:
     """A server's command for the machine itself: only a server in a container listens on all addresses."""
     words = list(serve_argv)
