@@ -114,27 +114,35 @@ def find_entry(name: str) -> CatalogEntry | None:
 
 
 def meant_ids(name: str) -> list[str]:
-    """Ids that a name without organisation may mean, whatever separates its words: one if it means a single model.
+    """Ids that a short name may mean, whatever separates its words: one if it means a single model.
+
+    With an organisation before a slash, only its models.
 
     >>> meant_ids("llama 3.3 70b"), meant_ids("deepseek r1")
     (['meta-llama/Llama-3.3-70B-Instruct'], ['deepseek-ai/DeepSeek-R1'])
     >>> meant_ids("gpt-oss"), meant_ids("gptoss 120b")
     (['openai/gpt-oss-120b', 'openai/gpt-oss-20b'], ['openai/gpt-oss-120b'])
     """
-    asked = _WORD.findall(name.lower())
+    organisation, slash, name = name.lower().rpartition("/")
+    asked = _WORD.findall(name)
     if not asked:
         return []
     rests: dict[str, list[str]] = {}
     for records in ([r for r in _everything() if "base" not in r], _everything()):
         for record in records:
             rest, target = _rest(asked, record["id"]), str(record.get("alias_of", record["id"]))
+            if slash and target.lower().partition("/")[0] != organisation:
+                continue
             if rest is not None and len(rest) <= len(rests.get(target, rest)):
                 rests[target] = rest
         if rests:
             break
     if not rests:
-        joined = _SEPARATORS.sub("", name.lower())
-        return [i for i in catalog_ids() if _SEPARATORS.sub("", i.partition("/")[2].lower()) == joined]
+        joined, ids = (
+            _SEPARATORS.sub("", name),
+            [i for i in catalog_ids() if i.lower().startswith(organisation + slash)],
+        )
+        return [i for i in ids if _SEPARATORS.sub("", i.partition("/")[2].lower()) == joined]
     models = {i: tuple(word for word in rest if word not in _FORMS) for i, rest in rests.items()}
     plain = [i for i, words in models.items() if not words] or list(models)
     if len({models[i] for i in plain}) == 1:  # one model: of its forms the one that was named, else the shortest

@@ -97,6 +97,10 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: floa
     return Snapshot(fetch.folder, complete=True)
 
 
+class NoRepositoryError(HubError):
+    """The hub has no such repository, or does not show it."""
+
+
 class _Fetch(Thread):
     """Asks the hub for both files of a repository; ends with a ``folder`` or an ``error``.
 
@@ -241,7 +245,10 @@ class _Fetch(Thread):
         }
         for kind, (cause, hint) in known.items():
             if isinstance(error, kind):
-                return HubError(cause, hint=hint)
+                missing = issubclass(kind, errors.RepositoryNotFoundError) and not issubclass(
+                    kind, errors.GatedRepoError
+                )
+                return (NoRepositoryError if missing else HubError)(cause, hint=hint)
         if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
             cause = f"the local hub cache cannot be used: {error.strerror}"
             cause += f" ({error.filename})" if error.filename else ""

@@ -146,7 +146,13 @@ def _from_hub(
             note = f"{SIDECAR} of {repo_id} is not cached: if there is one, its quantisation is not known"
             return read(cached, "cache", note)
         hint = error.hint
-        if find_entry(name):
+        meant = [] if find_entry(name) or not isinstance(error, hub.NoRepositoryError) else meant_ids(name)
+        if len(meant) == 1 and revision is None and (entry := find_entry(meant[0])):
+            taken = f"the hub has no {name[:80]}: {entry.id} is taken"
+            return ResolvedModel(name, entry.id, entry.model(), "catalog", (taken, *entry.notes))
+        if meant:
+            hint += f"; it may be any of: {', '.join(meant[:MOST_IDS])}"
+        elif find_entry(name):
             hint += "; without --revision and --refresh the bundled catalog answers"
         elif near := nearest_ids(name):
             hint += f"; in the bundled catalog: {', '.join(near)}"

@@ -255,6 +255,33 @@ def test_without_network_the_nearest_catalog_names_are_offered() -> None:
     assert "meta-llama/Llama-3.3-70B-Instruct" in error.value.hint
 
 
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("meta-llama/llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+        ("deepseek-ai/deepseek_r1", "deepseek-ai/DeepSeek-R1"),
+        ("qwen/qwen3_32b", "Qwen/Qwen3-32B"),
+    ],
+)
+def test_a_short_name_behind_its_organisation_is_its_one_model(server: HubServer, name: str, model: str) -> None:
+    answer = resolve_model(name)
+    assert (answer.resolved, answer.source) == (model, "catalog")
+    assert f"the hub has no {name}: {model} is taken" in answer.notes
+
+
+def test_a_short_name_of_several_models_lists_those_of_its_organisation(server: HubServer) -> None:
+    with pytest.raises(HubError) as error:
+        resolve_model("openai/gpt-oss")
+    assert "any of: openai/gpt-oss-120b, openai/gpt-oss-20b" in error.value.hint
+    with pytest.raises(HubError):  # of another organisation
+        resolve_model("Qwen/llama-3.3-70b")
+
+
+def test_a_short_name_that_the_hub_has_is_its_repository(server: HubServer) -> None:
+    server.add("meta-llama/llama-3.3-70b", {"config.json": config_bytes()})
+    assert resolve_model("meta-llama/llama-3.3-70b").model.total_params == TINY_PARAMS
+
+
 def test_a_missing_repository_offers_the_nearest_names(server: HubServer) -> None:
     with pytest.raises(HubError, match="no repository Qwen/Qwen3-32") as error:
         resolve_model("Qwen/Qwen3-32")
