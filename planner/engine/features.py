@@ -282,6 +282,11 @@ def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
     return replace(features, sampler="flashinfer" if asked else without)
 
 
+def sorts(config: EngineConfig, profile: GpuProfile) -> bool:
+    """Return True if the sampler sorts the logits of each token."""
+    return config.truncates and features_of(config, profile).sampler == "sorting"
+
+
 def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
     """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``.
 

@@ -44,6 +44,7 @@ from planner.engine.settings import (
     SpeculativeConfig,
     SpeculativeMethod,
     flag_of,
+    generation_config,
     media_limits,
 )
 from planner.engine.version import EngineVersion, release_text
@@ -170,6 +171,7 @@ class _Resolver:
             if (value := getattr(self.args, name)) not in (None, *known):
                 raise InputError(f"{SETTINGS[name].flag} {value!r} is unknown", hint=f"use {' or '.join(known)}")
         media_limits(self.args.limit_mm_per_prompt or "{}")
+        generation_config(self.args.override_generation_config or "{}")
 
     def _environment(self) -> Environment:
         """The variables that count on this device. Raises IllegalPlanError for one that the version does not read."""

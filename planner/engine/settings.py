@@ -180,6 +180,13 @@ class EngineArgs:
     scheduling_policy: str | None = _row(
         None, "fcfs, or priority (the lower number of --class first).", "recommend fleet", only="time", metavar="POLICY"
     )
+    override_generation_config: str | None = _row(
+        None,
+        "Sampling of requests that name none: top_p, top_k, temperature.",
+        "recommend",
+        metavar="JSON",
+        only="time",
+    )
     language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
     limit_mm_per_prompt: str | None = _row(None, "Maximum images and videos per prompt.", metavar="JSON", only="memory")
     skip_mm_profiling: bool = _row(False, "No images in the profile run.", "logged", only="memory")
@@ -203,6 +210,13 @@ class EngineArgs:
         if "env" in settings:
             settings["env"] = Environment({**self.env, **Environment.read(settings["env"])})
         return replace(self, **settings)
+
+    @property
+    def truncates(self) -> bool:
+        """True if a token is drawn from the likeliest ones, by top-p or top-k."""
+        sampling = generation_config(self.override_generation_config or "{}")
+        cut = sampling.get("top_p", 1.0) < 1 or sampling.get("top_k", 0) > 0
+        return cut and sampling.get("temperature", 1.0) > 0
 
     @property
     def cpu_kvcache_space(self) -> int | None:
@@ -252,6 +266,16 @@ def media_limits(text: str) -> Mapping[str, int]:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         cause = f"--limit-mm-per-prompt {text[:80]!r} is not read"
         raise InputError(cause, hint="""give JSON, such as '{"image": 0, "video": 0}'""") from error
+
+
+@cache
+def generation_config(text: str) -> Mapping[str, float]:
+    """Read the numbers of ``--override-generation-config``."""
+    try:
+        return {name: float(value) for name, value in json.loads(text).items() if isinstance(value, int | float)}
+    except (ValueError, AttributeError) as error:
+        cause = f"--override-generation-config {text[:80]!r} is not read"
+        raise InputError(cause, hint="""give JSON, such as '{"temperature": 0.7, "top_p": 0.95}'""") from error
 
 
 @cache

@@ -42,7 +42,7 @@ SETTINGS = (
 FUNCTIONAL = (
     "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "scheduling_policy",
     "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only", "enable_chunked_prefill",
-    "max_cudagraph_capture_size",
+    "max_cudagraph_capture_size", "override_generation_config",
 )  # fmt: skip
 
 

@@ -64,7 +64,8 @@ def limit_in_words(limit: str) -> str:
 
 def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     """Seconds of one step by cause, which add up to its time."""
-    kinds = {operator.name: operator.kind for operator in step_operators(deployment.model, deployment.config)}
+    operators = step_operators(deployment.model, deployment.config, sorts=True)
+    kinds = {operator.name: operator.kind for operator in operators}
     exchanges = step_collectives(deployment.model, deployment.profile, deployment.config)
     collectives = {collective.name for collective in exchanges}
     causes: dict[str, float] = defaultdict(float)

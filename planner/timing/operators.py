@@ -56,6 +56,9 @@ ROUTING_PASSES = 3  #: times the scores of the experts are read or written
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
 SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
 SAMPLER_PASSES = 5  #: times the sampler reads or writes the logits
+#: PyTorch's sort of all logits, their softmax and sum, and the way back (``topk_topp_sampler.py``): 9 us for each
+#: sequence on an H100. Of 35, 60, 120 and 200 passes the fit to all runs has the lowest cost with 60.
+SORT_KERNELS, SORT_PASSES = 30, 60
 FP32_BYTES = 4
 
 
@@ -112,12 +115,12 @@ TOKENS = StepLoad(Driver.TOKENS)
 SAMPLED = StepLoad(Driver.SAMPLED)
 
 
-def step_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...]:
-    """Operators of one step on one rank: all layers and pipeline stages, collectives excluded."""
+def step_operators(model: Model, config: EngineConfig, *, sorts: bool = False) -> tuple[Operator, ...]:
+    """Operators of one step on one rank, collectives excluded; ``sorts``: the sampler sorts the logits."""
     operators: list[Operator] = []
     for kind in model.layer_kinds:
         operators += _layer_operators(model, kind.layer, kind.precisions, len(kind.indices), config)
-    return _merged([*operators, *_outer_operators(model, config)])
+    return _merged([*operators, *_outer_operators(model, config, sorts=sorts)])
 
 
 def _layer_operators(
@@ -321,7 +324,7 @@ def _state(mixer: StateMixer, tensor_parallel_size: int) -> list[Operator]:
     ]  # fmt: skip
 
 
-def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
+def _outer_operators(model: Model, config: EngineConfig, *, sorts: bool) -> Iterator[Operator]:
     tp = config.tensor_parallel_size
     yield Operator("embedding", OperatorKind.SMALL, TOKENS, 2, bytes_per_unit=2 * model.hidden_size * ACTIVATION_BYTES)
     head = next((w for w in model.outer if w.component is Component.LM_HEAD and w.linear), None)
@@ -333,6 +336,8 @@ def _outer_operators(model: Model, config: EngineConfig) -> Iterator[Operator]:
     yield Operator(
         "sampler", OperatorKind.SMALL, SAMPLED, SAMPLER_KERNELS, bytes_per_unit=SAMPLER_PASSES * logits_bytes
     )
+    if sorts:
+        yield Operator("sort", OperatorKind.SMALL, SAMPLED, SORT_KERNELS, bytes_per_unit=SORT_PASSES * logits_bytes)
     if tp > 1:
         yield Operator("logits copy", OperatorKind.SMALL, SAMPLED, 1, bytes_per_unit=logits_bytes)
 

@@ -16,7 +16,7 @@ from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
-from planner.engine import EngineConfig, features_of, graph_batches, lone_steps, tagged
+from planner.engine import EngineConfig, features_of, graph_batches, lone_steps, sorts, tagged
 from planner.hardware import GpuProfile, constant
 from planner.model import Model, PerModel
 from planner.timing.efficiencies import Efficiency
@@ -266,7 +266,7 @@ class _Parts:
     def __init__(self, model: Model, profile: GpuProfile, config: EngineConfig) -> None:
         self.profile = profile
         #: operators, collectives and reads from the host, in the order of a breakdown
-        operators = (*step_operators(model, config), *adapter_operators(model, config))
+        operators = (*step_operators(model, config, sorts=sorts(config, profile)), *adapter_operators(model, config))
         read = host_read_term(model, profile, config)
         self.terms = (
             *(operator_term(operator, profile) for operator in operators),
