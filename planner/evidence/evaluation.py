@@ -28,6 +28,8 @@ from planner.timing import Calibration
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Load
 
+#: What its client asks for (``mlenergy/llm/benchmark.py``).
+ML_ENERGY_SAMPLING = '{"temperature": 0.8, "top_p": 0.95}'
 #: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
 PUBLISHED_PROMPTS_PER_SLOT = 10
 PUBLISHED_PROMPTS = 1000
@@ -158,6 +160,7 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
         "enable_chunked_prefill": (run.max_num_batched_tokens or context) < context or None,  # or vLLM had refused
         "enforce_eager": bool(run.enforce_eager),
         "speculative_config": read_drafts(run.speculative_config or None),
+        "override_generation_config": ML_ENERGY_SAMPLING if _assumed_tok(run) else None,
         "allow_unvalidated": True,
     })  # fmt: skip
     if run.bench == "latency":
@@ -274,7 +277,7 @@ def _stretched(load: Load, name: Literal["input_len", "output_len"], counted_tok
 def _stated_load(run: MeasuredRun) -> Load:
     distribution, ratio = NAMED_DISTRIBUTIONS[run.length_distribution]
     nominal = distribution == "below"  # the means follow from the nominal lengths
-    usual = calibration_tables("workload")["prompt_tokens"].get(run.length_distribution)
+    usual = _assumed_tok(run)
     input_len = run.input_len if nominal else run.mean_input_len or run.input_len or usual
     output_len = run.output_len if nominal else run.mean_output_len or run.output_len
     if not input_len or not output_len:
@@ -289,8 +292,8 @@ def _stated_load(run: MeasuredRun) -> Load:
             raise InputError(f"{run.run_id}: batch_size is not stated", hint="state it")
         return replace(one, num_prompts=batch)
     if run.bench == "throughput" or run.arrival in ("offline", "all-at-once"):
-        one_wave = run.max_concurrency if usual else None
-        return replace(one, num_prompts=run.num_prompts or one_wave or PUBLISHED_PROMPTS)
+        places = run.max_concurrency if usual and not run.num_prompts else None  # with an endless queue before them
+        return replace(one, num_prompts=run.num_prompts or places or PUBLISHED_PROMPTS, steady=places is not None)
     if run.arrival == "poisson" or (run.request_rate and not run.max_concurrency):
         rate, prompts = run.request_rate or inf, run.num_prompts or PUBLISHED_PROMPTS
         return replace(one, num_prompts=prompts, max_concurrency=run.max_concurrency, request_rate=rate)
@@ -307,6 +310,12 @@ def _stated_load(run: MeasuredRun) -> Load:
         request_rate=run.request_rate or inf,
         range_ratio=OTHER_RANGE_RATIO if other else one.range_ratio,
     )
+
+
+def _assumed_tok(run: MeasuredRun) -> int | None:
+    """Prompt tokens of a data set of the ML.ENERGY leaderboard, which publishes those of the answers alone."""
+    tokens: int | None = calibration_tables("workload")["prompt_tokens"].get(run.length_distribution)
+    return tokens
 
 
 def _scatter(run: MeasuredRun) -> float:

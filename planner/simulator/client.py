@@ -72,7 +72,8 @@ def replay(
     if keep_steps:
         sender.ranks[0].step_runs = []
     sender.run(hopeless)
-    return sender.result()
+    served = sender.result()
+    return served.second_cycle(load.num_prompts, sender.client.response_s) if load.steady else served
 
 
 class _Sender:

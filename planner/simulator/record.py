@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PART = 2**18  #: steps that are spelt out at once
 SORTED = 2**13  #: of them that are sorted
 ROUNDING = 1e-12  #: of a gap, relative
+TOGETHER_S = 1e-9  #: moments so near are one
 TINY = 1e-200  #: growth in s of gaps that do not grow
 
 
@@ -249,6 +250,24 @@ class Replay:
         which = self.group == self.groups.index(group)
         arrays = {name: value[which] for name in _OF_REQUESTS if (value := getattr(self, name)) is not None}
         return replace(self, **arrays)
+
+    def second_cycle(self, each: int, response_s: float) -> Replay:
+        """The second ``each`` of the requests, and the time from the end of the first ones to theirs.
+
+        ``response_s``: from the end of a step until the client holds its tokens.
+        """
+        start_s, end_s = (float(self.end_s[part].max()) for part in (slice(each), slice(each, 2 * each)))
+        arrays = {name: value[each : 2 * each] for name in _OF_REQUESTS if (value := getattr(self, name)) is not None}
+        moved = {name: value - start_s if name.endswith("_s") else value for name, value in arrays.items()}
+        gaps = self.token_runs
+        gaps = gaps._of(np.flatnonzero((gaps.start_s >= start_s - TOGETHER_S) & (gaps.start_s < end_s - TOGETHER_S)))
+        since_s = start_s - response_s
+        steps = tuple(
+            run._replace(start_s=run.start_s - since_s, end_s=run.end_s - since_s)
+            for run in self.step_runs
+            if since_s - TOGETHER_S <= run.start_s and run.end_s <= end_s - response_s + TOGETHER_S
+        )
+        return replace(self, **moved, token_runs=replace(gaps, start_s=gaps.start_s - start_s), step_runs=steps)
 
     def without_gaps(self) -> Replay:
         """A copy without the gaps between tokens, which are most of a long replay."""

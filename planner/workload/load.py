@@ -101,6 +101,7 @@ class Load:
     name: str = ""
     limits_ms: Mapping[str, float] = field(default_factory=dict, hash=False)  #: by ``ttft``, ``tpot``, ``e2el``
     priority: int = 0  #: sent with its requests; lower is sooner
+    steady: bool = False  #: ``num_prompts`` places that a queue fills again and again; figures are of one such cycle
     origin: Trace | None = field(default=None, repr=False, hash=False, compare=False)  #: the file of the requests
     drawn: bool = False  #: whether ``recorded`` were drawn, so that some of them say as much as all
 
@@ -285,12 +286,26 @@ class Load:
 
         if self.recorded is not None:
             return self.recorded
+        if self.steady:
+            return self._staggered()
         rng = np.random.default_rng(self.seed)
         return Requests(
             input_len=self._draw_lengths(self.input_len, "input", rng) + self.prefix_len,
             output_len=self._draw_lengths(self.output_len, "output", rng),
             arrival_s=self._draw_arrivals(),
         )
+
+    def _staggered(self) -> Requests:
+        """Three cycles of requests. The first ones end at random moments, as all after them do, so the second cycle is
+        steady; the last ones last until it ends."""
+        import numpy as np
+
+        from planner.workload.requests import Requests
+
+        each, whole = self.num_prompts, self.output_len
+        first = np.sort(np.random.default_rng(self.seed).integers(1, whole + 1, each))
+        output_len = np.concatenate([first, np.full(each, whole), np.maximum(whole - first, 1)])
+        return Requests(np.full(3 * each, self.input_len), output_len, np.zeros(3 * each))
 
     @property
     def count(self) -> int:

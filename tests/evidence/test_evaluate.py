@@ -226,3 +226,19 @@ def test_the_verdict_counts_figures_in_their_intervals_and_names_the_worst() -> 
     assert text.startswith("1 of 3 measured figures lie inside their 90 % interval; worst: mean_tpot_ms of slow (-67%)")
     assert "mean_tpot_ms of fast (+100%)" in text and "of good" not in text
     assert str(Evaluation((Evaluated(RUN, {}, "no such model"),))).startswith("No run was predicted")
+
+
+def test_runs_of_ml_energy_are_the_steady_state_of_a_queue() -> None:
+    """Llama-3.1-8B on an H100, lm-arena-chat: one wave of such requests had a p99 ITL of 8.7 ms."""
+    said = {"output_throughput": 5147.15, "median_itl_ms": 11.5002, "p99_itl_ms": 25.6834}
+    run = replace(
+        RUN, input_len=None, output_len=None, mean_output_len=395.5, length_distribution="lm-arena-chat",
+        arrival="all-at-once", max_concurrency=64, max_num_seqs=64, max_num_batched_tokens=8192,
+        engine_version="0.11.1", async_scheduling=True, metrics=said,
+    )  # fmt: skip
+    case = case_of(run)
+    assert case.workload.steady and case.deployment.config.truncates
+    figures = evaluate([run])[0].figures
+    for name, measured in said.items():
+        assert 0.7 < figures[name].predicted / measured < 1.3
+    assert not case_of(replace(run, num_prompts=640)).workload.steady

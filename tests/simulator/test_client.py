@@ -2,6 +2,7 @@
 
 import tracemalloc
 from collections.abc import Mapping
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_scheduler import Linear, cases
 
+from planner.simulator.bench import percentiles_of
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
 from planner.workload.load import Load
@@ -72,3 +74,22 @@ def test_a_burst_takes_the_memory_of_its_figures() -> None:
     finally:
         tracemalloc.stop()
     assert peak_bytes < count * 20 * 8
+
+
+def test_a_steady_load_is_the_middle_of_a_long_queue() -> None:
+    """16 places, prompts of 300 tokens, answers of 40 on average: in a long queue they end at any time."""
+    limits, places = SchedulerLimits(16, 8192, 100_000), 16
+    steady = replay(Linear(), Load(300, 40, places, steady=True), limits, keep_steps=True)
+    made_tok = int(np.random.default_rng(1).integers(1, 80, 3000).sum())
+    queue = Load(300, 40, 3000).requests()
+    queue = replace(queue, output_len=np.random.default_rng(1).integers(1, 80, 3000))
+    long = replay(Linear(), Load(300, 40, 3000, recorded=queue), limits)
+    rate, long_rate = places * 40 / steady.duration_s, made_tok / long.duration_s
+    assert abs(rate / long_rate - 1) < 0.03
+    [p99_s], [long_p99_s] = (percentiles_of(one.token_runs, [99]) for one in (steady, long))
+    assert abs(p99_s / long_p99_s - 1) < 0.15
+    wave = replay(Linear(), Load(300, 40, places), limits)
+    assert percentiles_of(wave.token_runs, [99])[0] < p99_s / 1.5
+    busy_s = sum(run.end_s - run.start_s for run in steady.step_runs)
+    assert abs(busy_s / steady.duration_s - 1) < 1e-6 and steady.step_runs[0].start_s >= -1e-9
+    assert steady.output_len.tolist() == [40] * places
