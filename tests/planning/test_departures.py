@@ -140,7 +140,6 @@ def test_no_reason_is_missing() -> None:
             "moonshotai/Kimi-K3", "b300",  # its own checkpoint, laid out as in the recipe
             ["adds --block-size 32 (vLLM's own choice, written out)"],
         ),
-        ("Qwen/Qwen3-VL-235B-A22B-Instruct", "h200", ["adds --enable-expert-parallel (the recipe's: 4 GPUs as well)"]),
         (
             "MiniMaxAI/MiniMax-M2.5", "h200",
             ["--tensor-parallel-size 2, not 4 (the recipe's: 4 GPUs at best, against 2 GPUs)",

@@ -570,7 +570,7 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
 def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
     """Two pipelines of two RTX 4090 and four servers of one cost the same; few pipelines were measured."""
     load = ("--input-len", "1024", "--output-len", "256", "--range-ratio", "0.5", "--ttft", "500", "--tpot", "40")
-    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "8", *load)
+    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "5", *load)
     plans = json_of("recommend", *(word.replace("--range", "--random-range") for word in asked))["plans"]
     pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 4]
     assert pipelines == sorted(pipelines) and {*pipelines} == {1, 2}
@@ -827,9 +827,9 @@ def test_servers_behind_a_router_see_every_nth_arrival() -> None:
 
 
 def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> None:
-    load, sizes = Load(2048, 64, request_rate=40.0), {}
+    load, sizes = Load(2048, 64, request_rate=60.0), {}
     for router in ("least-loaded", "random"):
-        asked = search_for(Targets(parse_slos({"ttft": 200.0}), value=40.0, router=router), "h100", load=load)
+        asked = search_for(Targets(parse_slos({"ttft": 200.0}), value=60.0, router=router), "h100", load=load)
         ranking = ranked(asked)
         assert ranking.best and asked.plan(ranking).service.router == router  # type: ignore[union-attr]
         sizes[router] = ranking.best.num_gpus
