@@ -71,23 +71,12 @@ Gpus = Annotated[
     settings={"ignore_unknown_options": True},
 )
 def check_command(
-    line: Line | None = None,
-    gpu: OneGpu | None = None,
-    *,
-    engine_version: opt.EngineVersion = None,
-    as_model: AsModel = None,
-    variables: Given = (),
-    input_len: opt.RandomInputLen = None,
-    output_len: opt.RandomOutputLen = None,
-    max_concurrency: Concurrency = None,
-    num_prompts: NumPrompts = None,
-    goal: Goal = "balanced",
-    gpus: Gpus = None,
-    network_gb_per_s: opt.NetworkGbPerS = None,
-    calibration: opt.Calibration = None,
-    explain: opt.Explain = False,
-    **hub: Any,
-) -> "CheckAnswer":
+    line: Line | None = None, gpu: OneGpu | None = None, *, engine_version: opt.EngineVersion = None,
+    as_model: AsModel = None, variables: Given = (), input_len: opt.RandomInputLen = None,
+    output_len: opt.RandomOutputLen = None, max_concurrency: Concurrency = None, num_prompts: NumPrompts = None,
+    goal: Goal = "balanced", gpus: Gpus = None, network_gb_per_s: opt.NetworkGbPerS = None,
+    calibration: opt.Calibration = None, explain: opt.Explain = False, **hub: Any,
+) -> "CheckAnswer":  # fmt: skip
     """Check whether a ``vllm serve`` line starts on GPUs of this kind, its speed, and faster settings.
 
     ``line`` is the command, its words, or the path of a script, manifest or plan's folder.

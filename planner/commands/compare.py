@@ -75,24 +75,13 @@ RequestRates = Annotated[
     rivals=rivals(planned=True),
 )
 def compare_gpus(
-    model: opt.ModelOrDefault = defaults.MODEL,
-    gpu: opt.GpusOrDefault = defaults.GPUS,
-    *,
-    partitions: opt.Partitions = False,
-    per: Per = "package",
-    packages: Packages = None,
-    input_len: InputLens = defaults.LEN,
-    output_len: OutputLens = defaults.LEN,
-    max_concurrency: Concurrencies = None,
-    request_rate: RequestRates = None,
-    burstiness: opt.Burstiness = 1.0,
-    random_range_ratio: opt.RangeRatio = 0.0,
-    workload: opt.WorkloadName = None,
-    seed: opt.Seed = 0,
-    price: opt.Price = (),
-    explain: opt.Explain = False,
+    model: opt.ModelOrDefault = defaults.MODEL, gpu: opt.GpusOrDefault = defaults.GPUS, *,
+    partitions: opt.Partitions = False, per: Per = "package", packages: Packages = None,
+    input_len: InputLens = defaults.LEN, output_len: OutputLens = defaults.LEN, max_concurrency: Concurrencies = None,
+    request_rate: RequestRates = None, burstiness: opt.Burstiness = 1.0, random_range_ratio: opt.RangeRatio = 0.0,
+    workload: opt.WorkloadName = None, seed: opt.Seed = 0, price: opt.Price = (), explain: opt.Explain = False,
     **options: Any,
-) -> "ComparisonAnswer":
+) -> "ComparisonAnswer":  # fmt: skip
     """Compare GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, odds.
 
     ``max_concurrency`` (8, 32, 128 requests) or ``request_rate`` are those of all servers of a GPU type; ``price`` is

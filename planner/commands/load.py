@@ -114,19 +114,10 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
 
 
 def load_of(
-    *,
-    input_len: Any = None,
-    output_len: Any = None,
-    random_range_ratio: Any = None,
-    workload: Any = None,
-    trace: Any = None,
-    classes: Sequence[Load] = (),
-    request_rate: float | None = None,
-    num_prompts: int | None = None,
-    seed: int | None = None,
-    burstiness: float | None = None,
-    scheduling_policy: str | None = None,
-) -> Load:
+    *, input_len: Any = None, output_len: Any = None, random_range_ratio: Any = None, workload: Any = None,
+    trace: Any = None, classes: Sequence[Load] = (), request_rate: float | None = None, num_prompts: int | None = None,
+    seed: int | None = None, burstiness: float | None = None, scheduling_policy: str | None = None,
+) -> Load:  # fmt: skip
     """The load that these options name, an open loop if a rate is given. Raises InputError for impossible values."""
     if request_rate is not None:
         check_rate(request_rate)

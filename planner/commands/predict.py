@@ -124,18 +124,10 @@ def predict_serve(
     engine=opt.TIME,
 )
 def predict_throughput(
-    model: opt.Model,
-    gpu: opt.Gpu,
-    *,
-    input_len: opt.InputLen,
-    output_len: opt.OutputLen,
-    num_prompts: opt.NumPrompts = 1000,
-    seed: opt.Seed = 0,
-    random_prefix_len: opt.PrefixLen = 0,
-    prefix_cache_hit_rate: opt.PrefixCacheHitRate = 0.0,
-    explain: opt.Explain = False,
-    **options: Any,
-) -> "PredictionAnswer | PredictionRefused":
+    model: opt.Model, gpu: opt.Gpu, *, input_len: opt.InputLen, output_len: opt.OutputLen,
+    num_prompts: opt.NumPrompts = 1000, seed: opt.Seed = 0, random_prefix_len: opt.PrefixLen = 0,
+    prefix_cache_hit_rate: opt.PrefixCacheHitRate = 0.0, explain: opt.Explain = False, **options: Any,
+) -> "PredictionAnswer | PredictionRefused":  # fmt: skip
     """Predict what ``vllm bench throughput`` would measure: all prompts at once, without a server."""
     load = Load(
         input_len, output_len, num_prompts, seed=seed or 0, prefix_len=random_prefix_len,

@@ -54,17 +54,10 @@ class ChoiceOptions:
     groups=(ChoiceOptions, opt.HubOptions),
 )
 def workflow(
-    name: Name,
-    *,
-    gpu: Gpu | None = None,
-    show: Show = False,
-    output: OutputDir | None = None,
-    force: opt.Force = False,
-    calibration: opt.Calibration = None,
-    format: opt.Format = "table",
-    command_line: str,
+    name: Name, *, gpu: Gpu | None = None, show: Show = False, output: OutputDir | None = None,
+    force: opt.Force = False, calibration: opt.Calibration = None, format: opt.Format = "table", command_line: str,
     **choices: Any,
-) -> None:
+) -> None:  # fmt: skip
     """Print the files of a workflow, or write them. Settings that do not fit are refused before that."""
     if name == "list":
         out.print_workflows(list(out.list_workflows().values()), format)

@@ -181,11 +181,7 @@ class EngineArgs:
         None, "fcfs, or priority (the lower number of --class first).", "recommend fleet", only="time", metavar="POLICY"
     )
     override_generation_config: str | None = _row(
-        None,
-        "Sampling of requests that name none: top_p, top_k, temperature.",
-        "recommend",
-        metavar="JSON",
-        only="time",
+        None, "Sampling of requests that name none: top_p, top_k, ...", "recommend", metavar="JSON", only="time"
     )
     language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
     limit_mm_per_prompt: str | None = _row(None, "Maximum images and videos per prompt.", metavar="JSON", only="memory")
@@ -270,7 +266,7 @@ def media_limits(text: str) -> Mapping[str, int]:
 
 @cache
 def generation_config(text: str) -> Mapping[str, float]:
-    """Read the numbers of ``--override-generation-config``."""
+    """Return the numbers of ``--override-generation-config`` by name. Raises InputError for what is no JSON object."""
     try:
         return {name: float(value) for name, value in json.loads(text).items() if isinstance(value, int | float)}
     except (ValueError, AttributeError) as error:

@@ -28,7 +28,7 @@ from planner.timing import Calibration
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Load
 
-#: What its client asks for (``mlenergy/llm/benchmark.py``).
+#: Sampling of the client of the ML.ENERGY leaderboard (``mlenergy/llm/benchmark.py``).
 ML_ENERGY_SAMPLING = '{"temperature": 0.8, "top_p": 0.95}'
 #: Requests of a published run that does not state them; what we send ourselves stands in ``planning.defaults``.
 PUBLISHED_PROMPTS_PER_SLOT = 10

@@ -234,15 +234,9 @@ def in_flight(deployment: Deployment, load: Load, rate: float) -> int:
 
 
 def closed_form_load(
-    deployment: Deployment,
-    load: Load,
-    slos: Sequence[Slo],
-    by: By,
-    *,
-    confidence: float = defaults.CONFIDENCE,
-    doubt: Uncertainty | None = None,
-    by_noise: bool = False,
-) -> float:
+    deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, *, confidence: float = defaults.CONFIDENCE,
+    doubt: Uncertainty | None = None, by_noise: bool = False,
+) -> float:  # fmt: skip
     """The largest load at which the means of the closed form meet the limits, with the ``doubt`` of a like engine.
 
     ``by_noise``: with the margins that noise alone asks for, which no doubt is below.

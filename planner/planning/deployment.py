@@ -280,17 +280,10 @@ def served_model(model: Model, args: EngineArgs) -> Model:
 
 
 def resolve_deployment(
-    model: Model,
-    profile: GpuProfile,
-    args: EngineArgs,
-    version: EngineVersion,
-    *,
-    offline: bool = False,
-    as_started: bool = False,
-    known_to_run: bool = False,
-    basis: Basis = SHIPPED_BASIS,
+    model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, *, offline: bool = False,
+    as_started: bool = False, known_to_run: bool = False, basis: Basis = SHIPPED_BASIS,
     calibration: Calibration | None = None,
-) -> Deployment:
+) -> Deployment:  # fmt: skip
     """The engine that ``args`` describe. Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
 
     ``offline``: the defaults are those of ``vllm bench latency`` and ``throughput``, without a server.

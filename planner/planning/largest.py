@@ -44,15 +44,9 @@ def smallest(meets: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def bracket(
-    probe: Callable[[float], One],
-    guess: float | None,
-    least: float,
-    most: float,
-    tolerance: float,
-    *,
-    whole: bool = False,
-    known: Iterable[One] = (),
-) -> tuple[One | None, One | None]:
+    probe: Callable[[float], One], guess: float | None, least: float, most: float, tolerance: float, *,
+    whole: bool = False, known: Iterable[One] = (),
+) -> tuple[One | None, One | None]:  # fmt: skip
     """Bracket the limit within ``tolerance``: the largest value that meets the condition, the smallest that does not.
 
     Either is None where no value from ``least`` to ``most`` is on that side. ``known`` were tried before; ``whole``:

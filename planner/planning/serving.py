@@ -62,19 +62,11 @@ class Serving:
     remarks: tuple[str, ...]  #: on how the names were resolved
 
     def __init__(
-        self,
-        model: ModelName,
-        gpu: GpuName,
-        *,
-        network_gb_per_s: float | None = None,
-        weight_dtype: str | None = None,
-        engine_version: str | None = None,
-        calibration: str | PathLike[str] | None = None,
-        revision: str | None = None,
-        refresh: bool = False,
-        timeout: float | None = None,
-        **engine: Any,
-    ) -> None:
+        self, model: ModelName, gpu: GpuName, *, network_gb_per_s: float | None = None,
+        weight_dtype: str | None = None, engine_version: str | None = None,
+        calibration: str | PathLike[str] | None = None, revision: str | None = None, refresh: bool = False,
+        timeout: float | None = None, **engine: Any,
+    ) -> None:  # fmt: skip
         """Resolve the names: ``model`` as in ``load_model``, ``gpu`` as in ``load_gpu``.
 
         ``engine`` are flags of ``vllm serve`` (``tensor_parallel_size=8``, ``max_model_len=32768``, ...).
@@ -92,15 +84,9 @@ class Serving:
 
     @classmethod
     def on_each(
-        cls,
-        model: ModelName,
-        gpu: GpuName | Iterable[GpuName],
-        *,
-        partitions: bool = False,
-        rented: bool = False,
-        network_gb_per_s: float | None = None,
-        **given: Any,
-    ) -> tuple[Self, ...]:
+        cls, model: ModelName, gpu: GpuName | Iterable[GpuName], *, partitions: bool = False, rented: bool = False,
+        network_gb_per_s: float | None = None, **given: Any,
+    ) -> tuple[Self, ...]:  # fmt: skip
         """One for each of several GPUs of the same model; ``"all"``: every whole GPU, or those for rent (``rented``).
 
         ``partitions`` adds theirs.
@@ -112,15 +98,9 @@ class Serving:
 
     @classmethod
     def of(
-        cls,
-        model: Model | ResolvedModel,
-        profile: GpuProfile,
-        args: EngineArgs | None = None,
-        version: EngineVersion | None = None,
-        *,
-        local: Local = SHIPPED,
-        basis: Basis | None = None,
-    ) -> Self:
+        cls, model: Model | ResolvedModel, profile: GpuProfile, args: EngineArgs | None = None,
+        version: EngineVersion | None = None, *, local: Local = SHIPPED, basis: Basis | None = None,
+    ) -> Self:  # fmt: skip
         """A ``Serving`` of facts that are resolved already."""
         if isinstance(model, Model):
             model = ResolvedModel(model.id, model.id, model, "catalog")
@@ -129,15 +109,9 @@ class Serving:
         return made
 
     def _set(
-        self,
-        resolved: ResolvedModel,
-        profile: GpuProfile,
-        args: EngineArgs,
-        version: EngineVersion | None,
-        local: Local,
-        remarks: tuple[str, ...] = (),
-        basis: Basis | None = None,
-    ) -> None:
+        self, resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: EngineVersion | None,
+        local: Local, remarks: tuple[str, ...] = (), basis: Basis | None = None,
+    ) -> None:  # fmt: skip
         drafts = args.speculative_config
         if basis is None:  # with the second model that ``--speculative-config`` names
             named = drafts and drafts.has_draft_model and drafts.model

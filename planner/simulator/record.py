@@ -256,18 +256,14 @@ class Replay:
 
         ``response_s``: from the end of a step until the client holds its tokens.
         """
-        start_s, end_s = (float(self.end_s[part].max()) for part in (slice(each), slice(each, 2 * each)))
+        start_s, end_s = (float(self.end_s[part].max()) - TOGETHER_S for part in (slice(each), slice(each, 2 * each)))
         arrays = {name: value[each : 2 * each] for name in _OF_REQUESTS if (value := getattr(self, name)) is not None}
         moved = {name: value - start_s if name.endswith("_s") else value for name, value in arrays.items()}
-        gaps = self.token_runs
-        gaps = gaps._of(np.flatnonzero((gaps.start_s >= start_s - TOGETHER_S) & (gaps.start_s < end_s - TOGETHER_S)))
-        since_s = start_s - response_s
-        steps = tuple(
-            run._replace(start_s=run.start_s - since_s, end_s=run.end_s - since_s)
-            for run in self.step_runs
-            if since_s - TOGETHER_S <= run.start_s and run.end_s <= end_s - response_s + TOGETHER_S
-        )
-        return replace(self, **moved, token_runs=replace(gaps, start_s=gaps.start_s - start_s), step_runs=steps)
+        begun_s, since_s = self.token_runs.start_s, start_s - response_s
+        gaps = self.token_runs._of(np.flatnonzero((start_s <= begun_s) & (begun_s < end_s)))
+        steps = (run for run in self.step_runs if since_s <= run.start_s < end_s - response_s)
+        runs = tuple(run._replace(start_s=run.start_s - since_s, end_s=run.end_s - since_s) for run in steps)
+        return replace(self, **moved, token_runs=replace(gaps, start_s=gaps.start_s - start_s), step_runs=runs)
 
     def without_gaps(self) -> Replay:
         """A copy without the gaps between tokens, which are most of a long replay."""
