@@ -841,3 +841,13 @@ def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:
     (target,) = answer.to_dict()["plans"][0]["service"]["targets"]
     bound = f"{target['predicted_ms']:.2g} ms predicted, up to {target['expected_ms']:.2g} ms with 80% confidence"
     assert f"bottleneck: p95 TPOT of 12 ms: {bound}; decode steps" in " ".join(answer.to_text().split())
+
+
+@pytest.mark.parametrize(("asked", "most"), [(("--request-rate", "60"), 7), ((), 8)])
+def test_a_plan_says_how_many_servers_instances_sh_starts(asked: tuple[str, ...], most: int) -> None:
+    """It said all 8 that a node holds where the load takes three."""
+    answer = answer_of("recommend", SMALL, "--gpu", "h100", *TARGETS, "--workload", "chat", *asked)
+    plan = answer.to_dict()["plans"][0]
+    started = plan["service"]["replicas"] if asked else 8
+    assert started > 1 and started <= most
+    assert f"launch.sh starts one server, instances.sh {started} on a node" in plan["warnings"]

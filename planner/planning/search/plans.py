@@ -505,6 +505,7 @@ def _warnings(
     options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
     node, unknown = space.node_size(profile), [*engine.known_issues(config, recipe.env | config.env, model, profile)]
     copies, sends = node // config.num_gpus, partial(engine.flag_status, config.version, command="bench serve")
+    started = copies if objective.value is None else min(copies, candidate.servers)
     timed_trace = load.unsendable and load.origin and load.reused and sends("--timed-trace-chunk-hash-size")
     by_mean = load.classes and copies > 1
     unsent = any(one.priority for one in load.classes) and not sends("--extra-body")
@@ -539,7 +540,7 @@ def _warnings(
         "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy": (
             profile.partition and not profile.partition.isolated_bandwidth
         ),
-        f"launch.sh starts one server, instances.sh all {copies} that a node holds": copies > 1,
+        f"launch.sh starts one server, instances.sh {started} on a node": started > 1,
     }
     yield from (warning for warning, holds in warnings.items() if holds)
 
