@@ -138,10 +138,8 @@ def meant_ids(name: str) -> list[str]:
         if rests:
             break
     if not rests:
-        joined, ids = (
-            _SEPARATORS.sub("", name),
-            [i for i in catalog_ids() if i.lower().startswith(organisation + slash)],
-        )
+        joined = _SEPARATORS.sub("", name)
+        ids = [i for i in catalog_ids() if i.lower().startswith(organisation + slash)]
         return [i for i in ids if _SEPARATORS.sub("", i.partition("/")[2].lower()) == joined]
     models = {i: tuple(word for word in rest if word not in _FORMS) for i, rest in rests.items()}
     plain = [i for i, words in models.items() if not words] or list(models)

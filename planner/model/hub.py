@@ -245,10 +245,8 @@ class _Fetch(Thread):
         }
         for kind, (cause, hint) in known.items():
             if isinstance(error, kind):
-                missing = issubclass(kind, errors.RepositoryNotFoundError) and not issubclass(
-                    kind, errors.GatedRepoError
-                )
-                return (NoRepositoryError if missing else HubError)(cause, hint=hint)
+                missing, gated = (issubclass(kind, e) for e in (errors.RepositoryNotFoundError, errors.GatedRepoError))
+                return (NoRepositoryError if missing and not gated else HubError)(cause, hint=hint)
         if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
             cause = f"the local hub cache cannot be used: {error.strerror}"
             cause += f" ({error.filename})" if error.filename else ""
