@@ -383,7 +383,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "logged": False,  # only sweep.sh logs what its client prints
         "several": started > 1 and plan.platform != "cpu",
         "started": "them all" if started == servers else f"the {started} that the load takes",
-        "last_node": (planned - 1) // max(started, 1),
+        "last_node": (planned - 1) // started if started > 1 else 0,
         "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
         "mig_profile": mig_profile,
         "mig_profiles": ",".join([mig_profile] * partition.count) if partition else "",
