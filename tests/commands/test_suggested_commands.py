@@ -47,8 +47,7 @@ def test_every_option_of_the_signature_is_repeated_or_stated(command: str) -> No
         assert bool(flags & set(words)) or name in STATED[command], name
 
 
-@pytest.mark.parametrize("command", STATED)
-def test_a_default_is_not_repeated(command: str) -> None:
+def test_a_default_is_not_repeated() -> None:
     settings = {"burstiness": 1.0, "seed": 0, "random_range_ratio": 0.0, "price": (), "confidence": None}
     assert repeated(settings) == ()
 

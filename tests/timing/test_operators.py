@@ -176,8 +176,8 @@ def test_more_ranks_never_mean_more_flop_for_one(build: object, tp: int) -> None
 def test_tokens_of_the_likeliest_are_found_by_sorting_until_0_16(
     sampling: str, version: str, env: dict[str, str], sorted_: bool
 ) -> None:
-    """ML.ENERGY leaderboard, top-p 0.95, H100: median ITL rises by up to 50 us for each sequence more than of greedy
-    runs; 128,256 logits of 4 bytes take 0.15 us to read once."""
+    """ML.ENERGY leaderboard, top-p 0.95, H100: median ITL rises by up to 50 us for each sequence above our figures for
+    greedy runs, so a sort takes no longer; 128,256 logits of 4 bytes take 0.15 us to read once."""
     few, many = (
         [
             Serving(LLAMA, "h100", engine_version=version, **asked).deployment.timer.step_s(Batch(seqs, 500 * seqs))
