@@ -364,6 +364,24 @@ def test_a_slider_is_answered_in_time_and_as_predict_says(server: Server) -> Non
     assert shown == pytest.approx(predicted["mean_tpot_ms"], rel=0.05)
 
 
+def test_a_rate_is_answered_in_its_steady_state() -> None:
+    """The page's own figure is that of the plan, and a step of the slider changes it as little as the load."""
+    typed = {"model": MODEL, "gpu": "h100", "by": "rate", "rate": "20", "ttft": "300", "tpot": "30"}
+    asked = read_asked({name: [value] for name, value in typed.items()})
+    found = search(asked)
+
+    def figures(text: str) -> list[float]:
+        shown = re.findall(
+            r"p95 TPOT(?: at most 30 ms:)? ([\d.]+) ms predicted", " ".join(re.sub("<[^>]+>", "", text).split())
+        )
+        return [float(ms) for ms in shown]
+
+    own, of_plan = figures(found.html)[:2]
+    assert own == pytest.approx(of_plan, rel=0.05)
+    moved = move(found.played, replace(asked, rate=20.2))
+    assert figures(moved or "") == [pytest.approx(own, rel=0.1)]
+
+
 def test_another_question_needs_a_search(server: Server) -> None:
     key = key_of(server.get("/answer", PLAN).text)
     assert server.get("/live", {**PLAN, "of": "0000"}).status == 404

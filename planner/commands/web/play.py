@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from functools import lru_cache
 from hashlib import sha256
 from io import BytesIO
-from math import ceil
+from math import ceil, isclose
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
 from urllib.parse import urlencode
@@ -47,7 +47,7 @@ WORDS = {
 }
 MOST_GPUS = 8  #: of one question
 MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
-LIVE_PROMPTS = 100  #: of a replay while a slider moves: enough for a mean, and about for a p90
+LIVE_PROMPTS = 1000  #: at most, of a replay while a slider moves
 
 
 class Search(NamedTuple):
@@ -152,6 +152,8 @@ def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
 def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
     if asked.by == "rate":
         rate = asked.rate / servers
+        if isclose(rate, sent.request_rate):
+            return sent, rate
         return replace(sent, request_rate=rate, num_prompts=min(sent.num_prompts, LIVE_PROMPTS)), rate
     flying = ceil(asked.flight / servers)
     if flying == sent.max_concurrency:
