@@ -291,7 +291,7 @@ def find_gpus(
     remarks: list[str] = []
     for name in names:
         profile, notes = find_gpu(name, network_gb_per_s)
-        parts = (one for one in load_all(partitions=True) if partitions and one.whole == profile.id)
+        parts = [one for one in load_all(partitions=True) if one.whole == profile.id] if partitions else []
         profiles |= {one.id: one for one in (profile, *parts) if one.id not in profiles}
         remarks += notes
     if not profiles:
