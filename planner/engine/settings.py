@@ -208,6 +208,16 @@ class EngineArgs:
         return replace(self, **settings)
 
     @property
+    def drafted_tok(self) -> int:
+        """Tokens that are drafted for each decoding request in a step."""
+        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
+
+    @property
+    def most_decodes(self) -> int:
+        """Requests that the token budget of one step decodes, each with its drafts; 0: no budget is set."""
+        return (self.max_num_batched_tokens or 0) // (1 + self.drafted_tok)
+
+    @property
     def truncates(self) -> bool:
         """True if a token is drawn from the likeliest ones, by top-p or top-k."""
         sampling = generation_config(self.override_generation_config or "{}")
@@ -351,11 +361,6 @@ class EngineConfig(EngineArgs):
     @property
     def planned(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PLANNED}
-
-    @property
-    def drafted_tok(self) -> int:
-        """Tokens that are drafted for each decoding request in a step."""
-        return self.speculative_config.num_speculative_tokens if self.speculative_config else 0
 
     @property
     def max_running(self) -> int:

@@ -39,7 +39,7 @@ def alone(deployment: Deployment, objective: Objective) -> ServedLoad:
     load, slos, config = objective.load, objective.slos, deployment.config
     sent = partial(measure, slos=slos, confidence=objective.confidence)
     if load.unsendable:
-        places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.max_num_batched_tokens)
+        places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.most_decodes)
         # no bunch queues, and no prefix is forgotten
         roomy = replace(deployment, config=replace(config, max_num_seqs=places), least_cache_tok=ENDLESS_TOK)
         return sent(roomy, load.at_rate(idle_load(deployment, load, "rate"), defaults.PROMPTS_ALONE))

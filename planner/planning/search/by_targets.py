@@ -249,7 +249,8 @@ class _Search:
 
     def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
         for budget in self._budgets(args):
-            yield replace(args, max_num_batched_tokens=budget, max_num_seqs=min(batch, budget or batch))
+            one = replace(args, max_num_batched_tokens=budget)
+            yield replace(one, max_num_seqs=min(batch, one.most_decodes or batch))
 
     def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine) -> RankedEngine:
         """A member: no better than its ``family``, whose uncertainty it shares, and than full batches."""

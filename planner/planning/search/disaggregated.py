@@ -360,7 +360,7 @@ class _Sizes:
             experts = config.enable_expert_parallel and size > 1
             args = replace(space.args, tensor_parallel_size=size, enable_expert_parallel=experts, **kept)
             with suppress(IllegalPlanError):  # a size that cuts a quantisation block, or something similar
-                batch = min(choices.largest_batch(resolved, args), config.max_num_batched_tokens)
+                batch = min(choices.largest_batch(resolved, args), config.most_decodes)
                 if batch >= 1:
                     yield choices.deployed(resolved, replace(args, max_num_seqs=batch))
 

@@ -127,7 +127,7 @@ def _looser(deployment: Deployment, objective: Objective, servers: int) -> str:
         return ""
     slos = tuple(replace(slo, limit_ms=defaults.LOOSER * slo.limit_ms) for slo in objective.slos)
     looser, config = replace(objective, targets=replace(objective.targets, slos=slos)), deployment.config
-    places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.max_num_batched_tokens)
+    places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.most_decodes)
     wide = replace(deployment, config=replace(config, max_num_seqs=places))
     engine, half = wide if wide.checked.fits else deployment, int(servers / TIMES)
     count, *_ = fewest_servers(lambda count: share_of(engine, looser, count, exactly=True), 1, half, half)

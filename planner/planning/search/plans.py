@@ -580,7 +580,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         most = min(held, max(defaults.USUAL_PLACES, config.max_num_seqs))
         enough[:0] = [size for size in reversed(usual) if enough[0] < size <= most]
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
-        settings: dict[str, Any] = {"max_num_seqs": min(places, config.max_num_batched_tokens)}
+        settings: dict[str, Any] = {"max_num_seqs": min(places, config.most_decodes)}
         wide = replace(candidate.deployment, config=replace(config, **settings))
         if given.enable_prefix_caching is None:
             settings["enable_prefix_caching"] = config.enable_prefix_caching or engine.prefix_caching(

@@ -261,8 +261,8 @@ class Choices:
         """
         closed = 0 if self.objective.targets else self.objective.load.max_concurrency or 0
         batch = args.max_num_seqs or max(defaults.MAX_NUM_SEQS, closed)
-        if args.max_num_batched_tokens and not args.max_num_seqs:
-            batch = min(batch, args.max_num_batched_tokens)
+        if args.most_decodes and not args.max_num_seqs:
+            batch = min(batch, args.most_decodes)
         low, high = 0, batch  # low is held, more than high is not
         for step in count():
             if low >= high:
