@@ -22,7 +22,7 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.output.tables.shared import figure_between, load_takes
 from planner.planning.cost import Span
-from planner.planning.defaults import RentedBy
+from planner.planning.defaults import FEW_GPUS, RentedBy
 from planner.planning.search.disaggregated import (
     Disaggregated,
     Side,
@@ -194,9 +194,8 @@ def test_a_spare_is_one_server_more() -> None:
     assert with_spare.servers == without.servers + 1
 
 
-@pytest.mark.parametrize("gpu", ["h100", "mi300x"])
-def test_more_load_never_needs_less(gpu: str) -> None:
-    gpus = [planned(gpu, rate=rate).single[0].gpus for rate in (1.0, 5.0, 20.0, 90.0)]
+def test_more_load_never_needs_less() -> None:
+    gpus = [planned("h100", rate=rate).single[0].gpus for rate in (1.0, 5.0, 20.0, 90.0)]
     assert gpus == sorted(gpus)
 
 
@@ -486,7 +485,8 @@ def test_sizes_at_each_confidence_ascend_and_have_the_servers_asked_for(rate: fl
 @pytest.mark.parametrize(
     ("gpu", "model", "load", "slos"),
     [
-        *((gpu, model, CHAT, TARGETS) for gpu in ("h100", "mi300x") for model in (LLAMA, "openai/gpt-oss-20b")),
+        ("h100", "openai/gpt-oss-20b", CHAT, TARGETS),
+        ("mi300x", LLAMA, CHAT, TARGETS),
         # near what a lone request takes one request more in flight is much load, and its interval is not the usual one
         *(("gb10", LLAMA, SHORT, parse_slos({"tpot": tpot})) for tpot in (26.0, 27.0, 28.0, 30.0)),
         ("l4", LLAMA, SHORT, parse_slos({"tpot": 40.0})),
@@ -596,9 +596,11 @@ def test_more_gpus_never_carry_less() -> None:
 
 def test_many_types_of_gpus_are_sized_under_targets() -> None:
     """Each is searched coarsely: the largest load of one server, and so the room for more, is not looked for."""
-    answer = size_fleet("openai/gpt-oss-120b", gpu="all", request_rate=40, ttft=1000, tpot=50)
+    gpus = "h100,h200,b200,a100,l40s,mi300x,mi325x,mi355x,rtx-pro-6000"
+    assert gpus.count(",") == FEW_GPUS
+    answer = size_fleet("openai/gpt-oss-120b", gpu=gpus, request_rate=40, ttft=1000, tpot=50)
     fleets = answer.to_dict()
-    assert len(fleets["fleets"]) > 40 and fleets["carries"]["request_rate"] is None
+    assert len(fleets["fleets"]) > 5 and fleets["carries"]["request_rate"] is None
     pools = [pool for fleet in fleets["fleets"] for pool in fleet["pools"]]
     assert {(pool["utilisation"], pool["largest_load"]) for pool in pools} == {(None, None)}
     assert " used" not in answer.to_text("table")  # 100 % of the load that it was asked to carry
