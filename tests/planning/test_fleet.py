@@ -1,6 +1,7 @@
 """Fleets: the programme against brute force, sizes and cost by hand, what must be monotone."""
 
 import itertools
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -629,6 +630,7 @@ def test_a_load_that_may_be_zero_is_up_to_its_upper_end() -> None:
 
 def test_cards_that_are_for_sale_do_not_compete_with_rents() -> None:
     """33 R9700 at 1.98 USD/h, their cost over three years, came before 7 RTX 5090 for rent."""
-    asked = ("Qwen/Qwen3-8B", "--gpu", "all", "--request-rate", "20", "--ttft", "2000")
-    gpus = {fleet["gpu"] for fleet in json_of("fleet", *asked)["fleets"]}
+    # a target that no GPU meets is refused on each of them without a search
+    asked = ("Qwen/Qwen3-8B", "--gpu", "all", "--request-rate", "20", "--ttft", "0.5", "--format", "json")
+    gpus = {refusal["gpu"] for refusal in json.loads(run("fleet", *asked).out)["refused"]}
     assert "rtx-5090" in gpus and not gpus & {"r9700", "gb10"}
