@@ -141,7 +141,7 @@ class TunedMachine(Machine):
     @contextmanager
     def here(self) -> Iterator[None]:
         """This program runs on the machine."""
-        with patch.dict(os.environ, self.environment(), clear=True):
+        with patch.dict(os.environ, self.environment() | self.variables, clear=True):
             yield
 
     def tune(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -43,7 +43,6 @@ class Efficiency:
     # seconds that a kernel takes however small it is, replayed from a graph
     gemm_launch_s: float
     expert_launch_s: float  #: of the two grouped GEMMs of one MoE layer together
-    expert_each_s: float  #: of each expert that they touch, beside its bytes
     attention_launch_s: float
     small_launch_s: float
     eager_launch_s: float  #: of the host, for each kernel that it launches without a graph
@@ -62,7 +61,6 @@ class Efficiency:
     # shapes
     coverage_exponent: float  #: n tokens touch as many experts as n^exponent independent ones
     tile_tok: float  #: rows that pad a matrix multiplication of few rows
-    expert_tile_tok: float  #: and that of one expert
     overlap: float  #: share of the shorter of compute and memory that is hidden behind the longer
     #: the nearest measured runs: on its GPU, on its architecture, or elsewhere
     basis: EfficiencyBasis = "global"
@@ -83,9 +81,7 @@ SHARES: frozenset[str] = frozenset(
 
 #: Factors on all of the GPU's time, and on that of steps with many prompt tokens: on fixed costs, and over shares.
 SLOWDOWN, PREFILL = "slowdown", "prefill"
-_FIXED_COSTS = frozenset(
-    ("gemm_launch_s", "expert_launch_s", "expert_each_s", "attention_launch_s", "small_launch_s", "collective_s")
-)
+_FIXED_COSTS = frozenset(("gemm_launch_s", "expert_launch_s", "attention_launch_s", "small_launch_s", "collective_s"))
 
 
 @lru_cache(maxsize=64)

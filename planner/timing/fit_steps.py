@@ -33,7 +33,7 @@ class StepTimes:
         self._experts: dict[tuple[int, StepLoad, float], int] = {}
         self._kinds: dict[int, tuple[Term, Kinds]] = {}
         batches: list[tuple[float, ...]] = []
-        terms: list[int] = []  # the batch of each
+        terms: list[tuple[int, bool]] = []  # the batch of each, and if it hides the shorter of its parts
         costs: list[tuple[float, ...]] = []
         for number, (step, batch, run) in enumerate(steps):
             visits = step.config.num_scheduler_steps
@@ -41,11 +41,11 @@ class StepTimes:
             batches.append((run, 1 / visits, seqs, step.eager_kernels(batch), step.config.async_scheduling))
             for term, units, rows in step.work(batch):
                 costs += self._costs(step, batch, run, len(terms), term, units, rows)
-                terms.append(number)
+                terms.append((number, term.hides))
         run_of_batch, self._visits, self._seqs, self._eager, asynchronous = np.array(batches).T
         self.run: Ints = run_of_batch.astype(np.int64)
         self._asynchronous = asynchronous.astype(np.int64)
-        self._batch_of_term: Ints = np.array(terms, dtype=np.int64)
+        self._batch_of_term, self._hides = np.array(terms, dtype=np.int64).T
         term_of_cost, part, times, over, experts, seconds = np.array(costs).T
         self._seconds: Floats = seconds
         self._part: Ints = (term_of_cost * len(Part) + part).astype(np.int64)
@@ -96,7 +96,7 @@ class StepTimes:
         cost_s = self._seconds * flat[self._times] / flat[self._over] * touched[self._touched]
         count = len(self._batch_of_term)
         fixed_s, compute_s, memory_s = _sums(self._part, cost_s, count * len(Part)).reshape(count, len(Part)).T
-        overlap = values[self._batch_of_term, INDEX["overlap"]]
+        overlap = values[self._batch_of_term, INDEX["overlap"]] * self._hides
         hidden_s = overlap * np.minimum(compute_s, memory_s)
         term_s = fixed_s + compute_s + memory_s - hidden_s
 

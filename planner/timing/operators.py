@@ -52,6 +52,7 @@ PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.
 #: MiniMax-M3's (two norms, rotary embedding, cache write, pooling, top-k, conversion), and of compressed attention,
 #: assumed: gate, pool, norm, rotary embedding, cache write, rotary embedding of the output, hyper-connections.
 INDEXER_KERNELS, BLOCK_INDEXER_KERNELS, COMPRESSOR_KERNELS = 10, 7, 12
+EXPERT_PASSES = 3  #: times the vector of a token at one of its experts is read or written: gather, output, sum
 ROUTING_PASSES = 3  #: times the scores of the experts are read or written
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
 SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
@@ -204,7 +205,7 @@ def _expert_operators(
         "experts", OperatorKind.EXPERTS, _expert_load(moe, config), times,
         flop_per_unit=times * sum(2 * piece.params for piece in one),
         bytes_per_unit=times * sum(piece.stored_bytes(precision) for piece in one),
-        bytes_per_row=times * (2 * outer + inner) * ACTIVATION_BYTES,
+        bytes_per_row=times * (EXPERT_PASSES * outer + inner) * ACTIVATION_BYTES,
         compute_dtype=precision.compute_dtype,
         storage=precision.name,
     )  # fmt: skip

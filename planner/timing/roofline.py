@@ -7,8 +7,9 @@
     compute = FLOP / (share x peak FLOP/s)
     memory  = bytes / (share x peak bytes/s)
 
-``overlap`` 1 is the classic roofline (Williams, Waterman and Patterson, CACM 52(4), 2009). A ``Term`` lists costs at
-the peaks with the efficiency that stretches each; ``step`` evaluates one batch, ``fit_steps`` thousands.
+``overlap`` 1 is the classic roofline (Williams, Waterman and Patterson, CACM 52(4), 2009). Routed experts hide nothing:
+in published timings of grouped GEMMs arithmetic and memory add up. A ``Term`` lists costs at the peaks with the
+efficiency that stretches each; ``step`` evaluates one batch, ``fit_steps`` thousands.
 """
 
 from __future__ import annotations
@@ -67,6 +68,7 @@ class Term:
     bytes_per_unit: float = 0.0
     bytes_per_row: float = 0.0
     path: str = "memory"  #: what the bytes move over: memory or link
+    hides: bool = True  #: the shorter of arithmetic and memory behind the longer
 
 
 def operator_term(operator: Operator, profile: GpuProfile) -> Term:
@@ -78,11 +80,12 @@ def operator_term(operator: Operator, profile: GpuProfile) -> Term:
     return Term(
         operator.name, operator.count, operator.load, tuple(_costs(operator, fixed_bytes, profile)),
         operator.flop_per_unit, fixed_bytes, operator.bytes_per_unit, operator.bytes_per_row,
+        hides=operator.kind is not OperatorKind.EXPERTS,
     )  # fmt: skip
 
 
 def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Iterator[Cost]:
-    """GEMMs are padded by ``tile_tok`` rows, or ``expert_tile_tok`` for each expert; plain fp32 units have no tile."""
+    """GEMMs are padded by ``tile_tok`` rows; plain fp32 units have no tile."""
     peak_flop_per_s, dtype = compute_peak(operator, profile)
     flop, bandwidth = _shares(operator, dtype)
     row_s, byte_s = operator.flop_per_unit / peak_flop_per_s, 1 / profile.memory_bandwidth_bytes_per_s
@@ -93,9 +96,6 @@ def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Itera
     yield Cost(Part.MEMORY, Per.ROW, operator.bytes_per_row * byte_s, over=bandwidth)
     if operator.kind is OperatorKind.GEMM and dtype != "fp32":
         yield Cost(Part.COMPUTE, Per.STEP, row_s, times="tile_tok", over=flop)
-    if operator.kind is OperatorKind.EXPERTS:
-        yield Cost(Part.COMPUTE, Per.UNIT, row_s, times="expert_tile_tok", over=flop)
-        yield Cost(Part.MEMORY, Per.UNIT, operator.count, times="expert_each_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ class TimedTerm:
     fixed_s: float
     compute_s: tuple[float, float, float]  #: per step, unit and row
     memory_s: tuple[float, float, float]
+    overlap: float  #: share of the shorter of both that is hidden
 
     @classmethod
     def of(cls, term: Term, load: int, efficiency: Callable[[str], float]) -> TimedTerm:
@@ -117,16 +118,17 @@ class TimedTerm:
             over = efficiency(cost.over) if cost.over else 1.0
             sums[cost.part][cost.per] += cost.seconds * times / over
         fixed, compute, memory = map(tuple, sums)
-        return cls(term, load, fixed[Per.STEP], compute, memory)  # type: ignore[arg-type]
+        overlap = efficiency("overlap") if term.hides else 0.0
+        return cls(term, load, fixed[Per.STEP], compute, memory, overlap)  # type: ignore[arg-type]
 
-    def time_s(self, units: float, rows: float, overlap: float) -> float:
-        """Seconds at the same load, where the share ``overlap`` of the shorter part is hidden."""
-        return sum_s([(0, *self.row[1:])], [(units, rows)], overlap)
+    def time_s(self, units: float, rows: float) -> float:
+        """Seconds at this load."""
+        return sum_s([(0, *self.row[1:])], [(units, rows)])
 
     @property
     def row(self) -> Row:
         """The index of its driver and all its numbers, for ``sum_s``."""
-        return self.load, self.fixed_s, *self.compute_s, *self.memory_s
+        return self.load, self.fixed_s, *self.compute_s, *self.memory_s, self.overlap
 
     def bound(self, units: float, rows: float) -> str:
         """The largest part of the time: launch, compute, memory or link."""
@@ -136,19 +138,19 @@ class TimedTerm:
         return max((self.fixed_s, "launch"), (compute_s, "compute"), (memory_s, self.term.path))[1]
 
 
-#: Numbers of a term: the index of its driver, fixed seconds, compute and memory seconds per step, unit and row.
-Row = tuple[int, float, float, float, float, float, float, float]
+#: Numbers of a term: index of its driver, fixed seconds, compute and memory seconds per step, unit and row, overlap.
+Row = tuple[int, float, float, float, float, float, float, float, float]
 
 
-def sum_s(terms: Sequence[Row], drivers: Sequence[tuple[float, float]], overlap: float) -> float:
+def sum_s(terms: Sequence[Row], drivers: Sequence[tuple[float, float]]) -> float:
     """Seconds of the terms that have something to do at ``drivers``, their units and rows. Every step asks for it."""
     total_s = 0.0
-    for load, fixed_s, compute_s, compute_unit_s, compute_row_s, memory_s, memory_unit_s, memory_row_s in terms:
+    for load, fixed_s, compute_s, compute_unit_s, compute_row_s, memory_s, memory_unit_s, memory_row_s, hidden in terms:
         units, rows = drivers[load]
         if units:
             computed_s = compute_s + units * compute_unit_s + rows * compute_row_s
             moved_s = memory_s + units * memory_unit_s + rows * memory_row_s
-            total_s += fixed_s + computed_s + moved_s - overlap * (computed_s if computed_s < moved_s else moved_s)
+            total_s += fixed_s + computed_s + moved_s - hidden * (computed_s if computed_s < moved_s else moved_s)
     return total_s
 
 

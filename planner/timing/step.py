@@ -133,15 +133,15 @@ class StepModel:
 
     def _gpu_s(self, batch: Batch) -> float:
         if batch.prefill_seqs or batch.prefill_tok or batch.prefill_pair_tok or batch.prefill_finishing:
-            return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
+            return sum_s(self._rows, self._drivers(batch, self._loads))
         beside_s = self._beside_context_s(
             batch.decode_seqs, batch.decode_query_tok, batch.decode_sampled, batch.peer_tok
         )
-        return beside_s + sum_s(self._context_rows, self._drivers(batch, self._contexts), self.efficiency.overlap)
+        return beside_s + sum_s(self._context_rows, self._drivers(batch, self._contexts))
 
     def _without_context_s(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> float:
         batch = Batch(seqs, decode_query_tok=query_tok, decode_sampled=sampled, peer_tok=peer_tok)
-        return sum_s(self._rows, self._drivers(batch, self._loads), self.efficiency.overlap)
+        return sum_s(self._rows, self._drivers(batch, self._loads))
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         if not batch.decode_seqs + batch.prefill_seqs:
@@ -156,7 +156,7 @@ class StepModel:
     def _part(self, timed: TimedTerm, units: float, rows: float) -> OperatorTime:
         term = timed.term
         moved_bytes = term.fixed_bytes + units * term.bytes_per_unit + rows * term.bytes_per_row
-        time_s = timed.time_s(units, rows, self.efficiency.overlap)
+        time_s = timed.time_s(units, rows)
         return OperatorTime(
             term.name, term.count, time_s, rows * term.flop_per_row, moved_bytes, timed.bound(units, rows)
         )

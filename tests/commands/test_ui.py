@@ -377,7 +377,7 @@ def test_a_rate_is_answered_in_its_steady_state() -> None:
         return [float(ms) for ms in shown]
 
     own, of_plan = figures(found.html)[:2]
-    assert own == pytest.approx(of_plan, rel=0.05)
+    assert own == pytest.approx(of_plan, abs=0.5)  # which has no decimals
     moved = move(found.played, replace(asked, rate=20.2))
     assert figures(moved or "") == [pytest.approx(own, rel=0.1)]
 

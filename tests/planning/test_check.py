@@ -21,6 +21,9 @@ from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
+from planner.output.workflows.documents import find_workflow
+from planner.output.workflows.render import plan_workflow
+from planner.output.workflows.subject import Choice
 from planner.planning import engine_args
 from planner.planning.plan import PlannedWorkload
 
@@ -54,9 +57,10 @@ def test_what_a_run_decides_is_asked_for() -> None:
 
 
 def test_an_offline_script_of_ours_gets_the_prediction_that_stands_in_it(tmp_path: Path) -> None:
-    for name, text in files_of("latency").items():
+    files = plan_workflow(find_workflow("latency"), Choice(), command="planner workflow latency")
+    for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    saved = json.loads(files_of("latency")["points.json"])["points"]
+    saved = json.loads(files["points.json"])["points"]
     said = answer(str(tmp_path / "latency.sh"))
     assert [way["offline"]["avg_latency"] for way in said["branches"]] == pytest.approx(
         [point["predicted"] for point in saved]
@@ -680,7 +684,7 @@ def test_prefix_caching_of_a_hybrid_model_is_as_the_version_has_it(version: str,
 def test_what_a_recipe_adds_to_the_line_is_listed() -> None:
     """The recipe of MiniMax-M2.5 on H100 has a backend, PIECEWISE graphs and four variables."""
     line = "vllm serve MiniMaxAI/MiniMax-M2.5 -tp 4 --trust-remote-code --tool-call-parser minimax_m2"
-    answer = check_command(line, gpu="h100")
+    answer = check_command(f"{line} --max-num-seqs 32 --max-num-batched-tokens 1024", gpu="h100")
     (better, *_) = answer.to_dict()["better"]
     added, words = better["from_recipe"], shlex.split(better["command"])
     assert {"--moe-backend triton", "VLLM_USE_DEEP_GEMM=0"} <= {*added}

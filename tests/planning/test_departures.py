@@ -125,8 +125,7 @@ def test_no_reason_is_missing() -> None:
     [
         (
             "deepseek-ai/DeepSeek-V3.1", "h200",  # no fp8 cache, at the same cost
-            ["without --enable-expert-parallel (the recipe's: 8 GPUs as well)",
-             "without --chat-template examples/tool_chat_template_deepseekv... "
+            ["without --chat-template examples/tool_chat_template_deepseekv... "
              "(a file of vLLM's repository, for tool calls)",
              "adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
              "(drafts of the model's own MTP modules, chosen by the search)"],
@@ -147,7 +146,7 @@ def test_no_reason_is_missing() -> None:
         ),
         (
             "deepseek-ai/DeepSeek-V4-Pro", "b200",  # a recipe without a TP size means all GPUs
-            ["adds --data-parallel-size 2 (the recipe's: 8 GPUs as well)"],
+            ["adds --data-parallel-size 4 (the recipe's: 8 GPUs as well)"],
         ),
         (
             "zai-org/GLM-4.6", "h200",  # its layout is the recipe's

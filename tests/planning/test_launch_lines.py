@@ -94,6 +94,7 @@ def test_one_gpu_has_no_options_of_several() -> None:
     plan = recommend_plans("openai/gpt-oss-120b", gpu="mi355x", **asked).to_dict()["plans"][0]
     assert plan["tensor_parallel_size"] == 1
     assert not any("QUICK_REDUCE" in name for name in plan["env"]) and "quick reduce" not in str(plan)
+    asked["request_rate"] = 2
     plan = recommend_plans("deepseek-ai/DeepSeek-V4-Flash", gpu="b200", **asked).to_dict()["plans"][0]
     assert plan["num_gpus"] == 1 and plan["kv_cache_dtype"] == "fp8"
     assert any("--enable-expert-parallel (one GPU holds all experts)" in one for one in plan["departures"])

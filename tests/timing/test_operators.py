@@ -53,9 +53,9 @@ def test_what_several_matrices_read_is_read_once() -> None:
 
 @pytest.mark.parametrize(("tp", "inner"), [(1, 3 * 768), (4, 3 * 192)])
 def test_a_row_of_an_expert_is_whole_outside_and_sliced_inside(tp: int, inner: int) -> None:
-    # 2048 in, gate and up out, their product in, 2048 out
+    # 2048 in, gate and up out, their product in, 2048 out, and in once more for the sum over a token's experts
     experts = by_name(step_operators(moe_model(), engine(tp)))["experts"]
-    assert experts.bytes_per_row == 48 * 2 * (2048 + inner + 2048)
+    assert experts.bytes_per_row == 48 * 2 * (2048 + inner + 2048 + 2048)
 
 
 def test_attention_flop_is_four_times_heads_times_head_dim_per_pair() -> None:

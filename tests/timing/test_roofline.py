@@ -17,7 +17,7 @@ seconds = st.floats(0, 10)
 def time_s(fixed: float, compute: float, memory: float, overlap: float) -> float:
     """Of a term with these parts."""
     costs = tuple(Cost(part, Per.STEP, part_s) for part, part_s in zip(Part, (fixed, compute, memory), strict=True))
-    return TimedTerm.of(Term("test", 1, TOKENS, costs), 0, lambda _: 1.0).time_s(1, 1, overlap)
+    return TimedTerm.of(Term("test", 1, TOKENS, costs), 0, lambda _: overlap).time_s(1, 1)
 
 
 @given(seconds, seconds, seconds)
