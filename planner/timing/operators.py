@@ -52,7 +52,9 @@ PASSES_OF_OUTPUT = {Component.MLP: 1.5, Component.SHARED_EXPERT: 1.5, Component.
 #: MiniMax-M3's (two norms, rotary embedding, cache write, pooling, top-k, conversion), and of compressed attention,
 #: assumed: gate, pool, norm, rotary embedding, cache write, rotary embedding of the output, hyper-connections.
 INDEXER_KERNELS, BLOCK_INDEXER_KERNELS, COMPRESSOR_KERNELS = 10, 7, 12
-EXPERT_PASSES = 3  #: times the vector of a token at one of its experts is read or written: gather, output, sum
+#: Times the vector of a token at one of its experts is read or written: gather, output, sum. Two to four fit kernel
+#: tables nearly alike.
+EXPERT_PASSES = 3
 ROUTING_PASSES = 3  #: times the scores of the experts are read or written
 ROUTING_KERNELS = 5  #: router softmax and top-k, alignment, permute, activation, combine; beside two grouped GEMMs
 SAMPLER_KERNELS = 8  #: penalties, temperature, sort, softmax, draw
