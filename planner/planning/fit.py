@@ -369,9 +369,9 @@ def _notes(serving: Serving) -> Iterator[str]:
 
 
 #: The largest share of memory that is still sane to ask for.
-LARGEST_UTILIZATION = 0.97
+LARGEST_PERCENT = 97
 #: A shorter context is no way out.
-SHORTEST_CONTEXT_TOK = 1024
+SHORTEST_CONTEXT_TOK = 2048
 #: Other GPUs that are named at most. They have this many times the memory, and this share of the speed, at least.
 OTHER_GPUS, MORE_MEMORY, LEAST_SPEED = 3, 1.1, 0.5
 NO_GRAPHS = "no CUDA graphs (slower)"
@@ -436,18 +436,18 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     config = fit.config
     yield from _room_outside(serving, fit)
-    share = fit.smallest_gpu_memory_utilization
-    if share and config.gpu_memory_utilization < share <= LARGEST_UTILIZATION:
-        yield from _option(serving, f"{share:.0%} of the memory", {"gpu_memory_utilization": share})
+    shares = range(round(100 * config.gpu_memory_utilization) + 1, LARGEST_PERCENT + 1)
+    yield from _first(
+        _option(serving, f"{share}% of the memory", {"gpu_memory_utilization": share / 100}) for share in shares
+    )
     if config.cpu_kvcache_space and fit.budget.pool.groups:
         needed = ceil(fit.budget.needed_bytes(fit.stage, config.max_model_len) / GIB)
         room = int((fit.stage.left.low - fit.budget.start_up.high) // GIB)
         space = max(needed, min(room, config.cpu_kvcache_space))
         if space != config.cpu_kvcache_space:
             yield from _option(serving, f"{space} GiB of KV cache", {"env": f"{CPU_KVCACHE_SPACE}={space}"})
-    seqs = fit.largest_max_num_seqs
-    if 1 <= seqs < config.max_num_seqs:
-        yield from _option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs})
+    fewer = (2**power for power in reversed(range((config.max_num_seqs - 1).bit_length())))
+    yield from _first(_option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs}) for seqs in fewer)
     if not config.kv_cache_dtype.startswith("fp8"):
         yield from _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"})
     if shorter := _shorter(serving, {}):

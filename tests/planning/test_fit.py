@@ -124,6 +124,15 @@ def test_every_option_fits_when_it_is_asked_for(name: str, gpu: str, release: st
     assert set(asked_again(result, name, gpu, release, EngineArgs(**flags))) == {"fits"}
 
 
+@pytest.mark.parametrize("change", [{"gpu_memory_utilization": 0.97}, {"max_num_seqs": 1}])
+@pytest.mark.parametrize("name", ["openai/gpt-oss-120b", "google/gemma-3-27b-it", "Qwen/Qwen3-32B"])
+def test_a_setting_that_is_enough_alone_is_offered(name: str, change: dict[str, Any]) -> None:
+    """One H100 holds gpt-oss-120b, as its publisher says: with 95 % of the memory, or with fewer requests at once."""
+    result, enough = fitted(name, "h100", "0.32.0"), fitted(name, "h100", "0.32.0", **change).verdict
+    assert result.verdict != "fits"
+    assert (change.keys() in [option.settings.keys() for option in result.options]) == (enough == "fits")
+
+
 KIND_OF = {"gpu": "GPU", "weight_dtype": "precision", "quantization": "precision", "tensor_parallel_size": "GPUs"}
 
 
