@@ -91,7 +91,7 @@ def test_a_load_that_is_searched_stands_with_its_interval() -> None:
 def test_a_load_that_is_asked_for_stands_as_it_was_asked_for() -> None:
     outcome = run("recommend", LLAMA, "--gpu", "h100", *TARGETS, "--request-rate", "4.125")
     sentence = " ".join(outcome.out.split("\n\n")[0].split())
-    assert ": 4.125 requests/s, p95 TTFT " in sentence
+    assert ": 4.125 requests/s of 256 + 64 tokens, p95 TTFT " in sentence
     assert re.search(f"; room for {RANGE}$", sentence), sentence
 
 

@@ -546,7 +546,9 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
     assert sent[sent.index("--random-range-ratio") + 1] == "0.5"
     assert service["load_asked"] and service["request_rate"] == 30
     asked = " ".join(run(*words).out.split("\n\n")[0].split())
-    assert ": 30 requests/s, p95 TTFT " in asked and "room for" in asked
+    lengths = " + ".join(f"{int(sent[sent.index(f'--random-{side}-len') + 1]):,}" for side in ("input", "output"))
+    assert f": 30 requests/s of {lengths} tokens, p95 TTFT " in asked and "room for" in asked
+    assert f": 30 requests/s of {lengths} tokens with p95 TTFT " in " ".join(run("fleet", *words[1:]).out.split())
 
 
 @pytest.mark.parametrize(

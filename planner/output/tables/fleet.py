@@ -223,8 +223,9 @@ def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
 
 def _verdict_of(fleets: planning.Fleets) -> str:
     search, best = fleets.search, fleets.best
-    loads = shared.asked_load(sum(demand.request_rate for demand in fleets.demands))
-    loads += f" in {len(fleets.demands)} classes" if len(fleets.demands) > 1 else ""
+    demands = fleets.demands
+    sent = f" in {len(demands)} classes" if demands[1:] else shared.of_tokens(demands[0])
+    loads = shared.asked_load(sum(demand.request_rate for demand in demands)) + sent
     targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
     if best is None:
         where = shared.listed([shared.card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)
@@ -237,7 +238,7 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     most = best.carries  # without the spares
     room = f"; room for {shared.figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
     if most and _stocked(best):
-        loads, room = shared.figure_between(best.request_rate, most.low, most.high, "requests/s"), ""
+        loads, room = shared.figure_between(best.request_rate, most.low, most.high, "requests/s") + sent, ""
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
 
 

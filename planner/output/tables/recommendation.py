@@ -412,14 +412,13 @@ def ranking_published(ranking: planning.Ranking) -> Iterator[str]:
 def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     """The plan in a sentence: the settings, the GPUs, and the figures that they deliver."""
     service, figures = plan.service, plan.predicted
-    layout = shared.layout_in_words(plan)
+    layout, tokens = shared.layout_in_words(plan), shared.of_tokens(plan.workload)
     means = f"TTFT {shared.seconds(figures['mean_ttft_ms'])}, TPOT {shared.milliseconds(figures['mean_tpot_ms'])}"
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         load = f" at {counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
-        load += f" of {plan.workload.input_len:,} + {plan.workload.output_len:,} tokens"
         size, paid = plan.num_gpus, (plan.usd_per_hour, plan.usd_per_million_output_tokens)
-        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}, {means}{_in_usd(*paid)}"
+        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}{tokens}, {means}{_in_usd(*paid)}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
@@ -432,7 +431,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
             latency = (shared.milliseconds if one.slo.metric in ("tpot", "itl") else shared.seconds)(one.predicted_ms)
             met.append(f"{one.slo.name} {latency}{one.of_class and f' for {one.of_class}'}")
         load = shared.asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
-        delivers = ", ".join([load, *(met or [means])])
+        delivers = ", ".join([load + tokens, *(met or [means])])
         delivers += _in_usd(service.usd_per_hour, service.usd_per_million_output_tokens)
         delivers += f"; room for {most}" if most and service.load_asked else ""
     return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}, {layout}: {delivers}"

@@ -14,8 +14,8 @@ from planner.planning import defaults, price_of, span_figures
 from planner.units import MS, counted, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
-    from planner.planning import Deployment, Doubt, Plan, Span
-    from planner.workload import Slo
+    from planner.planning import Deployment, Doubt, Plan, PlannedWorkload, Span
+    from planner.workload import Load, Slo
 
 
 def local_argv(plan: Plan) -> list[str]:
@@ -93,6 +93,11 @@ def asked_load(value: float, unit: str = "requests/s") -> str:
     """A load as it was asked for: ``1 request/s``, ``4.125 requests/s``; that of a trace is rounded."""
     digits = 6 if value == round(value, 3) else 3
     return f"{value:,.{digits}g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
+
+
+def of_tokens(sent: Load | PlannedWorkload) -> str:
+    """Mean lengths of a request: `` of 1,024 + 256 tokens``."""
+    return f" of {sent.prefix_len + sent.input_len:,} + {sent.output_len:,} tokens"
 
 
 def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
