@@ -66,6 +66,13 @@ class SpeculativeConfig:
         """Method and drafted tokens, such as ``MTP 3``."""
         return f"{self.method.upper().replace('_', ' ')} {self.num_speculative_tokens}"
 
+    @property
+    def accepted_words(self) -> str:
+        """Tokens of a step, such as ``2.4 tokens per step (1.9 to 3.1, as published)``."""
+        ends = [f"{end:.1f}" for end in self.acceptance_range or ()]
+        basis = f"{' to '.join(ends)}, as published" if ends else "as given"
+        return f"{self.acceptance_length:.1f} tokens per step ({basis})"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:

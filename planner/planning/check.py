@@ -327,18 +327,11 @@ def _further_refusals(line: engine.ServeLine, serving: Serving, error: PlannerEr
             return
 
 
-def _timed_drafts(serving: Serving) -> engine.SpeculativeConfig | None:
-    drafts = serving.args.speculative_config
-    if not drafts or drafts.acceptance_rates:
-        return drafts
-    return engine.assumed_acceptance(drafts, serving.resolved.resolved)
-
-
 def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:
-    """The engine that is timed: with drafts accepted as published, and without those whose acceptance is not."""
-    if (drafts := _timed_drafts(serving)) != serving.args.speculative_config:
+    """The engine that is timed: without drafts whose acceptance is neither given nor published."""
+    if (drafts := serving.args.speculative_config) and not drafts.acceptance_rates:
         decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
-        serving = serving.changed(speculative_config=drafts, engine_version=decided)
+        serving = serving.changed(speculative_config=None, engine_version=decided)
     return serving.engine_of(bench).stepping(line.num_scheduler_steps)
 
 
@@ -460,8 +453,8 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     names += ["enable_prefix_caching"] * bool(given.enable_prefix_caching)
     kept = {name: getattr(given, name) for name in names if engine.flag_of(name) not in named}
     drafts = None if engine.flag_of("speculative_config") in named else given.speculative_config
-    if drafts:
-        kept["speculative_config"] = _timed_drafts(line.changed(speculative_config=drafts))
+    if drafts and (accepting := line.args.speculative_config) and accepting.acceptance_rates:
+        kept["speculative_config"] = accepting
     args = engine.EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
     serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local, basis=line.basis)
     space, objective = Space((serving,), gpus_per_node=gpus), asked.objective(workload)

@@ -18,6 +18,7 @@ from planner.engine import (
     EngineArgs,
     EngineVersion,
     Environment,
+    assumed_acceptance,
     default_version,
     existing_version,
     flag_of,
@@ -116,7 +117,7 @@ class Serving:
         if basis is None:  # with the second model that ``--speculative-config`` names
             named = drafts and drafts.has_draft_model and drafts.model
             basis = Basis(local.constants, resolve_model(named).model if named else None)
-        given = (resolved, profile, args, version, local, basis, remarks)
+        given = (resolved, profile, _accepting(args, resolved), version, local, basis, remarks)
         vars(self).update(zip((field.name for field in fields(self)), given, strict=True))
 
     def changed(self, **changes: Any) -> Self:
@@ -125,7 +126,7 @@ class Serving:
             changes["resolved"] = replace(self.resolved, model=changes.pop("model"))
         made, names = self.__class__.__new__(self.__class__), [field.name for field in fields(self)]
         vars(made).update({name: changes.pop(name, getattr(self, name)) for name in names})
-        vars(made)["args"] = made.args.changed(**changes)
+        vars(made)["args"] = _accepting(made.args.changed(**changes), made.resolved)
         return made
 
     @property
@@ -224,6 +225,13 @@ class Serving:
             return self.deployment
         args = of_latency_bench(self.args, self.version, self.profile) if bench == "latency" else self.args
         return self.offline if args is self.args else self.changed(args=args).offline
+
+
+def _accepting(args: EngineArgs, resolved: ResolvedModel) -> EngineArgs:
+    """``args`` with the published acceptance of their drafts, where it is not given and some was published."""
+    drafts = args.speculative_config
+    assumed = assumed_acceptance(drafts, resolved.resolved) if drafts and not drafts.acceptance_rates else None
+    return replace(args, speculative_config=assumed) if assumed else args
 
 
 def load_model(

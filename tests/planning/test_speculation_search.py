@@ -131,7 +131,18 @@ def test_line_with_mtp_is_timed_with_published_acceptance_and_keeps_it() -> None
     assert 1.2 < tpot_ms[1] / tpot_ms[0] < 1.75
     better = with_drafts.to_dict()["better"]
     assert better and all(f"--speculative-config '{drafts}'" in plan["command"] for plan in better)
-    assert "with MTP 1, accepting 1.8 tokens per step, as published" in with_drafts.to_dict()["notes"]
+    assert "with MTP 1, accepting 1.8 tokens per step (1.6 to 1.9, as published)" in with_drafts.to_dict()["notes"]
+
+
+def test_a_recommended_line_is_predicted_with_the_acceptance_of_the_recommendation() -> None:
+    best = recommend_plans(GLM, gpu=["h200"], goal="min-latency", **LOAD).best
+    assert best is not None and best.speculative_config is not None
+    line = read_line(best.serve_argv, parse_version(best.engine_version)).args
+    assert line.speculative_config is not None and not line.speculative_config.acceptance_rates
+    serving = Serving(GLM, "h200", **line.settings("axes"), speculative_config=line.speculative_config.text)
+    predicted = serving.predict(Load.closed_loop(best.workload.max_concurrency or 1, **LOAD)).result
+    assert predicted["spec_decode_acceptance_length"] == pytest.approx(best.speculative_config.acceptance_length)
+    assert predicted["mean_tpot_ms"] == pytest.approx(best.predicted["mean_tpot_ms"], rel=0.02)
 
 
 @pytest.mark.parametrize(

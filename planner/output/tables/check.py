@@ -313,10 +313,8 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
     if drafts and not drafts.acceptance_rates:
         one = record.served or next(record.better(), None)
         timed = one and one.config.speculative_config
-        if timed:
-            yield f"with {timed.words}, accepting {timed.acceptance_length:.1f} tokens per step, as published"
-        else:
-            yield "memory includes speculative decoding, speed does not: no acceptance rates are given"
+        accepted = timed and f"with {timed.words}, accepting {timed.accepted_words}"
+        yield accepted or "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if record.served:
         yield from engine_remarks(record.served.deployment)
 

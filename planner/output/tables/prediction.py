@@ -262,10 +262,7 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     if config.decode_context_parallel_size > 1:
         yield f"DCP={config.decode_context_parallel_size} is not calibrated; intervals are those without DCP"
     if drafts := config.speculative_config:
-        yield (
-            f"{drafts.num_speculative_tokens} tokens drafted by {drafts.method}: {drafts.acceptance_length:.2f} tokens "
-            "in each step at the given acceptance; not measured with drafts: intervals are those without"
-        )
+        yield f"with {drafts.words}, accepting {drafts.accepted_words}"
     yield from resolved.notes
     if config.defaults_taken:
         yield f"defaults taken: {'; '.join(config.defaults_taken)}"

@@ -512,12 +512,10 @@ def _warnings(
     quick_reduce = config.num_gpus > 1 and recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP"
     drafted = ""
     if drafts:
-        low, high = drafts.acceptance_range or (0.0, 0.0)
-        basis = f"{low:.1f} to {high:.1f}, as published" if high else "as given"
-        accepted, random = f"{drafts.acceptance_length:.1f} tokens per step ({basis})", "random prompts of benchmark.sh"
         imposed = engine.with_imposed_acceptance(drafts, config.version) != drafts
-        sent = "./launch.sh --benchmark has vLLM accept as many" if imposed else f"the {random} are not typical"
-        drafted = f"with {drafts.words}, accepting {accepted}, which depends on the text; {sent}"
+        sent = "./launch.sh --benchmark has vLLM accept as many"
+        sent = sent if imposed else "the random prompts of benchmark.sh are not typical"
+        drafted = f"with {drafts.words}, accepting {drafts.accepted_words}, which depends on the text; {sent}"
     warnings = {
         **dict.fromkeys(map(str, unknown), True),
         deployment.network_remark: True,
