@@ -128,7 +128,7 @@ def meant_ids(name: str) -> list[str]:
     if not asked:
         return []
     rests: dict[str, list[str]] = {}
-    for records in ([r for r in _everything() if "base" not in r], _everything()):
+    for records in ([r for r in _everything() if "base" not in _known(str(r.get("alias_of", r["id"])))], _everything()):
         for record in records:
             rest, target = _rest(asked, record["id"]), str(record.get("alias_of", record["id"]))
             if slash and target.lower().partition("/")[0] != organisation:

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from planner.engine import stated_words
+from planner.hardware import load_profile
 from planner.memory.cache import stored_weight_bytes
 from planner.model import hub
 from planner.model.architecture import Component, Model, Weight
@@ -297,8 +299,16 @@ def test_ranges_of_layers_are_written_out() -> None:
     assert "{" not in "".join(layers)
 
 
+def test_a_checkpoint_has_one_entry_under_its_old_and_new_name() -> None:
+    """NVIDIA renamed its FP4 checkpoints to NVFP4; with two entries a plan has a name that the recipe lacks."""
+    names = [name.lower().replace("-nvfp4", "-fp4") for name in catalog_ids()]
+    assert sorted(names) == sorted(set(names))
+    old, new = (entry_of(f"nvidia/Llama-3.3-70B-Instruct-{form}") for form in ("FP4", "NVFP4"))
+    assert old.id == new.id and "--kv-cache-dtype" in stated_words([new.id], load_profile("b200-sxm"))[0]
+
+
 def test_a_form_that_is_assumed_says_so() -> None:
-    notes = entry_of("nvidia/Llama-3.3-70B-Instruct-NVFP4").notes
+    notes = entry_of("nvidia/Llama-3.1-8B-Instruct-NVFP4").notes
     assert any("nvfp4" in note and "assumed" in note for note in notes)
     assert entry_of("meta-llama/Llama-3.3-70B-Instruct").notes == ()
 
