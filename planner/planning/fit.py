@@ -436,10 +436,8 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     config = fit.config
     yield from _room_outside(serving, fit)
-    shares = range(round(100 * config.gpu_memory_utilization) + 1, LARGEST_PERCENT + 1)
-    yield from _first(
-        _option(serving, f"{share}% of the memory", {"gpu_memory_utilization": share / 100}) for share in shares
-    )
+    more = range(round(100 * config.gpu_memory_utilization) + 1, LARGEST_PERCENT + 1)
+    yield from _first(_option(serving, f"{one}% of the memory", {"gpu_memory_utilization": one / 100}) for one in more)
     if config.cpu_kvcache_space and fit.budget.pool.groups:
         needed = ceil(fit.budget.needed_bytes(fit.stage, config.max_model_len) / GIB)
         room = int((fit.stage.left.low - fit.budget.start_up.high) // GIB)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from functools import cache
-from math import log, sqrt
+from math import inf, log, sqrt
 from typing import Any
 
 import pytest
@@ -220,6 +220,21 @@ def test_layouts_within_the_tolerance_go_to_the_recipe(gpu: str, model: str) -> 
     behind = max(map(merit.of_candidate, ranking.candidates)) - merit.of_candidate(ranking.best)
     assert 0 < behind <= log(1 + defaults.TOLERANCE)
     assert any("faster; within 3% the recipe's layout" in one.reason for one in ranking.rejected)
+
+
+@pytest.mark.parametrize("gpu", ["l40s", "rtx-4090", "l4"])
+@pytest.mark.parametrize("model", ["openai/gpt-oss-20b", "Qwen/Qwen3-8B", "google/gemma-3-12b-it"])
+def test_no_pipeline_is_better_by_less_than_the_tolerance_than_fewer_gpus(gpu: str, model: str) -> None:
+    (ranking,) = request("max-throughput", gpu, model=model, load=Load(2000, 500)).run()
+    assert ranking.best is not None
+    merit, gpus = Merit.among(ranking.candidates, "max-throughput"), ranking.best.config.num_gpus
+    fewer = [
+        merit.of_candidate(one)
+        for one in ranking.candidates
+        if one.config.num_gpus < gpus and one.figures and one.resolved.resolved == ranking.best.resolved.resolved
+    ]
+    least = merit.of_candidate(ranking.best) - log(1 + 0.8 * defaults.TOLERANCE)  # of the serving line: less exact
+    assert ranking.best.config.pipeline_parallel_size == 1 or max(fewer, default=-inf) < least
 
 
 def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:

@@ -223,9 +223,8 @@ def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
 
 def _verdict_of(fleets: planning.Fleets) -> str:
     search, best = fleets.search, fleets.best
-    demands = fleets.demands
-    sent = f" in {len(demands)} classes" if demands[1:] else shared.of_tokens(demands[0])
-    loads = shared.asked_load(sum(demand.request_rate for demand in demands)) + sent
+    sent = f" in {len(fleets.demands)} classes" if fleets.demands[1:] else shared.of_tokens(fleets.demands[0])
+    loads = shared.asked_load(sum(demand.request_rate for demand in fleets.demands)) + sent
     targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
     if best is None:
         where = shared.listed([shared.card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)

@@ -39,15 +39,16 @@ def rank_by_goal(choices: Choices) -> Ranking:
 
 
 def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candidate]:
-    """Put the recipe's layout first among those of the best one's checkpoint and GPUs whose loads are alike."""
+    """Put the recipe's layout first among those alike, of the same checkpoint and GPUs; fewer GPUs before stages."""
     merit = Merit.among(candidates, choices.objective.goal)
     best, least = candidates[0], merit.of_candidate(candidates[0]) - abs(merit.figure[1]) * log1p(defaults.TOLERANCE)
+    gpus = range(1 if best.config.pipeline_parallel_size > 1 else best.config.num_gpus, best.config.num_gpus + 1)
     alike = (
         one for one in candidates
-        if one.figures and one.config.num_gpus == best.config.num_gpus and merit.of_candidate(one) >= least
+        if one.figures and one.config.num_gpus in gpus and merit.of_candidate(one) >= least
         and one.resolved.resolved == best.resolved.resolved
     )  # fmt: skip
-    first = min(alike, key=lambda one: choices.beside_recipe(one.resolved, one.config))
+    first = min(alike, key=lambda one: (one.config.num_gpus, *choices.beside_recipe(one.resolved, one.config)))
     return [first, *(one for one in candidates if one is not first)]
 
 
@@ -101,5 +102,7 @@ def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterat
             behind = merit.odds(objective.load, candidates[0], candidate)
             reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {odds_words(behind)}"
             faster = merit.of_candidate(candidate) > merit.of_candidate(candidates[0])
-            within = f"; within {defaults.TOLERANCE:.0%} the recipe's layout and scaled KV caches go first" * faster
+            within = (
+                f"; within {defaults.TOLERANCE:.0%} the recipe's layout and KV cache and fewer GPUs go first" * faster
+            )
             yield Rejected.of(candidate, reason + within, behind)

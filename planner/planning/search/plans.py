@@ -513,8 +513,7 @@ def _warnings(
     drafted = ""
     if drafts:
         imposed = engine.with_imposed_acceptance(drafts, config.version) != drafts
-        sent = "./launch.sh --benchmark has vLLM accept as many"
-        sent = sent if imposed else "the random prompts of benchmark.sh are not typical"
+        sent = "./launch.sh --benchmark has vLLM accept as many" if imposed else "random prompts are not typical"
         drafted = f"with {drafts.words}, accepting {drafts.accepted_words}, which depends on the text; {sent}"
     warnings = {
         **dict.fromkeys(map(str, unknown), True),
