@@ -1,6 +1,5 @@
 """Options that several commands share, each declared once. The load has the names of ``vllm bench``."""
 
-from collections import Counter
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,9 +32,8 @@ PathName = str | PathLike[str]
 def complete_model(incomplete: str) -> list[str]:
     """Hub ids of the catalog that begin so; without their organisation where that is enough to name them."""
     ids = model.catalog_ids()
-    counted = Counter(name.partition("/")[2].lower() for name in ids)
-    short = (part for _, _, part in (name.partition("/") for name in ids) if counted[part.lower()] == 1)
-    return beginning(incomplete, ids) or beginning(incomplete, short)
+    short = beginning(incomplete, (name.partition("/")[2] for name in ids))
+    return beginning(incomplete, ids) or [name for name in short if model.find_entry(name)]
 
 
 def complete_gpu(incomplete: str) -> list[str]:
