@@ -188,7 +188,7 @@ class EngineArgs:
         None, "fcfs, or priority (the lower number of --class first).", "recommend fleet", only="time", metavar="POLICY"
     )
     override_generation_config: str | None = _row(
-        None, "Sampling of requests that name none: top_p, top_k, ...", "recommend", metavar="JSON", only="time"
+        None, "Sampling of requests that name none: top_p, top_k, ...", "recommend fleet", metavar="JSON", only="time"
     )
     language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
     limit_mm_per_prompt: str | None = _row(None, "Maximum images and videos per prompt.", metavar="JSON", only="memory")

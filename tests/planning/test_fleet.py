@@ -634,3 +634,15 @@ def test_cards_that_are_for_sale_do_not_compete_with_rents() -> None:
     asked = ("Qwen/Qwen3-8B", "--gpu", "all", "--request-rate", "20", "--ttft", "0.5", "--format", "json")
     gpus = {refusal["gpu"] for refusal in json.loads(run("fleet", *asked).out)["refused"]}
     assert "rtx-5090" in gpus and not gpus & {"r9700", "gb10"}
+
+
+def test_a_server_that_sorts_logits_for_top_p_carries_less() -> None:
+    """vLLM 0.15 sorts all logits of each request with top-p; 0.32 draws without."""
+    sampled = {"override_generation_config": '{"top_p": 0.9}'}
+
+    def share(release: str) -> float:
+        fleets = (size_fleet(LLAMA, "h100", request_rate=10.0, engine_version=release, **m) for m in (sampled, {}))
+        top_p, without = (fleet.to_dict()["carries"]["request_rate"] for fleet in fleets)
+        return float(top_p / without)
+
+    assert share("0.15.0") < 0.9 and share("0.32.0") == pytest.approx(1, rel=0.05)
