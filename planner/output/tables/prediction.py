@@ -14,7 +14,7 @@ from planner.output.tables.shared import from_host
 from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
-from planner.units import GFLOP, MB, MS, TB, TFLOP, US, counted, format_bytes
+from planner.units import GFLOP, MB, MS, TB, TFLOP, US, counted, format_bytes, percent
 from planner.workload import Load
 
 Bench = Literal["serve", "throughput", "latency"]
@@ -247,11 +247,10 @@ def _share(name: str, served: Replay) -> str:
 
 def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     config = deployment.config
-    if refusal := next((one.message for one in deployment.checked.conditions if one.margin.mid < 0), ""):
-        yield (
-            f"vLLM does not start with these settings: {refusal}; the figures assume that it does; "
-            "planner fit shows what would make it start"
-        )
+    checked = deployment.checked
+    if refusal := next((one.message for one in checked.conditions if one.margin.mid < 0), ""):
+        odds = f"vLLM starts with {percent(checked.probability_fits)} probability"
+        yield f"{odds}: {refusal}; the figures assume that it does; planner fit shows what helps"
     known = f"; efficiencies {BASIS[basis]}" if (basis := deployment.timer.efficiency.basis) != "gpu" else ""
     yield f"vLLM {config.version}; calibration: {deployment.calibrated_by}{known}"
     if computed := deployment.profile.emulated.get(config.weight_dtype):
