@@ -1,6 +1,7 @@
 """Does it fit: the documents' examples, vLLM's own refusals, and ways out that are really checked."""
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -440,6 +441,24 @@ def test_loading_holds_the_16_bit_weights_before_0_15() -> None:
     assert "loads the 16-bit weights whole, 55." in notes and "a checkpoint in fp8 needs 28." in notes
     assert "--mm-encoder-tp-mode data" in notes
     assert "16-bit" not in " ".join(fitted("Qwen/Qwen3-VL-235B-A22B-Instruct", "h20", "0.15.0", **asked).notes)
+
+
+def test_predict_and_fit_give_the_same_odds_of_starting() -> None:
+    asked = ("openai/gpt-oss-120b", "--gpu", "h100")
+    texts = run("fit", *asked).out, run("predict", "serve", *asked, "--max-concurrency", "4").err
+    odds = [re.findall(r"starts with (\d+%) probability", " ".join(text.split())) for text in texts]
+    assert odds[0] == odds[1] != []
+
+
+def test_a_list_says_where_the_context_alone_is_too_long() -> None:
+    """Llama 4 Scout has a context of 10M tokens, which hardly any server offers."""
+    asked = ("fit", "meta-llama/Llama-4-Scout-17B-16E-Instruct", "-tp", "4", "--gpu", "h100,mi300x,l40s,b200")
+    (note,) = [one for one in run(*asked).err.splitlines() if "tokens of context exceed" in one]
+    shorter = {gpu.id for gpu in map(load_profile, asked[-1].split(",")) if gpu.id in note}
+    fitting = json.loads(run(*asked, "--max-model-len", "8192", "--format", "json").out)
+    whole = json.loads(run(*asked, "--format", "json").out)
+    pairs = zip(whole, fitting, strict=True)
+    assert shorter == {long["gpu"]["id"] for long, short in pairs if short["fits"] and not long["fits"]}
 
 
 def test_different_gpus_in_one_engine_are_not_modelled() -> None:

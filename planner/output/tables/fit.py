@@ -173,6 +173,10 @@ class FitTable(Answer):
         yield from self.resolved.notes
         if any(isinstance(a, Fit) and a.config.pipeline_parallel_size > 1 for a in self.answers) and not self.sweep:
             yield "each row is an engine on GPUs of one kind: different GPUs in one engine are not modelled"
+        unfit = [one for one in self.answers if isinstance(one, Fit) and not one.fits]
+        if (short := [one.gpu_id for one in unfit if one.largest_max_model_len]) and not self.sweep:
+            context = f"{unfit[0].config.max_model_len:,} tokens of context exceed the KV cache"
+            yield f"{context} of {listed(short, BRIEF_NAMES)}: --max-model-len shortens it"
         if not brief:
             yield from (f"{one.profile.id}: {one.error.cause}" for one in refused)
         elif refused:
