@@ -249,8 +249,8 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     config = deployment.config
     checked = deployment.checked
     if refusal := next((one.message for one in checked.conditions if one.margin.mid < 0), ""):
-        odds = f"vLLM starts with {percent(checked.probability_fits)} probability"
-        yield f"{odds}: {refusal}; the figures assume that it does; planner fit shows what helps"
+        odds = f"starts with {percent(checked.probability_fits)} probability" * (checked.verdict != "does not fit")
+        yield f"vLLM {odds or 'does not start'}: {refusal}; the figures assume that it does; planner fit shows ways out"
     known = f"; efficiencies {BASIS[basis]}" if (basis := deployment.timer.efficiency.basis) != "gpu" else ""
     yield f"vLLM {config.version}; calibration: {deployment.calibrated_by}{known}"
     if computed := deployment.profile.emulated.get(config.weight_dtype):
