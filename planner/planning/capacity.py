@@ -7,10 +7,10 @@ state, moved by the factor of the throughput in the same way. The search begins 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import ceil, exp, inf
+from math import ceil, inf
 
 from planner.planning import defaults
 from planner.planning.defaults import IDLE, NEAR_EDGE, NEAR_LIMIT, TOLERANCE, USUAL_BATCH, USUALLY_KEPT
@@ -266,41 +266,6 @@ def outlined_load(deployment: Deployment, load: Load, slos: Sequence[Slo], confi
     """Upper bound of ``closed_form_load`` as a rate."""
     bounded = confidence >= 0.5
     return closed_form_load(deployment, load, slos, "rate", confidence=confidence, by_noise=True) if bounded else inf
-
-
-def queued_load(
-    deployment: Deployment, parts: Sequence[tuple[float, Load, Sequence[Slo]]], margins: Mapping[Slo, float]
-) -> float:
-    """About the largest rate of all ``parts`` together at which prompts that wait for one another keep the TTFT.
-
-    Each part is a share of the requests, their lengths and their targets, whose limits are kept with ``margins``. The
-    prompts are an M/G/1 queue on each DP rank, first come, first served. Its mean wait is that of Pollaczek and
-    Khinchine, with an exponential tail behind it (Kleinrock, "Queueing Systems", volume 1, 1975, chapter 5).
-    """
-    prompts_s = [at_concurrency(deployment, load, 1).ttft_s for _, load, _ in parts]
-    shares = [share for share, _, _ in parts]
-    mean_s = sum(share * prompt_s for share, prompt_s in zip(shares, prompts_s, strict=True))
-    residual_s = sum(share * prompt_s**2 for share, prompt_s in zip(shares, prompts_s, strict=True)) / (2 * mean_s)
-    busy = 1.0
-    for prompt_s, (_, _, slos) in zip(prompts_s, parts, strict=True):
-        for slo in slos:
-            if slo.metric == "ttft":
-                spare_s = max(slo.limit_ms * MS / margins.get(slo, 1.0) - prompt_s, 0.0)
-                busy = min(busy, _busy(spare_s / residual_s, slo.percentile))
-    return deployment.config.data_parallel_size * busy / mean_s
-
-
-def _busy(spare: float, percentile: float | None) -> float:
-    """Share of the time that an M/G/1 queue is busy whose wait keeps ``spare``, in mean residual service times."""
-    if percentile is None:
-        return spare / (1 + spare)
-    parts = 2**20
-
-    def keeps(part: int) -> bool:
-        busy = part / parts
-        return busy * exp(-spare * (1 - busy)) <= 1 - percentile / 100
-
-    return largest(keeps, 0, parts - 1) / parts
 
 
 def most_in_flight(deployment: Deployment) -> int:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import exp, hypot, inf, log, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,12 +86,6 @@ class Uncertainty(ABC):
         """``lonely``: one request at a time. ``open_loop``: requests arrive at a rate."""
         self.deployment, self.lonely, self.open_loop = deployment, lonely, open_loop
         self._sds: dict[tuple[Figure, bool], float] = {}
-
-    def at_own_pace(self) -> Self:
-        """A copy for an open loop, where queueing adds variance."""
-        made = copy(self)
-        made._sds, made.open_loop = {}, True
-        return made
 
     def factors(self, key: str, level: float = LEVEL) -> tuple[float, float] | None:
         """Factors around the figure ``key`` between which the share ``level`` of measurements lies."""

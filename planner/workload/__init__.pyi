@@ -10,7 +10,6 @@ from .load import Load as Load
 from .load import MIXED_PROMPTS as MIXED_PROMPTS
 from .load import NAMED as NAMED
 from .load import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
-from .load import PRIORITY as PRIORITY
 from .load import benchmarks as benchmarks
 from .load import check_classes as check_classes
 from .load import check_rate as check_rate

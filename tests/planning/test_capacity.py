@@ -12,7 +12,7 @@ from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.planning.capacity import Capacity, at_concurrency, at_load, doubt_at, measure, queued_load, steady_rate
+from planner.planning.capacity import Capacity, at_load, doubt_at, measure, steady_rate
 from planner.planning.defaults import LADDER, TOLERANCE
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.largest import bracket, largest, smallest
@@ -166,21 +166,6 @@ def test_no_load_below_one_that_is_kept_is_tried() -> None:
     assert found is not None and kept.value <= found.value <= kept.value * 1.03
     assert min(afresh._served) == kept.value
     assert 1 < len(afresh._served) <= 3
-
-
-@pytest.mark.parametrize(("statistic", "spare"), [("mean", 1.0), ("99", 7.824), ("95", 4.605)])
-def test_prompts_wait_as_in_the_queue_of_the_textbook(statistic: str, spare: float) -> None:
-    """Half of the time busy: the mean wait is the mean residual service R (Pollaczek and Khinchine).
-
-    An M/M/1 queue has R = 1 / mu and P(W > t) = rho exp(-(1 - rho) mu t), which is 0.5 exp(-7.824 / 2) = 0.01, and
-    0.05 at 4.605.
-    """
-    short, long = Load(128, 1, 1), Load(2048, 1, 1)
-    prompts_s = np.array([at_concurrency(server(), one, 1).ttft_s for one in (short, long)])
-    mean_s, residual_s = prompts_s @ (0.8, 0.2), prompts_s**2 @ (0.8, 0.2) / 2 / (prompts_s @ (0.8, 0.2))
-    (slo,) = parse_slos({"ttft": 1000 * (prompts_s[0] + spare * residual_s)}, statistic)
-    found = queued_load(server(), [(0.8, short, (slo,)), (0.2, long, ())], {slo: 1.0})
-    assert found == pytest.approx(0.5 / mean_s, rel=1e-3)
 
 
 def test_goodput_counts_the_requests_that_keep_every_target() -> None:

@@ -27,7 +27,6 @@ from planner.planning.capacity import (
     measure,
     most_in_flight,
     outlined_load,
-    queued_load,
     usual_doubt,
 )
 from planner.planning.defaults import TOLERANCE, USUAL_BATCH
@@ -39,7 +38,7 @@ from planner.planning.search.plans import for_users
 from planner.planning.search.servers import fewest_servers, largest, share_of
 from planner.planning.search.space import Choices, Objective, why_not
 from planner.planning.uncertainty import Uncertainty
-from planner.workload import PRIORITY, Slo, Targets
+from planner.workload import Targets
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,6 @@ class RankedEngine:
     guess: float = 0.0  #: load of one server in the closed form
     usual: Uncertainty | None = None  #: of the closed form, with few requests and with many
     full: Uncertainty | None = None
-    queued: float = inf  #: load at which the prompts of several classes wait for one another too long
     budgets: tuple[int | None, ...] = ()  #: of a family, the most promising first
 
     @property
@@ -72,7 +70,7 @@ class RankedEngine:
 
     def load_of(self, *, at_least: bool) -> float:
         """Load of one server at most, or by the closed form."""
-        return self.most if at_least else min(self.most, self.guess, self.queued)
+        return self.most if at_least else min(self.most, self.guess)
 
     def cost(self, choices: Choices, *, at_least: bool) -> float:
         """GPUs, spares included; without a load GPUs for each unit of it."""
@@ -98,7 +96,6 @@ class _Search:
         self.hopeless: list[tuple[float, RankedEngine]] = []  # miss targets even when requests are alone
         self.missed: list[tuple[RankedEngine, ServedLoad]] = []  # with loads that were too much for them
         self._cold: dict[tuple[str, EngineArgs], bool] = {}  # whether they meet the targets of prompts not seen before
-        self._usual: dict[Slo, float] = {}  # expected over predicted, about as engines of this GPU need
 
     def cost(self, candidate: Candidate) -> float:
         if self.objective.value is None and candidate.load:
@@ -183,8 +180,7 @@ class _Search:
             [outlined_load(one, load, slos, objective.confidence) for _, load, slos in self.classes] for one in engines
         ]
         most, guess = max(map(self._most, loads)), max(map(self._guess, loads))
-        queued = max(map(self._queued, engines))
-        return replace(outline, most=most * defaults.OPTIMISM[self.exactly], guess=guess, queued=queued)
+        return replace(outline, most=most * defaults.OPTIMISM[self.exactly], guess=guess)
 
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """Bounds for all members: the batch that fits beside the smallest token budget, the largest budget."""
@@ -231,8 +227,7 @@ class _Search:
         members.sort(key=promise)
         budgets = {one.deployment.config.max_num_batched_tokens: one.args for one in reversed(members)}
         best_first = tuple(one.max_num_batched_tokens for one in reversed(budgets.values()))
-        queued = max(member.queued for member in members)
-        return replace(family, most=most, guess=guess, queued=queued, budgets=best_first)
+        return replace(family, most=most, guess=guess, budgets=best_first)
 
     def _usual_doubt(self, deployment: Deployment) -> Uncertainty:
         """Uncertainty of the closed form with a usual number of requests, or as few as the targets allow."""
@@ -255,12 +250,12 @@ class _Search:
     def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine) -> RankedEngine:
         """A member: no better than its ``family``, whose uncertainty it shares, and than full batches."""
         deployment, load = self.choices.deployed(resolved, args), self.load
-        guess, queued = self._guess(self._loads(deployment, family.usual)), self._queued(deployment)
+        guess = self._guess(self._loads(deployment, family.usual))
         if self.objective.by == "concurrency":
             return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
         full = Steady.of(deployment, load, family.full).rate(self.objective.confidence)
         most, guess = min(family.most, full), min(guess, full)
-        return RankedEngine(resolved, args, deployment, most, guess, family.usual, family.full, queued)
+        return RankedEngine(resolved, args, deployment, most, guess, family.usual, family.full)
 
     def _loads(self, deployment: Deployment, doubt: Uncertainty | None) -> list[float]:
         by, confidence = self.objective.by, self.objective.confidence
@@ -278,15 +273,6 @@ class _Search:
     def _most(self, loads: Sequence[float]) -> float:
         """Upper bound of the load of all classes, none in the way of another."""
         return min(load / share for (share, _, _), load in zip(self.classes, loads, strict=True))
-
-    def _queued(self, deployment: Deployment) -> float:
-        """Load of all classes at which their prompts wait for one another, in the order in which they come."""
-        if len(self.classes) == 1 or deployment.config.scheduling_policy == PRIORITY:
-            return inf
-        if not self._usual:
-            doubt = usual_doubt(deployment, self.load).at_own_pace()
-            self._usual = {slo: doubt.upper(slo.key, self.objective.confidence) for slo in self.objective.slos}
-        return queued_load(deployment, self.classes, self._usual)
 
     def _search_family(self, family: RankedEngine) -> None:
         tried: list[tuple[RankedEngine, ServedLoad]] = []
