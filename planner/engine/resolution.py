@@ -604,7 +604,7 @@ def searched_drafts(model: Model, resolved: str) -> Iterator[SpeculativeConfig]:
 def assumed_acceptance(drafts: SpeculativeConfig, resolved: str) -> SpeculativeConfig | None:
     """Return ``drafts`` with the acceptance published for such models; None where none is, as of draft models."""
     published = _published_rates(resolved, drafts.method)
-    if not published or UNTIMED & json.loads(drafts.text).keys():
+    if not published or UNTIMED & json.loads(drafts.text or "{}").keys():
         return None
     nearest = min(published, key=lambda tokens: abs(tokens - drafts.num_speculative_tokens))
     expected, *ends = (with_acceptance(drafts, str(rate)) for rate in published[nearest])

@@ -280,7 +280,7 @@ def test_the_closed_form_knows_prefixes_too() -> None:
     ("words", "cause"),
     [
         (("--speculative-acceptance-rate", "0.7"), "without --speculative-config"),
-        (("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'), "is not known"),
+        (("--speculative-config", '{"method": "suffix", "num_speculative_tokens": 2}'), "is not known"),
         (("--prefix-cache-hit-rate", "1.5"), "--prefix-cache-hit-rate must be at most 1"),
         (("--enable-lora", "--max-lora-rank", "17"), "is no rank"),
         (("--cpu-offload-gb", "nan"), "--cpu-offload-gb"),
