@@ -1,5 +1,6 @@
 """Predictions beside published start-ups of vLLM, each named by the first digits of its row's id, or by its source."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware.profiles import load_profile
 from planner.memory.budget import MemoryBudget, memory_budget
+from planner.model.quantization import as_quantized
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import served_model
 from planner.planning.serving import Serving
@@ -294,10 +296,34 @@ STARTS: dict[str, tuple[str, str, str, dict[str, Any], float, float]] = {
 def test_an_assumed_quantisation_widens_the_interval() -> None:
     """2954fb63: 154,496 tokens; weights are 23.5 GiB, and the usual form of AWQ has 19.8. Others have no such doubt."""
     flags = {"tensor_parallel_size": 2, "max_model_len": 16384, "gpu_memory_utilization": 0.98, "max_num_seqs": 32}
-    found = start("cpatonn/Qwen3-Next-80B-A3B-Instruct-AWQ-4bit", "r9700", "0.13.0", **flags)
+    usual = as_quantized(resolve_model("Qwen/Qwen3-Next-80B-A3B-Instruct", network=False).model, "int4-awq")
+    usual = replace(usual, quantization=replace(usual.quantization, assumed=True))
+    settings = resolve(EngineArgs(**flags), usual, load_profile("r9700"), parse_version("0.13.0"))
+    found = memory_budget(usual, load_profile("r9700"), settings)
     assert found.logged_tokens(found.num_blocks.low) <= 154_496 <= found.logged_tokens(found.num_blocks.high)
     known = start("openai/gpt-oss-20b", "r9700", "0.13.0", **flags).binding
     assert (known.unexplained.high - known.unexplained.low) / GIB < 0.4
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "version", "settings", "loaded", "cached"),
+    [
+        ("unsloth/Qwen3.8-27B-NVFP4", "rtx-5090", "0.26.0", {"tensor_parallel_size": 2}, 10.64, None),  # d6220a0f
+        ("unsloth/Qwen3.8-27B-NVFP4", "gb10", "0.25.1", {  # 6110f739
+            "speculative_config": SpeculativeConfig("mtp", 3), "gpu_memory_utilization": 0.85, "max_num_seqs": 32,
+            "max_model_len": 262144, "enable_prefix_caching": False}, 22.13, 2_192_477),
+        ("cpatonn/Qwen3-Next-80B-A3B-Instruct-AWQ-4bit", "r9700", "0.13.0", {  # 2954fb63, half a GiB of it ROCm's
+            "tensor_parallel_size": 2, "max_model_len": 16384, "gpu_memory_utilization": 0.98, "max_num_seqs": 32,
+            "enable_prefix_caching": False}, 23.502 - 0.5, 154_496),
+    ],
+)  # fmt: skip
+def test_checkpoints_whose_form_was_assumed(
+    name: str, gpu: str, version: str, settings: dict[str, Any], loaded: float, cached: int | None
+) -> None:
+    """The usual form of 4 bits had 9.3, 19.3 and 19.4 GiB, and half or 1.3 times the tokens."""
+    found = start(name, gpu, version, **settings)
+    assert loaded_gib(found) == pytest.approx(loaded, rel=0.021)
+    assert cached is None or tokens(found) == pytest.approx(cached, rel=0.07)
 
 
 @pytest.mark.parametrize("log_id", STARTS)
