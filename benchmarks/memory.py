@@ -112,7 +112,16 @@ TOTALS = dict.fromkeys(("35522d2f", "4478bd76", "53e089fe"), 31.84)
 SEQUENCES = dict.fromkeys(("4b27f780", "6cdfa561", "3aa16850"), 1024)
 #: Start-ups with draft tokens of an MTP module; how many follows from the block size that was logged, or from tokens
 #: and concurrency of the cache that was logged, which are then right to the last digit.
-DRAFTS = {"5db10c41": 3, "5279f232": 1, "a9848d3f": 3, "6110f739": 3, "f4483168": 1, "89bfa00c": 2, "013d315d": 2}
+DRAFTS = {
+    "5db10c41": 3,
+    "5279f232": 1,
+    "b90d2610": 1,
+    "a9848d3f": 3,
+    "6110f739": 3,
+    "f4483168": 1,
+    "89bfa00c": 2,
+    "013d315d": 2,
+}
 
 
 @dataclass(frozen=True)
