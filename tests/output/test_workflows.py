@@ -109,7 +109,7 @@ SAID: list[tuple[Any, ...]] = [
     # AMD prints 11,640 ms; for 0.11.0 12,687 are predicted, for the version that is launched a third more
     ("mi355x-fp8", {}, "WORKFLOW.md", ("benchmark.sh, vLLM 0.11.0",), ()),
     ("mi355x-fp8", {}, "plan.json", (), ('"engine_version": "0.11.0"',)),
-    ("deepseek", {}, "WORKFLOW.md", ("`--max-model-len` `131072` | 32768 |",), ("--ignore-eos",)),
+    ("deepseek", {}, "WORKFLOW.md", ("`--max-model-len` `131072` | 32768 |", "adds --ignore-eos"), ()),
     # AMD's own script runs as it is, with its words: -g 8, as printed
     ("mad", {}, "WORKFLOW.md", (), ("benchmark_latency",)),
     ("mad", {"weight_dtype": "bf16"}, "mad.sh", ("dtype=bfloat16",), ()),
