@@ -20,8 +20,6 @@ from planner.output.scripts.folder import ALL_FILES
 from planner.output.workflows.documents import find_workflow
 from planner.output.workflows.render import purpose_of
 
-# --- templates and scripts as such ---
-
 
 def test_every_script_is_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
     others = ({"gpu": "h200-sxm", "model": "Qwen/Qwen3-8B"}, {"gpu": "h100-mig-3g.40gb", "model": "Qwen/Qwen3-0.6B"})
@@ -74,14 +72,16 @@ def test_nothing_is_exposed_and_no_privilege_is_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_has_a_purpose_and_is_known(name: str) -> None:
+    """Of mi355x-fp8, say: a node holds eight such servers, and its runbook starts them with instances.sh."""
     files = files_of(name)
     assert {path.rpartition("/")[2] for path in files} <= set(ALL_FILES), "--force removes what another plan left"
     assert set(re.findall(r"\]\(([\w.]+)\)", files["WORKFLOW.md"])) <= set(files), "its links lead somewhere"
     for script in find_workflow(name).scripts:
         assert purpose_of(script) and script in files["WORKFLOW.md"].replace("\\_", "_")
-
-
-# --- the documents' own figures ---
+    for runbook in (path for path in files if path.endswith("RUNBOOK.md")):
+        named = set(re.findall(r"([a-z_]+\.sh)", files[runbook].replace("\\_", "_")))
+        assert {"launch.sh", "benchmark.sh"} <= named
+        assert {runbook.replace("RUNBOOK.md", script) for script in named} <= set(files)
 
 
 AMD_70B, AMD_405B, AMD_8B = (f"amd/Llama-3.1-{size}-Instruct-FP8-KV" for size in ("70B", "405B", "8B"))
@@ -109,7 +109,7 @@ SAID: list[tuple[Any, ...]] = [
     # AMD prints 11,640 ms; for 0.11.0 12,687 are predicted, for the version that is launched a third more
     ("mi355x-fp8", {}, "WORKFLOW.md", ("benchmark.sh, vLLM 0.11.0",), ()),
     ("mi355x-fp8", {}, "plan.json", (), ('"engine_version": "0.11.0"',)),
-    ("deepseek", {}, "WORKFLOW.md", ("`--max-model-len` `131072` | 32768 |", "adds --ignore-eos"), ()),
+    ("deepseek", {}, "WORKFLOW.md", ("`--max-model-len` | `131072` | 32768 |", "adds --ignore-eos"), ()),
     # AMD's own script runs as it is, with its words: -g 8, as printed
     ("mad", {}, "WORKFLOW.md", (), ("benchmark_latency",)),
     ("mad", {"weight_dtype": "bf16"}, "mad.sh", ("dtype=bfloat16",), ()),
@@ -310,33 +310,20 @@ def test_what_a_version_or_a_gpu_cannot_do_is_refused(name: str, choice: dict[st
     assert error.value.hint
 
 
-def test_the_draft_is_downloaded_and_has_room() -> None:
-    files = files_of("speculative")
-    assert "draft=amd/Llama-3.1-8B-Instruct-FP8-KV" in files["download.sh"]
-    # 410 GB of weights, embeddings in 16 bits among them, and 9 GB of the draft
-    (need,) = re.findall(r"need_gb=\$\(\((\d+)", files["preflight.sh"])
-    assert 418 <= int(need) <= 421 and "9 GB of amd/Llama-3.1-8B" in files["preflight.sh"].replace(
-        "10 GB of", "9 GB of"
-    )
-
-
-def test_quantising_asks_for_the_disk_that_it_takes() -> None:
-    """405.9 billion parameters of two bytes are 812 GB, and the FP8 checkpoint beside them is 410."""
-    (need,) = re.findall(r"need_gb=\$\(\((\d+)", files_of("quantize")["preflight.sh"])
-    assert 1215 <= int(need) <= 1230
-
-
-# --- runbooks and comparisons ---
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_runbook_names_scripts_that_are_there_only(name: str) -> None:
-    """Of mi355x-fp8, say: a node holds eight such servers, and its runbook starts them with instances.sh."""
-    files = files_of(name)
-    for runbook in (path for path in files if path.endswith("RUNBOOK.md")):
-        named = set(re.findall(r"([a-z_]+\.sh)", files[runbook].replace("\\_", "_")))
-        assert {"launch.sh", "benchmark.sh"} <= named
-        assert {runbook.replace("RUNBOOK.md", script) for script in named} <= set(files)
+@pytest.mark.parametrize(
+    ("name", "low", "high", "words"),
+    [
+        # 410 GB of weights, embeddings in 16 bits among them, and 9 GB of the draft
+        ("speculative", 418, 421, r"(9|10) GB of amd/Llama-3.1-8B"),
+        # 405.9 billion parameters of two bytes are 812 GB, and the FP8 checkpoint beside them is 410
+        ("quantize", 1215, 1230, "GB for the quantised checkpoint"),
+    ],
+)
+def test_what_is_downloaded_and_written_has_room(name: str, low: int, high: int, words: str) -> None:
+    text = files_of(name)["preflight.sh"]
+    (need,) = re.findall(r"need_gb=\$\(\((\d+)", text)
+    assert low <= int(need) <= high and re.search(words, text)
+    assert ("draft=amd/Llama-3.1-8B-Instruct-FP8-KV" in files_of(name)["download.sh"]) == (name == "speculative")
 
 
 def test_whole_gpus_and_partitions_are_compared_at_the_same_load() -> None:
@@ -358,9 +345,6 @@ def test_whole_gpus_and_partitions_are_compared_at_the_same_load() -> None:
 def test_a_model_too_large_for_a_partition_is_compared_on_whole_gpus_and_said_so() -> None:
     text = files_of("compare-partitions", model="meta-llama/Llama-3.3-70B-Instruct")["COMPARISON.md"]
     assert "Not possible" in text and "mi300x-cpx" in text.partition("Not possible")[2]
-
-
-# --- loads ---
 
 
 def test_a_sweep_sends_five_prompts_for_each_request_in_flight() -> None:
@@ -386,9 +370,6 @@ def test_guidellm_is_told_what_the_sweep_sends() -> None:
     assert json.loads(shlex.split(line)[0].removeprefix("data=")) == {
         "kind": "synthetic_text", "prompt_tokens": 1024, "output_tokens": 1024,
     }  # fmt: skip
-
-
-# --- choosing ---
 
 
 def test_the_command_line_lists_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -420,8 +401,6 @@ def test_runbooks_say_what_remains_manual_in_its_order() -> None:
     assert "NVIDIA driver 575" in nvidia and "tens of GB of docker" in nvidia
     assert "812 GB" not in nvidia and "GB for the quantised checkpoint" in files_of("quantize")["RUNBOOK.md"]
 
-
-# --- the table of the documentation ---
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "workflows.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w.-]+)` \| (.+) \|$", PAGE, re.MULTILINE)

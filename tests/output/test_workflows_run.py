@@ -20,9 +20,6 @@ def machine(tmp_path: Path) -> MakeMachine:
     return partial(machine_of, tmp_path)
 
 
-# --- offline measurements ---
-
-
 def test_points_are_measured_once_and_said_beside_what_is_expected(machine: MakeMachine) -> None:
     here = machine("quick-reduce")
     done = here.run("quick_reduce.sh", HF_TOKEN="secret-token")
@@ -76,9 +73,6 @@ def test_a_partition_is_measured_on_its_own_device(machine: MakeMachine) -> None
     (run,) = here.docker("run")
     # of several the last counts
     assert [word for word in run if word.startswith("HIP_VISIBLE_DEVICES=")][-1] == "HIP_VISIBLE_DEVICES=5"
-
-
-# --- a running server ---
 
 
 @pytest.mark.parametrize("script", ["request.sh", "sweep.sh", "guidellm.sh"])
@@ -156,9 +150,6 @@ def test_guidellm_is_installed_once_and_measures_each_load_once(machine: MakeMac
     assert here.calls("guidellm") == [] and here.calls("python3") == []
 
 
-# --- a comparison ---
-
-
 def test_a_comparison_changes_no_mode_without_apply(machine: MakeMachine) -> None:
     here = machine("compare-partitions")
     for layout in ("mi300x-tp1", "mi300x-tp8", "mi300x-cpx", "mi300x-cpx-nps4"):
@@ -185,9 +176,6 @@ def test_a_comparison_changes_no_mode_without_apply(machine: MakeMachine) -> Non
     assert [mode for mode in modes[1:] if "--leave" not in mode] == ["mi300x-cpx --apply", "mi300x-cpx-nps4 --apply"]
     assert (here.state / "verbs").read_text().split() == ["start", "bench", "stop"] * 4
     assert done.stdout.count("\t99.5\t") == 4
-
-
-# --- images, models, quantisation, AMD's benchmark ---
 
 
 def test_pulling_writes_the_digest_down(machine: MakeMachine) -> None:

@@ -20,6 +20,8 @@ _KINDS = {
     "serve": "serve", "bench serve": "client", "benchmark_serving.py": "client",
     "benchmark_latency.py": "offline", "benchmark_throughput.py": "offline",
 }  # fmt: skip
+#: Scripts of a workflow with a server.
+_SERVING = ("pull_image.sh", "shell.sh", "download.sh", "request.sh", "sweep.sh", "guidellm.sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,11 @@ class Workflow:
                 yield Point(command, commands()[command.id])
 
 
+def _base(model: str) -> str:
+    """The 16-bit checkpoint of AMD's one in FP8."""
+    return model.replace("amd/", "meta-llama/").removesuffix("-FP8-KV")
+
+
 def _capability(profile: GpuProfile) -> str:
     return ".".join(map(str, profile.compute_capability or ()))
 
@@ -188,6 +195,9 @@ def list_workflows() -> dict[str, Workflow]:
         for command in printed:
             kind = _KINDS.get(engine.split_command(command.argv)[0] or "", "accuracy")
             own[kind] = (*own.get(kind, ()), command) if kind != "accuracy" else command.argv
+        if any(command.fp16_without for command in printed):
+            own["fp16"] = tuple(_base(model) for model in (own["model"], *own.get("also", ())))
+        own.setdefault("scripts", _SERVING if "serve" in own else (*_SERVING[:3:2], f"{name.replace('-', '_')}.sh"))
         workflows[name] = Workflow(**own)
     return workflows
 
@@ -254,25 +264,24 @@ def results() -> dict[tuple[str, str], Mapping[str, float]]:
     }
 
 
-@lru_cache(maxsize=1)
-def _scores() -> tuple[dict[str, Any], ...]:
-    table = _table("documents")["score"]
-    return tuple(dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
+def scores(model: str, task: str) -> Mapping[str, tuple[float, float]]:
+    """The printed scores of a model: value and standard error by filter."""
+    own: Mapping[str, tuple[float, float]] = _table("documents")["score"].get(task, {}).get(model, {})
+    return own
 
 
-def scores(model: str, task: str) -> dict[str, Mapping[str, Any]]:
-    """The printed scores of a model, by their words; the documents for MI300X name the precision too."""
+def score_lines(model: str, task: str) -> tuple[str, ...]:
+    """The same in words; the documents for MI300X name the precision too."""
     precision = "" if task == "gsm8k" else f" ({model})"
-    own = [one for one in _scores() if (one["model"], one["task"]) == (model, task)]
-    return {f"{task}, {one['filter']}: {one['value']} ± {one['stderr']}{precision}": one for one in own}
+    return tuple(f"{task}, {name}: {one[0]} ± {one[1]}{precision}" for name, one in scores(model, task).items())
 
 
 def published_accuracy(models: Collection[str], gpu: str) -> Iterator[str]:
     """Scores and verdicts of the documents on checkpoints that are compared on a GPU."""
-    for model in dict.fromkeys(score["model"] for score in _scores()):
-        own = [f"{s['filter']} {s['value']:.4f} ± {s['stderr']:.4f}" for s in scores(model, "gsm8k").values()]
-        if model in models and own:
-            yield f"published gsm8k of {model}: {', '.join(own)}"
+    for model, own in _table("documents")["score"]["gsm8k"].items():
+        if model in models:
+            each = ", ".join(f"{name} {value:.4f} ± {stderr:.4f}" for name, (value, stderr) in own.items())
+            yield f"published gsm8k of {model}: {each}"
     for entry in _table("documents")["verdict"]:
         if entry["gpu"] == gpu and len(set(entry["models"]) & set(models)) > 1:
             yield entry["text"]

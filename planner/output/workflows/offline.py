@@ -46,7 +46,7 @@ class OfflinePoint:
 
 def offline_names(job: Subject, script: str) -> dict[str, Any]:
     points, purpose = offline_points(job, script), purposes()[script]
-    return {"title": f"{purpose[0].upper()}{purpose[1:]}.", "points": points, "points_total": len(points)}
+    return {"title": f"{purpose[0].upper()}{purpose[1:]}.", "points": points}
 
 
 def offline_points(job: Subject, script: str = "") -> tuple[OfflinePoint, ...]:
@@ -196,10 +196,7 @@ def sweep_names(plan: planning.Plan, deployment: planning.Deployment) -> dict[st
     opened = [replace(load, max_concurrency=None, request_rate=rate) for load, rate in zip(steps, rates, strict=True)]
     return {
         "logged": True,
-        "concurrency_loads": closed,
-        "concurrency_total": len(closed),
-        "rate_loads": [_swept(plan, deployment, load) for load in opened],
-        "rate_total": len(opened),
+        "swept": {"concurrency": closed, "rate": [_swept(plan, deployment, load) for load in opened]},
     }
 
 
@@ -211,7 +208,6 @@ def guidellm_names(plan: planning.Plan) -> dict[str, Any]:
         "guidellm_backend": json.dumps({"kind": "openai_http", "model": served_name(plan)}),
         "guidellm_tokenizer": json.dumps({"kind": "huggingface_auto", "model": plan.model}),
         "guidellm_data": json.dumps({"kind": "synthetic_text", **lengths}),
-        "guidellm_total": len(loads),
         "guidellm_loads": loads,
     }
 

@@ -67,9 +67,8 @@ def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
         for name, key, value, predicted in (*rows, *points)
     ]
     task = job.plan.accuracy_task
-    for one in scores(job.plan.model, task).values():
-        name, unit = f"{task}, {one['filter']}", f"± {one['stderr']}"
-        figures.append(PrintedFigure("accuracy.sh", name, unit, one["value"]))
+    for name, (value, stderr) in scores(job.plan.model, task).items():
+        figures.append(PrintedFigure("accuracy.sh", f"{task}, {name}", f"± {stderr}", value))
     return tuple(figures)
 
 

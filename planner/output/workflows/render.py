@@ -13,8 +13,7 @@ from planner.model import resolve_model
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
-from planner.output.workflows.documents import Workflow, instead_of, purposes
-from planner.output.workflows.documents import scores as printed_scores
+from planner.output.workflows.documents import Workflow, instead_of, purposes, score_lines
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
 from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options, printed_beside
 from planner.output.workflows.subject import Choice, Subject
@@ -42,7 +41,7 @@ def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[Pr
 
 def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
     """Files that launch, benchmark and validate a plan, by name; ``tunable``: tune.sh too."""
-    scores = tuple(printed_scores(file.plan.model, file.plan.accuracy_task))
+    scores = score_lines(file.plan.model, file.plan.accuracy_task)
     emission = _emission(file, profile, expected_accuracy=scores, tunes=tunable)
     return {**scripts.render_scripts(emission), **scripts.needed_by(emission)}
 
@@ -89,12 +88,15 @@ def _about(workflow: Workflow, command: str, calibration: str, steps: Sequence[s
         "planner_version": __version__,
         "command": command,
         "purposes": [(script, purposes()[script]) for script in steps],
-        "instead": instead_of(workflow.documents),
+        "instead": [(" ".join(entry["words"]), entry["here"]) for entry in instead_of(workflow.documents)],
         "remarks": (*workflow.remarks, *corrections),
         "has_runbook": job is not None,  # of a comparison each layout has one
         "documented": job is None or job.documented,
-        "changed": changed_options(job) if job else (),
+        "changed": [(*list(row.values())[:3], row["here"] or "left out") for row in changed_options(job)]
+        if job
+        else (),
         "caveats": caveats_of(job, figures) if job else (),
+        "printed_titles": [column.title for column in PRINTED],
         "printed": [[column.cell(column.value(figure)) for column in PRINTED] for figure in figures],
     }
     return _render("WORKFLOW.md", names)
@@ -126,7 +128,7 @@ def _of_job(job: Subject, command: str) -> scripts.Emission:
         needed += draft_bytes
     documents: dict[str, Any] = {}
     if job.documented:
-        scores = tuple(printed_scores(plan.model, plan.accuracy_task))
+        scores = score_lines(plan.model, plan.accuracy_task)
         documents = {"expected_accuracy": scores, "accuracy": workflow.accuracy}
     return _emission(
         _file(plan, command), job.profile, checkpoint_bytes=needed, disk_includes=tuple(parts),
