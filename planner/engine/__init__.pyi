@@ -38,6 +38,7 @@ from .version import parse_version as parse_version
 from .version import release_text as release_text
 from .flags import env_status as env_status
 from .flags import flag_status as flag_status
+from .flags import value_status as value_status
 from .features import Features as Features
 from .features import Latents as Latents
 from .features import features_of as features_of

@@ -271,7 +271,7 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")
     known = engine.known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
-    issues = (*known, *_doubts(line, result.config, serving.model))
+    issues = (*known, *_doubts(line, result.config, serving.model, serving.profile))
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
     if line.is_offline:
         return _offline(answer, timed)
@@ -382,15 +382,22 @@ def _fallen_back(
     return replace(line, problems=(*line.problems, *remarks))
 
 
-def _doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Model) -> Iterator[engine.FlagProblem]:
-    share, method = config.gpu_memory_utilization, line.args.quantization
-    if share > engine.MOST_UTILIZATION and config.engine == "V1" and config.version.release >= (0, 9, 1):
+def _doubts(
+    line: engine.ServeLine, config: engine.EngineConfig, model: Model, profile: GpuProfile
+) -> Iterator[engine.FlagProblem]:
+    share, method, version = config.gpu_memory_utilization, line.args.quantization, config.version
+    if share > engine.MOST_UTILIZATION and config.engine == "V1" and version.release >= (0, 9, 1):
         cause = f"{share:g} of the memory is not free when the server starts"
         yield engine.FlagProblem("--gpu-memory-utilization", cause, f"give {engine.ADVISED_UTILIZATION}")
     own = model.quantization.weight_dtype
     if method == "modelopt" and own != "fp8" and model.quantization.method:
         cause = f"the checkpoint is {own}, and modelopt is fp8"
         yield engine.FlagProblem("--quantization modelopt", cause, "leave it out: vLLM finds the format", fatal=False)
+    of_nvidia = model.quantization.method and profile.platform == "cuda"
+    # versions with ``auto_awq`` take Marlin under either name
+    if method in ("awq", "gptq") and of_nvidia and not engine.value_status(version, "quantization", f"auto_{method}"):
+        cause = f"vLLM {version} then takes slower kernels than Marlin, its own choice, which is predicted"
+        yield engine.FlagProblem(f"--quantization {method}", cause, "leave it out", fatal=False)
 
 
 def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) -> Iterator[engine.FlagProblem]:

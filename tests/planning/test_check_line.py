@@ -165,6 +165,22 @@ def test_another_form_of_modelopt_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "gpu", "method", "slow"),
+    [
+        ("0.9.2", "h100", "awq", True),  # "forcing awq": vllm-project/vllm issue 21376 measured 23 against 123 tokens/s
+        ("0.9.2", "h100", "awq_marlin", False),
+        ("0.23.0", "h100", "awq", True),
+        ("0.24.0", "h100", "awq", False),  # ``AutoAWQConfig`` has Marlin's kernels under either name
+        ("0.9.2", "mi300x", "awq", False),  # without Marlin
+    ],
+)
+def test_a_quantisation_that_forces_slow_kernels_is_warned_of(version: str, gpu: str, method: str, slow: bool) -> None:
+    line = f"vllm serve Qwen/Qwen2.5-7B-Instruct-AWQ --quantization {method}"
+    said = answer(gpu, line, "--engine-version", version)
+    assert flags(said) == ({f"--quantization {method}": False} if slow else {})
+
+
+@pytest.mark.parametrize(
     ("places", "client", "expected"),
     [
         (2000, "--num-prompts 1000", {"--max-num-seqs": False, "--num-prompts": False}),
