@@ -1,6 +1,7 @@
 """The serving line: what users get is what is simulated, with the model's context and places above the load."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,15 @@ def test_a_context_that_memory_limits_is_one_that_the_cache_holds() -> None:
     assert 2048 < length < 131_072 and length % 1024 == 0
     assert best.deployment.checked.fits and best.deployment.requests_held(length, pessimistic=True) >= 1
     assert best.deployment.requests_held(length + 1024, pessimistic=True) < 1
+
+
+@pytest.mark.parametrize("given", [(), ("--max-model-len", "4096")])
+def test_a_context_below_the_model_s_is_said_unless_it_was_asked_for(given: tuple[str, ...]) -> None:
+    asked = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l4", "--gpus", "1", "--max-concurrency", "4")
+    text = run(*asked, "--kv-cache-dtype", "bfloat16", *given).out
+    (context,) = re.findall(r"--max-model-len (\d+)", text)
+    assert int(context) < 131_072
+    assert (f"a context of {int(context):,} tokens surely fits; the model has 131,072" in text) is (not given)
 
 
 def test_what_was_given_stays() -> None:

@@ -515,8 +515,12 @@ def _warnings(
         imposed = engine.with_imposed_acceptance(drafts, config.version) != drafts
         sent = "./launch.sh --benchmark has vLLM accept as many" if imposed else "random prompts are not typical"
         drafted = f"with {drafts.words}, accepting {drafts.accepted_words}, which depends on the text; {sent}"
+    context = min(model.max_position_embeddings, defaults.LONGEST_CONTEXT)
     warnings = {
         **dict.fromkeys(map(str, unknown), True),
+        f"a context of {config.max_model_len:,} tokens surely fits; the model has {context:,}": (
+            config.max_model_len < context and not space.args.max_model_len
+        ),
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
