@@ -39,7 +39,7 @@ class Column:
     form: str | Callable[[Any], str] = ""  #: format of a number, such as ``,.2f``, or what writes a value
     wraps: bool = False  #: text that may wrap in a table
     aside: bool = False  #: only in CSV and Markdown, where width does not matter
-    spare: bool = False  #: goes where a table would be wider than the screen, the last one first
+    spare: int = 0  #: goes where a table would be wider than the screen: the highest first, of equals the last
     of: str | Callable[[Any], Any] = ""  #: path to the value in a record, see ``at``, or what takes it; else the key
     unit: float = 1  #: the value is divided by it: ``GIB`` for a column in GiB of a field in bytes
 
@@ -121,7 +121,7 @@ def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
     shown = [column for column in columns if not column.aside]
     rows = rows_of(records, shown)
     grid = {column: [column.title, *(column.cell(row[column.key]) for row in rows)] for column in shown}
-    for column in reversed(shown):
+    for column in sorted(reversed(shown), key=lambda column: -column.spare):
         if column.spare and _excess(grid) > 0:
             del grid[column]
     for column, cells in grid.items():

@@ -24,12 +24,25 @@ from planner import (
     size_fleet,
 )
 from planner.output.answer import fields_of
-from planner.output.render import Column, records_text, rows_of
+from planner.output.render import Column, records_text, rows_of, table_text
 from planner.planning.deployment import Deployment
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 SHORT: dict[str, Any] = {"input_len": 64, "output_len": 16}
 TARGETS: dict[str, Any] = {**SHORT, "ttft": 2000, "tpot": 50}
+
+
+@pytest.mark.parametrize(
+    ("columns", "headings"),
+    [("40", "first much later last"), ("21", "first much last"), ("16", "first last"), ("9", "last")],
+)
+def test_spare_columns_go_from_a_table_that_is_too_wide(
+    columns: str, headings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    spare = {"first": 1, "much": 2, "later": 2, "last": 0}
+    text = table_text([dict.fromkeys(spare, 1)], [Column(name, spare=number) for name, number in spare.items()])
+    assert text.splitlines()[0].split() == headings.split()
 
 
 @dataclass

@@ -55,10 +55,10 @@ TARGET_COLUMNS = (
     *(TTFT, TPOT, E2EL, *FITS),
 )
 #: On one screen: the best plan of each GPU.
-SETTINGS = LAYOUT, WEIGHTS, replace(CACHE, spare=True), replace(BATCH, spare=True)
-USD = Column("usd_per_million_output_tokens", "USD/1M", ",.2f", spare=True)
-BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TPOT, replace(E2EL, spare=True), USD)
-BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.output_throughput_per_gpu"))
+SETTINGS = LAYOUT, WEIGHTS, replace(CACHE, spare=2), replace(BATCH, spare=2)
+USD = Column("usd_per_million_output_tokens", "USD/1M", ",.2f", spare=2)
+BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TPOT, replace(E2EL, spare=2), USD)
+BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.output_throughput_per_gpu", spare=1))
 #: One server's figures for each class, under the table.
 CLASS_COLUMNS = (
     *map(Column, ("class", "figure")),
@@ -282,7 +282,7 @@ class Recommendation(Answer):
             yield from shared.items("-", [f"fits: {way.change}: {' '.join(way.flags)}" for way in ranking.ways_out])
             yield from self._fit_command(ranking) if ranking.ways_out and not best else ()
         if len(without) > shown:
-            yield from shared.items("x", [f"{len(without)} GPUs in all have no plan"])
+            yield from shared.items("x", [f"{len(without)} types of GPU have no plan"])
         if best:
             yield from shared.launch_lines(best.env, shared.local_argv(best))
 
@@ -496,7 +496,7 @@ def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
     speed = "same speed" if abs(ratio) < planning.defaults.EQUAL else faster
     return (
         f"{plan.max_model_len:,} tokens of context, {plan.max_num_seqs:,} requests at once; benchmark line "
-        f"(./launch.sh --benchmark): {line.max_model_len:,} tokens, {line.max_num_seqs:,} requests, {speed}"
+        f"(./launch.sh --benchmark): {line.max_model_len:,} tokens, {counted(line.max_num_seqs, 'request')}, {speed}"
     )
 
 
