@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from planner.hardware import GpuProfile
     from planner.workload import Router, Slo
 
+FASTEST_MS = {"ttft": 10, "tpot": 1, "itl": 1, "e2el": 100}  #: lower targets are probably given in seconds
 LENGTHS = ("input_len", "output_len", "random_range_ratio")
 SPELLED = {"input_len": "--random-input-len", "output_len": "--random-output-len", "classes": "--class"}
 
@@ -96,8 +97,13 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     Lengths, targets and a goal that are given win. Raises InputError for ``workload`` beside it, UnknownNameError.
     """
     given = {key: value for key, value in options.items() if value is not None}
+    asked = ((name, given.get(name), least) for name, least in FASTEST_MS.items())
+    in_ms = tuple(
+        f"targets are in ms: {limit:g} s is --{name} {limit * 1e3:g}"
+        for name, limit, least in asked if isinstance(limit, int | float) and 0 < limit < least
+    )  # fmt: skip
     if "use_case" not in given:
-        return dict(options), ()
+        return dict(options), in_ms
     refuse_contradictions(given, planned=True)
     name = checked_workload(given.pop("use_case"))
     case, load = dict(use_cases()[name]), dict[str, Any](workload=name)
@@ -110,7 +116,7 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     options = {**load, **case, **given}
     slos = parse_slos({metric: options.get(metric) for metric in LATENCIES}, options.get("percentile"))
     changed = f"{targets_in_words(slos)}; {' and '.join(f'--{slo.metric}' for slo in slos)} change them"
-    return options, (f"--use-case {name} sets {changed if slos else '--goal ' + options['goal']}",)
+    return options, (f"--use-case {name} sets {changed if slos else '--goal ' + options['goal']}", *in_ms)
 
 
 def load_of(

@@ -26,7 +26,7 @@ from planner.engine import (
     read_drafts,
 )
 from planner.errors import InputError, UnknownNameError
-from planner.hardware import GpuProfile, load_all, load_profile, local_profile, profile_ids
+from planner.hardware import GpuProfile, counted_name, load_all, load_profile, local_profile, profile_ids
 from planner.memory import Basis
 from planner.model import Model, ResolvedModel, as_quantized, catalog_ids, resolve_model
 from planner.planning import defaults
@@ -268,15 +268,20 @@ def load_gpu(gpu: GpuName) -> GpuProfile:
     return find_gpu(gpu)[0]
 
 
-def find_gpu(gpu: GpuName, network_gb_per_s: float | None = None) -> tuple[GpuProfile, tuple[str, ...]]:
-    """The profile, with the network that is stated, and for ``local`` a remark on the GPUs of this machine."""
+def find_gpu(
+    gpu: GpuName, network_gb_per_s: float | None = None, *, searched: bool = False
+) -> tuple[GpuProfile, tuple[str, ...]]:
+    """The profile, with the network that is stated, and a remark: for ``local`` on the GPUs of this machine, for
+    ``8xH100`` on how many of them a server takes, unless that is ``searched``."""
     if network_gb_per_s is not None:
         network_gb_per_s = rate = float(typed("network_gb_per_s", network_gb_per_s, float))
         if not defaults.LEAST_GB_PER_S <= rate <= defaults.MOST_GB_PER_S:
             raise InputError(f"--network-gb-per-s {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
     local = local_profile() if not isinstance(gpu, GpuProfile) and str(gpu).strip().lower() == "local" else None
     profile = local.profile if local else gpu if isinstance(gpu, GpuProfile) else load_profile(str(gpu))
-    return profile.with_network(network_gb_per_s), (local.note,) if local else ()
+    count = None if searched or local or isinstance(gpu, GpuProfile) else counted_name(str(gpu))[1]
+    node = f"{gpu} is a node of {count} GPUs; a server takes as many as --tensor-parallel-size says, by default one"
+    return profile.with_network(network_gb_per_s), (local.note,) if local else (node,) * ((count or 1) > 1)
 
 
 def find_gpus(
@@ -298,7 +303,7 @@ def find_gpus(
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:
-        profile, notes = find_gpu(name, network_gb_per_s)
+        profile, notes = find_gpu(name, network_gb_per_s, searched=rented)
         parts = [one for one in load_all(partitions=True) if one.whole == profile.id] if partitions else []
         profiles |= {one.id: one for one in (profile, *parts) if one.id not in profiles}
         remarks += notes

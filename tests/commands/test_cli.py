@@ -388,6 +388,22 @@ def test_another_plan_can_be_picked(tmp_path: Path) -> None:
     assert second["serve_argv"] in [plan["serve_argv"] for plan in listed]
 
 
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [(("--ttft", "2"), "2 s is --ttft 2000"), (("--tpot", "0.05"), "0.05 s is --tpot 50"), (("--ttft", "20"), "")],
+)
+def test_a_target_in_seconds_is_noticed(target: tuple[str, str], said: str) -> None:
+    text = run("fleet", LLAMA_7B, "--gpu", "h100", "--request-rate", "1", *target).err
+    assert ("targets are in ms" in text) == bool(said) and said in text
+
+
+@pytest.mark.parametrize(("gpu", "said"), [("8xH100", True), ("h100", False), ("1xH100", False)])
+def test_gpus_of_a_node_that_a_server_leaves_idle_are_said(gpu: str, said: bool) -> None:
+    for command in (("fit",), ("predict", "latency")):
+        assert ("is a node of 8 GPUs; a server takes" in run(*command, LLAMA_7B, "--gpu", gpu).err) is said
+    assert "is a node" not in run("fleet", LLAMA_7B, "--gpu", gpu, "--request-rate", "1").err
+
+
 def test_recommend_says_no_where_nothing_fits() -> None:
     """A trillion parameters at any precision do not go into one 24 GB partition."""
     command = ("recommend", "moonshotai/Kimi-K2-Instruct", "--gpu", "mi300x-cpx")
