@@ -47,7 +47,7 @@ def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = 
 
 
 def purpose_of(name: str) -> str:
-    """The purpose of a file of a workflow; empty for those of every plan."""
+    """The purpose of a file of a workflow; empty for unknown files."""
     return purposes().get(name.rsplit("/", 1)[-1], "")
 
 
