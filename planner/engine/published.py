@@ -89,7 +89,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
         raise IllegalPlanError(f"no image of vLLM {version} is known for {profile.name}", hint=hint)
     unusual = version.release != default_version(profile).release
     note = "follows the naming of vLLM's release images; no source was seen running it on this GPU" if unusual else ""
-    name, source = rule["name"].format(version=version), "naming of release images"
+    name, source = rule["name"].format(version=version), "the naming rule of releases"
     return Image(name, version, profile.platform, pinned=False, source=source, note=note)
 
 

@@ -36,7 +36,7 @@ KINDS = {
     "trimmed": "",  # the same, of which only some keys were published
     "sibling": "",  # that of a sibling which differs in training only
     "assembled": "model data compiled from public sources: its own config.json is not available",
-    "form": "its own quantisation settings are not in the catalog: {form} is assumed",
+    "form": "the catalog lacks this checkpoint's quantisation settings: {form} are assumed",
 }
 #: The GPU vendor that a publisher makes checkpoints for; those of other publishers run on both.
 _MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
@@ -65,7 +65,7 @@ class CatalogEntry:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        form = f"that of {self.form_of}" if self.form_of else f"the usual form of {self.weight_dtype}"
+        form = f"those of {self.form_of}" if self.form_of else f"those usual for {self.weight_dtype}"
         caveat = KINDS[self.kind].format(form=form)
         return (*self.renamed, caveat) if caveat else self.renamed
 

@@ -141,7 +141,7 @@ def test_images_without_a_source_say_so() -> None:
     assert (image.name, image.pinned) == ("vllm/vllm-openai:v0.33.0", False)
     assert "no source" in image.note
     usual = image_for(load_profile("h100-sxm"), default_version(load_profile("h100-sxm")))
-    assert (usual.pinned, usual.source, usual.note) == (False, "naming of release images", "")
+    assert (usual.pinned, usual.source, usual.note) == (False, "the naming rule of releases", "")
     elsewhere = image_for(load_profile("l40s"), parse_version("0.27.1"))
     assert elsewhere.pinned
     assert "not on l40s" in elsewhere.note

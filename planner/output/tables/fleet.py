@@ -258,7 +258,7 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
         yield f"one pool for all classes {one}, a pool for each {f'takes {apart.gpus:,}' if apart else 'misses them'}"
     if (others := fleets.fleets[1:]) and not _stocked(best):
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
-        yield f"next best: {others[0].gpus:,} GPUs of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
+        yield f"next best: {counted(others[0].gpus)} of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     if found := best.offloading:
         gpus = found.without_gpus
         then = f"the load takes {counted(gpus)}" if gpus else "any number of such servers misses the targets"

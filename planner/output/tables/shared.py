@@ -154,7 +154,7 @@ def price_caveats(profiles: Iterable[GpuProfile], prices: Mapping[str, float], *
     """GPUs without a price, and those whose price is no rent."""
     rows = price_rows(profiles, prices)
     if unpriced := [row["gpu"] for row in rows if not row["origin"]]:
-        place = ": ranked by its number of GPUs" if ranked else ""
+        place = ": ranked by the number of GPUs" if ranked else ""
         yield f"no price is known for {listed(unpriced, 3)}{place}; give one with --price {unpriced[0]}=USD"
     if owned := [row["gpu"] for row in rows if str(row["origin"]).endswith("owned")]:
         cost = "the cost of a card of your own over three years, not a rent"
