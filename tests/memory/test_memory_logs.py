@@ -235,10 +235,13 @@ def test_gb10_takes_gigabytes_outside_torch() -> None:
     assert found.low < 47.55 * GIB < found.high
 
 
-def test_cards_of_one_name_report_different_totals() -> None:
-    """RTX 4090: 23.52 GiB in the profile, up to 23.65 in logs: 0.13 GiB more may be there, and next to nothing less."""
-    stage = start("Qwen/Qwen3-8B", "rtx-4090", "0.12.0", max_model_len=4096).binding
-    assert stage.unexplained.low / GIB == pytest.approx(-0.9 * 0.13, abs=0.025)
+@pytest.mark.parametrize(
+    ("gpu", "more"), [("rtx-4090", 0.13), ("rtx-5090", 31.84 - 31.36), ("rtx-3090", 23.99 - 23.56)]
+)
+def test_cards_of_one_name_report_different_totals(gpu: str, more: float) -> None:
+    """RTX 4090: 23.52 GiB in the profile, up to 23.65 in logs. Under WSL a 5090 has 31.84, a 3090 23.99 GiB."""
+    stage = start("Qwen/Qwen3-0.6B", gpu, "0.12.0", max_model_len=4096).binding
+    assert stage.unexplained.low / GIB == pytest.approx(-0.9 * more, abs=0.03)
     assert stage.unexplained.high / GIB < 0.11
 
 
@@ -332,6 +335,16 @@ def test_start_ups_that_were_predicted_badly(log_id: str) -> None:
     found = start(name, gpu, version, **settings)
     assert tokens(found) == pytest.approx(logged, rel=tolerance)
     assert found.logged_tokens(found.num_blocks.low) <= logged <= found.logged_tokens(found.num_blocks.high)
+
+
+@pytest.mark.parametrize(
+    ("tokens_of_a_step", "outside"), [(16384, 28.656 - 21.86 - 1.28), (4096, 28.656 - 21.86 - 3.07)]
+)
+def test_experts_in_nvfp4_beside_delta_nets_take_five_times_the_formula(tokens_of_a_step: int, outside: float) -> None:
+    """35522d2f, 4478bd76: RTX 5090 under WSL. Weights and cache of the log leave 5.5 and 3.7 GiB of 0.9 x 31.84."""
+    settings = {**QWEN36, "max_num_batched_tokens": tokens_of_a_step, "max_num_seqs": 1, "max_model_len": 65536}
+    found = start("RedHatAI/Qwen3.6-35B-A3B-NVFP4", "rtx-5090", "0.20.0", **settings).binding
+    assert (found.activation.mid + found.non_torch.mid + found.graphs.mid) / GIB == pytest.approx(outside, rel=0.1)
 
 
 @pytest.mark.parametrize(
