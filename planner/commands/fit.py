@@ -29,15 +29,9 @@ Sweep = Annotated[bool, Option(help="Table over TP x precision x KV cache dtype.
 
 @command("fit", help="Does it fit, and how many tokens does its KV cache hold?", groups=SERVING, engine=MEMORY)
 def fit(
-    model: Model,
-    gpu: Gpus,
-    *,
-    partitions: Partitions = False,
-    sweep: Sweep = False,
-    startup_log: StartupLog = None,
-    explain: Explain = False,
-    **options: Any,
-) -> FitAnswer | FitTable:
+    model: Model, gpu: Gpus, *, partitions: Partitions = False, sweep: Sweep = False, startup_log: StartupLog = None,
+    explain: Explain = False, **options: Any,
+) -> FitAnswer | FitTable:  # fmt: skip
     """Check one GPU, several GPUs (a row for each) or, with ``sweep``, many settings.
 
     Raises IllegalPlanError where vLLM refuses the settings on all GPUs, and what ``Serving`` raises.

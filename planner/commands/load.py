@@ -198,15 +198,10 @@ def planned_load(
 
 
 def targets_of(
-    load: Load,
-    limits_ms: Mapping[str, float | None],
-    *,
-    percentile: str | None = None,
-    confidence: float | None = None,
-    request_rate: float | None = None,
-    max_concurrency: int | None = None,
+    load: Load, limits_ms: Mapping[str, float | None], *, percentile: str | None = None,
+    confidence: float | None = None, request_rate: float | None = None, max_concurrency: int | None = None,
     router: Router | None = None,
-) -> Targets | None:
+) -> Targets | None:  # fmt: skip
     """The targets under ``load``, and how much of it all servers carry; None without targets and without a rate."""
     slos = slos_of(load.classes or (load,), limits_ms, percentile)
     single = "--percentile" if percentile else "--confidence" if confidence else ""

@@ -39,7 +39,7 @@ class Column:
     form: str | Callable[[Any], str] = ""  #: format of a number, such as ``,.2f``, or what writes a value
     wraps: bool = False  #: text that may wrap in a table
     aside: bool = False  #: only in CSV and Markdown, where width does not matter
-    spare: int = 0  #: goes where a table would be wider than the screen: the highest first, of equals the last
+    spare: int = 0  #: goes where a table would be wider than the screen: the highest number first, then the last column
     of: str | Callable[[Any], Any] = ""  #: path to the value in a record, see ``at``, or what takes it; else the key
     unit: float = 1  #: the value is divided by it: ``GIB`` for a column in GiB of a field in bytes
 

@@ -271,8 +271,10 @@ def load_gpu(gpu: GpuName) -> GpuProfile:
 def find_gpu(
     gpu: GpuName, network_gb_per_s: float | None = None, *, searched: bool = False
 ) -> tuple[GpuProfile, tuple[str, ...]]:
-    """The profile, with the network that is stated, and a remark: for ``local`` on the GPUs of this machine, for
-    ``8xH100`` on how many of them a server takes, unless that is ``searched``."""
+    """The profile with the stated network, and a remark on ``local`` or ``8xH100``.
+
+    ``searched``: the number of GPUs of a server is.
+    """
     if network_gb_per_s is not None:
         network_gb_per_s = rate = float(typed("network_gb_per_s", network_gb_per_s, float))
         if not defaults.LEAST_GB_PER_S <= rate <= defaults.MOST_GB_PER_S:
@@ -285,12 +287,9 @@ def find_gpu(
 
 
 def find_gpus(
-    gpus: GpuName | Iterable[GpuName],
-    network_gb_per_s: float | None = None,
-    *,
-    partitions: bool = False,
+    gpus: GpuName | Iterable[GpuName], network_gb_per_s: float | None = None, *, partitions: bool = False,
     rented: bool = False,
-) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:
+) -> tuple[tuple[GpuProfile, ...], tuple[str, ...]]:  # fmt: skip
     """The profiles in their order, each once, with the stated network, and remarks; ``all`` as in ``on_each``."""
     names: list[GpuName] = []
     for given in [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else gpus:

@@ -191,6 +191,13 @@ def test_kimi_k3_takes_an_fp8_cache_where_its_prefill_does(gpu: str, starts: boo
             _ = Serving("moonshotai/Kimi-K3", gpu, **args).deployment
 
 
+@pytest.mark.parametrize(("model", "gpu"), [("moonshotai/Kimi-K3", "b300"), ("MiniMaxAI/MiniMax-M2.5", "h200")])
+def test_the_cache_of_a_recipe_is_searched_without_targets(model: str, gpu: str) -> None:
+    (plan, *_) = recommend_plans(model, gpu=gpu, engine_version="0.32.0").to_dict()["plans"]
+    assert "--kv-cache-dtype fp8" in " ".join(stated_words((model,), load_profile(gpu))[0])
+    assert plan["kv_cache_dtype"] == "fp8" and not any("--kv-cache-dtype" in one for one in plan["departures"])
+
+
 def test_a_model_without_a_recipe_departs_from_nothing() -> None:
     answer = recommend_plans("Qwen/Qwen2.5-7B-Instruct", gpu="h100", max_concurrency=8)
     assert answer.to_dict()["plans"][0]["departures"] == []

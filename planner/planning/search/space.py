@@ -376,13 +376,15 @@ class Choices:
                 yield from (engine.Layout(size, 1, most // size, True) for size in fitting)
 
     def _kv_cache_dtypes(self, model: Model) -> tuple[str, ...]:
-        """fp8 where the checkpoint has measured scales for it; under targets also without, which a warning names."""
+        """fp8 where the checkpoint has measured scales; also without, which a warning names, by recipe or targets."""
         asked, fp8 = self.space.args.kv_cache_dtype, self.profile.supports("fp8")
         if asked != "auto":
             return (asked,)
         if model.quantization.kv_cache_dtype and fp8:
             return ("fp8",)
-        return ("auto", "fp8") if self.objective.targets and not self.space.coarse and fp8 else ("auto",)
+        recipe, _ = engine.stated_words((model.id, self.space.model.resolved), self.profile)
+        either = "--kv-cache-dtype fp8" in " ".join(recipe) or (self.objective.targets and not self.space.coarse)
+        return ("auto", "fp8") if either and fp8 else ("auto",)
 
 
 def why_not(deployment: Deployment) -> str:
