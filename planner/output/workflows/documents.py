@@ -271,7 +271,7 @@ def scores(model: str, task: str) -> Mapping[str, tuple[float, float]]:
 
 
 def score_lines(model: str, task: str) -> tuple[str, ...]:
-    """The same in words; the documents for MI300X name the precision too."""
+    """Scores in words. The documents for MI300X name the precision too."""
     precision = "" if task == "gsm8k" else f" ({model})"
     return tuple(f"{task}, {name}: {one[0]} ± {one[1]}{precision}" for name, one in scores(model, task).items())
 
