@@ -33,7 +33,7 @@ def report(
     *,
     output: Annotated[
         Path | None,
-        Option("-o", "--output", metavar="FILE", help="Default: report.html in DIR; of a chart, its name there."),
+        Option("-o", "--output", metavar="FILE", help="File to write. Default: report.html or CHART.svg in DIR."),
     ] = None,
     format: Annotated[Literal["html", "svg"], Option(help="HTML page, or one chart as SVG.")] = "html",
     chart: Annotated[ChartName | None, Option(help="The chart of --format svg.")] = None,
