@@ -16,6 +16,7 @@ from functools import cache
 from math import ceil
 from typing import Literal
 
+from planner.engine.flags import GRAPH_ESTIMATE
 from planner.engine.settings import Engine, EngineConfig, SpeculativeMethod
 from planner.engine.sharding import Fp8Blocks
 from planner.engine.version import EngineVersion, Release, release_of
@@ -237,8 +238,7 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
     engine, blackwell = engine or default_engine(version, profile), (profile.compute_capability or (0, 0))[0] == 10
     v1 = engine == "V1"
     asynchronous = v1 and release >= (0, 14) and profile.platform != "cpu"  # platforms/cpu.py switches it off
-    # gpu_worker.py: an estimate for CUDA from 0.18.0, for ROCm from 0.26.0 (its pull request 44825 is quoted there)
-    estimated = release >= ((0, 26) if rocm else (0, 18)) and profile.platform != "cpu"
+    estimated = _estimates_graphs(release, profile)
     return Features(
         engine=engine,
         # arg_utils.py names CUDA from 0.8.0 on; AMD's build of 0.6.3 profiled 131,072 tokens whole (start-up log)
@@ -273,8 +273,16 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
     )
 
 
+def _estimates_graphs(release: tuple[int, ...], profile: GpuProfile) -> bool:
+    # gpu_worker.py: for CUDA from 0.18.0, for ROCm from 0.26.0 (its pull request 44825 is quoted there)
+    return release >= ((0, 26) if profile.platform == "rocm" else (0, 18)) and profile.platform != "cpu"
+
+
 def features_of(config: EngineConfig, profile: GpuProfile) -> Features:
     features = version_features(config.version, profile, engine=config.engine)
+    counted = config.env.switch(GRAPH_ESTIMATE)  # ``determine_available_memory`` of v1/worker/gpu_worker.py
+    if counted is not None:
+        features = replace(features, graphs_in_budget=counted and _estimates_graphs(config.version.release, profile))
     asked = config.flashinfer_sampler
     if asked is None:
         return features

@@ -171,6 +171,7 @@ def _table(name: str) -> dict[str, Spans]:
 CPU_KVCACHE_SPACE = "VLLM_CPU_KVCACHE_SPACE"
 FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 MXFP4_MARLIN = "VLLM_MXFP4_USE_MARLIN"
+GRAPH_ESTIMATE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 USE_V1 = "VLLM_USE_V1"
 QUICK_REDUCE = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
 
@@ -191,6 +192,7 @@ VARIABLES: Mapping[str, Variable] = {
     CPU_KVCACHE_SPACE: Variable("KV cache of each rank on a CPU, whole GiB", on="cpu"),
     FLASHINFER_SAMPLER: Variable("sample with FlashInfer, or without", SWITCH, on="gpu"),
     MXFP4_MARLIN: Variable("MXFP4 experts by Marlin's kernels", SWITCH, on="gpu"),
+    GRAPH_ESTIMATE: Variable("graphs within the budget, or beside it", SWITCH, on="gpu"),
     USE_V1: Variable("the V1 engine or the V0 engine", SWITCH),
     # envs.py and quick_all_reduce.py, and AMD's document of 0.9.1
     QUICK_REDUCE: Variable("precision of sums over GPUs", ("FP", "INT8", "INT6", "INT4", "NONE"), simulated=False),

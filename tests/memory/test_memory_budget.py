@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
 
+from planner.engine.flags import Environment
 from planner.engine.sharding import Layout
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
@@ -119,6 +120,22 @@ def test_graphs_came_on_top_of_the_budget_until_0_20() -> None:
     parts = (before.activation, before.non_torch, before.unexplained, before.available)
     without = before.weights.loaded_bytes + sum(part.mid for part in parts)
     assert without == pytest.approx(before.requested_bytes)
+
+
+@pytest.mark.parametrize(
+    ("release", "gpu", "value", "counts"),
+    [("0.19.1", "h100", "1", True), ("0.20.0", "h100", "0", False),
+     ("0.22.0", "mi300x", "1", False), ("0.26.0", "mi300x", "0", False)],
+)  # fmt: skip
+def test_the_estimate_of_graphs_is_switched_by_its_variable(release: str, gpu: str, value: str, counts: bool) -> None:
+    """``VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS`` of ``envs.py``; on ROCm nothing is estimated before 0.26."""
+    env = Environment(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=value)
+    stage = budget("Qwen/Qwen3-8B", gpu, release, max_model_len=4096, env=env).binding
+    left = stage.requested_bytes - stage.weights.loaded_bytes - stage.activation.mid - stage.non_torch.mid
+    assert stage.graphs_in_budget is counts
+    assert stage.graphs.mid > 0
+    taken = left - stage.unexplained.mid - stage.available.mid
+    assert taken == pytest.approx(stage.graphs.mid if counts else 0, abs=1)
 
 
 def test_eager_mode_has_no_graphs() -> None:

@@ -163,11 +163,6 @@ class Workflow:
                 yield Point(command, commands()[command.id])
 
 
-def _base(model: str) -> str:
-    """The 16-bit checkpoint of AMD's one in FP8."""
-    return model.replace("amd/", "meta-llama/").removesuffix("-FP8-KV")
-
-
 def _capability(profile: GpuProfile) -> str:
     return ".".join(map(str, profile.compute_capability or ()))
 
@@ -196,7 +191,8 @@ def list_workflows() -> dict[str, Workflow]:
             kind = _KINDS.get(engine.split_command(command.argv)[0] or "", "accuracy")
             own[kind] = (*own.get(kind, ()), command) if kind != "accuracy" else command.argv
         if any(command.fp16_without for command in printed):
-            own["fp16"] = tuple(_base(model) for model in (own["model"], *own.get("also", ())))
+            in_fp8 = (own["model"], *own.get("also", ()))
+            own["fp16"] = tuple(one.replace("amd/", "meta-llama/").removesuffix("-FP8-KV") for one in in_fp8)
         own.setdefault("scripts", _SERVING if "serve" in own else (*_SERVING[:3:2], f"{name.replace('-', '_')}.sh"))
         workflows[name] = Workflow(**own)
     return workflows
