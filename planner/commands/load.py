@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from planner.hardware import GpuProfile
     from planner.workload import Router, Slo
 
-FASTEST_MS = {"ttft": 10, "tpot": 1, "itl": 1, "e2el": 100}  #: lower targets are probably given in seconds
+FASTEST_MS = {"ttft": 10, "tpot": 1, "itl": 1, "e2el": 100}  #: below all published runs: seconds are meant
 LENGTHS = ("input_len", "output_len", "random_range_ratio")
 SPELLED = {"input_len": "--random-input-len", "output_len": "--random-output-len", "classes": "--class"}
 

@@ -92,7 +92,9 @@ def _about(workflow: Workflow, command: str, calibration: str, steps: Sequence[s
         "remarks": (*workflow.remarks, *corrections),
         "has_runbook": job is not None,  # of a comparison each layout has one
         "documented": job is None or job.documented,
-        "changed": [(*list(row.values())[:3], row["here"] or "left out") for row in changed_options(job)]
+        "changed": [
+            (row["script"], row["word"], row["printed"], row["here"] or "left out") for row in changed_options(job)
+        ]
         if job
         else (),
         "caveats": caveats_of(job, figures) if job else (),
