@@ -446,7 +446,7 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
             yield from _option(serving, f"{space} GiB of KV cache", {"env": f"{CPU_KVCACHE_SPACE}={space}"})
     fewer = (2**power for power in reversed(range((config.max_num_seqs - 1).bit_length())))
     yield from _first(_option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs}) for seqs in fewer)
-    if not config.kv_cache_dtype.startswith("fp8"):
+    if _saves(serving, "kv_cache_dtype", "fp8"):
         yield from _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"})
     if shorter := _shorter(serving, {}):
         yield from _option(serving, f"a context of {shorter['max_model_len']:,} tokens", shorter)
@@ -477,7 +477,7 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 
 def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
-    frugal = [(name, value) for name, value in FRUGAL if _saves(name, value, getattr(fit.config, name))]
+    frugal = [(name, value) for name, value in FRUGAL if _saves(serving, name, value)]
     some = (dict(frugal[:count]) for count in range(1, len(frugal) + 1))
     together = tuple(_first(_option(serving, "frugal settings together", settings) for settings in some))
     yield from together
@@ -486,9 +486,12 @@ def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
         yield from _option(serving, f"frugal settings and a context of {length:,} tokens", shorter)
 
 
-def _saves(name: str, value: Any, current: Any) -> bool:
-    if name == "kv_cache_dtype":
-        return not str(current).startswith("fp8")
+def _saves(serving: Serving, name: str, value: Any) -> bool:
+    current = getattr(serving.memory.config, name)
+    if name == "kv_cache_dtype":  # Triton attention has no fp8 type before sm_89: vLLM issues 7714 (V0) and 26431
+        return serving.profile.supports("fp8") and not str(current).startswith("fp8")
+    if name == "enforce_eager":
+        return not current and not serving.memory.budget.features.graphs_in_budget
     return bool(value > current if name == "gpu_memory_utilization" else value < current)
 
 
@@ -510,14 +513,15 @@ def _precisions(serving: Serving, profile: GpuProfile) -> Iterator[Precision]:
 
 def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
     """The fewest GPUs for each precision, where that is fewer than a wider one takes; fewest changes first."""
-    asked, options = serving.args.tensor_parallel_size, list[WayOut]()
-    most = inf
+    asked, most, options = serving.args.tensor_parallel_size, inf, list[WayOut]()
     for name, model, settings in _precisions(serving, serving.profile):
         narrow = serving.changed(model=model)
-        sizes = [size for size in _legal_sizes(narrow) if asked <= size < most]
-        for size in sizes:
-            more: dict[str, Setting] = {"tensor_parallel_size": size} if size > asked else {}
-            if found := tuple(_with_cache(narrow, _gpus(serving, size, name), {**more, **settings})):
+        legal = tuple(_legal_sizes(narrow))
+        least = asked if asked in legal else max((size for size in legal if size < asked and name), default=asked)
+        sizes = [size for size in legal if least <= size < most]
+        for size, there in ((size, narrow.changed(tensor_parallel_size=size)) for size in sizes):
+            more: dict[str, Setting] = {"tensor_parallel_size": size} if size != asked else {}
+            if found := tuple(_with_cache(there, _gpus(serving, size, name), {**more, **settings})):
                 options += found
                 most = size
                 break
@@ -537,16 +541,16 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
 
 
 def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> Iterator[WayOut]:
-    config = serving.memory.config
     cheap: tuple[tuple[str, dict[str, Setting]], ...] = (
         ("", {}),
         (", 95% of the memory", {"gpu_memory_utilization": 0.95}),
         (", an 8-bit KV cache", {"kv_cache_dtype": "fp8"}),
+        (f", {NO_GRAPHS}", {"enforce_eager": True}),
     )
     yield from _first(
         _option(serving, change + words, {**settings, **more})
         for words, more in (cheap if settings else ())
-        if all(_saves(name, value, getattr(config, name)) for name, value in more.items())
+        if all(_saves(serving, name, value) for name, value in more.items())
     )
 
 

@@ -361,6 +361,17 @@ def test_graphs_outside_the_budget_may_not_fit() -> None:
     assert fitted("Qwen/Qwen3-30B-A3B", "a10g", "0.8.5", **asked, enforce_eager=True).verdict == "fits"
 
 
+def test_a_4_bit_checkpoint_fits_fewer_gpus_than_its_groups_forbid() -> None:
+    """Four A10 leave each expert 192 channels, and groups of 128 do not divide them; two leave 384, in 9 GiB."""
+    asked = {"tensor_parallel_size": 4, "max_num_seqs": 1}
+    found = fitted("Qwen/Qwen3-30B-A3B", "a10", "0.8.5", **asked)
+    four_bits = [option for option in found.options if option.settings.get("weight_dtype") == "int4-awq"]
+    # the same start is refused 8-bit KV caches: Triton has no fp8 type on an A10 (vLLM issue 7714)
+    assert four_bits[0].flags == ("--tensor-parallel-size 2", "--weight-dtype int4-awq", "--enforce-eager")
+    assert four_bits[0].num_gpus == 2
+    assert not any("kv_cache_dtype" in option.settings for option in found.options if "gpu" not in option.settings)
+
+
 def test_ways_out_count_the_gpus_of_all_ranks() -> None:
     """DeepSeek-V4-Pro on 8 H200, DP 8, EP, 800,000 tokens: with TP 2 it takes 16, and requests have their length."""
     asked = {"data_parallel_size": 8, "enable_expert_parallel": True, "max_model_len": 800_000}
