@@ -401,7 +401,7 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
         *_first_gpus(serving, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1),
         *_first_gpus(serving, _other_gpus(serving), "{}", OTHER_GPUS),
     )
-    kinds = [tuple(_settings(serving, fit)) or tuple(_frugal(serving, fit)), same, others]
+    kinds = [tuple(_settings(serving, fit)) or tuple(_frugal(serving)), same, others]
     if here.partition:  # TP over partitions is disputed, and comes last
         kinds.append(tuple(_more_partitions(serving, modes)))
     yield from (option for rank in zip_longest(*kinds) for option in rank if option)
@@ -476,7 +476,7 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
             yield replace(way, change=f"{change}, {way.change}", settings=settings | way.settings, flags=flags)
 
 
-def _frugal(serving: Serving, fit: Fit) -> Iterator[WayOut]:
+def _frugal(serving: Serving) -> Iterator[WayOut]:
     frugal = [(name, value) for name, value in FRUGAL if _saves(serving, name, value)]
     some = (dict(frugal[:count]) for count in range(1, len(frugal) + 1))
     together = tuple(_first(_option(serving, "frugal settings together", settings) for settings in some))
