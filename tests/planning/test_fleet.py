@@ -35,6 +35,7 @@ from planner.planning.search.disaggregated import (
 from planner.planning.search.fleet import Fleets, Terms, plan_fleets
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.search import Search
+from planner.units import figure
 from planner.workload.load import Load
 from planner.workload.requests import Prefixes, Requests
 from planner.workload.targets import Slo, Targets, parse_slos
@@ -578,6 +579,12 @@ def test_the_largest_load_for_a_budget_is_that_of_the_gpus_it_rents() -> None:
         plan.service and plan.service.load for plan in by_stock.plans if plan
     ]
     assert by_budget.best and by_budget.best.service and by_budget.best.gpu == "h100-sxm"
+    lines = str(by_budget).splitlines()
+    head = next(place for place, line in enumerate(lines) if line.startswith("gpu "))
+    column = lines[head].split().index("requests/s")  # the load that decides the order is in the table
+    assert [row.split()[column] for row in lines[head + 2 : head + 4]] == [
+        figure(plan.service.load or 0.0) for plan in reversed(by_budget.plans) if plan and plan.service
+    ]
     fleets = size_fleet(**asked, budget=7.0)
     assert [row["request_rate"] for row in fleets.to_dict()["fleets"]] == pytest.approx(
         sorted((plan.service.load or 0.0 for plan in by_budget.plans if plan and plan.service), reverse=True)

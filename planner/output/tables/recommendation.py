@@ -397,7 +397,8 @@ def _brief_columns(plan: planning.Plan) -> Sequence[Column]:
         for place, target in enumerate(plan.targets)
         if not target.of_class
     ]
-    return (*BRIEF_TARGETS, *(targets or (TTFT, TPOT)))
+    found = () if plan.service.load_asked else (Column("load", plan.service.load_unit, figure, of="service.load"),)
+    return (GPU, *COST, *found, *BRIEF_TARGETS[1 + len(COST) :], *(targets or (TTFT, TPOT)))
 
 
 def taken_words(value: Any) -> str:
