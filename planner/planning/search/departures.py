@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from planner import engine
-from planner.errors import brief
+from planner.errors import IllegalPlanError, brief
 from planner.planning.advice import TO_CAPTURE, captures_by_context
 from planner.planning.comparison import ComparedPoint, Comparison
 from planner.planning.deployment import Deployment
@@ -47,12 +48,13 @@ class Departures:
         for option in map(engine.flag_of, _ADDED if stated else ()):
             if option not in stated and planned.get(option, "auto") != "auto":
                 yield f"adds {_word(option, planned[option])} ({self._why(option)})"
-        asked = engine.without_sums(self.env) if config.tensor_parallel_size == 1 else self.env
-        missing = {name: value for name, value in asked.items() if env.get(name) != value}
+        missing = {name: value for name, value in self.env.items() if env.get(name) != value}
         yield from (f"without {name}={value} ({self._why(name)})" for name, value in missing.items())
 
     def _why(self, word: str) -> str:
         name, config = word.removeprefix("--").replace("-", "_"), self.winner.config
+        if config.tensor_parallel_size == 1 and word in self.env and word not in engine.without_sums(self.env):
+            return "TP 1 sums nothing over GPUs"
         if getattr(self.space.args, name, None) != getattr(engine.EngineArgs(), name, None):
             return "as asked"
         if name == "enable_expert_parallel" and config.num_gpus == 1:
@@ -60,7 +62,7 @@ class Departures:
         mtp = next(engine.searched_drafts(self.winner.resolved.model, self.served), None)
         if mtp and name == "speculative_config" and '"method":"mtp"' in self.line.options.get(word, ""):
             wanted = {**config.settings("axes"), name: mtp}
-            return f"{mtp.words}: {_result(self.objective, self.ranking, self.winner, wanted)}"
+            return f"{mtp.words}: {_result(self.objective, self.ranking, self.winner, wanted) or 'not searched'}"
         if name == "kv_cache_dtype":
             wanted = {**config.settings("axes"), name: self.line.args.kv_cache_dtype}
         elif name in _LAYOUT:
@@ -69,7 +71,15 @@ class Departures:
         else:
             stated = word in self.line.options or word in self.env
             return self.refused.get(word) or self.why or engine.reason_beside_recipe(word, added=not stated)
-        return f"the recipe's: {_result(self.objective, self.ranking, self.winner, wanted)}"
+        return f"the recipe's: {_result(self.objective, self.ranking, self.winner, wanted) or self._unsearched(wanted)}"
+
+    def _unsearched(self, wanted: Mapping[str, Any]) -> str:
+        serving = next(one for one in self.space.servings if one.profile.id == self.winner.profile.id)
+        try:
+            _ = serving.changed(resolved=self.winner.resolved, args=replace(self.space.args, **wanted)).deployment
+        except IllegalPlanError as error:
+            return error.cause
+        return "not searched"
 
 
 def departures_in(comparison: Comparison) -> Iterator[tuple[ComparedPoint, tuple[str, ...]]]:
@@ -83,12 +93,17 @@ def departures_in(comparison: Comparison) -> Iterator[tuple[ComparedPoint, tuple
 
 
 def beside_recipe(departures: Sequence[str]) -> list[str]:
-    """Return the line that lists the departures; nothing without any."""
-    return [f"differs from the model's vLLM recipe: {'; '.join(departures)}"] if departures else []
+    """Return the line that lists the departures, those of one kind and reason together; nothing without any."""
+    alike: dict[tuple[str, str], str] = {}
+    for words, _, reason in (one.partition(" (") for one in departures):
+        key = kind, _ = words.partition(" ")[0], reason
+        alike[key] = f"{alike[key]} and {words.removeprefix(f'{kind} ')}" if key in alike else words
+    lines = [f"{words} ({reason}" for (_, reason), words in alike.items()]
+    return [f"differs from the model's vLLM recipe: {'; '.join(lines)}"] if lines else []
 
 
 def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: Mapping[str, Any]) -> str:
-    """Return what the best settings with ``wanted`` come to. A KV dtype stands as asked or as resolved."""
+    """Return what the best settings with ``wanted`` come to; empty if not searched. KV dtypes: as asked or resolved."""
     resolved, served = {**wanted}, winner.resolved.resolved
     if wanted.get("kv_cache_dtype") == "auto":
         resolved["kv_cache_dtype"] = winner.config.dtype
@@ -98,7 +113,7 @@ def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: M
 
     same = next((one for one in ranking.candidates if one.resolved.resolved == served and fits(one.config)), None)
     lost = (one.reason for one in ranking.rejected if one.model == served and fits(one))
-    result = re.sub(r" \([^)]*\)", "", next(lost, "not searched"))
+    result = re.sub(r" \([^)]*\)", "", next(lost, ""))
     if same and same.load:
         result = f"{counted(same.num_gpus)}, against {counted(winner.num_gpus)}"
     elif same:
