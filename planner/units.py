@@ -66,6 +66,12 @@ def counted(number: float, noun: str = "GPU") -> str:
     return f"{number:,} {noun}{'s' if number != 1 else ''}"
 
 
+def rounded(count: float) -> str:
+    """Format a count with three digits from 100,000 on: ``98,304``, ``662,000``, ``5.15 million``."""
+    millions = f"{figure(count / 1e6, 3)} million"
+    return millions if count >= 999_500 else figure(count, 3) if count >= 1e5 else f"{count:,.0f}"
+
+
 def percent(probability: float) -> str:
     """A probability such as ``93%``, never 0 % or 100 %: ``under 1%``, ``over 99%``."""
     return "over 99%" if probability > 0.99 else "under 1%" if probability < 0.01 else f"{probability:.0%}"

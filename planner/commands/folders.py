@@ -181,10 +181,7 @@ def validate_plan(
     return out.ValidationAnswer(evidence.validate(Path(directory), None if result is None else Path(result)))
 
 
-@command(
-    "tune",
-    help="Measure a plan and its alternatives on this machine. Exit status 1 if the budget ends first.",
-)
+@command("tune", help="Measure a plan and its alternatives on this machine. Exit status 1 if the budget ends first.")
 def tune_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")],
     *,

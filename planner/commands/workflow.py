@@ -49,9 +49,7 @@ class ChoiceOptions:
 
 
 @command(
-    "workflow",
-    help="Scripts of published recipes: 'list', or the NAME of one.",
-    groups=(ChoiceOptions, opt.HubOptions),
+    "workflow", help="Scripts of published recipes: 'list', or the NAME of one.", groups=(ChoiceOptions, opt.HubOptions)
 )
 def workflow(
     name: Name, *, gpu: Gpu | None = None, show: Show = False, output: OutputDir | None = None,

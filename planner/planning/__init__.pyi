@@ -59,7 +59,6 @@ from .cost import price_of as price_of
 from .plan import Plan as Plan
 from .plan import PlanFile as PlanFile
 from .plan import PlannedClass as PlannedClass
-from .plan import PlannedRung as PlannedRung
 from .plan import PlannedTrace as PlannedTrace
 from .plan import BenchmarkLine as BenchmarkLine
 from .plan import PlannedWorkload as PlannedWorkload

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-LINES, COLUMNS = 40, 100
+LINES, COLUMNS, NOTES = 40, 100, 5
+#: Contexts, which are values of a flag, and bytes of the KV cache for each token.
+EXACT = {"131072", "163840", "262144", "327680"}
 LLAMA, LLAMA_70B, DEEPSEEK = (
     "meta-llama/Llama-3.1-8B-Instruct",
     "meta-llama/Llama-3.3-70B-Instruct",
@@ -90,6 +92,12 @@ def assert_fits(*words: str) -> None:
     for line in lines:
         assert len(line) <= COLUMNS, line
     assert re.search(VERDICTS[words[0]], outcome.out), lines[0]
+    plan = outcome.out.partition("\n  x ")[0]  # with the ways out of a refusal, which are answers
+    assert "\n  x " in outcome.out or len(re.findall(r"^  [-!i] ", plan, re.MULTILINE)) <= NOTES, outcome.out
+    text = " ".join(outcome.out.split())
+    counts = {number.replace(",", "") for number in re.findall(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?![\d.])", text)}
+    raw = {count for count in counts - EXACT if len(count) > 5 and not count.endswith("000")}
+    assert not raw, outcome.out
 
 
 @pytest.mark.parametrize("line", ASKED.strip().splitlines())

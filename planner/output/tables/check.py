@@ -22,7 +22,7 @@ from planner.output.tables.shared import (
     listed,
 )
 from planner.planning import LineVerdict, PlannedWorkload, Served
-from planner.units import format_bytes, percent
+from planner.units import format_bytes, percent, rounded
 from planner.workload import Load
 
 COLUMNS = (
@@ -30,9 +30,9 @@ COLUMNS = (
     Column("gpus", of="num_gpus"),
     Column("output_throughput", "tok/s", ",.0f"),
     Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
-    Column("mean_ttft_ms", "TTFT ms", ",.0f"),
+    Column("mean_ttft_ms", "TTFT ms", rounded),
     Column("mean_tpot_ms", "TPOT ms", ",.1f"),
-    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
+    Column("mean_e2el_ms", "E2EL ms", rounded),
 )
 #: On one screen.
 BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)
@@ -245,7 +245,7 @@ def _memory_lines(record: LineVerdict) -> Iterator[str]:
         yield from items("!" if fit.fits else "x", [fit.reason])
     engine = f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
     on_each = " on each GPU" if fit.config.num_gpus > 1 else ""
-    cache, context = f"{fit.kv_cache_tokens:,} tokens, {fit.config.kv_cache_dtype}", fit.config.max_model_len
+    cache, context = f"{rounded(fit.kv_cache_tokens)} tokens, {fit.config.kv_cache_dtype}", fit.config.max_model_len
     short, held = fit.kv_cache.mid < 0, f", {fit.max_concurrency:.2f} requests of that length at once"
     left = f"nothing: {format_bytes(-fit.kv_cache.mid)} too little" if short else format_bytes(fit.kv_cache.mid)
     yield from pair_lines((

@@ -12,7 +12,7 @@ from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
-from planner.units import MS, counted
+from planner.units import MS, counted, rounded
 from planner.workload import Load
 
 USD_PER_1M = "usd_per_million_output_tokens"
@@ -34,7 +34,7 @@ BRIEF = (
     *TABLE[:3],
     Column(USD_PER_1M, "USD/1M", ",.2f", of="usd_per_million_tok.mid"),
     Column("output_tokens_per_joule", "tok/J", ",.2f", of="figures.output_tokens_per_joule", spare=True),
-    Column("mean_ttft_ms", "TTFT ms", ",.0f", of="figures.mean_ttft_ms"),
+    Column("mean_ttft_ms", "TTFT ms", rounded, of="figures.mean_ttft_ms"),
     Column("mean_tpot_ms", "TPOT ms", ",.1f", of="figures.mean_tpot_ms"),
 )
 LENGTHS = (
@@ -169,7 +169,8 @@ class ComparisonAnswer(Answer):
         yield known_table(shown, (*lead, *BRIEF))
         if left_out := len(points) - len(shown):
             yield f"and {left_out} more rows"
-        yield from shared.items("-", list(_order_lines(self.orders))[:BRIEF_REASONS])
+        orders = [order for order in self.orders if order.words.replace(" leads", "", 1) not in self._verdict()]
+        yield from shared.items("-", list(_order_lines(orders))[:BRIEF_REASONS])
         if self._keeping:
             # without the share of the cause, which differs from load to load
             limits = ((planning.limit_in_words(p.bound_by).partition(", ")[0], p.gpu) for p in self._keeping)

@@ -12,7 +12,7 @@ from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, at, pair_lines, table_text, wrapped
 from planner.output.tables.shared import MORE, engine_note, listed
 from planner.planning import Fit, LogLine, Verdict, explain
-from planner.units import GIB, format_bytes, format_gb
+from planner.units import GIB, format_bytes, format_gb, rounded
 
 COLUMNS = (
     Column("gpu", of="gpu_id"),
@@ -22,7 +22,7 @@ COLUMNS = (
     Column("verdict"),
     Column("weights_gib", "weights GiB", ",.2f", of="stage.weights.weight_bytes", unit=GIB),
     Column("kv_cache_gib", "left GiB", ",.2f", of="kv_cache.mid", unit=GIB),
-    Column("kv_cache_tokens", "kv tokens", ","),
+    Column("kv_cache_tokens", "kv tokens", rounded),
     Column("max_model_len", "context", ",", of="config.max_model_len"),
     Column("max_concurrency", "requests", ",.2f"),
     Column("min_tensor_parallel_size", "min tp"),
@@ -104,7 +104,7 @@ class FitAnswer(Answer):
         for option in result.options[:OPTIONS_SHOWN]:
             yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      ")
             at_once = f"{option.max_concurrency:.2f} requests of {option.max_model_len:,} tokens at once"
-            yield f"    {option.verdict}, {option.kv_cache_tokens:,} tokens of KV cache, {at_once}"
+            yield f"    {option.verdict}, {rounded(option.kv_cache_tokens)} tokens of KV cache, {at_once}"
         if self.explain:
             yield ""
             for line in explain(result):
@@ -237,13 +237,13 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
         further = f" on average, {more:,.0f} for each further one" if abs(mean - more) > 0.01 * mean else ""
         yield "KV cache per token", f"{mean if further else more:,.0f} bytes{further}, {config.kv_cache_dtype}"
     if result.host_kv_cache_tokens:
-        yield "KV cache in host memory", f"{result.host_kv_cache_tokens:,} tokens, for prefixes that are sent again"
+        yield "KV cache in host memory", f"{rounded(result.host_kv_cache_tokens)} tokens, for prefixes sent again"
     if result.kv_cache_tokens:
-        yield "KV cache", f"{result.kv_cache_tokens:,} tokens"
+        yield "KV cache", f"{rounded(result.kv_cache_tokens)} tokens"
     at_once = f", {result.max_concurrency:,.2f} requests of that length at once" if result.kv_cache_tokens else ""
     for outcome in result.outcomes if len({one.kv_cache_tokens for one in result.outcomes}) > 1 else ():
         said = " ".join(f"{name}={value}" for name, value in outcome.env.items())
-        yield "  with " + said.partition("_USE_")[2], f"{outcome.kv_cache_tokens:,} tokens: {outcome.verdict}"
+        yield "  with " + said.partition("_USE_")[2], f"{rounded(outcome.kv_cache_tokens)} tokens: {outcome.verdict}"
     yield "context", f"{config.max_model_len:,} tokens{at_once}"
     if result.verdict == "fits" and result.max_concurrency > MUCH_TO_SPARE and result.smallest_gpu_memory_utilization:
         given = result.smallest_kv_cache_memory_bytes

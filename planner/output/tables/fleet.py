@@ -128,8 +128,9 @@ class FleetAnswer(Answer):
         yield "\n" + known_table(self.fleets[:BRIEF_FLEETS], BRIEF)
         if len(self.fleets) > BRIEF_FLEETS:
             yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
-        yield from shared.items("-", [*_reasons(fleets, best), *_certainty(best)])
-        yield from shared.items("-", map(needs_words, self._split[:2]))
+        certainty, (servers, *reasons) = list(_certainty(best)), _reasons(fleets, best, brief=True)
+        notes = [*certainty[:1], *map(needs_words, self._split[:2]), *reasons, *certainty[1:], servers]
+        yield from shared.items("-", notes[: shared.NOTES - len(self.doubts)])
         yield from (line for words in self._next_commands(best) for line in command_lines({}, words))
 
     @property
@@ -241,7 +242,7 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
 
 
-def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
+def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = False) -> Iterator[str]:
     objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
     servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
@@ -256,7 +257,7 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet) -> Iterator[str]:
         apart, together = fleets.shapes
         one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
         yield f"one pool for all classes {one}, a pool for each {f'takes {apart.gpus:,}' if apart else 'misses them'}"
-    if (others := fleets.fleets[1:]) and not _stocked(best):
+    if (others := fleets.fleets[1:]) and not _stocked(best) and not brief:  # the table has it
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
         yield f"next best: {counted(others[0].gpus)} of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
     if found := best.offloading:

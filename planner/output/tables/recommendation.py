@@ -17,16 +17,16 @@ from planner.output.tables.disaggregated import apart_in_words, apart_lines, div
 from planner.output.workflows.documents import published_accuracy
 from planner.planning import bottleneck
 from planner.timing import SHIPPED
-from planner.units import GIB, MS, counted, figure, percent
+from planner.units import MS, counted, figure, percent, rounded
 from planner.workload import Load, targets_in_words
 
 GPU = Column("gpu")
 LAYOUT = Column("layout", of=shared.layout_in_words)
 WEIGHTS, CACHE = Column("weight_dtype", "weights"), Column("kv_cache_dtype", "kv cache")
 BATCH = Column("max_num_seqs", "batch", ",")
-TTFT = Column("mean_ttft_ms", "TTFT ms", ",.0f", of="predicted.mean_ttft_ms")
+TTFT = Column("mean_ttft_ms", "TTFT ms", rounded, of="predicted.mean_ttft_ms")
 TPOT = Column("mean_tpot_ms", "TPOT ms", ",.1f", of="predicted.mean_tpot_ms")
-E2EL = Column("mean_e2el_ms", "E2EL ms", ",.0f", of="predicted.mean_e2el_ms")
+E2EL = Column("mean_e2el_ms", "E2EL ms", rounded, of="predicted.mean_e2el_ms")
 PER_GPU = Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of="predicted.output_throughput_per_gpu")
 PER_USER = Column("output_throughput_per_user", "tok/s/user", ",.1f", of="predicted.output_throughput_per_user")
 COST = (
@@ -98,7 +98,7 @@ class Recommendation(Answer):
     def of(cls, search: planning.Search, *more: Any, **shown: Any) -> Recommendation:
         """The answer, with everything computed that its text shows; ``more`` and ``shown`` are the other fields."""
         answer = cls(search, *more, **shown)
-        best_first = answer.best_first
+        best_first = answer._records()
         pairs = ((plan.gpu, answer._beside(plan)) for plan in (best_first if answer.disaggregated else best_first[:1]))
         answer = replace(answer, divisions={gpu: division for gpu, division in pairs if division})
         divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, planning.Disaggregated)}
@@ -140,14 +140,9 @@ class Recommendation(Answer):
         return asked.contradicted()
 
     @property
-    def best_first(self) -> list[planning.Plan]:
-        """The plans, best first."""
-        return self._best_first(self._made)
-
-    @property
     def best(self) -> planning.Plan | None:
         """The best of all plans; None where there is none."""
-        return next(iter(self.best_first), None)
+        return next(iter(self._records()), None)
 
     def _beside(self, plan: planning.Plan) -> planning.Disaggregated | planning.Refused | None:
         """Disaggregated serving beside a plan; None if one server takes the load and it was not asked for."""
@@ -210,7 +205,7 @@ class Recommendation(Answer):
         ]
         targets = objective.targets
         limits = targets and {"confidence": targets.confidence, "limits": shared.limits_of(targets.slos)}
-        first = self.best_first[:1]  # what is printed and written
+        first = self._records()[:1]  # what is printed and written
         plans = first + self._best_first(p for p in (*self._made, *(plan for plan, _ in others)) if p not in first)
         return {
             "goal": objective.goal,
@@ -244,7 +239,7 @@ class Recommendation(Answer):
         return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
 
     def _records(self) -> list[planning.Plan]:
-        return self.best_first
+        return self._best_first(self._made)
 
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.objective.targets else COLUMNS
@@ -278,7 +273,8 @@ class Recommendation(Answer):
                 rows = [row for one in best.classes for row in _class_rows(best, one)]
                 yield "\n" + known_table(rows, CLASS_COLUMNS)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
-            yield from self._reasons(ranking, best)
+            notes = list(self._ranked_notes(ranking, best))[: shared.NOTES - len(self.doubts)]
+            yield from (line for mark, text in notes for line in shared.items(mark, [text]))
         without = [ranking for ranking, plan in pairs if plan is None]
         shown = 1 if best else BRIEF_REFUSED
         for ranking in without[:shown]:
@@ -299,32 +295,28 @@ class Recommendation(Answer):
         more = [f"{flag_of(name)} {value}" for name, value in here.items() if name not in way.settings]
         yield from command_lines({}, ["planner", "fit", asked, *" ".join([*more, *way.flags]).split()])
 
-    def _reasons(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
-        candidate, service, memory = self._candidates[id(plan)], plan.service, plan.memory
-        goal = plan.why[0] + self._odds_words()
-        reasons = [*_largest_load(plan)] if service else [goal, *_next_best(ranking, plan)]
-        reasons.append(
-            f"weights take {memory['weights_bytes'] / GIB:,.1f} of {memory['budget_bytes'] / GIB:,.1f} GiB on each "
-            f"GPU; the KV cache holds {memory['kv_cache_tokens']:,} tokens"
-        )
-        if plan.benchmark_line:
-            reasons.append(f"serving line: {_benchmark_line(plan, plan.benchmark_line)}")
-        reasons += planning.beside_recipe(plan.departures)
-        # a larger load may miss another target first
+    def _ranked_notes(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[tuple[str, str]]:
+        """Each note with its mark, first those that change a decision most."""
+        candidate, service = self._candidates[id(plan)], plan.service
+        urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
+        yield from (("!", warning) for warning in urgent[:BRIEF_WARNINGS])
+        load = _load_note(plan, service) if service else plan.why[0] + self._odds_words()
+        reasons = [load, *self._divided_words(), *planning.beside_recipe(plan.departures)]
+        yield from (("-", reason) for reason in reasons if reason)
+        yield from (("i", advice) for advice in self.advice[plan.gpu])
+        more = [*_cache_lines(service), *_measured_next(service)] if service else _next_best(ranking, plan)
+        yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
+
+    def _limit_words(self, plan: planning.Plan) -> str:
+        """The bottleneck of the best plan; of a target with its figures. A larger load may miss another one first."""
+        candidate, service = self._candidates[id(plan)], plan.service
         largest = service.bound_by if service else ""
         limit = self.bottleneck if self.bottleneck.startswith(largest) else largest
         readings = candidate.load.readings if candidate.load else ()
         if near := next((one for one in readings if limit.startswith(str(one.slo))), None):
             most = f"up to {figure(near.expected_ms)} ms with {self.objective.confidence:.0%} confidence"
-            slo = str(near.slo)
-            limit = limit.replace(slo, f"{slo}: {figure(near.predicted_ms)} ms predicted, {most}", 1)
-        reasons.append(f"bottleneck: {limit}")
-        if service:
-            reasons += [*_cache_lines(service), *_ladder_lines(service), *self._divided_words()]
-        yield from shared.items("-", reasons)
-        urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
-        yield from shared.items("!", urgent[:BRIEF_WARNINGS])
-        yield from shared.items("i", self.advice[plan.gpu])
+            return limit.replace(str(near.slo), f"{near.slo}: {figure(near.predicted_ms)} ms predicted, {most}", 1)
+        return limit
 
     def _brief_notes(self) -> Iterator[str]:
         yield from self._taken()
@@ -496,6 +488,11 @@ def _next_best(ranking: planning.Ranking, plan: planning.Plan) -> Iterator[str]:
         yield f"next best: {words.removeprefix(f'{plan.model} ')}"
 
 
+def _serving_line(plan: planning.Plan) -> str:
+    held = f"the KV cache holds {rounded(plan.memory['kv_cache_tokens'])} tokens"
+    return f"serving line: {_benchmark_line(plan, line)}; {held}" if (line := plan.benchmark_line) else held
+
+
 def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
     ratio = line.output_throughput_per_gpu / plan.predicted["output_throughput_per_gpu"] - 1
     faster = f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
@@ -528,7 +525,7 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
             yield f"{name:<17}  {figure(target.predicted_ms, 4)} ms (target {limit} ms), {most}"
         servers = counted(service.replicas, "such server")
         yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
-        yield from _ladder_lines(service)
+        yield from filter(None, (_confidence_words(service), *_measured_next(service)))
     if plan.calibration != SHIPPED:
         yield f"calibration        {plan.calibration}"
 
@@ -568,56 +565,59 @@ def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[
     servers = f"{service.replicas} servers of {size}" if service and service.replicas > 1 else size
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
     if service:
-        reasons += [*_cache_lines(service), *_largest_load(plan), *_ladder_lines(service)]
+        reasons += [*_cache_lines(service), _load_note(plan, service), *_measured_next(service)]
         price = planning.price_of(ranking.profile, prices)
         if price and service.usd_per_hour is not None:
             total = f"{service.usd_per_hour:,.2f} USD/h for {counted(service.total_gpus)}"
             each = price.usd_per_h.mid * ranking.profile.parts
             reasons.append(f"{total}: {each:,.2f} per whole GPU ({price.origin})")
-    yield from shared.items("-", reasons)
+    yield from shared.items("-", filter(None, [*reasons, _serving_line(plan)]))
     yield from shared.items("!", plan.warnings)
     yield from shared.items("i", ranking_published(ranking))
     yield from _rejected_lines(ranking)
     yield from shared.launch_lines(plan.env, shared.local_argv(plan))
 
 
-def _largest_load(plan: planning.Plan) -> Iterator[str]:
-    service = plan.service
-    if service is None:
-        return
+def _load_note(plan: planning.Plan, service: planning.Service) -> str:
+    """The GPUs that the load takes, those with a margin, and the load of one server, each once."""
+    margin = shared.margin_lines(service.headroom, service.spares, service.total_gpus, service.gpus_with_margin)
+    words = [_confidence_words(service), *margin]
+    if not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
+        words.append(shared.load_in_words(service.requests_in_flight, service.output_tokens_per_day))
     if service.largest_load is not None and service.node_load is not None:
-        ends = service.largest_load_lo, service.largest_load_hi
-        most = shared.figure_between(service.largest_load, *ends, service.load_unit)
         rate, held = service.output_throughput_per_gpu, plan.gpus_per_node // plan.num_gpus
         tokens = f", {figure(rate)} output tokens/s per GPU" if rate is not None else ""
-        node = f"; a node holds {held} servers, which carry {figure(service.node_load)}" if held > 1 else ""
-        yield f"one server carries {most}{' within the targets' * bool(service.targets)}{tokens}{node}"
-    if not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
-        yield shared.load_in_words(service.requests_in_flight, service.output_tokens_per_day)
-    yield from shared.margin_lines(service.headroom, service.spares, service.total_gpus, service.gpus_with_margin)
+        if not words[0].startswith("one server"):
+            ends = service.largest_load_lo, service.largest_load_hi
+            most = shared.figure_between(service.largest_load, *ends, service.load_unit)
+            words.append(f"one server carries {most}{' within the targets' * bool(service.targets)}{tokens}")
+        if held > 1:
+            words.append(f"a node holds {held} servers, which carry {figure(service.node_load)}")
+    return "; ".join(filter(None, words))
 
 
-def _ladder_lines(service: planning.Service) -> Iterator[str]:
-    def words(rung: planning.PlannedRung, per_server: bool) -> str:
-        size = rung.total_gpus and shared.size_in_words(rung.total_gpus, service.total_gpus)
-        return size if size and not per_server else f"{figure(rung.largest_load)} {service.load_unit}"
+def _confidence_words(service: planning.Service) -> str:
+    """The load of one server, or the GPUs that the load takes, at each confidence; empty without targets."""
+    if len({rung.total_gpus for rung in service.ladder}) == 1 and (service.replicas == 1 or not service.load_asked):
+        rungs = (f"{figure(one.largest_load)} {service.load_unit} at {one.confidence:.0%}" for one in service.ladder)
+        return f"one server carries {', '.join(rungs)} confidence"
+    sizes = [(rung.confidence, rung.total_gpus) for rung in service.ladder]
+    return shared.load_takes(sizes, service.total_gpus) if sizes else ""
 
-    alike = len({rung.total_gpus for rung in service.ladder}) == 1
-    per_server = alike and (service.replicas == 1 or not service.load_asked)
-    if service.ladder and per_server:
-        rungs = (f"{words(rung, per_server)} at {rung.confidence:.0%}" for rung in service.ladder)
-        yield f"one server carries {', '.join(rungs)} confidence"
-    elif service.ladder:
-        yield shared.load_takes([(rung.confidence, rung.total_gpus) for rung in service.ladder], service.total_gpus)
+
+def _measured_next(service: planning.Service) -> Iterator[str]:
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run and now:
-        per_server = run.expected.total_gpus == now.total_gpus
-        if per_server and (service.load_asked or run.expected.largest_load < WORTH_A_RUN * now.largest_load):
-            return
-        what = "raise the load of one server" if per_server else "reduce the plan"
-        change = f"{what} from {words(now, per_server)} to {words(run.expected, per_server)}"
-        yield shared.measure_next(run.script, run, f"{change} at {service.confidence:.0%} confidence")
+        what, ends = "reduce the plan", [one.total_gpus for one in (now, run.expected)]
+        words = [shared.size_in_words(gpus, service.total_gpus) for gpus in ends if gpus]
+        if ends[0] == ends[1]:
+            if service.load_asked or run.expected.largest_load < WORTH_A_RUN * now.largest_load:
+                return
+            what = "raise the load of one server"
+            words = [f"{figure(one.largest_load)} {service.load_unit}" for one in (now, run.expected)]
+        change = f"{what} from {words[0]} to {words[-1]} at {service.confidence:.0%} confidence"
+        yield shared.measure_next(run.script, run, change)
 
 
 def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:

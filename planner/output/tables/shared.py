@@ -45,6 +45,7 @@ def on_loopback(serve_argv: Sequence[str]) -> list[str]:
 
 
 MORE = "see --explain for details"
+NOTES = 5  #: of the best answer on one screen: a warning, a reason or a document's advice
 
 
 def engine_note(versions: Iterable[str]) -> Iterator[str]:
@@ -210,7 +211,7 @@ def measure_next(script: str, run: Any, effect: str) -> str:
 
 def load_in_words(flying: float, tok_per_day: float) -> str:
     """The largest load as users and as tokens."""
-    return f"that is {figure(flying)} concurrent requests, and {figure(tok_per_day / 1e6)} M output tokens per day"
+    return f"{figure(flying)} concurrent requests, {figure(tok_per_day / 1e6)} million output tokens per day"
 
 
 def margin_words(headroom: float, spares: int) -> str:
