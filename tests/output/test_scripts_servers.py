@@ -168,6 +168,9 @@ def test_the_nodes_of_a_plan_start_its_servers_together(
         done = here.run("instances.sh", "start", NODE_RANK=str(rank))
         assert done.returncode == 0, done.stderr
         assert len(here.containers) == count and f"{count} of {count} servers answer" in done.stdout
+        balanced = (here.plan / "instances" / "nginx" / "nginx.conf").read_text()
+        assert re.findall(r"server 127\.0\.0\.1:(\d+) ", balanced) == [str(8001 + copy) for copy in range(count)]
+        assert len(balanced.splitlines()) == len(needed_by(emission)["nginx.conf"].splitlines()) - nodes[0] + count
         if count < nodes[0]:
             assert "run it on the first node" in here.run("instances.sh", "bench", NODE_RANK=str(rank)).stderr
         here.run("instances.sh", "stop", NODE_RANK=str(rank))
