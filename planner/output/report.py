@@ -559,7 +559,7 @@ def live_answer(played: Played, moved: Probed | None) -> str:
     for name, (predicted_ms, chance) in (probed.targets if probed else {}).items():  # a word: never by colour alone
         expected = f"{number(predicted_ms)} ms predicted, met with {chance:.0%} probability"
         word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
-        limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.4g} ms"
+        limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.10g} ms"
         targets.append((limit, f"{expected} (target {asked.confidence:.0%})", word))
     usd = (plan.service or plan).usd_per_hour
     context = {
@@ -568,7 +568,7 @@ def live_answer(played: Played, moved: Probed | None) -> str:
         + (f", {usd:,.2f} USD/h" if usd else ""),
         "figures": figures_of(figures),
         "targets": targets,
-        "why": plan.why[:3] if point is None else (),
+        "why": plan.why[len(targets) + bool(targets) :][:3] if point is None else (),
         "latency": picture(latency_chart(_entry(played, plan), sweep, asked.targets)),
         "missing": sweep.missing,
         "moved": point is not None,

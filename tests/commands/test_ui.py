@@ -397,6 +397,15 @@ def test_targets_are_met_or_missed_in_words(server: Server) -> None:
     assert ">target</text>" in missed and ">target</text>" not in server.get("/live", {**PLAN, "of": key}).text
 
 
+def test_a_target_is_stated_once(server: Server) -> None:
+    """The page said p95 TTFT at most 2,000 ms twice, with 303 ms predicted and with 305."""
+    page = server.get("/", {**PLAN, "ttft": 60000, "tpot": 900, "by": "rate", "rate": 1}).text
+    live = page.partition('<section id="live"')[2].partition("</section>")[0]
+    text = re.sub(r"<svg.*?</svg>|<table.*?</table>", "", live, flags=re.DOTALL)
+    assert (text.count("60,000 ms"), text.count("at most 900 ms"), text.count("ms predicted")) == (1, 1, 2)
+    assert "p95 TPOT of 900 ms" not in text.replace("bottleneck: p95 TPOT of 900 ms", "", 1)
+
+
 def test_more_confidence_never_costs_less(server: Server) -> None:
     asked = {**PLAN, "by": "rate", "rate": 40, "ttft": 300, "tpot": 12}
     assert "/ladder?" in server.get("/answer", asked).text

@@ -393,7 +393,7 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
         yield (
             f"{reading.slo.name}{of_class} {reading.predicted_ms:,.0f} ms predicted, below "
             f"{reading.expected_ms:,.0f} ms with {objective.confidence:.0%} confidence (target "
-            f"{reading.slo.limit_ms:,.4g} ms)"
+            f"{reading.slo.limit_ms:,.10g} ms)"
         )
     goodput = load.goodput_per_s * winner.servers
     yield f"goodput {goodput:,.4g} requests/s: {load.good_share:.1%} of requests meet every target with that confidence"
@@ -422,7 +422,7 @@ def _burst(candidate: Candidate, benchmarked: Prediction) -> Iterator[str]:
         if reading.met and counted_ms > reading.slo.limit_ms:
             yield (
                 f"benchmark.sh counts the first {load.value:,.0f} requests, which start together: its "
-                f"{reading.slo.name} is {counted_ms:,.0f} ms, above the target of {reading.slo.limit_ms:,.4g} ms"
+                f"{reading.slo.name} is {counted_ms:,.0f} ms, above the target of {reading.slo.limit_ms:,.10g} ms"
             )
 
 
