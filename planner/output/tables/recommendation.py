@@ -299,10 +299,10 @@ class Recommendation(Answer):
         """Each note with its mark, first those that change a decision most."""
         candidate, service = self._candidates[id(plan)], plan.service
         urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
-        yield from (("!", warning) for warning in urgent[:BRIEF_WARNINGS])
         load = _load_note(plan, service) if service else plan.why[0] + self._odds_words()
-        reasons = [load, *self._divided_words(), *planning.beside_recipe(plan.departures)]
-        yield from (("-", reason) for reason in reasons if reason)
+        yield from (("-", reason) for reason in (load, *self._divided_words()) if reason)
+        yield from (("!", warning) for warning in urgent[:BRIEF_WARNINGS])
+        yield from (("-", departures) for departures in planning.beside_recipe(plan.departures))
         yield from (("i", advice) for advice in self.advice[plan.gpu])
         more = [*_cache_lines(service), *_measured_next(service)] if service else _next_best(ranking, plan)
         yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
