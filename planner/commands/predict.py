@@ -111,7 +111,7 @@ def predict_serve(
     given = {"output_len": ServeLoad.output_len, "num_prompts": ServeLoad.num_prompts} | given
     load = load_of(**given, scheduling_policy=options.get("scheduling_policy"))
     if load.drawn:  # the last ones of several turns, after those that have filled the cache
-        load = load.share_of(1, most=given["num_prompts"])
+        load = load.at_rate(load.request_rate, given["num_prompts"])
     load = replace(load, num_prompts=load.count, prefix_len=load.prefix_len or prefix_len, **fields)
     asked = {"percentiles": metric_percentiles, "goodput": goodput or {}}
     return _predict("serve", load, planning.Serving(model, gpu, **options), explain, **asked)

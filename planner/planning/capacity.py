@@ -135,14 +135,9 @@ class Capacity:
 
 
 def measure(
-    deployment: Deployment,
-    load: Load,
-    slos: Sequence[Slo],
-    *,
-    confidence: float = defaults.CONFIDENCE,
-    whole: bool = True,
-    exactly: bool = False,
-) -> ServedLoad:
+    deployment: Deployment, load: Load, slos: Sequence[Slo], *, confidence: float = defaults.CONFIDENCE,
+    whole: bool = True, exactly: bool = False,
+) -> ServedLoad:  # fmt: skip
     """Serve ``load`` once, beside the targets; ``whole`` and ``exactly`` as for ``Prediction``."""
     served = Prediction.until_missed(deployment, load, slos, confidence, whole=whole)
     return against(served, slos, confidence, exactly=exactly)
@@ -194,11 +189,6 @@ class Steady:
         return self.request_per_s * self.doubt.upper("output_throughput", 1 - confidence)
 
 
-def steady_rate(deployment: Deployment, load: Load, *, confidence: float = defaults.CONFIDENCE) -> float:
-    """Requests per second that full batches serve in the steady state, as measured with probability ``confidence``."""
-    return Steady.of(deployment, load).rate(confidence)
-
-
 def doubt_at(deployment: Deployment, load: Load, concurrency: int) -> Uncertainty:
     """Uncertainty of the closed form with ``concurrency`` requests."""
     each = ceil(concurrency / deployment.config.data_parallel_size)
@@ -226,11 +216,8 @@ def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, val
 
 def in_flight(deployment: Deployment, load: Load, rate: float) -> int:
     """Requests in flight at ``rate`` requests per second in the closed form; at most what the engine takes."""
-
-    def served(concurrency: int) -> bool:
-        return concurrency / at_concurrency(deployment, load, concurrency).e2el_s >= rate
-
-    return smallest(served, 1, most_in_flight(deployment))
+    most = most_in_flight(deployment)
+    return smallest(lambda places: places / at_concurrency(deployment, load, places).e2el_s >= rate, 1, most)
 
 
 def closed_form_load(
@@ -241,11 +228,10 @@ def closed_form_load(
 
     ``by_noise``: with the margins that noise alone asks for, which no doubt is below.
     """
-    if by_noise:
-        margins = [(slo, least_upper(deployment, slo.key, confidence)) for slo in slos]
-    else:
-        doubt = doubt or usual_doubt(deployment, load)
-        margins = [(slo, doubt.upper(slo.key, confidence)) for slo in slos]
+    if by_noise and confidence < 0.5:
+        return inf
+    upper = partial(least_upper, deployment) if by_noise else (doubt or usual_doubt(deployment, load)).upper
+    margins = [(slo, upper(slo.key, confidence)) for slo in slos]
 
     def excess(concurrency: int) -> float:
         figures = at_concurrency(deployment, load, concurrency)
@@ -260,12 +246,6 @@ def closed_form_load(
         return rate
     more = at_concurrency(deployment, load, low + 1).request_per_s - rate  # on average in flight between the two
     return rate + max(more, 0.0) * (1 - met) / (excess(low + 1) - met)
-
-
-def outlined_load(deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float) -> float:
-    """Upper bound of ``closed_form_load`` as a rate."""
-    bounded = confidence >= 0.5
-    return closed_form_load(deployment, load, slos, "rate", confidence=confidence, by_noise=True) if bounded else inf
 
 
 def most_in_flight(deployment: Deployment) -> int:

@@ -61,6 +61,7 @@ BATCH_GUESSES = 2  #: of the largest batch, before the range that is left is hal
 #: A server carries at most so many times the closed form, which knows no percentiles and no queue: exactly, and to
 #: first order. A judgement that the refusals name; benchmarks/results/search.md has the most that was seen.
 OPTIMISM = {True: 1.05, False: 1.2}
+CROWDED = 1.5  #: the same of sessions, over the rate at which seldom more are in flight than in the closed form
 LONG_STEPS = 0.5  #: share of the TPOT that decode steps without prompts make up where cutting prompts changes little
 FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form's own order
 #: Of a family that misses a target with prompts not seen before, members that are tried on few servers; and the prompts

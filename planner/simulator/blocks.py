@@ -145,12 +145,13 @@ Piece = tuple[int, int, int]
 class Tree:
     """The nodes of the requests' prefixes in blocks of one size; a node holds the blocks that end in it."""
 
-    def __init__(self, requests: Requests, block_size: int) -> None:
+    def __init__(self, requests: Requests, block_size: int, first: int = 0) -> None:
+        """``first``: the number of the first request."""
         prefixes = requests.prefixes
         assert prefixes is not None  # the caller has checked
         parent, ends_tok, prompt = prefixes.parent, prefixes.end_tok, prefixes.prompt
         self._block_size = block_size
-        self._prefixes, self._sent = prefixes, len(prompt)
+        self._prefixes, self._first, self._sent = prefixes, first, len(prompt)
         stop = ends_tok // block_size
         start = np.where(parent >= 0, stop[parent], 0) if len(parent) else stop
         shared = prompt >= 0
@@ -201,7 +202,7 @@ class Tree:
         first = np.concatenate([np.asarray(self.start)[shared], ends_tok // size])
         last = np.concatenate([np.asarray(self.stop)[shared], full])
         user = np.concatenate([used[nodes], used[nodes[tipped]], np.arange(len(full))])
-        piece = np.concatenate([shared, -1 - self._sent - fits])
+        piece = np.concatenate([shared, -1 - self._first - self._sent - fits])
         order = np.lexsort((first, -user))  # the last one first, and each from its beginning
         order = order[first[order] < last[order]]
         piece, first, last = piece[order], first[order], last[order]
@@ -224,7 +225,7 @@ class Tree:
 
     def path_of(self, index: int) -> list[int]:
         """The nodes of a request, its answer included as far as others go on from there."""
-        return self.path(self._answer[index])
+        return self.path(self._answer[index - self._first])
 
 
 def _column(values: NDArray[np.int64]) -> array[int]:

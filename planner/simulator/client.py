@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.simulator.blocks import PrefixBlocks, Tree
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.rank import ENDS, DpRank, Lockstep, PriorityRank
-from planner.simulator.record import Log, Replay, TokenRuns
+from planner.simulator.record import Log, Replay, StepRun, TokenRuns
 from planner.simulator.sequence import Sequence
 from planner.workload import Load, Requests
 
@@ -54,24 +54,18 @@ class Client:
 
 
 def replay(
-    timer: StepTimer,
-    load: Load,
-    limits: SchedulerLimits,
-    client: Client | None = None,
-    *,
-    keep_steps: bool = False,
-    keep_gaps: bool = True,
-    hopeless: Hopeless | None = None,
-) -> Replay:
+    timer: StepTimer, load: Load, limits: SchedulerLimits, client: Client | None = None, *, keep_steps: bool = False,
+    keep_gaps: bool = True, hopeless: Hopeless | None = None,
+) -> Replay:  # fmt: skip
     """Serve ``load`` under ``limits`` and return what the client measures; ``timer`` gives the steps of one DP rank.
 
     With ``keep_steps`` the result lists every step; without ``keep_gaps`` it takes half the memory. Once ``hopeless``
     it is that of the requests that have ended. Raises InputError when a request can never be scheduled.
     """
     sender = _Sender(timer, load, limits, client or Client(), keep_gaps)
-    if keep_steps:
-        sender.ranks[0].step_runs = []
-    sender.run(hopeless)
+    for sent in sender.requests.pool or (sender.requests,):  # one after the other on one clock
+        if sender.run(sent, hopeless, keep_steps=keep_steps):
+            break
     served = sender.result()
     return served.second_cycle(load.num_prompts, sender.client.response_s) if load.steady else served
 
@@ -79,8 +73,7 @@ def replay(
 class _Sender:
     def __init__(self, timer: StepTimer, load: Load, limits: SchedulerLimits, client: Client, keep_gaps: bool) -> None:
         requests = self.requests = load.requests()
-        self.client = client
-        self.limits = limits
+        self.timer, self.client, self.limits = timer, client, limits
         self.input_len = array("q", requests.input_len.astype(np.int64).tobytes())
         self.output_len = array("q", requests.output_len.astype(np.int64).tobytes())
         self.arrival_s = array("d", requests.arrival_s.astype(np.float64).tobytes())
@@ -95,45 +88,53 @@ class _Sender:
                 f"the prompts come to {chunks:,} steps of --max-num-batched-tokens {limits.max_num_batched_tokens}",
                 hint=f"raise it, or send fewer prompts: {MOST_CHUNKS:,} such steps can be replayed",
             )
-        self.places = load.max_concurrency or len(self.input_len)
-        self.opening = min(self.places, len(self.input_len))  # requests that find a place whatever happens
+        self.places = min(load.max_concurrency or len(self.input_len), len(self.input_len))
         self.sent_s = array("d")
         self.ready_s = array("d")  # when the engine sees it
-        self._ahead_s = -inf  # until when each rank knows what comes next
-        self._together = _together(self.arrival_s, self.opening) if client.frontend_s else None
+        self._together = _together(self.arrival_s, self.places) if client.frontend_s else None
         # the scheduler looks at the first that waits alone, unless others may go ahead
         in_order = limits.scheduling_policy == "fcfs" and not limits.host_blocks
-        self._in_parts = in_order and self.opening == len(self.input_len)
-        self._loaded_s = [0.0] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
+        self._in_parts = in_order and self.places == len(self.input_len)
         self.log = Log.of(len(self.input_len), keep_gaps=keep_gaps)
-        self.ranks = _ranks(timer, limits, self.log, requests)
-        together = limits.lockstep and len(self.ranks) > 1
-        self.group = Lockstep(timer, self.ranks, limits) if together else None
-        self.clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
+        self.served: list[DpRank] = []  # of all servers
+        self.step_runs: list[StepRun] = []
 
-    def run(self, hopeless: Hopeless | None = None) -> None:
-        count, end_s, next_event = len(self.input_len), self.log.end_s, attrgetter("event")
-        one = self.clocked[0] if len(self.clocked) == 1 else None
+    def run(self, sent: Requests, hopeless: Hopeless | None = None, *, keep_steps: bool = False) -> bool:
+        """Serve ``sent`` on a server of its own, from when the one before idles; return whether it is hopeless."""
+        end_s, next_event, first, limits = self.log.end_s, attrgetter("event"), len(self.sent_s), self.limits
+        idle_s, count = max(end_s[:first], default=0.0), first + len(sent.arrival_s)
+        if first:
+            self.arrival_s[first:count] = array("d", (idle_s + sent.arrival_s).tobytes())
+        self.opening = min(first + self.places, count)  # those before find a place whatever happens
+        self._ahead_s = -inf  # until when each rank knows what comes next
+        self._loaded_s = [idle_s] * limits.data_parallel_size  # when each rank has loaded its blocks from the host
+        self.ranks = _ranks(self.timer, limits, self.log, sent, first)
+        self.ranks[0].step_runs = self.step_runs if keep_steps else None
+        self.served += self.ranks
+        self.group = Lockstep(self.timer, self.ranks, limits) if limits.lockstep and len(self.ranks) > 1 else None
+        clocked: list[DpRank | Lockstep] = [self.group] if self.group else [*self.ranks]
+        one = clocked[0] if len(clocked) == 1 else None
         self._open(0.0 if self.opening == count else inf)  # in a closed loop what follows is sent after all of these
         while True:
-            first = one or min(self.clocked, key=next_event)
-            time_s, kind = first.event
+            rank = one or min(clocked, key=next_event)
+            time_s, kind = rank.event
             if self._ahead_s < time_s + AHEAD_S and self._open(time_s):
                 continue  # what was sent may come first
             if kind != ENDS:
                 if time_s == inf:
                     break
-                first.begin()
+                rank.begin()
                 continue
-            done = first.end()
+            done = rank.end()
             for index in done:
                 end_s[index] = time_s
                 if hopeless and hopeless(*self._metrics_s(index)):
-                    return
+                    return True
                 if index % PROGRESS_EACH == PROGRESS_EACH - 1:
                     progress.say(f"{index + 1:,} of {count:,} requests")
                 if self.opening < count and len(self.sent_s) < count:
                     self._send_next(time_s + self.client.response_s, len(done))
+        return False
 
     def _open(self, time_s: float) -> bool:
         """Send what the engine may look at up to ``time_s`` and a while longer, and for each rank one request more.
@@ -190,11 +191,11 @@ class _Sender:
             ended, of_sent = finite, finite[: len(self.sent_s)]  # the last of a burst may not be sent yet
         host_tok = np.zeros(len(self.input_len), dtype=np.int64)
         host_tok[[*log.host_tok]] = [*log.host_tok.values()]
-        peak_blocks = self.limits.num_blocks - min(rank.least_free for rank in self.ranks)
+        peak_blocks = self.limits.num_blocks - min(rank.least_free for rank in self.served)
         return Replay(
             input_len=self.requests.input_len[ended],
             output_len=self.requests.output_len[ended],
-            arrival_s=self.requests.arrival_s[ended],
+            arrival_s=np.asarray(self.arrival_s)[ended],
             sent_s=np.asarray(self.sent_s)[of_sent],
             ready_s=np.asarray(self.ready_s)[of_sent],
             first_token_s=first_token_s[ended],
@@ -204,26 +205,26 @@ class _Sender:
             host_tok=host_tok[ended],
             token_runs=TokenRuns.of(log.gaps, delay_s=self.client.response_s),
             kv_cache_usage_peak=peak_blocks / self.limits.num_blocks,
-            most_seqs=max(rank.most_seqs for rank in self.ranks),
-            most_step_tok=max(max(rank.most_tok, rank.most_seqs * self.limits.decode_tok) for rank in self.ranks),
+            most_seqs=max(rank.most_seqs for rank in self.served),
+            most_step_tok=max(max(rank.most_tok, rank.most_seqs * self.limits.decode_tok) for rank in self.served),
             decode_steps=log.decode.steps,
             decode_time_s=log.decode.time_s,
             decode_batch=log.decode.mean(),
             prefill_steps=log.prefill.steps,
             prefill_time_s=log.prefill.time_s,
             prefill_batch=log.prefill.mean(),
-            step_runs=tuple(self.ranks[0].step_runs or ()),
+            step_runs=tuple(self.step_runs),
             group=None if self.requests.group is None else self.requests.group[ended],
             groups=self.requests.groups,
         )
 
 
-def _ranks(timer: StepTimer, limits: SchedulerLimits, log: Log, requests: Requests) -> list[DpRank]:
+def _ranks(timer: StepTimer, limits: SchedulerLimits, log: Log, requests: Requests, first: int) -> list[DpRank]:
     ranks = range(limits.data_parallel_size)
     kind = PriorityRank if limits.scheduling_policy == "priority" else DpRank
     if requests.prefixes is None or not limits.enable_prefix_caching:
         return [kind(timer, limits, log) for _ in ranks]
-    tree = Tree(requests, limits.block_size)
+    tree = Tree(requests, limits.block_size, first)
     caches = [PrefixBlocks(limits.num_blocks, limits.block_size, tree) for _ in ranks]
     if not limits.host_blocks:
         return [kind(timer, limits, log, kv) for kv in caches]

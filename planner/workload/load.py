@@ -133,9 +133,11 @@ class Load:
     @classmethod
     def sessions(cls, name: str, rate: float, seed: int = 0) -> Load:
         """A load of several turns by name, drawn for ``rate`` requests per second."""
-        from planner.workload.sessions import named_sessions
+        from planner.workload.requests import share
+        from planner.workload.sessions import KEPT, named_sessions
 
-        return cls.of_requests(named_sessions()[name].requests(rate, seed), rate, name=name, seed=seed, drawn=True)
+        sent = share(named_sessions()[name].requests(rate, seed), 1, KEPT)
+        return cls.of_requests(sent, rate, name=name, seed=seed, drawn=True)
 
     @classmethod
     def of_requests(cls, sent: Requests, rate: float, **more: Any) -> Load:
@@ -391,8 +393,10 @@ class Load:
             return replace(self, request_rate=rate, num_prompts=prompts, recorded=sent, classes=classes)
         if self.recorded is not None:
             from planner.workload.requests import share
+            from planner.workload.sessions import shares
 
-            sent = share(self.recorded, servers, most or len(self.recorded.arrival_s), router)
+            drawn = self.drawn and shares(self.name, self.request_rate, servers, router, self.seed)
+            sent = drawn or share(self.recorded, servers, most or self.count, router)
             return replace(self, request_rate=rate, num_prompts=len(sent.arrival_s), recorded=sent)
         places = self.max_concurrency and ceil(self.max_concurrency / servers)
         return replace(self, request_rate=rate, max_concurrency=places, num_prompts=most or self.num_prompts)

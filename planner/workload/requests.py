@@ -50,6 +50,7 @@ class Requests:
     priority: Tokens | None = None  #: as sent with each; lower is sooner; None: all alike
     group: Tokens | None = None  #: the number of each one's class, in ``groups``
     groups: tuple[str, ...] = ()
+    pool: tuple[Requests, ...] = ()  #: of several servers, each replayed on its own; all of them, one after the other
 
     @property
     def max_total_len(self) -> int:
@@ -69,11 +70,14 @@ class Requests:
         return Requests(*lengths, self.arrival_s[which], prefixes, priority, group, self.groups)
 
     def at_pace(self, factor: float) -> Requests:
-        return self if factor == 1 else replace(self, arrival_s=self.arrival_s * factor)
+        pool = tuple(one.at_pace(factor) for one in self.pool)
+        return self if factor == 1 else replace(self, arrival_s=self.arrival_s * factor, pool=pool)
 
     @property
     def reusable_tok(self) -> float:
         """Tokens of a prompt, on average, that a cache finds which forgets nothing."""
+        if self.pool:
+            return sum(one.reusable_tok * len(one.arrival_s) for one in self.pool) / len(self.arrival_s)
         return float(self.prefixes.reusable_tok.mean()) if self.prefixes else 0.0
 
 
@@ -82,31 +86,45 @@ MATCHED = 0.3
 #: Servers are out of balance where the fullest has so many requests more than the emptiest, and so many times as many.
 #: ``--balance-abs-threshold``, ``--balance-rel-threshold``
 UNEVEN, UNEVEN_TIMES = 64, 1.5
+POOLED = 4  #: servers of many that are replayed
 MOST_SHARES = 32  #: kept, with the requests that they are of
 
 
 @lru_cache(maxsize=MOST_SHARES)  # engines are compared by the same shares
-def share(requests: Requests, servers: int, most: int, router: Router = "round-robin") -> Requests:
-    """The requests of one of ``servers``, at most ``most``, from time zero on; the last ones where prompts share
-    prefixes."""
+def share(requests: Requests, servers: int, most: int, router: Router = "round-robin", few: int = 1) -> Requests:
+    """The requests of the busiest of ``servers``, or of ``few``, at most ``most``, from time zero on; the last ones
+    where prompts share prefixes."""
+    if requests.pool:
+        return in_turn([share(one, 1, -(-most // len(requests.pool))) for one in requests.pool])
     arrived, prefixes = len(requests.arrival_s), requests.prefixes
     servers = min(servers, max(arrived, 1))  # of more of them the others get nothing
-    late = max(arrived - most * servers, 0) if prefixes is not None else 0
+    late = max(arrived - most * servers // few, 0) if prefixes is not None else 0
     total_tok = requests.input_len + requests.output_len
-    places, one = np.arange(arrived) % servers, late % servers
-    if servers > 1 and router == "random":
-        places = np.random.default_rng(0).integers(servers, size=arrived)
-        one = int(np.bincount(places[late:], total_tok[late:], servers).argmax())
-    elif servers > 1 and router != "round-robin":
-        places = _places(requests, servers, router)
-        one = int(np.bincount(places[late:], total_tok[late:], servers).argmax())
-    mine = np.flatnonzero(places == one)
-    sent = requests.chosen(mine[mine >= late][:most])
-    if prefixes is not None and sent.prefixes is not None:
-        earlier = mine[mine < late]
-        known = sent.prefixes.after(prefixes.answer[earlier], total_tok[earlier], slice(one, None, servers))
-        sent = replace(sent, prefixes=known)
-    return replace(sent, arrival_s=sent.arrival_s - sent.arrival_s[0])
+    places, busiest, dice = np.arange(arrived) % servers, late % servers, np.random.default_rng(0)
+    if servers > 1 and router != "round-robin":
+        random = router == "random"
+        places = dice.integers(servers, size=arrived) if random else _places(requests, servers, router)
+        busiest = int(np.bincount(places[late:], total_tok[late:], servers).argmax())
+    pool = []
+    for one in np.unique(places[late:]).tolist()[:few] if few > 1 else (busiest,):
+        mine = np.flatnonzero(places == one)
+        sent = requests.chosen(mine[mine >= late][:most])
+        if prefixes is not None and sent.prefixes is not None:
+            earlier = mine[mine < late]
+            known = sent.prefixes.after(prefixes.answer[earlier], total_tok[earlier], slice(one, None, servers))
+            sent = replace(sent, prefixes=known)
+        pool.append(replace(sent, arrival_s=sent.arrival_s - sent.arrival_s[:1]))
+    return in_turn(pool) if few > 1 else pool[0]
+
+
+def in_turn(pool: Sequence[Requests]) -> Requests:
+    """The requests of several servers, all with prefixes, one after the other."""
+    starts_s = np.cumsum([0.0, *(one.arrival_s[-1] for one in pool)])
+    arrivals_s = [one.arrival_s + start_s for one, start_s in zip(pool, starts_s, strict=False)]
+    inputs, outputs = (np.concatenate([getattr(one, name) for one in pool]) for name in ("input_len", "output_len"))
+    trees = [one.prefixes for one in pool if one.prefixes]
+    ends = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in ("prompt", "answer")}
+    return Requests(inputs, outputs, np.concatenate(arrivals_s), replace(trees[0], **ends), pool=tuple(pool))
 
 
 def _places(requests: Requests, servers: int, router: Router) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

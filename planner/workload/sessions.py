@@ -6,9 +6,8 @@ one request rate. The clock goes round: at its beginning sessions are in their f
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from math import log, sqrt
-from operator import itemgetter
+from functools import cache, lru_cache
+from math import ceil, log, sqrt
 from typing import TYPE_CHECKING, Any
 
 from planner.resources import calibration_tables
@@ -18,9 +17,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.workload.requests import Requests
+    from planner.workload.targets import Router
 
 KEPT = 20_000  #: requests of a load, the last ones of those that are drawn
 MOST = 100_000  #: that are drawn
+POOL_PROMPTS = 1000  #: of a share, all its servers together
 ROUNDS = 2.0  #: mean sessions in a row for which the clock runs, at least
 MOST_TURNS = 1000
 
@@ -47,63 +48,55 @@ class Sessions:
     pause_s: Drawn  #: from the end of an answer to the next turn
     most_tok: int  #: of a prompt and its answer; then the next turn begins anew
 
-    def requests(self, rate: float, seed: int = 0) -> Requests:
+    def requests(self, rate: float, seed: int = 0, count: int = KEPT) -> Requests:
+        """``count`` requests, two or more times in a row: at every rate the same ones, in another order."""
         import numpy as np
 
-        from planner.workload.requests import answer_s
+        from planner.workload.requests import Prefixes, Requests, answer_s
 
-        dice = np.random.default_rng(seed)
-        turns = np.clip(np.rint(self.turns.draw(MOST, dice)), 1, MOST_TURNS).astype(np.int64)
+        # each quantity has dice of its own, so that more sessions begin with the same ones
+        of_turns, of_starts, of_inputs, of_outputs, of_pauses = np.random.default_rng(seed).spawn(5)
+        turns = np.clip(np.rint(self.turns.draw(count, of_turns)), 1, MOST_TURNS).astype(np.int64)
         span_s = float(turns.mean()) * (self.pause_s.mean + answer_s(self.output_tok.mean))
-        count = int(min(max(KEPT, ROUNDS * span_s * rate), MOST))
         turns = turns[: int(np.searchsorted(np.cumsum(turns), count)) + 1]
-        total = int(turns.sum())
-        round_s = total / rate
-        new_tok = np.maximum(np.rint(self.input_tok.draw(total, dice)), 1).astype(np.int64).tolist()
-        answer_tok = np.maximum(np.rint(self.output_tok.draw(total, dice)), 1).astype(np.int64).tolist()
-        pause_s = self.pause_s.draw(total, dice).tolist()
-        rows: list[tuple[float, int, int, list[int], list[int]]] = []
-        for start_s, count in zip(dice.uniform(0, round_s, len(turns)).tolist(), turns.tolist(), strict=True):
-            rows += self._session(start_s, range(len(rows), len(rows) + count), new_tok, answer_tok, pause_s)
+        turns[-1] -= turns.sum() - count
+        round_s = count / rate
+        new_tok = np.clip(np.rint(self.input_tok.draw(count, of_inputs)), 1, self.most_tok // 2).astype(np.int64)
+        answer_tok = np.clip(np.rint(self.output_tok.draw(count, of_outputs)), 1, self.most_tok // 4).astype(np.int64)
+        sizes, pause_s = np.column_stack([new_tok, answer_tok]).ravel().tolist(), self.pause_s.draw(count, of_pauses)
+        rows: list[tuple[float, int, int, int]] = []  # time, prompt, the first turn that it holds, its own
+        for start_s, more in zip(of_starts.uniform(0, round_s, len(turns)).tolist(), turns.tolist(), strict=True):
+            time_s, first, before_tok = start_s, len(rows), 0
+            for turn in range(first, first + more):
+                new, answer = sizes[2 * turn : 2 * turn + 2]
+                if before_tok + new + answer > self.most_tok:
+                    first, before_tok = turn, 0
+                rows.append((time_s, before_tok + new, first, turn))
+                before_tok += new + answer
+                time_s += answer_s(answer) + float(pause_s[turn])
+        rows.sort(key=lambda row: row[0] % round_s)
+        times_s, prompt_tok, firsts, lasts = map(np.array, zip(*rows, strict=True))
+        begun, past_s = np.divmod(times_s, round_s)
+        laps = np.arange(max(min(ceil(ROUNDS * span_s / round_s), MOST // count), 2))[:, None]
         # what goes on at the beginning began before it, and is not what begins at the end
-        laps = [
-            (time_s % round_s, prompt, answer, [name + int(time_s // round_s) * 2 * total for name in names], sizes)
-            for time_s, prompt, answer, names, sizes in rows
-        ]
-        laps.sort(key=itemgetter(0))
-        return _requests(laps, max(len(laps) - KEPT, 0))
-
-    def _session(
-        self, time_s: float, turns: range, new_tok: list[int], answer_tok: list[int], pause_s: list[float]
-    ) -> list[tuple[float, int, int, list[int], list[int]]]:
-        from planner.workload.requests import answer_s
-
-        sent = []
-        names: list[int] = []
-        sizes: list[int] = []
-        before_tok = 0
-        for turn in turns:
-            new, answer = min(new_tok[turn], self.most_tok // 2), min(answer_tok[turn], self.most_tok // 4)
-            if before_tok + new + answer > self.most_tok:
-                names, sizes, before_tok = [], [], 0
-            names, sizes = [*names, 2 * turn, 2 * turn + 1], [*sizes, new, answer]
-            sent.append((time_s, before_tok + new, answer, names, sizes))
-            before_tok += new + answer
-            time_s += answer_s(answer) + pause_s[turn]
-        return sent
+        shift = (laps - begun).astype(np.int64) * count
+        names = list(map(range, (2 * (firsts + shift)).ravel().tolist(), (2 * (lasts + shift + 1)).ravel().tolist()))
+        tok = [sizes[2 * first : 2 * turn + 2] for _, _, first, turn in rows] * len(laps)
+        prompts, answers = (np.tile(each, len(laps)) for each in (prompt_tok, answer_tok[lasts]))
+        arrival_s = (past_s + laps * round_s).ravel() - past_s[0]
+        return Requests(prompts, answers, arrival_s, Prefixes.of(names, tok, [1] * len(names)))
 
 
-def _requests(rows: list[tuple[float, int, int, list[int], list[int]]], earlier: int) -> Requests:
-    import numpy as np
+@lru_cache(maxsize=32)  # engines are compared by the same shares
+def shares(name: str, rate: float, servers: int, router: Router, seed: int) -> Requests:
+    """What ``POOLED`` of ``servers`` get of ``rate`` requests per second, ``POOL_PROMPTS`` in all."""
+    from planner.workload.requests import POOLED, share
 
-    from planner.workload.requests import Prefixes, Requests
-
-    prefixes = Prefixes.of(
-        [names for _, _, _, names, _ in rows], [sizes for _, _, _, _, sizes in rows], [1] * len(rows),
-        [prompt + answer for _, prompt, answer, _, _ in rows[:earlier]],
-    )  # fmt: skip
-    arrivals, prompts, answers = (np.array([row[at] for row in rows[earlier:]]) for at in range(3))
-    return Requests(prompts, answers, arrivals - arrivals[0], prefixes)
+    few = min(servers, POOLED)
+    # such a router leaves sessions where they are, so those of a few servers can be drawn alone
+    dealt = few if router == "prefix-aware" else servers
+    count = min(POOL_PROMPTS * dealt // few, MOST // 2)
+    return share(named_sessions()[name].requests(rate * dealt / servers, seed, count), dealt, POOL_PROMPTS, router, few)
 
 
 @cache

@@ -12,7 +12,7 @@ from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.planning.capacity import Capacity, at_load, doubt_at, measure, steady_rate
+from planner.planning.capacity import Capacity, Steady, at_load, doubt_at, measure
 from planner.planning.defaults import LADDER, TOLERANCE
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.largest import bracket, largest, smallest
@@ -62,7 +62,7 @@ def test_full_batches_are_those_that_the_cache_holds() -> None:
         replace(server(), config=replace(server().config, max_num_seqs=seqs, max_model_len=120_000)) for seqs in (4, 50)
     )
     assert few.requests_served(long.total_len) < 5
-    assert steady_rate(many, long) == pytest.approx(steady_rate(few, long), rel=0.02)
+    assert Steady.of(many, long).rate(0.8) == pytest.approx(Steady.of(few, long).rate(0.8), rel=0.02)
 
 
 @given(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=60), st.floats(1.0, 100.0), st.floats(0.5, 1.5))
@@ -153,7 +153,7 @@ def test_without_targets_the_rate_is_what_full_batches_serve() -> None:
     slow = doubt_at(server(), LOAD, 128).upper("output_throughput", 0.2)
     assert found is not None and 0.7 < slow < 1
     assert found.value == pytest.approx(steady.output_tok_per_s / 128 * slow, rel=0.03)
-    assert found.value <= steady_rate(server(), LOAD) * 1.000001
+    assert found.value <= Steady.of(server(), LOAD).rate(0.8) * 1.000001
     assert not at(found.value * 1.1, (), "rate").stable
 
 

@@ -1,11 +1,13 @@
 """Which server gets which request, and loads of several turns by name beside the statistics they are drawn from."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from planner.workload import requests as routed
+from planner.workload import sessions
 from planner.workload.load import Load
 from planner.workload.requests import Prefixes, Requests, answer_s, share
 from planner.workload.sessions import named_sessions
@@ -104,6 +106,43 @@ def test_sessions_have_the_published_means(name: str) -> None:
     # what a turn adds is new; at the beginning more is, as sessions go on that began before
     new_tok = (found.input_len - found.prefixes.reusable_tok)[-4000:]
     assert new_tok.mean() == pytest.approx(kind.input_tok.mean, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["multi-turn-chat", "coding-agent"])
+def test_at_every_rate_there_are_the_same_requests_nearer_together(name: str) -> None:
+    def lengths(sent: Load) -> list[tuple[int, int]]:
+        assert sent.recorded is not None
+        return sorted(zip(sent.recorded.input_len.tolist(), sent.recorded.output_len.tolist(), strict=True))
+
+    load, kind = Load.sessions(name, 2.0, 1), named_sessions()[name]
+    slow, fast = load.share_of(40, "prefix-aware"), load.share_of(4, "prefix-aware")
+    assert lengths(slow) == lengths(fast) == lengths(Load.sessions(name, 5.0, 1).share_of(1))
+    for sent in (slow, fast):
+        assert sent.recorded is not None
+        ends_s = [float(one.arrival_s[-1]) for one in sent.recorded.pool]
+        assert np.mean(ends_s) == pytest.approx(sessions.POOL_PROMPTS / 4 / sent.request_rate, rel=0.05)
+        # each turn finds the one before it, wherever the round begins
+        new_tok = sent.recorded.input_len.mean() - sent.recorded.reusable_tok
+        assert new_tok == pytest.approx(kind.input_tok.mean, rel=0.1)
+
+
+@pytest.mark.parametrize(("router", "servers"), [("prefix-aware", 9), ("round-robin", 9), ("prefix-aware", 1)])
+def test_a_few_of_the_servers_stand_for_all(router: Router, servers: int) -> None:
+    sent = Load.sessions("coding-agent", 2.0).share_of(servers, router)
+    requests = sent.recorded
+    assert requests is not None and sent.request_rate == pytest.approx(2.0 / servers)
+    assert len(requests.arrival_s) == pytest.approx(1000, abs=0 if router == "prefix-aware" else 150)
+    assert len(requests.pool) == (0 if servers == 1 else routed.POOLED)
+    ends = [0, *np.cumsum([len(one.arrival_s) for one in requests.pool])]
+    for one, (begin, end) in zip(requests.pool, itertools.pairwise(ends), strict=True):
+        assert (one.input_len == requests.input_len[begin:end]).all()
+        assert np.allclose(np.diff(one.arrival_s), np.diff(requests.arrival_s[begin:end]))
+    # prefixes of sessions that go on are there from the beginning where the router knows them
+    reused = [one.reusable_tok / one.input_len.mean() for one in requests.pool or (requests,)]
+    assert all(0.8 < share < 0.958 if router == "prefix-aware" else share < 0.9 for share in reused)
+    # a cut takes the last requests of each server, which answered the others before
+    few = sent.at_rate(0.1, 200).recorded
+    assert few is not None and len(few.arrival_s) == 200 and len(few.pool) == len(requests.pool)
 
 
 def test_most_of_an_agents_prompts_are_there_already() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from math import floor, inf
+from math import ceil, floor, inf
 
 import numpy as np
 
@@ -42,7 +42,9 @@ def alone(deployment: Deployment, objective: Objective) -> ServedLoad:
         places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.most_decodes)
         # no bunch queues, and no prefix is forgotten
         roomy = replace(deployment, config=replace(config, max_num_seqs=places), least_cache_tok=ENDLESS_TOK)
-        return sent(roomy, load.at_rate(idle_load(deployment, load, "rate"), defaults.PROMPTS_ALONE))
+        idle = idle_load(deployment, load, "rate")
+        share = load.share_of(ceil(load.request_rate / idle), "prefix-aware") if load.drawn else None
+        return sent(roomy, share or load.at_rate(idle, defaults.PROMPTS_ALONE))
     load = at_load(deployment, load, slos, "concurrency", 1)
     if load.recorded is None:
         longest = sent(deployment, load.longest(2))

@@ -7,8 +7,9 @@ their bounds on the cost in GPUs; an engine that could be cheaper than the best 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
-from math import ceil, floor, inf, log
+from functools import cache, partial
+from math import ceil, floor, inf, log, sqrt
+from statistics import NormalDist
 
 import numpy as np
 
@@ -21,12 +22,12 @@ from planner.planning.capacity import (
     Capacity,
     Steady,
     against,
+    at_concurrency,
     closed_form_load,
     doubt_at,
     idle_load,
     measure,
     most_in_flight,
-    outlined_load,
     usual_doubt,
 )
 from planner.planning.defaults import TOLERANCE, USUAL_BATCH
@@ -91,6 +92,7 @@ class _Search:
         self.classes, self.coarse = choices.objective.classes, choices.space.coarse
         self.targets = choices.objective.targets or Targets()
         self.exactly = not self.coarse  # many types of GPUs are left at first order
+        self.margin = defaults.CROWDED if self.load.drawn else defaults.OPTIMISM[self.exactly]  # over the closed form
         self.plans: list[Candidate] = []
         self.alternatives = 0 if self.coarse else defaults.TARGET_ALTERNATIVES
         self.hopeless: list[tuple[float, RankedEngine]] = []  # miss targets even when requests are alone
@@ -113,7 +115,7 @@ class _Search:
             unscaled, other = choices.beside_recipe(family.resolved, family.deployment.config)
             return family.cost(choices, at_least=False), family.num_gpus, unscaled, family.tied, other, -family.guess
 
-        margin, choices, profile = defaults.OPTIMISM[self.exactly], self.choices, self.choices.profile.id
+        margin, choices, profile = self.margin, self.choices, self.choices.profile.id
         families = sorted(self._families(), key=order)
         for outline in progress.each(families, lambda family: f"{profile}: {family.resolved.resolved}"):
             family: RankedEngine | None = outline
@@ -176,11 +178,9 @@ class _Search:
             return None
         if objective.by == "concurrency":
             return replace(outline, most=float(most_in_flight(engine)), guess=float(most_in_flight(engine)))
-        loads = [
-            [outlined_load(one, load, slos, objective.confidence) for _, load, slos in self.classes] for one in engines
-        ]
+        loads = [self._loads(one, None) for one in engines]
         most, guess = max(map(self._most, loads)), max(map(self._guess, loads))
-        return replace(outline, most=most * defaults.OPTIMISM[self.exactly], guess=guess)
+        return replace(outline, most=most * self.margin, guess=guess)
 
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """Bounds for all members: the batch that fits beside the smallest token budget, the largest budget."""
@@ -191,7 +191,9 @@ class _Search:
         one = replace(one, max_num_batched_tokens=most_tok)
         lone = RankedEngine(resolved, one, choices.deployed(resolved, one), 0.0)
         with suppress(InputError):  # the largest token budget and one request need not fit together
-            least = None if args.pipeline_parallel_size > 1 else alone(lone.deployment, self.objective)
+            # once there is a plan to beat, a share of recorded requests says more
+            needless = args.pipeline_parallel_size > 1 or (self.plans and self.load.unsendable)
+            least = None if needless else alone(lone.deployment, self.objective)
             if least and not least.meets:
                 self.hopeless.append((least.excess, lone))
                 self._reject(lone, f"misses {least.binding} even with one request at a time on the server")
@@ -215,7 +217,7 @@ class _Search:
             carried = guess
             if len(self.classes) > 1:
                 carried = max(self._most(self._loads(member.deployment, usual)) for member in members)
-            most = min(rate_bound(deployment, objective, most), carried * defaults.OPTIMISM[self.exactly])
+            most = min(rate_bound(deployment, objective, most), carried * self.margin)
 
         def promise(member: RankedEngine) -> tuple[float, bool, int]:
             """Sort key; larger is tried later."""
@@ -258,11 +260,14 @@ class _Search:
         return RankedEngine(resolved, args, deployment, most, guess, family.usual, family.full)
 
     def _loads(self, deployment: Deployment, doubt: Uncertainty | None) -> list[float]:
-        by, confidence = self.objective.by, self.objective.confidence
-        return [
-            closed_form_load(deployment, load, slos, by, confidence=confidence, doubt=doubt)
-            for _, load, slos in self.classes
-        ]
+        """Closed-form load of each class, at most without ``doubt``; of sessions one that seldom has more in flight."""
+        asked = partial(closed_form_load, by=self.objective.by, confidence=self.objective.confidence, doubt=doubt)
+        loads = [asked(deployment, load, slos, by_noise=doubt is None) for _, load, slos in self.classes]
+        if not self.load.drawn:
+            return loads
+        seldom = max((min(slo.percentile or 50.0, 99.9) for slo in self.objective.slos), default=50.0)
+        flying, reach = loads[0] * at_concurrency(deployment, self.load, 1).e2el_s, NormalDist().inv_cdf(seldom / 100)
+        return [loads[0] * (sqrt(reach**2 / 4 + flying) - reach / 2) ** 2 / flying if 0 < flying < inf else loads[0]]
 
     def _guess(self, loads: Sequence[float]) -> float:
         """Closed-form load of all classes, each with a share of the server's time."""
@@ -386,8 +391,7 @@ class _Search:
         """Predict one of ``servers``: to first order, and where that meets the targets exactly, with all of a trace."""
         objective = self.objective
         load = share_of(engine.deployment, objective, servers, whole=False)
-        more = self.load.unsendable and not self.load.drawn and len(load.replay.sent_s) == defaults.TRACE_PROMPTS
-        if load.meets and more:
+        if load.meets and self.load.unsendable and len(load.replay.sent_s) == defaults.TRACE_PROMPTS:
             load = share_of(engine.deployment, objective, servers, entire=True, whole=False)
         if load.meets and self.exactly and objective.by == "rate" and objective.slos:
             load = against(load.prediction, objective.slos, objective.confidence)

@@ -20,7 +20,7 @@ from planner.engine import EVERYWHERE, EngineVersion, serve_argv
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, steady_rate
+from planner.planning.capacity import Capacity, Steady
 from planner.planning.comparison import Refused
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
@@ -342,7 +342,7 @@ class _Sizes:
 
     def _by_bound(self, load: Load, **changes: Any) -> list[tuple[Deployment, float]]:
         """Each size with the rate of full batches, the most promising per GPU first."""
-        bounds = [(one, steady_rate(one, load, confidence=self.confidence)) for one in self._engines(**changes)]
+        bounds = [(one, Steady.of(one, load).rate(self.confidence)) for one in self._engines(**changes)]
         return sorted(bounds, key=lambda pair: -pair[1] / pair[0].config.num_gpus)
 
     def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...], bound: float) -> ServedLoad | None:

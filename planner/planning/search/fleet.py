@@ -18,7 +18,7 @@ from planner import progress
 from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, steady_rate
+from planner.planning.capacity import Capacity, Steady
 from planner.planning.comparison import Refused
 from planner.planning.cost import DAY_S, MILLION_PER_S, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
@@ -266,7 +266,7 @@ class Fleet:
             most, interval = servers.most, servers.interval
             return Span(interval[0], most.value, interval[1]).times(pool.servers) if most and interval else None
         deployment, most = pool.kind.candidate.deployment, servers.most or pool.load
-        low, high = (steady_rate(deployment, pool.demand, confidence=odds) for odds in (0.95, 0.05))
+        low, high = map(Steady.of(deployment, pool.demand).rate, (0.95, 0.05))
         return Span(low, most.value, high).times(pool.servers)
 
     @cached_property

@@ -34,17 +34,12 @@ WORTH = 0.98  #: factor on the deviation above which a run tells too little
 
 
 def share_of(
-    deployment: Deployment,
-    objective: Objective,
-    servers: int,
-    *,
-    entire: bool = False,
-    whole: bool = True,
+    deployment: Deployment, objective: Objective, servers: int, *, entire: bool = False, whole: bool = True,
     exactly: bool = False,
-) -> ServedLoad:
+) -> ServedLoad:  # fmt: skip
     """Predict one of ``servers`` that share the load, beside the targets; ``whole`` and ``exactly`` as for ``measure``.
 
-    Of recorded requests it gets the last ``TRACE_PROMPTS`` that the router sends it, or its ``entire`` share.
+    Of a trace it gets the last ``TRACE_PROMPTS`` that the router sends it, or its ``entire`` share.
     """
     load, slos, value = objective.load, objective.slos, objective.value
     assert value is not None
