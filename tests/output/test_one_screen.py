@@ -156,3 +156,11 @@ def test_what_a_screen_has_no_room_for_is_explained(words: tuple[str, ...], behi
     assert all(words in said for words in behind)
     assert len(whole.out + whole.err) > len(brief.out + brief.err)
     assert "see --explain for details" in brief.err or words[:2] == ("fit", LLAMA)
+
+
+def test_a_load_with_turns_names_the_share_of_the_prefix_cache() -> None:
+    """It sizes the plan. That benchmark.sh cannot send turns stands in the runbook, not among the five notes."""
+    load = ("--workload", "multi-turn-chat", "--request-rate", "2", "--ttft", "3000", "--tpot", "40")
+    assert_fits("recommend", QWEN_MOE, "--gpu", "mi355x", *load)
+    text = run("recommend", QWEN_MOE, "--gpu", "mi355x", *load).out
+    assert "% of the prompt tokens come from the prefix cache" in text and "benchmark.sh" not in text

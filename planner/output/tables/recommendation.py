@@ -298,13 +298,14 @@ class Recommendation(Answer):
     def _ranked_notes(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[tuple[str, str]]:
         """Each note with its mark, first those that change a decision most."""
         candidate, service = self._candidates[id(plan)], plan.service
-        urgent = [warning for warning in plan.warnings if warning not in candidate.resolved.notes]
-        load = _load_note(plan, service) if service else plan.why[0] + self._odds_words()
-        yield from (("-", reason) for reason in (load, *self._divided_words()) if reason)
+        # the runbook explains its scripts
+        urgent = [one for one in plan.warnings if one not in candidate.resolved.notes and one.split()[0][-3:] != ".sh"]
+        load = [_load_note(plan, service), *_cache_lines(service)] if service else [plan.why[0] + self._odds_words()]
+        yield from (("-", reason) for reason in (*load, *self._divided_words()) if reason)
         yield from (("!", warning) for warning in urgent[:BRIEF_WARNINGS])
         yield from (("-", departures) for departures in planning.beside_recipe(plan.departures))
         yield from (("i", advice) for advice in self.advice[plan.gpu])
-        more = [*_cache_lines(service), *_measured_next(service)] if service else _next_best(ranking, plan)
+        more = _measured_next(service) if service else _next_best(ranking, plan)
         yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
 
     def _limit_words(self, plan: planning.Plan) -> str:

@@ -211,7 +211,7 @@ def measure_next(script: str, run: Any, effect: str) -> str:
 
 def load_in_words(flying: float, tok_per_day: float) -> str:
     """The largest load as users and as tokens."""
-    return f"{figure(flying)} concurrent requests, {figure(tok_per_day / 1e6)} million output tokens per day"
+    return f"in all {figure(flying)} concurrent requests, {figure(tok_per_day / 1e6)} million output tokens per day"
 
 
 def margin_words(headroom: float, spares: int) -> str:
