@@ -265,11 +265,11 @@ class Load:
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
     def held_len(self, *, caching: bool = True) -> int:
-        """KV tokens per request: the longest drawn, or the recorded mean less what ``TOGETHER`` requests share."""
+        """KV tokens per request: the longest, or the recorded mean less what ``TOGETHER`` share (sessions: none)."""
         sent = self.recorded
         if sent is None:
             return self.max_total_len
-        shared_tok = sent.prefixes.shared_tok(TOGETHER) if caching and sent.prefixes else 0.0
+        shared_tok = sent.prefixes.shared_tok(TOGETHER) if caching and sent.prefixes and not self.drawn else 0.0
         return max(round(float((sent.input_len + sent.output_len).mean()) - shared_tok), 1)
 
     def longest(self, num_prompts: int) -> Load:
