@@ -89,7 +89,7 @@ class Sessions:
 
 @lru_cache(maxsize=32)  # engines are compared by the same shares
 def shares(name: str, rate: float, servers: int, router: Router, seed: int) -> Requests:
-    """What ``POOLED`` of ``servers`` get of ``rate`` requests per second, ``POOL_PROMPTS`` in all."""
+    """Load of ``POOLED`` of ``servers`` under ``rate`` requests per second, ``POOL_PROMPTS`` in all."""
     from planner.workload.requests import POOLED, share
 
     few = min(servers, POOLED)
