@@ -65,13 +65,13 @@ class SpeculativeStep:
     def verified(self, batch: Batch) -> Batch:
         """The batch that the model computes in the step of ``batch``: drafted tokens too."""
         tok = self.drafted_tok + 1
-        return batch._replace(decode_query_tok=tok, decode_sampled=tok)
+        return Batch(*batch[:6], tok, tok, batch.peer_tok)  # every step asks: half the time of ``_replace``
 
     def _passes(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
         """The batches that pass through the draft, and how often; later passes count at their mean context."""
         if not batch.decode_seqs + batch.prefill_seqs:
             return
-        yield 1, batch._replace(decode_query_tok=self.drafted_tok + 1)
+        yield 1, Batch(*batch[:6], self.drafted_tok + 1, batch.decode_sampled, batch.peer_tok)
         if self.drafted_tok > 1:
             seqs = batch.decode_seqs + batch.prefill_seqs
             yield self.drafted_tok - 1, Batch(seqs, batch.decode_context_tok + seqs * self.drafted_tok / 2)
