@@ -32,6 +32,7 @@ from .quantization import load_quantized as load_quantized
 
 # modules for multi-token prediction
 from .blocks import mtp_projections as mtp_projections
+from .blocks import with_overrides as with_overrides
 
 # from a name to a model
 from .resolve import ResolvedModel as ResolvedModel

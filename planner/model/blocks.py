@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from planner.model.architecture import Attention, Component, Layer, ModelParts, Moe, Shard, Weight
+from planner.model.architecture import Attention, Component, Layer, Model, ModelParts, Moe, Shard, Weight
 from planner.model.config import Config
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -169,6 +169,12 @@ def context_tokens(config: Config) -> int:
         return max(tokens, int(original * factor))
     already_counted = config.text("model_type", default="").startswith("gemma3")
     return int(tokens * factor) if kind in STRETCHING and not already_counted else tokens
+
+
+def with_overrides(model: Model, overrides: Mapping[str, Any]) -> Model:
+    """Return ``model`` with the context that it has under ``--hf-overrides``."""
+    config = Config({"max_position_embeddings": model.max_position_embeddings, **overrides}, model_id=model.id)
+    return replace(model, max_position_embeddings=context_tokens(config))
 
 
 def windows(config: Config, *, full_every: int = 0) -> list[int | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, inf, isfinite, log
@@ -13,7 +14,7 @@ from planner import engine
 from planner.errors import InputError, PlannerError, brief
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis, unset_kv_cache_space
-from planner.model import Model, resolve_model
+from planner.model import Model, resolve_model, with_overrides
 from planner.planning import defaults
 from planner.planning.advice import Advised
 from planner.planning.calibration import SHIPPED, Local
@@ -262,6 +263,8 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
 
     Raises InputError for a load that the line's own context does not hold, and for a model that is not understood.
     """
+    if overrides := _overrides(line):
+        serving = serving.changed(model=with_overrides(serving.model, overrides))
     answer = LineVerdict(serving, line, asked.goal)
     try:
         line, timed, result = _fitted(line, serving)
@@ -283,6 +286,14 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     line = replace(answer.line, problems=(*answer.line.problems, *_about_places(answer.line, deployment, workload)))
     answer = replace(answer, line=line, workload=workload, served=_serve(answer.model, deployment, workload, line))
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _overrides(line: engine.ServeLine) -> dict[str, Any]:
+    """Keys of ``config.json`` that the line replaces; to 0.10.1 ``--rope-scaling`` was one."""
+    given = {"rope_scaling": line.others.get("--rope-scaling", "")}
+    with suppress(ValueError):
+        given = json.loads(line.others.get("--hf-overrides") or f'{{"rope_scaling": {given["rope_scaling"]}}}')
+    return given if isinstance(given, dict) and any(given.values()) else {}
 
 
 def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine, Serving, Fit]:

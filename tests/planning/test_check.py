@@ -434,6 +434,19 @@ def test_a_setting_that_costs_the_new_engine_is_named(gpu: str, version: str, wo
     assert [flag["flag"] for flag in said["flags"]] == ([words.split(" {")[0]] if engine == "V0" else [])
 
 
+@pytest.mark.parametrize(
+    ("version", "option", "key"),
+    [("0.32.0", "--hf-overrides", '{"rope_scaling": %s}'), ("0.9.1", "--rope-scaling", "%s")],
+)
+def test_a_context_that_the_line_stretches_is_the_models(version: str, option: str, key: str) -> None:
+    """Qwen3's model card: YaRN of factor 4.0 from 32,768 tokens, and ``--max-model-len 131072``."""
+    scaling = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
+    line = ("vllm", "serve", "Qwen/Qwen3-8B", option, key % scaling, "--max-model-len")
+    asked = ("--gpu", "h100", "--engine-version", version, "--max-concurrency", "1", "--")
+    assert answer(*asked, *line, "131072")["starts"]
+    assert not answer(*asked, *line, "131073", status=1)["starts"]
+
+
 def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:
     """ "AITER does not support fp8 kv cache"; DeepSeek-V3: "--max-model-len cannot be greater than 32768"."""
 
