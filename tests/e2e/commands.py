@@ -4,7 +4,7 @@
 - a pairwise table of GPU x model x precision x goal x version, likewise
 - every command of every workflow, for every model of its document and at the versions of the documents, 0.6.3 too
 - what ``check`` suggests for every eighth published line of a known model, likewise
-- every GPU x model x precision for one of two versions in turn, likewise, and through
+- a pairwise table with the two versions whose configurations are built, likewise, and through
   ``EngineArgs.create_engine_config`` of that version: the settings that vLLM ends with must be the plan's
 """
 
@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +66,7 @@ def golden() -> Iterator[Case]:
 def rows() -> Iterator[Row]:
     """What is planned."""
     yield from pairwise(FACTORS)
-    goals = cycle(FACTORS["goal"])
-    for place, (gpu, model) in enumerate(product(FACTORS["gpu"], FACTORS["model"])):
-        for turn, precision in enumerate(FACTORS["precision"], place):  # each version judges half of a chessboard
-            version = BUILT[turn % len(BUILT)]
-            yield {"gpu": gpu, "model": model, "precision": precision, "goal": next(goals), "version": version}
+    yield from pairwise({**plan_matrix.FACTORS, "version": BUILT})
 
 
 def planned(none: Counter[str]) -> Iterator[Case]:
