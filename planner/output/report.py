@@ -1,6 +1,7 @@
 """Pages without network or fonts of their own: the report on the plans of a folder, and the page of ``planner ui``."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,12 +11,13 @@ from typing import Any, Literal
 from planner import __version__, progress
 from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
+from planner.hardware import GpuProfile
 from planner.output import charts
 from planner.output.render import SPACE, Column, command_parts
 from planner.output.scripts.text import render_template
 from planner.output.tables.prediction import BASIS
 from planner.output.tables.recommendation import Recommendation, plan_in_words
-from planner.output.tables.shared import batch_in_words, layout_in_words, local_argv
+from planner.output.tables.shared import batch_in_words, card, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US, counted
 from planner.workload import NAMED, OF_A_REQUEST, use_cases
@@ -347,7 +349,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     plan = entry.plan
     anchor = "plan-" + re.sub(r"[^A-Za-z0-9]", "-", plan.gpu)
     held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}
-    usd, sent = plan.service.usd_per_hour if plan.service else None, plan.workload
+    usd, sent = (plan.service or plan).usd_per_hour, plan.workload
     arrival = [f"{sent.request_rate:g} requests/s"] if sent.request_rate else []
     arrival += [f"{sent.max_concurrency:,} concurrent requests"] if sent.max_concurrency else []
     sources = {
@@ -432,6 +434,8 @@ PLANS = (
     Column("GPU", of="0.gpu"),
     Column("size", of=lambda one: size_of(one[0])),
     Column("weights", of="0.weight_dtype"),
+    Column("USD/h", form=",.2f", of=lambda one: (one[0].service or one[0]).usd_per_hour),
+    Column("USD/1M", form=",.2f", of=lambda one: (one[0].service or one[0]).usd_per_million_output_tokens),
     *(Column(f"{heading}, {unit}", of=f"1.{at}.value") for at, (_, heading, unit) in enumerate(FIGURES)),
 )
 
@@ -480,14 +484,18 @@ class Played:
     own: Probed | None = None  #: at the load of the search
 
 
-def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Sequence[tuple[str, str]]) -> str:
-    """The whole page; ``gpus`` are ids with their full names."""
+def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Iterable[GpuProfile]) -> str:
+    """The whole page, with ``gpus`` to choose from by vendor."""
+    groups: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    for one in gpus:
+        facts = f"{one.memory_bytes / GIB:,.0f} GiB" + (f", {one.price.typical.base:,.2f} USD/h" if one.price else "")
+        groups[one.vendor.upper() + (" partitions" if one.partition else "")].append((one.id, one.name, facts))
     presets: dict[str, dict[str, Any]] = {}
     for name, load in NAMED.items():  # a load of several turns has no lengths to fill in
         case = {field: value for field, value in use_cases()[name].items() if field != "source"}
         rest = {**dict.fromkeys(PROMISE, ""), "percentile": "95", "goal": defaults.GOAL}
         presets[name] = {"input_len": load.input_len, "output_len": load.output_len, **rest, **case}
-    context = {"asked": asked, "answer": answer, "models": models, "gpus": gpus, "use_cases": presets}
+    context = {"asked": asked, "answer": answer, "models": models, "gpus": groups, "use_cases": presets}
     return _render("page.html.j2", {**context, "planner_version": __version__})
 
 
@@ -516,19 +524,19 @@ def ladder(searches: Sequence[Played]) -> str:
 def whole_answer(played: Played, search: Recommendation, query: str, *, key: str, seconds: float) -> str:
     """The answer of a search; ``query`` is the address that asks it, ``key`` names it while it is remembered."""
     answer, plan = search.to_dict(), played.plan
-    plans = [(one, figures_of(one.predicted)) for one in search.plans if one]
-    folders = PlanFolders(NOWHERE, (_entry(played, plan),) if plan else (), answer)
+    plans = [(one, figures_of(one.predicted)) for one in search.best_first]
+    folders = PlanFolders(NOWHERE, tuple(_entry(played, one) for one, _ in plans), answer)
+    sweeps = [played.sweep, *[Sweep()] * (len(plans) - 1)]
+    said = [" ".join(sentence.split()) for sentence in search.sentences()]
     context = {
         "key": key,
         "seconds": f"{seconds:.1f}",
-        "live": live_answer(played, None) if plan else "",
+        "live": live_answer(played, None, said[0]) if plan else "",
         "plan": plan,
-        "closest": [
-            "nearest: " + ", ".join(f"{k} {v}" for k, v in one.items() if isinstance(v, int | float | str))
-            for one in answer.get("closest", ())
-        ],
-        "pareto": picture(pareto_chart(folders, [played.sweep])) if plan else None,
-        "memory": picture(memory_chart([plan])) if plan else None,
+        "verdict": said[0],
+        "achievable": [words[2:] for words in said[1:]],  # after the mark
+        "pareto": picture(pareto_chart(folders, sweeps)) if plan else None,
+        "memory": picture(memory_chart([one for one, _ in plans])) if plan else None,
         "levels": f"/ladder?{query}" if plan and played.asked.targets else "",
         "rejected": table_of(REJECTED, answer["rejected"]),
         "plans": table_of(PLANS, plans) if len(plans) > 1 else None,
@@ -540,8 +548,8 @@ def whole_answer(played: Played, search: Recommendation, query: str, *, key: str
     return _render("answer.html.j2", context)
 
 
-def live_answer(played: Played, moved: Probed | None) -> str:
-    """The plan at the load of ``moved``, or at its own; the curve has a mark there."""
+def live_answer(played: Played, moved: Probed | None, verdict: str = "") -> str:
+    """The plan at the load of ``moved``, or at its own with the ``verdict``; the curve has a mark there."""
     plan = played.plan
     if plan is None:
         return ""
@@ -554,18 +562,18 @@ def live_answer(played: Played, moved: Probed | None) -> str:
     many = f"{plan.service.replicas} servers of " if plan.service and plan.service.replicas > 1 else ""
     load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} concurrent requests"
     rate = f"{number(figures.get('output_throughput'))} output tokens/s per server"
-    rate += f" ({interval_of(figures, 'output_throughput')})" if figures.get("output_throughput_lo") else ""
     statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
     for name, (predicted_ms, chance) in (probed.targets if probed else {}).items():  # a word: never by colour alone
         expected = f"{number(predicted_ms)} ms predicted, met with {chance:.0%} probability"
         word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
         limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.10g} ms"
         targets.append((limit, f"{expected} (target {asked.confidence:.0%})", word))
-    usd = (plan.service or plan).usd_per_hour
+    moved_words = (
+        f"Serve {plan.model} on {many}{plan.num_gpus} x {card(plan.gpu)}, {layout_in_words(plan)}: at {load}, {rate}, "
+        f"TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms"
+    )
     context = {
-        "headline": f"Serve {plan.model} on {many}{plan.num_gpus} x {plan.gpu}, {layout_in_words(plan)}: at {load}, "
-        f"{rate}, TTFT {number(figures.get('mean_ttft_ms'))} ms, TPOT {number(figures.get('mean_tpot_ms'))} ms"
-        + (f", {usd:,.2f} USD/h" if usd else ""),
+        "headline": verdict or moved_words,
         "figures": figures_of(figures),
         "targets": targets,
         "why": plan.why[len(targets) + bool(targets) :][:3] if point is None else (),

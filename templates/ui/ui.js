@@ -56,13 +56,18 @@ async function search() {
 
 function copyButtons() {
   if (!navigator.clipboard) return; // a page on another machine, without HTTPS
+  const copies = (button, text) => button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(text());
+    button.textContent = "Copied";
+  });
   for (const text of answer.querySelectorAll("pre.copy")) {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: "Copy" });
-    button.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(text.textContent);
-      button.textContent = "Copied";
-    });
+    copies(button, () => text.textContent);
     text.before(button);
+  }
+  for (const link of answer.querySelectorAll("[data-link]")) {
+    link.hidden = false;
+    copies(link, () => location.href);
   }
 }
 
@@ -120,6 +125,7 @@ useCase.addEventListener("input", () => {
 });
 form.addEventListener("input", changed);
 form.addEventListener("submit", event => { event.preventDefault(); clearTimeout(quiet); search(); });
+if (answer.querySelector("#verdict") && matchMedia("(max-width: 860px)").matches) document.getElementById("question").open = false;
 arrange();
 copyButtons();
 ladder();

@@ -1,6 +1,7 @@
 """``planner ui`` without a browser: who may ask, what the page answers, and that the API is the library."""
 
 import asyncio
+import html
 import http.client
 import json
 import re
@@ -24,6 +25,7 @@ from planner.commands.web.api import ANSWERED, openapi, operations
 from planner.commands.web.app import HEADERS, SENDING_S, Guard, Protocol, make_app
 from planner.commands.web.play import address, move, read_asked, search
 from planner.errors import InputError
+from planner.hardware import load_profile
 
 ROOT = Path(__file__).parents[2]
 MODEL, GPU = "meta-llama/Llama-3.1-8B-Instruct", "h100-sxm"
@@ -178,7 +180,8 @@ HEAVY = {"model": MODEL, "gpu": GPU, "input_len": 9000, "output_len": 90_000, "n
 def hasty() -> Iterator[Server]:
     """A server with little time for an answer."""
     found = Server(seconds=4)
-    assert found.get("/api/fit", {"model": MODEL, "gpu": GPU}).status == 200  # a worker is there
+    fits = (found.get("/api/fit", {"model": MODEL, "gpu": GPU}).status for _ in range(5))
+    assert 200 in fits  # a worker is there
     found.get("/", PLAN)  # the profiles of the form are read
     yield found
     found.stop()
@@ -189,7 +192,8 @@ def test_an_answer_has_its_time(hasty: Server) -> None:
     answer = hasty.get("/api/predict/serve", HEAVY)
     assert answer.status == 504 and "4 s" in json.loads(answer.text)["error"]
     assert time.monotonic() - began < 8 and {name: answer.headers[name] for name in HEADERS} == HEADERS
-    assert hasty.get("/api/fit", {"model": MODEL, "gpu": GPU}).status == 200  # another worker has its place
+    fits = (hasty.get("/api/fit", {"model": MODEL, "gpu": GPU}).status for _ in range(3))  # the first starts a worker
+    assert 200 in fits
 
 
 def test_of_many_requests_each_is_answered_or_refused_soon(hasty: Server) -> None:
@@ -324,8 +328,8 @@ def key_of(text: str) -> str:
 def test_the_page_shows_what_the_command_recommends(server: Server) -> None:
     page = server.get("/", PLAN).text
     words = ("--gpus", "1", "--max-concurrency", "8", "--input-len", "256", "--output-len", "64")
-    plan = json.loads(run("recommend", MODEL, "--gpu", GPU, *words, "--format", "json").out)["plans"][0]
-    assert f"Serve {plan['model']} on {plan['num_gpus']} x {GPU}" in page
+    verdict = run("recommend", MODEL, "--gpu", GPU, *words).out.partition("\n\n")[0]
+    assert f'<h2 id="verdict">{" ".join(verdict.split())}</h2>' in page
     for heading in (
         "Latency against load",
         "Memory of each GPU",
@@ -371,12 +375,10 @@ def test_a_rate_is_answered_in_its_steady_state() -> None:
     found = search(asked)
 
     def figures(text: str) -> list[float]:
-        shown = re.findall(
-            r"p95 TPOT(?: at most 30 ms:)? ([\d.]+) ms predicted", " ".join(re.sub("<[^>]+>", "", text).split())
-        )
+        shown = re.findall(r"p95 TPOT(?: at most 30 ms:)? ([\d.]+) ms", " ".join(re.sub("<[^>]+>", "", text).split()))
         return [float(ms) for ms in shown]
 
-    own, of_plan = figures(found.html)[:2]
+    of_plan, own = figures(found.html)[:2]  # of the verdict, and beside the target
     assert own == pytest.approx(of_plan, abs=0.5)  # which has no decimals
     moved = move(found.played, replace(asked, rate=20.2))
     assert figures(moved or "") == [pytest.approx(own, rel=0.1)]
@@ -404,6 +406,26 @@ def test_a_target_is_stated_once(server: Server) -> None:
     text = re.sub(r"<svg.*?</svg>|<table.*?</table>", "", live, flags=re.DOTALL)
     assert (text.count("60,000 ms"), text.count("at most 900 ms"), text.count("ms predicted")) == (1, 1, 2)
     assert "p95 TPOT of 900 ms" not in text.replace("bottleneck: p95 TPOT of 900 ms", "", 1)
+
+
+def test_what_is_out_of_reach_is_answered_as_the_command_does(server: Server) -> None:
+    asked = {**PLAN, "by": "rate", "rate": 2, "tpot": 1}
+    lengths = ("--input-len", "256", "--output-len", "64")
+    page = html.unescape(server.get("/answer", asked).text)
+    said = run("recommend", MODEL, "--gpu", GPU, "--gpus", "1", "--request-rate", "2", "--tpot", "1", *lengths).out
+    verdict, achievable = (" ".join(part.split()) for part in said.split("\n  x ")[:2])
+    assert f">{verdict}<" in page and f">{achievable}<" in page and "achievable: --tpot" in achievable
+    assert "tensor_parallel_size" not in page  # a field, and no word of the page
+
+
+def test_gpus_are_listed_by_vendor_with_memory_and_price(server: Server) -> None:
+    page = server.get("/", PLAN).text
+    vendors = re.findall(r"<legend>([A-Z]+(?: partitions)?)</legend>(.*?)</fieldset>", page)
+    listed = dict(vendors)
+    h100 = load_profile("h100")
+    assert h100.price and f"{h100.price.typical.base:,.2f} USD/h" in listed["NVIDIA"].partition('value="h100-sxm"')[2]
+    assert f"{h100.memory_bytes / 2**30:,.0f} GiB" in listed["NVIDIA"]
+    assert "192 GiB" in listed["AMD"] and "mi300x-cpx" in listed["AMD partitions"]
 
 
 def test_more_confidence_never_costs_less(server: Server) -> None:

@@ -27,7 +27,7 @@ Seconds = Annotated[float, Interval(gt=0, le=3600), Option("--timeout", metavar=
 
 
 @command("ui", help="Interactive web page and HTTP API. Needs llm-serving-planner[ui].")
-def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds: Seconds = 10.0) -> None:
+def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds: Seconds = 60.0) -> None:
     """Serve the page until Ctrl-C. Every request needs the token: ``PLANNER_TOKEN``, else a random one."""
     try:
         import uvicorn

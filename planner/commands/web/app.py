@@ -45,7 +45,7 @@ SEARCHES = 2  #: at the same time
 REMEMBERED = 24  #: searches
 
 
-def make_app(*, token: str, loopback: bool = True, seconds: float = 10.0) -> Guard:
+def make_app(*, token: str, loopback: bool = True, seconds: float = 60.0) -> Guard:
     """The application, which asks for ``token``; one answer takes ``seconds`` at most."""
     pages = Pages(seconds)
     routes = [
@@ -126,8 +126,7 @@ def _asked(request: Request) -> Asked:
 
 
 def _front(asked: Asked, answer: str) -> str:
-    gpus = [(profile.id, profile.name) for profile in hardware.load_all()]
-    return output.front_page(asked, answer, models=model.catalog_ids(), gpus=gpus)
+    return output.front_page(asked, answer, models=model.catalog_ids(), gpus=hardware.load_all(partitions=True))
 
 
 async def _asset(_: Request, kind: str) -> Response:

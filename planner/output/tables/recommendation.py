@@ -98,7 +98,7 @@ class Recommendation(Answer):
     def of(cls, search: planning.Search, *more: Any, **shown: Any) -> Recommendation:
         """The answer, with everything computed that its text shows; ``more`` and ``shown`` are the other fields."""
         answer = cls(search, *more, **shown)
-        best_first = answer._records()
+        best_first = answer.best_first
         pairs = ((plan.gpu, answer._beside(plan)) for plan in (best_first if answer.disaggregated else best_first[:1]))
         answer = replace(answer, divisions={gpu: division for gpu, division in pairs if division})
         divided = {gpu: plan for gpu, plan in answer.divisions.items() if isinstance(plan, planning.Disaggregated)}
@@ -140,9 +140,14 @@ class Recommendation(Answer):
         return asked.contradicted()
 
     @property
+    def best_first(self) -> list[planning.Plan]:
+        """The plans, best first."""
+        return self._best_first(self._made)
+
+    @property
     def best(self) -> planning.Plan | None:
         """The best of all plans; None where there is none."""
-        return next(iter(self._records()), None)
+        return next(iter(self.best_first), None)
 
     def _beside(self, plan: planning.Plan) -> planning.Disaggregated | planning.Refused | None:
         """Disaggregated serving beside a plan; None if one server takes the load and it was not asked for."""
@@ -205,7 +210,7 @@ class Recommendation(Answer):
         ]
         targets = objective.targets
         limits = targets and {"confidence": targets.confidence, "limits": shared.limits_of(targets.slos)}
-        first = self._records()[:1]  # what is printed and written
+        first = self.best_first[:1]  # what is printed and written
         plans = first + self._best_first(p for p in (*self._made, *(plan for plan, _ in others)) if p not in first)
         return {
             "goal": objective.goal,
@@ -239,7 +244,7 @@ class Recommendation(Answer):
         return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
 
     def _records(self) -> list[planning.Plan]:
-        return self._best_first(self._made)
+        return self.best_first
 
     def _columns(self) -> Sequence[Column]:
         return TARGET_COLUMNS if self.objective.targets else COLUMNS
