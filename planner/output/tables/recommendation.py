@@ -141,7 +141,7 @@ class Recommendation(Answer):
 
     @property
     def best_first(self) -> list[planning.Plan]:
-        """The plans, best first."""
+        """Every plan that is printed, from the best to the last."""
         return self._best_first(self._made)
 
     @property
