@@ -12,11 +12,12 @@ import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from unittest.mock import patch
 
 from PIL import Image
+from playwright.sync_api import sync_playwright
 from rich.console import CONSOLE_SVG_FORMAT, Console
 from rich.text import Text
 
@@ -47,12 +48,15 @@ def screenshot(address: str, width: int, height: int, name: str) -> None:
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if program is None:
         sys.exit("install chromium")
-    always = ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=60000")
-    size = (f"--force-device-scale-factor={PIXELS_PER_DOT}", f"--window-size={width},{height}")
-    with tempfile.NamedTemporaryFile(suffix=".png") as file:
-        words = (program, *always, *size, f"--screenshot={file.name}", address)
-        subprocess.run(words, check=True, capture_output=True, timeout=120)
-        picture = Image.open(file.name).convert("RGB")
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        window = browser.new_page(
+            viewport={"width": width, "height": height}, device_scale_factor=PIXELS_PER_DOT, color_scheme="light"
+        )
+        window.goto(address, timeout=120_000)
+        window.wait_for_load_state("networkidle", timeout=120_000)
+        picture = Image.open(BytesIO(window.screenshot())).convert("RGB")
+        browser.close()
     few = picture.quantize(COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     few.save(IMAGES / name, optimize=True)
 
@@ -64,6 +68,7 @@ def page() -> None:
     try:
         address = process.stderr.readline().strip() if process.stderr else ""
         screenshot(f"{address}&{PLAYED}", 1280, 1180, "page-light.png")
+        screenshot(f"{address}&{PLAYED}", 390, 844, "page-phone.png")
     finally:
         process.terminate()
         process.wait(20)

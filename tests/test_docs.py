@@ -193,7 +193,8 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_the_script_of_the_pictures_can_be_read() -> None:
     """It needs Chromium to run, so only what it imports is tried."""
-    pytest.importorskip("PIL")
+    for name in ("PIL", "playwright"):
+        pytest.importorskip(name)
     pictures = import_module("pictures")
     for line in pictures.TYPED.values():
         assert run(*line.split()[1:2], "--help").status == 0
