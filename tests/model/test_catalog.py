@@ -173,7 +173,7 @@ def test_a_quantised_checkpoint_has_the_shapes_of_its_base(name: str) -> None:
     base, model = entry_of(entry.base).model(), entry.model()
     assert text_params(model) == text_params(base) + PADDING.get(name, 0)
     assert model.num_layers == base.num_layers
-    # a verbatim config may state another; an assembled one had that of the Qwen3-235B before its name's 2507
+    # a verbatim config may state another context; the assembled Qwen3-235B of 2507 had that of the model before it
     assert entry.kind == "verbatim" or model.max_position_embeddings == base.max_position_embeddings
     assert name in {checkpoint.id for checkpoint in quantized_checkpoints(entry.base)}
 

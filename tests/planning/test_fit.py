@@ -366,7 +366,7 @@ def test_a_4_bit_checkpoint_fits_fewer_gpus_than_its_groups_forbid() -> None:
     asked = {"tensor_parallel_size": 4, "max_num_seqs": 1}
     found = fitted("Qwen/Qwen3-30B-A3B", "a10", "0.8.5", **asked)
     four_bits = [option for option in found.options if option.settings.get("weight_dtype") == "int4-awq"]
-    # the same start is refused 8-bit KV caches: Triton has no fp8 type on an A10 (vLLM issue 7714)
+    # and no 8-bit KV cache is offered: Triton has no fp8 type on an A10 (vLLM issue 7714)
     assert four_bits[0].flags == ("--tensor-parallel-size 2", "--weight-dtype int4-awq", "--enforce-eager")
     assert four_bits[0].num_gpus == 2
     assert not any("kv_cache_dtype" in option.settings for option in found.options if "gpu" not in option.settings)
