@@ -72,10 +72,10 @@ def cheapest_of_all(asked: Search) -> float:
 @pytest.mark.parametrize(
     ("limits_ms", "value", "confidence"),
     [
-        ({"ttft": 300.0, "tpot": 25.0}, 150.0, 0.8),
+        ({"ttft": 300.0, "tpot": 25.0}, 75.0, 0.8),
         ({"tpot": 18.0}, 110.0, 0.8),
-        ({"e2el": 3000.0}, 410.0, 0.3),
-        ({}, 150.0, 0.95),
+        ({"e2el": 3000.0}, 205.0, 0.3),
+        ({}, 75.0, 0.95),
     ],
 )
 def test_the_search_finds_the_cheapest_plan_of_all(
@@ -153,7 +153,7 @@ def test_nothing_that_can_be_predicted_is_better_than_what_is_recommended(
 ) -> None:
     """Pipelines, whole experts, DP and fp8 caches among them; ``benchmarks/search.py`` does so for whole nodes."""
     targets = Targets(parse_slos(limits_ms), "rate", None)
-    asked = search_for(targets, gpu, model=model, load=Load(1000, 100), gpus_per_node=2)
+    asked = search_for(targets, gpu, model=model, load=Load(1000, 50), gpus_per_node=2)
     best = ranked(asked).best
     assert best is not None and best.load is not None
     found = best.load.value / best.config.num_gpus
@@ -419,7 +419,8 @@ def test_plans_are_put_in_the_order_of_their_price() -> None:
 
 def test_own_prices_decide_the_order() -> None:
     """By hand: each plan costs its packages times the price that is given for its GPU; a partition's is its whole's."""
-    asked = search_for(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "mi355x", "h100", "mi300x-cpx")
+    args = EngineArgs(max_num_batched_tokens=8192, max_num_seqs=32, kv_cache_dtype="fp8")
+    asked = search_for(Targets(parse_slos({"tpot": 100.0}), "rate", 5.0), "mi355x", "h100", "mi300x-cpx", args=args)
     own = replace(asked, space=replace(asked.space, prices={"mi355x": 0.5, "h100-sxm": 9.0, "mi300x": 2.4}))
     plans = [own.plan(ranking) for ranking in own.run()]
     costs = {plan.gpu: (plan.service.packages, plan.service.usd_per_hour) for plan in plans if plan.service}
@@ -463,7 +464,7 @@ def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most(
     targets = Targets(parse_slos({"tpot": 80.0}), "rate", 2.0)
     rates: dict[str, float] = {}
     for goal in ("balanced", "max-throughput"):
-        asked = search_for(targets, "h100", model=LLAMA, goal=goal)
+        asked = search_for(targets, "h100", model=LLAMA, goal=goal, args=EngineArgs(kv_cache_dtype="fp8"))
         ranking = ranked(asked)
         best = ranking.best
         assert best is not None
@@ -530,25 +531,27 @@ def test_the_closest_engine_may_miss_with_one_request_too(monkeypatch: pytest.Mo
     assert by_targets._Search._closest(cast(Any, found)) == (slow, near)
 
 
-TARGETS = ("--ttft", "2000", "--tpot", "100")
+FIXED = ("--max-num-batched-tokens", "8192", "--kv-cache-dtype", "fp8")  # what tests of an answer's form are not about
+TARGETS = ("--ttft", "2000", "--tpot", "100", *FIXED)
 
 
 def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ("recommend", SMALL, "--gpu", "h100", *TARGETS, "--request-rate", "30", "--workload", "chat")
-    printed, saved = json_of(*words, "-o", "plan"), json.loads((tmp_path / "plan/plan.json").read_text())
-    assert printed["workload"]["request_rate"] == 30 and printed["workload"]["name"] == "chat"
+    words = ("recommend", SMALL, "--gpu", "h100", *TARGETS, "--request-rate", "10", "--workload", "chat")
+    answer = answer_of(*words, "-o", "plan")
+    printed, saved = answer.to_dict(), json.loads((tmp_path / "plan/plan.json").read_text())
+    assert printed["workload"]["request_rate"] == 10 and printed["workload"]["name"] == "chat"
     assert [limit["metric"] for limit in printed["targets"]["limits"]] == ["p95_ttft_ms", "p95_tpot_ms"]
     service = printed["plans"][0]["service"]
     assert saved["service"] == service and service["confidence"] == 0.8 and service["workload"] == "chat"
     assert service["node_load"] == pytest.approx(8 * service["largest_load"])
     sent = saved["bench_argv"]
     assert sent[sent.index("--random-range-ratio") + 1] == "0.5"
-    assert service["load_asked"] and service["request_rate"] == 30
-    asked = " ".join(run(*words).out.split("\n\n")[0].split())
+    assert service["load_asked"] and service["request_rate"] == 10
+    asked = " ".join(answer.to_text().split("\n\n")[0].split())
     lengths = " + ".join(f"{int(sent[sent.index(f'--random-{side}-len') + 1]):,}" for side in ("input", "output"))
-    assert f": 30 requests/s of {lengths} tokens, p95 TTFT " in asked and "room for" in asked
-    assert f": 30 requests/s of {lengths} tokens with p95 TTFT " in " ".join(run("fleet", *words[1:]).out.split())
+    assert f": 10 requests/s of {lengths} tokens, p95 TTFT " in asked and "room for" in asked
+    assert f": 10 requests/s of {lengths} tokens with p95 TTFT " in " ".join(run("fleet", *words[1:]).out.split())
 
 
 @pytest.mark.parametrize(
@@ -561,6 +564,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
 )
 def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...], limits: dict[str, str]) -> None:
     """Without the queue of a slower engine, 506 ms were named on MI300X-CPX, then 531, in place of 500."""
+    words = (*words, *FIXED)
     none = run("recommend", *words, *itertools.chain(*limits.items()))
     assert none.status == 1
     named = " ".join(none.out.split()).partition("achievable: ")[2].split()
@@ -571,7 +575,19 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
 
 def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
     """Two pipelines of two RTX 4090 and four servers of one cost the same; few pipelines were measured."""
-    load = ("--input-len", "1024", "--output-len", "256", "--range-ratio", "0.5", "--ttft", "500", "--tpot", "40")
+    load = (
+        "--input-len",
+        "1024",
+        "--output-len",
+        "256",
+        "--range-ratio",
+        "0.5",
+        "--ttft",
+        "500",
+        "--tpot",
+        "40",
+        *FIXED,
+    )
     asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "10", *load)
     plans = json_of("recommend", *(word.replace("--range", "--random-range") for word in asked))["plans"]
     pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 4]
@@ -627,7 +643,8 @@ def test_a_plan_says_which_vllm_sends_its_trace_with_prefixes(version: str, send
     path = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 100 * i, "input_length": 600, "output_length": 20, "hash_ids": [0, i]} for i in range(1, 300)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = ("--gpu", "h100", "--gpus", "1", "--ttft", "2000", "--trace", str(path), "--engine-version", version)
+    words = ("--gpu", "h100", "--gpus", "1", "--ttft", "2000", "--trace", str(path), "--engine-version", version,
+             *FIXED)  # fmt: skip
     warnings = json_of("recommend", SMALL, *words)["plans"][0]["warnings"]
     assert any("--dataset-name timed_trace --self-timed" in warning for warning in warnings) == sends
 
@@ -779,7 +796,9 @@ def test_a_target_that_no_layout_meets_is_refused_before_sessions_are_dealt(monk
     monkeypatch.setattr(by_targets, "share_of", lambda *_, **__: pytest.fail("sessions are dealt"))
     load = Load.sessions("coding-agent", 2.0)
     model = "meta-llama/Llama-3.1-8B-Instruct"
-    ranking = ranked(search_for(Targets(parse_slos({"tpot": 2.0}), value=2.0), "l4", model=model, load=load))
+    args = EngineArgs(max_num_batched_tokens=2048)
+    targets = Targets(parse_slos({"tpot": 2.0}), value=2.0)
+    ranking = ranked(search_for(targets, "l4", model=model, load=load, args=args, gpus_per_node=2))
     assert not ranking.candidates and ranking.closest
     assert len({resolved for resolved, _ in outlined}) > 2 and len(set(outlined)) == len(outlined)
 
@@ -825,7 +844,7 @@ def test_no_token_budget_that_is_given_takes_fewer_gpus_than_the_search() -> Non
     asked = search_for(targets, "mi355x", model="Qwen/Qwen3-30B-A3B", load=Load(1024, 32))
     sizes = {}
     for budget in (None, 512, 1024, 8192):
-        best = ranked(with_args(asked, max_num_batched_tokens=budget)).best
+        best = ranked(with_args(asked, max_num_batched_tokens=budget, kv_cache_dtype="fp8")).best
         sizes[budget] = best.num_gpus if best else 10**9
     assert sizes[None] == min(sizes.values())
 
@@ -845,8 +864,11 @@ def test_servers_behind_a_router_see_every_nth_arrival() -> None:
 
 def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> None:
     load, sizes = Load(2048, 64, request_rate=60.0), {}
+    fixed = EngineArgs(max_num_batched_tokens=4096, kv_cache_dtype="fp8")
     for router in ("least-loaded", "random"):
-        asked = search_for(Targets(parse_slos({"ttft": 200.0}), value=60.0, router=router), "h100", load=load)
+        asked = search_for(
+            Targets(parse_slos({"ttft": 200.0}), value=60.0, router=router), "h100", load=load, args=fixed
+        )
         ranking = ranked(asked)
         assert ranking.best and asked.plan(ranking).service.router == router  # type: ignore[union-attr]
         sizes[router] = ranking.best.num_gpus
@@ -854,7 +876,7 @@ def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> 
 
 
 def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:
-    answer = answer_of("recommend", SMALL, "--gpu", "h100", "--tpot", "12", "--workload", "chat")
+    answer = answer_of("recommend", SMALL, "--gpu", "h100", "--tpot", "12", "--workload", "chat", *FIXED)
     (target,) = answer.to_dict()["plans"][0]["service"]["targets"]
     bound = f"{target['predicted_ms']:.2g} ms predicted, up to {target['expected_ms']:.2g} ms with 80% confidence"
     assert f"bottleneck: p95 TPOT of 12 ms: {bound}; decode steps" in " ".join(answer.to_text().split())
