@@ -36,10 +36,10 @@ HARDWARE_COLUMNS = (
 )
 CATALOG_COLUMNS = (
     Column("model", of="id"),
-    Column("architecture", aside=True, of=lambda entry: entry.model().architecture),
-    Column("total_params", "params B", _billions, of=lambda entry: entry.model().total_params),
-    Column("active_params", "active B", _billions, of=lambda entry: entry.model().active_params),
-    Column("weight_dtype", "weights", of=lambda entry: entry.model().quantization.weight_dtype),
+    Column("architecture", aside=True, of="model.architecture"),
+    Column("total_params", "params B", _billions, of="model.total_params"),
+    Column("active_params", "active B", _billions, of="model.active_params"),
+    Column("weight_dtype", "weights", of="model.quantization.weight_dtype"),
     Column("gated"),
 )
 MODEL_COLUMNS = (
@@ -115,7 +115,7 @@ def _figure(path: str, fact: Quantity | PartitionRule | AllReduceCurve) -> tuple
 
 def print_catalog(entries: Sequence[CatalogEntry], output: str) -> None:
     columns = (*CATALOG_COLUMNS, *([Column("base"), Column("kind")] if output == "json" else []))
-    print(records_text(entries, output, columns), end="")
+    print(records_text([{**vars(entry), "model": entry.model()} for entry in entries], output, columns), end="")
     if output == "table":
         note(f"note: {len(entries)} models; any other id is looked up on the hub")
 
