@@ -17,6 +17,7 @@ from planner.engine import NEWEST, release_text
 
 LLAMA_7B, LLAMA_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
 SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "20", "--max-concurrency", "4")
+PINNED = ("--max-num-batched-tokens", "8192", "--max-num-seqs", "128", "--no-speculation")
 
 FIT_KEYS = {
     "schema_version", "fits", "verdict", "model", "gpu", "engine_version", "tensor_parallel_size", "weight_dtype",
@@ -304,7 +305,7 @@ def test_recommend_without_anything_compares_four_gpus() -> None:
 def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
     """Asked the other way round: the cheaper GPU (1.99 against 2.99 USD/h) and one without a price at their mean."""
     names = ("--gpu", "mi308x", "--gpu", "h100", "--gpu", "mi300x")
-    load = ("--request-rate", "1", "--tpot", "60", "--random-input-len", "256", "--random-output-len", "64")
+    load = ("--request-rate", "1", "--tpot", "60", "--random-input-len", "256", "--random-output-len", "64", *PINNED)
     outcome = run("recommend", LLAMA_7B, *names, *load, "--explain")
     assert _first_words(outcome.out) == _first_words(run("recommend", LLAMA_7B, *names, *load).out)
     assert _first_words(outcome.out) == ["mi300x", "mi308x", "h100-sxm"]
