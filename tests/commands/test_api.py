@@ -55,6 +55,7 @@ LONG = "meta-llama/Llama-3.1-8B-Instruct"
 RUNS = ROOT / "docs" / "data" / "mi300x-vllm-0.9.1.csv"
 LINE = f"vllm serve {LLAMA} --max-num-seqs 16 --max-model-len 2048"
 SHORT = ("--num-prompts", "16", "--max-concurrency", "4")
+PINNED: dict[str, Any] = {"max_num_seqs": 128, "max_num_batched_tokens": 8192}  #: fewer choices to search
 
 #: The same question, asked of the library and of the command line.
 SAME: list[tuple[Callable[[], Answer], tuple[str, ...]]] = [
@@ -99,9 +100,13 @@ SAME: list[tuple[Callable[[], Answer], tuple[str, ...]]] = [
          "--random-input-len", "512"),
     ),
     (
-        lambda: recommend_plans(LLAMA, ["h100", "mi300x"], tpot=80, request_rate=2, price={"h100": 1, "mi300x": 0.5}),
+        lambda: recommend_plans(
+            LLAMA, ["h100", "mi300x"], tpot=80, request_rate=2, price={"h100": 1, "mi300x": 0.5}, speculation=False,
+            **PINNED,
+        ),
         ("recommend", LLAMA, "--gpu", "h100", "--gpu", "mi300x", "--tpot", "80", "--request-rate", "2", "--price",
-         "h100=1", "--price", "mi300x=0.5"),
+         "h100=1", "--price", "mi300x=0.5", "--no-speculation", "--max-num-seqs", "128", "--max-num-batched-tokens",
+         "8192"),
     ),
     (
         lambda: compare_gpus(LLAMA, ["h100", "mi300x"], input_len=[256, 512], max_concurrency=8, price={"h100": 2.5}),
@@ -110,10 +115,10 @@ SAME: list[tuple[Callable[[], Answer], tuple[str, ...]]] = [
     ),
     (
         lambda: size_fleet(
-            LLAMA, "h100", classes=[Load.of_class("chat", 4, 256, 64)], tpot=100, spares=0, stock={"h100": 9}
+            LLAMA, "h100", classes=[Load.of_class("chat", 4, 256, 64)], tpot=100, spares=0, stock={"h100": 9}, **PINNED
         ),
         ("fleet", LLAMA, "--gpu", "h100", "--class", "chat=4:256:64", "--tpot", "100", "--n-plus", "0", "--stock",
-         "h100=9"),
+         "h100=9", "--max-num-seqs", "128", "--max-num-batched-tokens", "8192"),
     ),
     (
         lambda: check_command(LINE, "h100", max_concurrency=4),
@@ -295,22 +300,21 @@ def test_a_use_case_is_a_workload_with_targets() -> None:
     """The figures of MLPerf and of the table in docs/guide/speed.md; what is given wins."""
     of_case: Any = {"ttft": 500, "tpot": 30, "percentile": 99}  # loadgen/mlperf.conf, llama3.1-8b-interactive
     lengths: Any = {"input_len": 778, "output_len": 128}
-    fleet = size_fleet(LLAMA, "h100", use_case="mlperf-interactive", request_rate=20)
-    assert (
-        fleet.to_dict()
-        == size_fleet(LLAMA, "h100", workload="mlperf-interactive", request_rate=20, **of_case).to_dict()
-    )
+    asked: Any = {"request_rate": 20, "speculation": False, **PINNED}
+    fleet = size_fleet(LLAMA, "h100", use_case="mlperf-interactive", **asked)
+    assert fleet.to_dict() == size_fleet(LLAMA, "h100", workload="mlperf-interactive", **asked, **of_case).to_dict()
     assert str(fleet.record.search.objective.slos[0]) == "p99 TTFT of 500 ms"
-    longer = recommend_plans(LLAMA, "h100", use_case="mlperf-interactive", output_len=256, tpot=25, speculation=False)
+    few: Any = {"speculation": False, **PINNED}
+    longer = recommend_plans(LLAMA, "h100", use_case="mlperf-interactive", output_len=256, tpot=25, **few)
     same = {**of_case, **lengths, "output_len": 256, "tpot": 25}
-    assert longer.plans == recommend_plans(LLAMA, "h100", **same, speculation=False).plans
+    assert longer.plans == recommend_plans(LLAMA, "h100", **same, **few).plans
     assert "--use-case mlperf-interactive --tpot 25" in longer.command.replace(" --random-output-len 256", "")
     classes: Any = ("short=1:100:50", "long=1:2000:500,ttft=900")
-    mixed = size_fleet(LLAMA, "h100", use_case="chat", classes=[Load.parse(one) for one in classes])
+    mixed = size_fleet(LLAMA, "h100", use_case="chat", classes=[Load.parse(one) for one in classes], **few)
     assert list(map(str, mixed.record.search.objective.slos)) == [
         "p95 TTFT of 500 ms for short", "p95 TPOT of 40 ms for short", "p95 TTFT of 900 ms for long",
     ]  # fmt: skip
-    batch = recommend_plans(LLAMA, "h100", use_case="offline", speculation=False)
+    batch = recommend_plans(LLAMA, "h100", use_case="offline", **few)
     assert batch.objective.goal == "max-throughput" and not batch.objective.slos
 
 
@@ -485,7 +489,7 @@ def test_the_command_of_one_server_repeats_what_the_fleet_was_asked() -> None:
 
 def test_the_command_of_a_classes_own_servers_has_the_targets_of_the_class() -> None:
     classes = [Load.parse("short=4:100:50,ttft=100"), Load.parse("long=4:8000:500,ttft=900")]
-    fleet = size_fleet("Qwen/Qwen3-8B", "h100", classes=classes, tpot=40, speculation=False)
+    fleet = size_fleet("Qwen/Qwen3-8B", "h100", classes=classes, tpot=40, speculation=False, **PINNED)
     assert len(fleet.fleets[0].pools) == 2
     line = " ".join(str(fleet).partition("$ ")[2].replace("\\\n", " ").split())
     assert "--request-rate 4 --random-input-len 8000 --random-output-len 500 --ttft 900 --no-speculation" in line

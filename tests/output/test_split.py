@@ -18,9 +18,11 @@ from planner.engine.version import parse_version
 from planner.output.deploy.hosts import ROUTED_PORT
 from planner.output.scripts.text import option
 
+#: What is launched on each side is the same with fewer choices.
+PINNED = ("--max-num-seqs", "128", "--max-num-batched-tokens", "8192", "--no-speculation")
 LOAD = (
-    "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "20", "--random-input-len", "4096", "--random-output-len",
-    "256", "--ttft", "1000", "--tpot", "40", "--disaggregated",
+    *PINNED, "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "20", "--random-input-len", "4096",
+    "--random-output-len", "256", "--ttft", "1000", "--tpot", "40", "--disaggregated",
 )  # fmt: skip
 GPUS = ("h100", "mi300x")
 KEPT = TemporaryDirectory()
@@ -101,7 +103,7 @@ def test_an_engine_without_the_connector_is_refused(tmp_path: Path) -> None:
 # --- recommend --disaggregated
 
 APART = (
-    "recommend", "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "30", "--random-input-len", "8192",
+    "recommend", *PINNED, "meta-llama/Llama-3.1-8B-Instruct", "--request-rate", "30", "--random-input-len", "8192",
     "--random-output-len", "128", "--ttft", "1500", "--tpot", "10",
 )  # fmt: skip
 
