@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workflow_cases import files_of
 
 from audit import FAILURES, _place, commands_in, judge_commands, judge_figures, judge_names
+from planner.output.workflows.documents import Workflow
+from planner.output.workflows.subject import Choice
 
 FACTS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "published_commands.json").read_text())
 TABLE = """
@@ -16,6 +19,17 @@ TABLE = """
 | Llama 3.1 70B (amd/Llama-3.1-70B-Instruct-FP8-KV) | FP8 | 8 | 1 | 128 | 2048 | 17.236 |
 | | | | 2 | 128 | 2048 | {} |
 """
+
+
+@pytest.fixture(autouse=True)
+def rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each workflow, whichever documents it is of, with short requests in the figures of its comments."""
+
+    def files(workflow: Workflow, choice: Choice, *, command: str) -> dict[str, str]:
+        assert choice == Choice(engine_version=choice.engine_version) and command.endswith(workflow.name)
+        return files_of(workflow.name, **({"engine_version": choice.engine_version} if choice.engine_version else {}))
+
+    monkeypatch.setattr("audit.plan_workflow", files)
 
 
 @pytest.mark.parametrize("document", ["amd-mi355", "amd-2024", "nvidia", "amd-2025", "amd-cpx"])
