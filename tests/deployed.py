@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ MORE: dict[str, tuple[Emission, str, Site]] = {
 }  # fmt: skip
 
 
+@cache
 def files_of(case: str) -> dict[str, str]:
     made, target, site = {**CASES, **MORE}[case]
     return render_deployable(made, target, site, command="planner deploy DIR")
