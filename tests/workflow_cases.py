@@ -23,7 +23,7 @@ from planner.workload.load import Load
 NAMES = tuple(list_workflows())
 
 
-class _OfShortRequests(Prediction):
+class OfShortRequests(Prediction):
     """Figures of 32 short requests: the tests read which figures a script shows, and replays take most of the time."""
 
     @classmethod
@@ -35,7 +35,7 @@ class _OfShortRequests(Prediction):
 @cache
 def files_of(name: str, **choice: Any) -> dict[str, str]:
     """The files of a workflow. Its plan is searched as ever; loads that are measured beside it are shortened."""
-    with patch("planner.planning.Prediction", _OfShortRequests):
+    with patch("planner.planning.Prediction", OfShortRequests):
         return plan_workflow(find_workflow(name), Choice(**choice), command=f"planner workflow {name}")
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from math import log
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from command_line import refused, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from script_plans import plan as a_plan
+from workflow_cases import OfShortRequests
 
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
@@ -303,7 +305,10 @@ def test_scripts_of_workflows_rest_on_it_too(tmp_path: Path) -> None:
     assert PlanFile.from_json((own / "plan.json").read_text()).plan.calibration == str(kept())
     assert all(after > before for before, after in zip(seconds(shipped), seconds(own), strict=True))
     assert seconds(written("none", *asked, "--calibration", "none")[0]) == seconds(shipped)
-    loads = [written(name, *sweep, *words)[0] / "sweep.sh" for name, *words in (("a",), ("b", "--calibration", "none"))]
+    with patch("planner.planning.Prediction", OfShortRequests):  # of each load of the sweep
+        loads = [
+            written(name, *sweep, *words)[0] / "sweep.sh" for name, *words in (("a",), ("b", "--calibration", "none"))
+        ]
     assert loads[0].read_text() != loads[1].read_text()
     other = written("partitions", "workflow", "compare-partitions")[0]
     assert "calibration shipped:" in (other / "COMPARISON.md").read_text()
