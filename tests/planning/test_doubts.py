@@ -41,6 +41,7 @@ def test_limits_that_would_be_kept_are_whole_ms_above_what_is_expected() -> None
     assert met_limits((kept,)) == ""
 
 
+@pytest.mark.usefixtures("short_replays")
 def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_would_change_it() -> None:
     answer = recommend_plans(**TIGHT, tpot=NARROW)
     assert answer.best and answer.best.service
@@ -64,6 +65,7 @@ def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_woul
     assert gpus(tpot=NARROW, confidence=0.5) <= even + 1
 
 
+@pytest.mark.usefixtures("short_replays")
 def test_the_same_of_a_fleet() -> None:
     answer = size_fleet(**TIGHT, tpot=NARROW)
     best = answer.record.best
@@ -87,6 +89,7 @@ def test_servers_of_few_requests_name_a_looser_target_that_takes_half() -> None:
         assert gpus(tpot=56, confidence=0.5) <= int(looser[1])
 
 
+@pytest.mark.usefixtures("short_replays")
 def test_a_plan_in_proportion_has_no_doubts() -> None:
     for ask in (recommend_plans, size_fleet):
         answer = ask(**TIGHT, tpot=60)

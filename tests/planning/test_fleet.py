@@ -42,6 +42,8 @@ from planner.workload.requests import Prefixes, Requests
 from planner.workload.targets import Slo, Targets, parse_slos
 from planner.workload.trace import read_trace
 
+pytestmark = pytest.mark.usefixtures("short_replays")
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 #: Settings that most tests are not about.
 FIXED: dict[str, Any] = {"max_num_batched_tokens": 8192, "kv_cache_dtype": "fp8"}

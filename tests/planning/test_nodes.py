@@ -12,6 +12,8 @@ from planner.engine import Layout, parse_version
 from planner.planning.search.search import Search
 from planner.workload.load import Load
 
+pytestmark = pytest.mark.usefixtures("short_replays")
+
 DEEPSEEK, KIMI = "deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-K2-Instruct"
 
 

@@ -42,6 +42,8 @@ from planner.workload.load import Load, mixed
 from planner.workload.requests import Prefixes, Requests
 from planner.workload.targets import Targets, parse_slos
 
+pytestmark = pytest.mark.usefixtures("short_replays")
+
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
 

@@ -11,6 +11,8 @@ from command_line import answer_of
 
 from planner.output import Answer
 
+pytestmark = pytest.mark.usefixtures("short_replays")
+
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GPUS = ("h100", "mi300x")
 ASKED: dict[str, Any] = {

@@ -1,0 +1,12 @@
+"""Fixtures of the searches and what is planned with them."""
+
+import pytest
+
+from planner.planning import defaults
+
+
+@pytest.fixture
+def short_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay about a third of the requests: for tests that compare answers with each other, not with measurements."""
+    monkeypatch.setattr(defaults, "LEAST_SEARCH_PROMPTS", 60)
+    monkeypatch.setattr(defaults, "PROMPTS_PER_FLYING", 1)
