@@ -3,7 +3,7 @@
 - the golden plans, each by the parsers of its own version
 - a pairwise table of GPU x model x precision x goal x version, likewise
 - every command of every workflow, for every model of its document and at the versions of the documents, 0.6.3 too
-- what ``check`` suggests for every eighth published line of a known model, likewise
+- what ``check`` suggests for every sixteenth published line of a known model, likewise
 - a pairwise table with the two versions whose configurations are built, likewise, and through
   ``EngineArgs.create_engine_config`` of that version: the settings that vLLM ends with must be the plan's
 """
@@ -103,7 +103,7 @@ def suggestions() -> Iterator[tuple[str, str, list[str]]]:
     """Name, version and words of what ``check`` suggests for published lines."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # a draft that the catalog lacks stays in the line
     table = (ROOT / "tests" / "engine" / "published_lines.csv").read_text(encoding="utf-8").splitlines()
-    for row in [row for row in csv.DictReader(table) if find_entry(row["model"])][::8]:
+    for row in [row for row in csv.DictReader(table) if find_entry(row["model"])][::16]:
         answer = check_command(f"{row['env']} vllm serve {row['model']} {row['options']}", row["gpu"]).to_dict()
         for plan in answer["better"]:
             yield f"check {row['model']} {row['gpu']}", answer["engine_version"], shlex.split(plan["command"])
@@ -117,21 +117,17 @@ class Verdict:
     lines: list[str]
 
 
-def judge_workflows(version: str, own: Sequence[tuple[str, list[str]]], python: Path, trees: Path) -> Verdict:
-    """Commands of workflows and of ``check``, by name, that the parser of their version refuses."""
-    if version not in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: "", NEWER: ""}:
-        return Verdict(0, [f"vLLM {version}: {len(own)} commands of workflows and check, no parser at hand"])
-    return parsed(version, own, "commands of workflows and check accepted by its parsers", python, trees)
-
-
-def parsed(version: str, own: Sequence[tuple[str, list[str]]], words: str, python: Path, trees: Path) -> Verdict:
-    """What the parser of a version says about commands, by name."""
-    verdicts = in_vllm("parse_commands.py", [argv for _, argv in own], python, *paths_of(version, trees))
-    judged = [(name, argv, said) for (name, argv), said in zip(own, verdicts, strict=True)
+def judge_parsers(version: str, named: Sequence[tuple[str, list[str]]], python: Path, trees: Path) -> Verdict:
+    """Commands, by name, that the parser of their version refuses."""
+    if version not in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: ""}:
+        return Verdict(0, [f"vLLM {version}: {len(named)} commands, no parser at hand"])
+    verdicts = in_vllm("parse_commands.py", [argv for _, argv in named], python, *paths_of(version, trees))
+    judged = [(name, argv, said) for (name, argv), said in zip(named, verdicts, strict=True)
               if not (said or "").startswith("not judged")]  # fmt: skip
     wrong = [one for one in judged if one[2]]
     lines = [f"  {name}: {' '.join(argv)}\n    -> {said}" for name, argv, said in wrong]
-    return Verdict(len(wrong), [*lines, f"vLLM {version}: {len(judged) - len(wrong)} of {len(judged)} {words}"])
+    accepted = f"{len(judged) - len(wrong)} of {len(judged)} commands accepted by its parsers"
+    return Verdict(len(wrong), [*lines, f"vLLM {version}: {accepted}"])
 
 
 def in_vllm(script: str, data: Any, python: Path, *path: Path) -> Any:
@@ -157,14 +153,6 @@ def paths_of(version: str, trees: Path) -> tuple[Path, ...]:
         return ()
     libraries = trees_of[version]
     return (trees / f"vllm-{version}", *((trees / f"libraries-{libraries}",) if libraries else ()))
-
-
-def judge_parsers(version: str, cases: Sequence[Case], python: Path, trees: Path) -> Verdict:
-    """Commands of the plans of a version that its parser refuses."""
-    own = [case for case in cases if case.plan.engine_version == version]
-    commands = [(case.name, list(argv)) for case in own for argv in (case.plan.serve_argv, case.plan.bench_argv)]
-    by = f"the parsers of {INSTALLED}" if version == NEWER else "its parsers"
-    return parsed(version, commands, f"commands of {len(own)} plans accepted by {by}", python, trees)
 
 
 def judge_configs(version: str, cases: Sequence[Case], python: Path, trees: Path) -> Verdict:
@@ -203,14 +191,18 @@ def main(venv: Path, trees: Path) -> int:
     print(f"{len(cases)} plans, {sum(none.values())} combinations without one ({time.monotonic() - start_s:.0f} s)")
     for reason, times in none.most_common():
         print(f"  {times} x {reason}")
-    found = list(
-        dict.fromkeys((name, version, tuple(argv)) for name, version, argv in (*workflow_commands(), *suggestions()))
+    of_plans = (
+        (case.name, case.plan.engine_version, list(argv))
+        for case in cases
+        for argv in (case.plan.serve_argv, case.plan.bench_argv)
     )
+    named: dict[str, dict[tuple[str, ...], str]] = {}  # by version, each command once
+    for name, version, argv in (*of_plans, *workflow_commands(), *suggestions()):
+        named.setdefault(INSTALLED if version == NEWER else version, {}).setdefault(tuple(argv), name)
     judges = [partial(judge_configs, version, cases) for version in BUILT]  # what takes longest begins first
-    judges += [partial(judge_parsers, version, cases) for version in FACTORS["version"]]
-    for version in sorted({version for _, version, _ in found}):
-        own = [(name, list(argv)) for name, other, argv in found if other == version]
-        judges.append(partial(judge_workflows, version, own))
+    for version in sorted(named):
+        own = [(name, list(argv)) for argv, name in named[version].items()]
+        judges.append(partial(judge_parsers, version, own))
     wrong = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for an interpreter of its own
         for verdict in pool.map(lambda judge: judge(python, trees), judges):
