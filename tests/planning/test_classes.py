@@ -11,6 +11,8 @@ from planner.errors import InputError
 from planner.planning import read_plan
 from planner.workload.load import MIXED_PROMPTS, Load, benchmarks, check_classes, mixed
 
+pytestmark = pytest.mark.usefixtures("short_replays")
+
 CHAT, BATCH = "chat=3:1024:256,ttft=500,tpot=40", "batch=1:4096:512,e2el=60000,priority=5"
 COMMAND = ("predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", "--format", "json")
 
@@ -45,9 +47,9 @@ def test_classes_are_sent_as_their_own_benchmarks_would() -> None:
 
 
 def test_two_equal_classes_are_one_of_their_sum() -> None:
-    two = predicted("--class", "a=2:1024:128", "--class", "b=2:1024:128", "--num-prompts", "4000")
-    one = predicted("--class", "all=4:1024:128", "--num-prompts", "4000")
-    single = predicted("--request-rate", "4", "--num-prompts", "4000")
+    two = predicted("--class", "a=2:1024:128", "--class", "b=2:1024:128", "--num-prompts", "2000")
+    one = predicted("--class", "all=4:1024:128", "--num-prompts", "2000")
+    single = predicted("--request-rate", "4", "--num-prompts", "2000")
     for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
         assert one[key] == single[key]  # a single class is the load itself
         assert two[key] == pytest.approx(one[key], rel=0.03)  # other draws of the same load
@@ -117,9 +119,12 @@ def test_what_does_not_go_together() -> None:
     assert "use fcfs or priority" in err
 
 
+FIXED = ("--max-num-batched-tokens", "4096", "--kv-cache-dtype", "auto")
+
+
 def fleet(*words: str) -> dict:
     command = ("fleet", "Qwen/Qwen3-8B", "--gpu", "h100", "--n-plus", "0", "--headroom", "0", "--format", "json")
-    status, out, err = run(*command, *words)
+    status, out, err = run(*command, *FIXED, *words)
     assert status == 0, err
     return json.loads(out)
 
@@ -152,7 +157,7 @@ def test_a_class_of_which_no_request_is_sent_is_refused() -> None:
         mixed(demands, 999)
 
 
-RECOMMEND = ("recommend", "Qwen/Qwen3-8B", "--gpu", "h100", "--gpus", "1", "--max-num-batched-tokens", "4096")
+RECOMMEND = ("recommend", "Qwen/Qwen3-8B", "--gpu", "h100", "--gpus", "1", *FIXED)
 
 
 def recommended(*words: str) -> dict:
@@ -265,7 +270,8 @@ def test_the_command_that_a_fleet_of_one_pool_names_plans_its_classes() -> None:
 
 def test_a_load_may_take_more_servers_than_requests_are_drawn() -> None:
     # thousands of servers, for all of which 4,000 requests stand
-    words = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--gpus", "1", "--format", "json")
+    words = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--gpus", "1", "--format", "json",
+             *FIXED)  # fmt: skip
     long, short = "long=30000:8192:512,ttft=4000,tpot=40", "short=30000:4096:512,ttft=4000,tpot=40"
     status, out, err = run(*words, "--class", long, "--class", short)
     assert status == 0, err
