@@ -16,7 +16,7 @@ settings.load_profile("repeatable")
 #: Files whose tests share what is made once, and take longer when two workers make it.
 TOGETHER = {
     "workflow": "workflows", "test_audit": "workflows", "test_scripts_matrix": "matrix", "test_fleet": "fleet",
-    "test_split": "split", "test_tune": "tune", "test_search_relations": "search relations",
+    "test_split": "split", "test_tune": "tune", "test_ui": "ui", "test_search_relations": "search relations",
 }  # fmt: skip
 
 #: Modules whose tests take more than two seconds of CPU. All others are ``-m fast``: less than a minute together.

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -29,7 +30,7 @@ from planner.planning.deployment import Deployment
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 SHORT: dict[str, Any] = {"input_len": 64, "output_len": 16}
-TARGETS: dict[str, Any] = {**SHORT, "ttft": 2000, "tpot": 50}
+TARGETS: dict[str, Any] = {**SHORT, "ttft": 2000, "tpot": 50, "max_num_batched_tokens": 8192}
 
 
 @pytest.mark.parametrize(
@@ -97,9 +98,14 @@ ANSWERS: dict[str, Callable[[], Answer]] = {
     "refused": lambda: recommend_plans(LLAMA, "l4", request_rate=1, **{**TARGETS, "ttft": 1}),
     "fleet": lambda: size_fleet(LLAMA, "h100", request_rate=20, disaggregated=True, **TARGETS),
     "classes": lambda: size_fleet(
-        LLAMA, "h100", classes=[Load.of_class("a", 4, 64, 16), Load.of_class("b", 1, 512, 16)], ttft=2000
+        LLAMA, "h100", classes=CLASSES, ttft=2000, max_num_batched_tokens=8192, max_num_seqs=128
     ),
 }
+
+
+@cache
+def answered(kind: str) -> Answer:
+    return ANSWERS[kind]()
 
 
 def _replayed(*_: Any, **__: Any) -> NoReturn:
@@ -110,7 +116,7 @@ def _replayed(*_: Any, **__: Any) -> NoReturn:
 @pytest.mark.parametrize("explain", [False, True], ids=["", "explained"])
 def test_rendering_replays_nothing(kind: str, explain: bool, offline: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only JSON of recommend still makes the plans that could be picked instead."""
-    answer: Any = replace(ANSWERS[kind](), explain=explain)  # type: ignore[type-var]
+    answer: Any = replace(answered(kind), explain=explain)  # type: ignore[type-var]
     monkeypatch.setattr(Deployment, "replay", _replayed)
     for form in ("table", "csv", "markdown", *(() if kind in ("recommend", "targets") else ("json",))):
         assert answer.to_text(form)
