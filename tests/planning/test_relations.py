@@ -7,14 +7,14 @@ from fuzz.relations import RELATIONS, check, draw, slack
 
 #: Servers that are drawn; a replay of hundreds of requests takes longer than a step.
 CASES = {
-    "rate": 40,
-    "concurrency": 75,
-    "data-parallel": 75,
-    "eager": 150,
-    "longer-prompt": 150,
-    "longer-answer": 150,
-    "target": 3,
-    "host-memory": 30,
+    "rate": 20,
+    "concurrency": 35,
+    "data-parallel": 35,
+    "eager": 75,
+    "longer-prompt": 75,
+    "longer-answer": 75,
+    "target": 2,
+    "host-memory": 15,
 }
 
 
@@ -22,7 +22,7 @@ CASES = {
 def test_the_relation_holds(relation: str) -> None:
     random = Random(relation)
     held = 0
-    for _ in range(CASES.get(relation, 200)):
+    for _ in range(CASES.get(relation, 100)):
         asked = draw(random, relation)
         found = check(asked)
         assert found is None or found <= slack(relation), f"{found:.3f}: {asked}"
