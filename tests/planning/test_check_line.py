@@ -142,16 +142,6 @@ def test_all_errors_of_a_line_are_named_and_its_gpu_stays() -> None:
     assert plan["delivers"]["num_gpus"] == 1 and value(words, "--max-model-len") == "131072"
 
 
-def test_two_nodes_are_named_where_the_node_does_not_hold_the_model() -> None:
-    said = answer("h100", "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8", status=1)
-    (plan, *_), (words, *_) = said["better"], better(said)
-    assert plan["delivers"]["num_gpus"] == 16
-    joined = {"--nnodes", "--data-parallel-address"} & set(words)
-    assert joined and "HEAD" in words
-    text = run("check", "--gpu", "h100", "--", "vllm", "serve", "deepseek-ai/DeepSeek-R1", "-tp", "16").out
-    assert "on 16 x h100-sxm over 2 nodes" in text
-
-
 def test_memory_that_is_not_free_is_refused_as_in_the_workflows() -> None:
     line = f"vllm serve {LLAMA} --gpu-memory-utilization"
     assert flags(answer("h100", f"{line} 0.99", status=1)) == {"--gpu-memory-utilization": True}
@@ -232,7 +222,13 @@ def test_what_is_cut_short_is_counted() -> None:
 def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
     """A public question: 671 GB of DeepSeek-R1 on eight H100. Two nodes hold it, and so do eight H200."""
     line = "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 --trust-remote-code"
-    said = str(check_command(line, "h100"))
+    answer = check_command(line, "h100")
+    said, (plan, *_) = str(answer), answer.to_dict()["better"]
+    assert not answer.ok and plan["delivers"]["num_gpus"] == 16
+    words = shlex.split(plan["command"])
+    assert {"--nnodes", "--data-parallel-address"} & {*words} and "HEAD" in words
     assert "would fit: 16 GPUs on two nodes (--nnodes 2), TP 8 x PP 2: --pipeline-parallel-size 2" in said
     assert "would fit: NVIDIA H200 SXM 141GB: --gpu h200-sxm" in said
     assert "too little" in said and "-1" not in said.split("KV cache")[1].splitlines()[0]
+    spread = run("check", "--gpu", "h100", "--", "vllm", "serve", "deepseek-ai/DeepSeek-R1", "-tp", "16").out
+    assert "on 16 x h100-sxm over 2 nodes" in spread
