@@ -186,9 +186,9 @@ def test_a_plan_keeps_the_targets_of_each_class_as_a_single_class_of_their_sum_w
 
 def test_a_class_without_requests_to_speak_of_changes_nothing() -> None:
     limits = "ttft=400,tpot=20"
-    # a short request in 100 s: the plan is that of the first class alone
-    both = recommended("--class", f"a=20:512:128,{limits}", "--class", "b=0.01:16:2")["plans"][0]
-    assert [one["workload"]["num_prompts"] for one in both["classes"]] == [2002, 1]  # enough for one of the second
+    # a short request in 50 s: the plan is that of the first class alone
+    both = recommended("--class", f"a=20:512:128,{limits}", "--class", "b=0.02:16:2")["plans"][0]
+    assert [one["workload"]["num_prompts"] for one in both["classes"]] == [1001, 1]  # enough for one of the second
     alone = recommended("--class", f"a=20:512:128,{limits}")["plans"][0]
     assert both["service"]["replicas"] == alone["service"]["replicas"]
     assert both["service"]["goodput"] == pytest.approx(alone["service"]["goodput"], rel=0.02)
