@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 from command_line import run
 
+from planner import Serving
 from planner.errors import InputError
 from planner.planning import read_plan
+from planner.workload import Slo
 from planner.workload.load import MIXED_PROMPTS, Load, benchmarks, check_classes, mixed
 
 pytestmark = pytest.mark.usefixtures("short_replays")
@@ -144,10 +146,16 @@ def test_a_class_without_targets_of_its_own_has_those_of_all() -> None:
     assert held == [("a", "p95_ttft_ms", 900), ("b", "p95_ttft_ms", 5000), ("b", "p95_tpot_ms", 60)]
 
 
-def test_a_target_of_one_class_binds_only_it() -> None:
+def test_a_target_of_one_class_is_read_of_its_own_requests() -> None:
     # the long answers of the second class would never keep the 2 s of the first
-    found = fleet("--class", "a=4:256:16,e2el=2000", "--class", "b=1:256:1024,e2el=60000")
-    assert found["fleets"][0]["gpus"] <= 2
+    classes = [Load.of_class("a", 4, 256, 16), Load.of_class("b", 1, 256, 1024)]
+    served = Serving("Qwen/Qwen3-8B", gpu="h100").predict(Load.classes_of(classes, 200), percentiles=(95,))
+    targets = [Slo("e2el", 2000, group="a"), Slo("e2el", 60000, group="b")]
+    readings = served.readings(targets, 0.95)  # the upper end of a 90 % interval
+    assert [reading.met for reading in readings] == [True, True]
+    for reading, own in zip(readings, served.classes, strict=True):
+        assert reading.predicted_ms == pytest.approx(own.result["p95_e2el_ms"])
+        assert reading.expected_ms == pytest.approx(own.result["p95_e2el_ms_hi"])
 
 
 def test_a_class_of_which_no_request_is_sent_is_refused() -> None:
