@@ -40,7 +40,7 @@ CASES = {
 
 def rendered(case: str) -> dict[str, str]:
     """The files of a case as they are kept; ``plan.json`` only where the case is kept whole."""
-    files = files_of(case.removeprefix("deploy/")) if case.startswith("deploy/") else render_scripts(PLANS[case])
+    files = dict(files_of(case.removeprefix("deploy/")) if case.startswith("deploy/") else render_scripts(PLANS[case]))
     digests = {one[1] for text in files.values() for one in re.finditer(r"(?m)plan ([0-9a-f]{12});", text)}
     headers = []
     for name, text in files.items():
