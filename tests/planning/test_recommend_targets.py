@@ -577,19 +577,8 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
 
 def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
     """Two pipelines of two RTX 4090 and four servers of one cost the same; few pipelines were measured."""
-    load = (
-        "--input-len",
-        "1024",
-        "--output-len",
-        "256",
-        "--range-ratio",
-        "0.5",
-        "--ttft",
-        "500",
-        "--tpot",
-        "40",
-        *FIXED,
-    )
+    load = ("--input-len", "1024", "--output-len", "256", "--range-ratio", "0.5", "--ttft", "500", "--tpot", "40",
+            *FIXED)  # fmt: skip
     asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "10", *load)
     plans = json_of("recommend", *(word.replace("--range", "--random-range") for word in asked))["plans"]
     pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 4]

@@ -62,7 +62,7 @@ def test_every_command_has_the_same_figures(model: str, gpu: str, arrivals: tupl
     [
         (MODELS[0], "h100", "30", "600"),
         (MODELS[1], "h200", "40", "400"),
-        ("amd/Llama-3.3-70B-Instruct-FP8-KV", "mi300x", "10", "300"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "mi300x", "20", "300"),
     ],
 )
 @pytest.mark.usefixtures("short_replays")
