@@ -114,7 +114,7 @@ case "$*" in
 esac
 """,
     "git": """if [[ "$1" == clone ]]; then mkdir -p "${!#}/.git" "${!#}/scripts/vllm/reports_float16/summary"; fi""",
-    "sleep": """if [[ -e "$state/waiting_is_real" ]]; then exec /bin/sleep "$1"; fi""",
+    "sleep": """if [[ -e "$state/waiting_is_real" ]]; then touch "$state/asleep"; exec /bin/sleep "$1"; fi""",
     "sudo": """exec "$@" """,
     "sysctl": """echo "${!###*=}" >"$state/root/proc/sys/kernel/numa_balancing" """,
     "python3": """

@@ -183,9 +183,9 @@ def test_a_container_that_does_not_start_leaves_nothing_running(machine: MakeMac
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_launch_stops_its_container(machine: MakeMachine, how: signal.Signals, status: int) -> None:
     here = machine()
-    here.set(unhealthy="")
-    # with the stand-in for sleep the script polls without a pause, so the signal meets it between two commands
-    returned, _ = here.interrupt("launch.sh", "launched", how)
+    here.set(unhealthy="", waiting_is_real="")
+    # bash drops a SIGINT when the command it waits for ends by itself, so Ctrl-C meets the script in its pause
+    returned, _ = here.interrupt("launch.sh", "asleep", how)
     assert returned == status
     assert here.docker("stop") == [["0123abcd-full"]] and not here.containers
 
