@@ -16,10 +16,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ from planner.model import find_entry  # noqa: E402
 from planner.output.workflows.documents import list_workflows  # noqa: E402
 from planner.output.workflows.offline import offline_points  # noqa: E402
 from planner.output.workflows.subject import Choice, Subject  # noqa: E402
+from planner.planning import defaults  # noqa: E402
 from planner.planning.plan import Plan  # noqa: E402
 
 INSTALLED = "0.32.0"
@@ -110,6 +109,15 @@ def suggestions() -> Iterator[tuple[str, str, list[str]]]:
 
 
 @dataclass(frozen=True)
+class Job:
+    """Data for a script of ``tests/real_parsers``, and the path of the vLLM that answers."""
+
+    script: str
+    data: Sequence[Any]
+    path: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """How much is wrong, and the lines that say so."""
 
@@ -117,33 +125,39 @@ class Verdict:
     lines: list[str]
 
 
-def judge_parsers(version: str, named: Sequence[tuple[str, list[str]]], python: Path, trees: Path) -> Verdict:
-    """Commands, by name, that the parser of their version refuses."""
-    if version not in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: ""}:
-        return Verdict(0, [f"vLLM {version}: {len(named)} commands, no parser at hand"])
-    verdicts = in_vllm("parse_commands.py", [argv for _, argv in named], python, *paths_of(version, trees))
-    judged = [(name, argv, said) for (name, argv), said in zip(named, verdicts, strict=True)
-              if not (said or "").startswith("not judged")]  # fmt: skip
-    wrong = [one for one in judged if one[2]]
-    lines = [f"  {name}: {' '.join(argv)}\n    -> {said}" for name, argv, said in wrong]
-    accepted = f"{len(judged) - len(wrong)} of {len(judged)} commands accepted by its parsers"
-    return Verdict(len(wrong), [*lines, f"vLLM {version}: {accepted}"])
+#: A job, and what its answers mean.
+Question = tuple[Job, Callable[[list[Any]], Verdict]]
 
 
-def in_vllm(script: str, data: Any, python: Path, *path: Path) -> Any:
-    """What a script of ``tests/real_parsers`` answers in vLLM's interpreter, with ``path`` first on its path."""
+def ask_parsers(version: str, named: Mapping[tuple[str, ...], str], trees: Path) -> Question:
+    """Ask the parser of a version which of the commands, here with their names, it refuses."""
+
+    def judge(verdicts: list[Any]) -> Verdict:
+        judged = [(name, argv, said) for (argv, name), said in zip(named.items(), verdicts, strict=True)
+                  if not (said or "").startswith("not judged")]  # fmt: skip
+        wrong = [one for one in judged if one[2]]
+        lines = [f"  {name}: {' '.join(argv)}\n    -> {said}" for name, argv, said in wrong]
+        accepted = f"{len(judged) - len(wrong)} of {len(judged)} commands accepted by its parsers"
+        return Verdict(len(wrong), [*lines, f"vLLM {version}: {accepted}"])
+
+    return Job("parse_commands.py", [*named], paths_of(version, trees)), judge
+
+
+def in_vllm(jobs: Sequence[Job], python: Path) -> list[Any]:
+    """The answers to ``jobs`` in vLLM's interpreter."""
     quiet = {
         "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_TARGET_DEVICE": "cpu", "PYTHONPATH": os.pathsep.join(map(str, path)),
+        "VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_TARGET_DEVICE": "cpu",
     }  # fmt: skip
     done = subprocess.run(
-        [python, ROOT / "tests" / "real_parsers" / script],
-        input=json.dumps(data), env={**os.environ, **quiet}, cwd=path[0] if path else None,
+        [python, ROOT / "tests" / "real_parsers" / "forked.py"],
+        input=json.dumps([asdict(job) for job in jobs], default=str), env={**os.environ, **quiet},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        sys.exit(f"{script} with {python}, {path}: {done.stderr.strip()[-2000:]}")
-    return json.loads(done.stdout[done.stdout.index("[") :].strip().splitlines()[-1])
+        sys.exit(f"forked.py with {python}: {done.stderr.strip()[-2000:]}")
+    found: list[Any] = json.loads(done.stdout)
+    return found
 
 
 def paths_of(version: str, trees: Path) -> tuple[Path, ...]:
@@ -155,8 +169,8 @@ def paths_of(version: str, trees: Path) -> tuple[Path, ...]:
     return (trees / f"vllm-{version}", *((trees / f"libraries-{libraries}",) if libraries else ()))
 
 
-def judge_configs(version: str, cases: Sequence[Case], python: Path, trees: Path) -> Verdict:
-    """Plans of a version with which vLLM would run other settings than planned."""
+def ask_configs(version: str, cases: Sequence[Case], trees: Path) -> Question:
+    """Ask a version for the settings that it would run its plans with."""
     jobs, judged = [], []
     for case in cases:
         entry = find_entry(case.plan.model)
@@ -164,28 +178,33 @@ def judge_configs(version: str, cases: Sequence[Case], python: Path, trees: Path
             plan = case.plan
             jobs.append({"argv": plan.serve_argv, "env": plan.env, "config": entry.config, "platform": plan.platform})
             judged.append(case)
-    verdicts = in_vllm("build_configs.py", jobs, python, *paths_of(version, trees))
-    lines, left_out = list[str](), Counter[str]()
-    for case, verdict in zip(judged, verdicts, strict=True):
-        differing = [
-            f"{name} is {value}, planned {getattr(case.plan, name)}"
-            for name, value in verdict.get("settings", {}).items()
-            if value != getattr(case.plan, name)
-        ]
-        left_out[verdict.get("not_judged", "")] += "not_judged" in verdict
-        if differing or "error" in verdict:
-            lines.append(f"  {case.name}: {case.plan.model}\n    -> {'; '.join(differing) or verdict['error']}")
-    wrong, skipped = len(lines), sum(left_out.values())
-    lines.append(
-        f"vLLM {version}: of {len(judged)} configurations built from config.json, {len(judged) - wrong - skipped} have "
-        f"exactly the plan's settings, {wrong} differ, {skipped} need a GPU build to judge"
-    )
-    lines += [f"  {times} x {reason[:160]}" for reason, times in left_out.items() if times]
-    return Verdict(wrong, lines)
+
+    def judge(verdicts: list[Any]) -> Verdict:
+        lines, left_out = list[str](), Counter[str]()
+        for case, verdict in zip(judged, verdicts, strict=True):
+            differing = [
+                f"{name} is {value}, planned {getattr(case.plan, name)}"
+                for name, value in verdict.get("settings", {}).items()
+                if value != getattr(case.plan, name)
+            ]
+            left_out[verdict.get("not_judged", "")] += "not_judged" in verdict
+            if differing or "error" in verdict:
+                lines.append(f"  {case.name}: {case.plan.model}\n    -> {'; '.join(differing) or verdict['error']}")
+        wrong, skipped = len(lines), sum(left_out.values())
+        lines.append(
+            f"vLLM {version}: of {len(judged)} configurations built from config.json, "
+            f"{len(judged) - wrong - skipped} have exactly the plan's settings, {wrong} differ, "
+            f"{skipped} need a GPU build to judge"
+        )
+        lines += [f"  {times} x {reason[:160]}" for reason, times in left_out.items() if times]
+        return Verdict(wrong, lines)
+
+    return Job("build_configs.py", jobs, paths_of(version, trees)), judge
 
 
 def main(venv: Path, trees: Path) -> int:
     python, start_s = venv / "bin" / "python", time.monotonic()
+    defaults.PROMPTS_PER_SLOT = 2  # parsers judge words: the plans are those of longer replays
     none: Counter[str] = Counter()
     cases = list({case.plan.digest: case for case in (*golden(), *planned(none))}.values())
     print(f"{len(cases)} plans, {sum(none.values())} combinations without one ({time.monotonic() - start_s:.0f} s)")
@@ -199,15 +218,17 @@ def main(venv: Path, trees: Path) -> int:
     named: dict[str, dict[tuple[str, ...], str]] = {}  # by version, each command once
     for name, version, argv in (*of_plans, *workflow_commands(), *suggestions()):
         named.setdefault(INSTALLED if version == NEWER else version, {}).setdefault(tuple(argv), name)
-    judges = [partial(judge_configs, version, cases) for version in BUILT]  # what takes longest begins first
+    questions = [ask_configs(version, cases, trees) for version in BUILT]
     for version in sorted(named):
-        own = [(name, list(argv)) for argv, name in named[version].items()]
-        judges.append(partial(judge_parsers, version, own))
+        if version in {**LIBRARIES, **OF_DOCUMENTS, INSTALLED: ""}:
+            questions.append(ask_parsers(version, named[version], trees))
+        else:
+            print(f"vLLM {version}: {len(named[version])} commands, no parser at hand")
     wrong = 0
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for an interpreter of its own
-        for verdict in pool.map(lambda judge: judge(python, trees), judges):
-            print(*verdict.lines, sep="\n", flush=True)
-            wrong += verdict.wrong
+    for (_, judge), answers in zip(questions, in_vllm([job for job, _ in questions], python), strict=True):
+        verdict = judge(answers)
+        print(*verdict.lines, sep="\n", flush=True)
+        wrong += verdict.wrong
     print(f"commands: {'all as planned' if not wrong else f'{wrong} wrong'} ({time.monotonic() - start_s:.0f} s)")
     return 1 if wrong else 0
 

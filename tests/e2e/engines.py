@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
-from commands import in_vllm
+from commands import Job, in_vllm
 
 from planner.engine.features import V0_GONE_IN
 from planner.engine.parse import read_line
@@ -73,25 +73,26 @@ def window_of(model: Model) -> int | None:
 
 def main(venv: Path, trees: Path) -> int:
     """1 where the oracle and the planner disagree."""
-    wrong = 0
+    asked, jobs, wrong = [], [], 0
     for name, libraries in VERSIONS.items():
         version = parse_version(name)
         own = [(case, said) for case in cases() if (said := ours(case, version))]
-        jobs = []
+        asked.append((version, own))
+        data = []
         for (model_id, words, env, gpu), _ in own:
             model = resolve_model(model_id, network=False).model
             facts = {"architecture": model.architecture, "window": window_of(model), "cpu": gpu == "cpu"}
-            jobs.append({"words": words.split(), "env": env, **facts})
-        verdicts = in_vllm(
-            "which_engine.py", jobs, venv / "bin" / "python", trees / f"vllm-{name}", trees / f"libraries-{libraries}"
-        )
+            data.append({"words": words.split(), "env": env, **facts})
+        jobs.append(Job("which_engine.py", data, (trees / f"vllm-{name}", trees / f"libraries-{libraries}")))
+    for (version, own), verdicts in zip(asked, in_vllm(jobs, venv / "bin" / "python"), strict=True):
         if version.release >= V0_GONE_IN:  # what falls back has nothing to fall back to
             verdicts = ["ends: V0" if real == "V0" else real for real in verdicts]
         judged = [(case, said, real) for (case, said), real in zip(own, verdicts, strict=True) if real]
         differing = [one for one in judged if one[1][:4] != one[2][:4]]
         for case, said, real in differing:
             print(f"  {case}: {said}\n    -> {real}")
-        print(f"vLLM {name}: the engine of {len(judged) - len(differing)} of {len(judged)} lines is as its oracle says")
+        lines = f"{len(judged) - len(differing)} of {len(judged)} lines"
+        print(f"vLLM {version}: the engine of {lines} is as its oracle says")
         wrong += len(differing)
     return 1 if wrong else 0
 
