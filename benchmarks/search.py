@@ -6,7 +6,7 @@ Each case is a model, a type of GPU and a load with targets. *Everything* is eve
 budget and batch below; more budgets and batches than the search tries. An engine is dropped where it breaks the
 targets at the best rate per GPU so far; else its largest rate is found by bisection over whole predictions, queue
 included. What is certain is not replayed to its end: a rate above that of full batches or above what the decode steps
-alone allow (``search/bounds.py`` has the proof), a target that one request alone breaks or that is broken by more
+alone allow (``decode_bound.py`` has the proof), a target that one request alone breaks or that is broken by more
 than any later request can mend, and settings which no step of an engine that broke the targets came near. Then::
 
     found    requests/s per GPU of what ``recommend`` answers, with its confidence
@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
+from decode_bound import rate_bound
 from planner.engine.settings import EngineArgs, EngineConfig
 from planner.errors import PlannerError
 from planner.hardware.profiles import load_profile
@@ -35,7 +36,7 @@ from planner.planning.capacity import Steady, against, at_load, closed_form_load
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad
-from planner.planning.search.bounds import missed_for_certain, rate_bound
+from planner.planning.search.bounds import missed_for_certain
 from planner.planning.search.search import Search
 from planner.planning.search.space import Choices, Objective, Space
 from planner.planning.serving import Serving

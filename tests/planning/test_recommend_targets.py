@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import runpy
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import product
@@ -31,7 +32,7 @@ from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import Prediction, ServedLoad
 from planner.planning.search import by_targets
-from planner.planning.search.bounds import alone, decode_bound, missed_for_certain
+from planner.planning.search.bounds import alone, missed_for_certain
 from planner.planning.search.candidate import Merit, Ranking
 from planner.planning.search.plans import plans_in_order
 from planner.planning.search.search import Search
@@ -259,6 +260,9 @@ class Steps:
         return sum(self.growth_s[: batch.decode_seqs])
 
 
+bound_of = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "decode_bound.py"))["decode_bound"]
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(0.0001, 0.1), min_size=64, max_size=64), st.lists(st.integers(1, 64), min_size=1))
 def test_no_schedule_of_steps_decodes_faster_than_the_bound(growth_s: list[float], batches: list[int]) -> None:
@@ -267,7 +271,7 @@ def test_no_schedule_of_steps_decodes_faster_than_the_bound(growth_s: list[float
     # what the requests see: each step counts once for each of them
     seen_s = sum(b * t for b, t in zip(batches, times_s, strict=True)) / sum(batches)
     engine = SimpleNamespace(timer=timer, config=SimpleNamespace(max_num_seqs=64, data_parallel_size=1))
-    bound = decode_bound(cast(Deployment, engine), 1, seen_s)
+    bound = bound_of(cast(Deployment, engine), 1, seen_s)
     assert sum(batches) / sum(times_s) <= bound * (1 + 1e-9)
 
 

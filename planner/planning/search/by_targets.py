@@ -33,7 +33,7 @@ from planner.planning.capacity import (
 from planner.planning.defaults import TOLERANCE, USUAL_BATCH
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad, estimate
-from planner.planning.search.bounds import alone, missed_for_certain, rate_bound
+from planner.planning.search.bounds import alone, missed_for_certain
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import for_users
 from planner.planning.search.servers import fewest_servers, largest, share_of
@@ -217,7 +217,7 @@ class _Search:
             carried = guess
             if len(self.classes) > 1:
                 carried = max(self._most(self._loads(member.deployment, usual)) for member in members)
-            most = min(rate_bound(deployment, objective, most), carried * self.margin)
+            most = min(most, carried * self.margin)
 
         def promise(member: RankedEngine) -> tuple[float, bool, int]:
             """Sort key; larger is tried later."""
