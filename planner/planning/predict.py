@@ -340,14 +340,21 @@ class Estimate:
 def estimate(
     deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int = 0
 ) -> Estimate:
-    """Closed form of a closed loop of requests that share ``prefix_len`` tokens before their ``input_len``."""
-    steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
-    times_s = [deployment.timer.step_s(batch) for batch in steps.batches]
-    ttft_s, tpot_s, e2el_s = (
-        sum(weight * time_s for weight, time_s in zip(steps.sums[name], times_s, strict=True))
-        for name in ("ttft", "tpot", "e2el")
-    )
-    return Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
+    """Closed form of a closed loop of requests that share ``prefix_len`` tokens before their ``input_len``.
+
+    The engine keeps it: a search asks for the same concurrency under several bounds.
+    """
+    kept, key = vars(deployment).setdefault("estimates", {}), (input_len, output_len, concurrency, prefix_len)
+    if key not in kept:
+        steps = _Steps.of(deployment, *key)
+        times_s = [deployment.timer.step_s(batch) for batch in steps.batches]
+        ttft_s, tpot_s, e2el_s = (
+            sum(weight * time_s for weight, time_s in zip(steps.sums[name], times_s, strict=True))
+            for name in ("ttft", "tpot", "e2el")
+        )
+        kept[key] = Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
+    found: Estimate = kept[key]
+    return found
 
 
 def estimated_uncertainty(
