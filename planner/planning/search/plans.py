@@ -99,7 +99,7 @@ def assemble(
         env=env,
         docker_args=tuple(engine.docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
-        benchmark_line=_benchmark_line(candidate, load, model, host, recipe),
+        benchmark_line=_benchmark_line(objective, candidate, load, model, host, recipe),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
         workload=PlannedWorkload.of(load),
@@ -126,7 +126,7 @@ def _benchmarked(objective: Objective, candidate: Candidate, load: Load) -> Pred
 
 
 def _benchmark_line(
-    candidate: Candidate, load: Load, model: str, host: str, recipe: engine.Recipe
+    objective: Objective, candidate: Candidate, load: Load, model: str, host: str, recipe: engine.Recipe
 ) -> BenchmarkLine | None:
     """The launch that was searched, with its replay of the benchmark; None where the serving line is the same.
 
@@ -138,7 +138,7 @@ def _benchmark_line(
         config = replace(config, speculative_config=engine.with_imposed_acceptance(drafts, config.version))
     if config == candidate.config:
         return None
-    replayed = Prediction.of(searched.deployment, load)
+    replayed = _benchmarked(objective, searched, load)
     return BenchmarkLine(
         **{name: getattr(config, name) for name in ("max_model_len", "max_num_seqs", "enable_prefix_caching")},
         serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
