@@ -44,11 +44,11 @@ GIB = 2**30
 class Loop:
     """One model, one folder with its plan."""
 
-    def __init__(self, venv: Path, folder: Path) -> None:
+    def __init__(self, venv: Path, folder: Path, port: int | None = None) -> None:
         self.venv, self.model, self.plan = venv, folder / "model", folder / "plan"
         self.planned_again, self.learned = folder / "plan-calibrated", folder / "learned.toml"
         self.data = folder / "data"
-        self.port = free_port()
+        self.port = port or free_port()
         quiet = {
             "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
             "PORT": str(self.port), "START_TIMEOUT_S": "300", "PYTHONPATH": str(ROOT),
@@ -207,10 +207,6 @@ def accuracy(loop: Loop) -> None:
     measured = json.loads(result.read_text())
     assert measured["n-samples"]["gsm8k"] == {"original": questions, "effective": questions}
     assert "already measured" in loop.script("accuracy.sh")
-    scores = json.loads(json_of(loop, "validate", str(loop.plan), "--format", "json"))["accuracy"]
-    assert {score["metric"] for score in scores} == {"exact_match,strict-match", "exact_match,flexible-extract"}
-    assert all(score["task"] == "gsm8k" and 0 <= score["value"] <= 1 for score in scores), scores
-    print(f"  gsm8k, {questions} questions: " + ", ".join(f"{score['metric']} {score['value']:g}" for score in scores))
 
 
 def stop(loop: Loop) -> None:
@@ -224,7 +220,7 @@ def stop(loop: Loop) -> None:
 
 
 def validate(loop: Loop) -> None:
-    """Every metric and the KV cache stand beside their prediction; what was launched is what was planned."""
+    """Every metric and the KV cache stand beside their prediction, and the score; what was launched was planned."""
     text = loop.planner("validate", loop.plan, status=(0, 1))
     compared = json.loads(json_of(loop, "validate", str(loop.plan), "--format", "json"))
     metrics = {line["metric"] for line in compared["lines"]}
@@ -236,6 +232,9 @@ def validate(loop: Loop) -> None:
     assert compared["inside"] or causes, "a miss has a likeliest cause"
     cache = [line for line in compared["lines"] if line["metric"].startswith("kv_cache")]
     assert cache and all(line["measured"] == line["predicted"] for line in cache), cache
+    scores = compared["accuracy"]
+    assert {score["metric"] for score in scores} == {"exact_match,strict-match", "exact_match,flexible-extract"}
+    assert all(score["task"] == "gsm8k" and 0 <= score["value"] <= 1 for score in scores), scores
     print(text)
 
 
@@ -353,7 +352,8 @@ def validate_again(loop: Loop) -> None:
     print(loop.planner("validate", loop.planned_again, status=(0, 1)))
 
 
-def main(venv: Path, folder: Path) -> int:
+def start(venv: Path, folder: Path) -> int:
+    """0 when the server of a plan runs and is scored: all that is not timed, and may have company."""
     folder.mkdir(parents=True, exist_ok=True)
     loop = Loop(venv, folder)
     with step("model with random weights"):
@@ -363,12 +363,22 @@ def main(venv: Path, folder: Path) -> int:
     try:
         with step("preflight, launch"):
             launch(loop)
+        with step("accuracy"):
+            accuracy(loop)
+    except BaseException:
+        stop(loop)
+        raise
+    return 0
+
+
+def main(venv: Path, folder: Path) -> int:
+    """0 when the loop closes with the server of ``start``."""
+    loop = Loop(venv, folder, int((folder / "plan" / "logs" / "server.port").read_text()))
+    try:
         with step("benchmark"):
             benchmark(loop)
         with step("benchmark again, and another load"):
             benchmark_again(loop)
-        with step("accuracy"):
-            accuracy(loop)
     finally:
         with step("stop"):
             stop(loop)
@@ -380,4 +390,5 @@ def main(venv: Path, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()))
+    paths = Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()
+    sys.exit(start(*paths) or main(*paths))

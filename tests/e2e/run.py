@@ -5,7 +5,8 @@
     python tests/e2e/run.py VENV FOLDER [PART ...]
 
 VENV has vLLM, FOLDER the trees of older versions (``install.sh`` makes both); the model and the plan go there too.
-Without a PART all run. ``loop`` and ``tuning`` measure: nothing else may keep the machine busy meanwhile.
+Without a PART all run. ``server`` leaves the server running that ``loop`` measures and stops. ``loop`` and ``tuning``
+measure: nothing else may keep the machine busy meanwhile.
 """
 
 import sys
@@ -23,6 +24,7 @@ PARTS: dict[str, Callable[[Path, Path], int]] = {
     "balancer": lambda venv, folder: balancer.main(),
     "commands": commands.main,
     "engines": engines.main,
+    "server": lambda venv, folder: loop.start(venv, folder / "loop"),
     "loop": lambda venv, folder: loop.main(venv, folder / "loop"),
     "tuning": lambda venv, folder: tuning.main(venv, folder / "tune"),
 }
