@@ -141,7 +141,7 @@ def test_the_two_commands_of_the_readme_are_enough() -> None:
 
 #: What a reader puts for the words in capitals.
 PUT = {
-    "MODEL": "meta-llama/Llama-3.1-8B-Instruct", "GPU": "h200", "GPUS": "h200", "N": "8", "MS": "2000", "R": "2",
+    "MODEL": "meta-llama/Llama-3.2-1B-Instruct", "GPU": "h200", "GPUS": "h200", "N": "8", "MS": "2000", "R": "2",
     "DIR": "plan", "FILE": "trace.csv", "LINE": "vllm serve meta-llama/Llama-3.1-8B-Instruct", "HOST": "127.0.0.1",
 }  # fmt: skip
 #: These need an engine that runs, or a measurement, or never end: their options are looked up.
