@@ -25,8 +25,11 @@ def _code_of(script: str) -> frozenset[str]:
     return frozenset(_VALUE.sub(_without_value, line) for line in lines)
 
 
-#: A plan's digest, the model that is served, and numbers in a row; arguments and streams of the shell keep theirs.
-_NUMBER = re.compile(r"\b[0-9a-f]{12}\b|(?<![$&])\b\d+(?:[,\n]\d+)*\b(?!>)|(?<= serve )[\w/.-]+")
+#: A plan's digest, the model that is served or cached, and numbers in a row; arguments and streams of the shell keep
+#: theirs.
+_NUMBER = re.compile(
+    r"\b[0-9a-f]{12}\b|(?<![$&])\b\d+(?:[,\n]\d+)*\b(?!>)|(?<= serve )[\w/.-]+|(?<=/hub/models--)[\w.-]+"
+)
 #: ``name=value``, an option of a command, and the calls with the loads of a measurement.
 _VALUE = re.compile(r"^(\w+=)[^$`]*$|^( +)-[^$`]*$|^ *(measure|point|streams|layout) .*$")
 
