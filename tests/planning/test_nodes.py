@@ -1,6 +1,7 @@
 """Servers over several nodes: which layouts are searched, on how many nodes, and over which network."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -140,7 +141,7 @@ CHAT = ("recommend", SMALL, "--ttft", "2000", "--tpot", "60", "--random-output-l
 
 
 def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -> None:
-    printed = answer_of(*CHAT, "--gpu", "h100", "--request-rate", "60", "--explain")
+    printed = answer_of(*CHAT, "--gpu", "h100", "--request-rate", "60", "--disaggregated")
     answer = printed.to_dict()
     service, (apart,) = answer["plans"][0]["service"], answer["disaggregated"]
     assert service["replicas"] > 1 and apart["aggregated_gpus"] == service["total_gpus"]
@@ -157,9 +158,20 @@ def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -
     assert better in said
 
 
+def test_what_bounds_refuse_is_no_better_where_it_is_asked_for() -> None:
+    load = (*CHAT, "--gpu", "h100", "--request-rate", "60")
+    ((refused,), answer) = answered(*load)["disaggregated"], answered(*load, "--disaggregated")
+    (apart,), planned = answer["disaggregated"], answer["plans"][0]["service"]["total_gpus"]
+    least = re.match(r"(\d+) GPUs? at best", refused["refused"])
+    assert least and planned <= int(least[1]) <= apart["least_gpus"]
+    assert apart["disaggregated_rate"] <= apart["aggregated_rate"] and answer["answer"]["shape"] == "aggregated"
+
+
 def test_one_server_is_compared_on_the_gpus_that_somebody_names() -> None:
     assert answered(*CHAT, "--gpu", "h100")["disaggregated"] == []
-    answer = answered(*CHAT, "--gpu", "h100", "--gpus", "4")
+    (refused,) = answered(*CHAT, "--gpu", "h100", "--gpus", "4")["disaggregated"]
+    assert refused["refused"].endswith("against 4 GPUs")
+    answer = answered(*CHAT, "--gpu", "h100", "--gpus", "4", "--disaggregated")
     (apart,) = answer["disaggregated"]
     each = answer["plans"][0]["num_gpus"]
     assert apart["equal_gpus"] == 4 // each * each

@@ -158,7 +158,8 @@ class Recommendation(Answer):
         gpus = max(plan.gpus_per_node * (space.nodes or 1) if named else 0, plan.service.total_gpus)
         if gpus < 2 * plan.num_gpus and not self.disaggregated:
             return None
-        return planning.beside(self.search, self._candidates[id(plan)], plan.service.largest_load, gpus)
+        served, most, asked = self._candidates[id(plan)], plan.service.largest_load, self.disaggregated
+        return planning.beside(self.search, served, most, gpus, asked=asked)
 
     @property
     def answer_apart(self) -> planning.Apart | None:

@@ -20,7 +20,7 @@ from planner.engine import EVERYWHERE, EngineVersion, serve_argv
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, Steady
+from planner.planning.capacity import Capacity, Steady, closed_form_load
 from planner.planning.comparison import Refused
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
@@ -32,13 +32,14 @@ from planner.planning.search.departures import recipe_of
 from planner.planning.search.plans import cost, mean_usd, served_name
 from planner.planning.search.search import Search
 from planner.planning.search.space import Choices
-from planner.units import MS
+from planner.units import MS, counted
 from planner.workload import Load, Slo, Targets
 
 #: vLLM has had its NIXL connector since this release (pull request 17751).
 NIXL_SINCE = (0, 9, 0)
 KV_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 PREFILL_PORT, NIXL_PORT = 8000, 5600  #: vLLM's own defaults
+OPTIMISM = defaults.OPTIMISM[True]  #: a side carries at most so many times the closed form, as servers that do both
 
 
 @dataclass(frozen=True)
@@ -161,11 +162,13 @@ class Apart:
         return paid / self.load, self.packages / self.load
 
 
-def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) -> Disaggregated | Refused:
+def beside(
+    search: Search, candidate: Candidate, most: float | None, gpus: int, *, asked: bool
+) -> Disaggregated | Refused:
     """Plan disaggregated serving beside ``candidate``, for the same load at the same confidence.
 
     ``most``: requests per second that one of its servers carries, None where only its share is known. Without a load:
-    for as many requests as servers that do both carry on ``gpus`` GPUs.
+    for as many requests as servers that do both carry on ``gpus`` GPUs. ``asked``: also where bounds say that it loses.
     """
     objective, load, profile = search.objective, candidate.load, candidate.profile
     assert load is not None
@@ -176,14 +179,15 @@ def beside(search: Search, candidate: Candidate, most: float | None, gpus: int) 
     most = max(most or 0.0, load.value)
     rate = objective.value if objective.value is not None else gpus // candidate.config.num_gpus * most
     try:
-        return disaggregate(search, candidate, replace(load, value=most), rate)
+        return disaggregate(search, candidate, replace(load, value=most), rate, asked=asked)
     except InputError as error:
         return Refused(profile.id, error.cause)
 
 
 def disaggregate(
-    search: Search, candidate: Candidate, aggregated: ServedLoad, rate: float, transfer_bytes_per_s: float | None = None
-) -> Disaggregated | Refused:
+    search: Search, candidate: Candidate, aggregated: ServedLoad, rate: float,
+    transfer_bytes_per_s: float | None = None, *, asked: bool = True,
+) -> Disaggregated | Refused:  # fmt: skip
     """Plan prefill and decode servers with the settings of ``candidate``, at the sizes that carry most per GPU.
 
     ``aggregated`` is the largest load of one server that does both, ``rate`` the requests per second to carry.
@@ -196,6 +200,8 @@ def disaggregate(
     sizes = _Sizes(search, candidate, profile, rate)
     division: Disaggregated | Refused = Refused(profile.id, "no decode server meets the targets")
     try:
+        if not asked and (least := sizes.never_better(aggregated)):
+            return Refused(profile.id, least)
         decode = sizes.decode()
         if decode is None:
             return division
@@ -279,19 +285,38 @@ def best_division(prefill: Side, decode: Side, gpus: int) -> tuple[int, int, flo
 class _Sizes:
     def __init__(self, search: Search, candidate: Candidate, profile: GpuProfile, rate: float) -> None:
         self.search, self.candidate, self.profile, self.rate = search, candidate, profile, rate
-        self.load, self.slos = search.objective.load, search.objective.slos
         self.confidence = search.objective.confidence
+        load, (self.ttft,) = search.objective.load, (slo for slo in search.objective.slos if slo.metric == "ttft")
+        self.computed, self.prompts = replace(load, prefix_cache_hit_rate=1.0), replace(load, output_len=1)
+        early = replace(self.ttft, limit_ms=self.ttft.limit_ms * defaults.DECODE_SHARE)
+        self.slos = tuple(early if slo is self.ttft else slo for slo in search.objective.slos)
+        self.decoding = self._by_bound(self.computed, self.slos, enable_prefix_caching=True)
+        self.prefilling = self._by_bound(self.prompts, (self.ttft,))
+
+    def never_better(self, aggregated: ServedLoad) -> str:
+        """Why no division is cheaper, or carries more on as many GPUs, by the bounds alone; empty where one may."""
+        objective, each = self.search.objective, self.candidate.config.num_gpus
+        servers, spares = ceil(self.rate / aggregated.value - ROUNDING), objective.spares
+
+        def gpus(rate: float, spares: int = 0) -> float:
+            sides = (
+                min(((ceil(rate / most - ROUNDING) + spares) * one.config.num_gpus for one, _, most in side), default=0)
+                for side in (self.prefilling, self.decoding)
+            )
+            return sum(sides)
+
+        least, planned = gpus(self.rate, spares), (max(servers, self.candidate.servers) + spares) * each
+        if least < planned or gpus(servers * aggregated.value * (1 + TOLERANCE)) <= servers * each:
+            return ""
+        judged = f"{counted(least)} at best ({OPTIMISM - 1:.0%} above the closed form, a margin by judgement)"
+        return judged if least == planned else f"{judged}, against {counted(planned)}"
 
     def decode(self) -> Side | None:
         """The decode server that carries most on each GPU; None where none meets the targets."""
-        slos = tuple(
-            replace(slo, limit_ms=slo.limit_ms * defaults.DECODE_SHARE) if slo.metric == "ttft" else slo
-            for slo in self.slos
-        )
-        computed, best = replace(self.load, prefix_cache_hit_rate=1.0), None  # its prefill was done elsewhere
-        for deployment, bound in self._by_bound(computed, enable_prefix_caching=True):
-            if best is None or bound / deployment.config.num_gpus > best.rate_per_gpu:
-                largest = self._largest(deployment, computed, slos, bound)
+        best = None
+        for deployment, full, most in self.decoding:
+            if best is None or most / deployment.config.num_gpus > best.rate_per_gpu:
+                largest = self._largest(deployment, self.computed, self.slos, full)
                 side = Side(deployment, largest) if largest else None
                 best = side if side and (best is None or side.rate_per_gpu > best.rate_per_gpu) else best
         return best
@@ -322,16 +347,15 @@ class _Sizes:
 
     def prefill(self, decode: Side, transfer: Transfer) -> tuple[Side, Transfer] | None:
         """The prefill server that carries most on each GPU: prompts that ask for one token, and leave again."""
-        (ttft,) = (slo for slo in self.slos if slo.metric == "ttft")
-        input_len, best = self.load.input_len, None
-        for deployment, bound in self._by_bound(prompts := replace(self.load, output_len=1)):
+        best = None
+        for deployment, full, bound in self.prefilling:
             if best and bound / deployment.config.num_gpus <= best[0].rate_per_gpu:
                 continue
-            kv_bytes = max(prompt_kv_bytes(end, input_len) for end in (deployment, decode.deployment))
+            kv_bytes = max(prompt_kv_bytes(end, self.prompts.input_len) for end in (deployment, decode.deployment))
             sent = replace(transfer, kv_bytes=kv_bytes)
-            left_ms = ttft.limit_ms - sent.time_s / MS - decode.expected_ms("ttft")
-            slos = (replace(ttft, limit_ms=left_ms),) if left_ms > 0 else ()
-            load = self._largest(deployment, prompts, slos, bound) if slos else None
+            left_ms = self.ttft.limit_ms - sent.time_s / MS - decode.expected_ms("ttft")
+            slos = (replace(self.ttft, limit_ms=left_ms),) if left_ms > 0 else ()
+            load = self._largest(deployment, self.prompts, slos, full) if slos else None
             if load is None:
                 continue
             most = 1 / sent.time_s if sent.time_s else inf
@@ -340,13 +364,17 @@ class _Sizes:
                 best = side, sent
         return best
 
-    def _by_bound(self, load: Load, **changes: Any) -> list[tuple[Deployment, float]]:
-        """Each size with the rate of full batches, the most promising per GPU first."""
-        bounds = [(one, Steady.of(one, load).rate(self.confidence)) for one in self._engines(**changes)]
-        return sorted(bounds, key=lambda pair: -pair[1] / pair[0].config.num_gpus)
+    def _by_bound(self, load: Load, slos: tuple[Slo, ...], **changes: Any) -> list[tuple[Deployment, float, float]]:
+        """Each size with the rate of full batches and the most that it carries, the most promising per GPU first."""
+        bounds = []
+        for one in self._engines(**changes):
+            full = Steady.of(one, load).rate(self.confidence)
+            carried = closed_form_load(one, load, slos, "rate", confidence=self.confidence)
+            bounds.append((one, full, min(full, carried * OPTIMISM)))
+        return sorted(bounds, key=lambda size: -size[2] / size[0].config.num_gpus)
 
-    def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...], bound: float) -> ServedLoad | None:
-        load = replace(self.search.objective, load=load).dealt(max(ceil(self.rate / bound - ROUNDING), 1))
+    def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...], full: float) -> ServedLoad | None:
+        load = replace(self.search.objective, load=load).dealt(max(ceil(self.rate / full - ROUNDING), 1))
         return Capacity(deployment, load, Targets(slos, confidence=self.confidence)).largest()
 
     def _engines(self, **changes: Any) -> Iterator[Deployment]:
