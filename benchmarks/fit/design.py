@@ -100,7 +100,7 @@ class Design:
         Each prior has a factor of its own.
         """
         self.observed = observed
-        priors = (prior_values(one.profile, one.config.tensor_parallel_size) for one in observed)
+        priors = (prior_values(one.profile, one.covariates) for one in observed)
         #: logarithm of the priors of each run, (runs, parameters)
         self.start: Floats = np.log([[values[name] for name in PARAMETERS] for values in priors])
         lines = Structure.shipped().lines if lines is None else lines

@@ -220,7 +220,7 @@ class OwnDesign:
 
     def __init__(self, observed: Sequence[Observed], base: Calibration) -> None:
         self.observed = observed
-        priors = (prior_values(one.profile, one.config.tensor_parallel_size) for one in observed)
+        priors = (prior_values(one.profile, one.covariates) for one in observed)
         values = [base.unbounded(one.covariates, prior) for one, prior in zip(observed, priors, strict=True)]
         self.start: Floats = np.log([[one[name] for name in PARAMETERS] for one in values])
         known = [base.known(one.covariates) for one in observed]

@@ -21,6 +21,7 @@ from .catalog import find_entry as find_entry
 from .catalog import quantized_checkpoints as quantized_checkpoints
 
 # bytes and arithmetic of a weight, and of the cache
+from .precision import FP8_BLOCK as FP8_BLOCK
 from .precision import KV_ELEMENT_BYTES as KV_ELEMENT_BYTES
 from .precision import UNQUANTIZED as UNQUANTIZED
 from .precision import Precision as Precision

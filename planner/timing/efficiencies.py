@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from planner.engine import EngineConfig, features_of
 from planner.hardware import GpuProfile, Quantity, constant
-from planner.model import Attention, CompressedAttention, LatentAttention, Model, StateMixer
+from planner.model import FP8_BLOCK, Attention, CompressedAttention, LatentAttention, Model, StateMixer
 from planner.resources import calibration_tables
 from planner.timing.links import bus_bytes_per_s, joined_nodes, latency_factor
 from planner.units import KIB, MIB
@@ -106,6 +106,8 @@ class Prior(BaseModel):
     value: float = Field(gt=0)
     sd: float = Field(gt=0)  #: of its logarithm: 0.1 is about 10 %
     source: str
+    #: values of kernel tables, by the covariates ``architecture`` and ``weights``
+    tables: dict[str, dict[str, float]] = {}
 
 
 @lru_cache(maxsize=1)
@@ -113,9 +115,13 @@ def load_priors() -> dict[str, Prior]:
     return {name: Prior(**entry) for name, entry in calibration_tables("priors").items()}
 
 
-def prior_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
-    """Each efficiency before any fit: from the GPU's own kernel tables, else the global prior."""
-    return {name: prior.value for name, prior in load_priors().items()} | kernel_values(profile, ranks)
+def prior_values(profile: GpuProfile, covariates: Mapping[str, str]) -> dict[str, float]:
+    """Each efficiency before any fit: from kernel tables of the GPU or its architecture, else the global prior."""
+    architecture, weights = (covariates.get(name, "") for name in ("architecture", "weights"))
+    values = {
+        name: prior.tables.get(architecture, {}).get(weights, prior.value) for name, prior in load_priors().items()
+    }
+    return values | kernel_values(profile, int(covariates.get("tp", 1)))
 
 
 def kernel_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
@@ -184,9 +190,12 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
 
     ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty. ``nodes`` is the number that a network
     joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``release`` is the major and
-    minor version of vLLM, ``shape`` one architecture at one size.
+    minor version of vLLM, ``shape`` one architecture at one size. ``weights`` is ``weight_dtype``, or ``fp8-block``:
+    scales of blocks have kernels of their own.
     """
     nodes = joined_nodes(model, profile, config)
+    linear = model.quantization.linear
+    in_blocks = linear is not None and linear.group == FP8_BLOCK.group
     return {
         "machine": "",  # the user's own
         "gpu": profile.whole,
@@ -198,7 +207,7 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
         "nodes": str(nodes) if nodes > 1 else "",
         "generation": engine_generation(config, profile),
         "release": ".".join(map(str, config.version.release[:2])),
-        "weights": config.weight_dtype,
+        "weights": "fp8-block" if in_blocks and config.weight_dtype == "fp8" else config.weight_dtype,
         "attention": attention_class(model),
         "kind": "moe" if model.is_moe else "dense",
         "shape": f"{model.model_type or model.architecture}-{model.num_layers}x{model.hidden_size}",

@@ -157,8 +157,8 @@ def efficiency_for(
 ) -> Efficiency:
     """The efficiency of ``model`` on ``profile`` under ``config``, from ``calibration`` or the one we ship."""
     calibration = calibration or load_calibration()
-    priors = prior_values(profile, config.tensor_parallel_size)
-    return calibration.efficiency(covariates_of(model, profile, config), priors)
+    covariates = covariates_of(model, profile, config)
+    return calibration.efficiency(covariates, prior_values(profile, covariates))
 
 
 class LocalFits(FitRecord):

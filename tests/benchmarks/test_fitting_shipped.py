@@ -50,15 +50,16 @@ def observed(
     return Observed(f"{group}-{name}", group, model, profile, config, seen, BATCHES, (metric,))
 
 
-def priors_of(profile: GpuProfile, tp: int = 1) -> Efficiency:
-    return Calibration(name="none", fitted_on="nothing").efficiency({}, prior_values(profile, tp))
+def priors_of(model: Model, profile: GpuProfile, tp: int = 1) -> Efficiency:
+    seen = covariates_of(model, profile, engine(tp))
+    return Calibration(name="none", fitted_on="nothing").efficiency({}, prior_values(profile, seen))
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tp", [1, 8])
 def test_the_terms_of_a_fit_are_the_times_of_the_steps(name: str, tp: int) -> None:
     model, profile = MODELS[name], gpu()
-    step = StepModel(model, profile, engine(tp), priors_of(profile, tp))
+    step = StepModel(model, profile, engine(tp), priors_of(model, profile, tp))
     for i, batch in enumerate(BATCHES):
         only = tuple(float(i == j) for j in range(len(BATCHES)))
         one = observed(model, profile, 1.0, tp=tp, weights=only)
@@ -96,7 +97,7 @@ def made_up(slow: float, *, seed: int = 0) -> list[Observed]:
         profile = gpu().model_copy(update={"id": name})
         for i in range(40):
             one = observed(llama_8b(), profile, 1.0, group=f"{name}{i % 8}")
-            step = StepModel(one.model, profile, one.config, priors_of(profile))
+            step = StepModel(one.model, profile, one.config, priors_of(one.model, profile))
             busy = sum(step.step_s(batch) for batch in BATCHES) * factor * exp(noise[40 * g + i])
             runs.append(replace(one, metrics=(replace(one.metrics[0], measured_s=busy),)))
     return runs
@@ -178,7 +179,7 @@ def test_an_effect_multiplies_every_parameter_of_its_group() -> None:
     assert targets("launch") == {name: 1 for name in PARAMETERS if "launch" in name}
     effect = Effect(target="launch", when={"gpu": "x"}, factor=2.0, sd=0.1)
     calibration = Calibration(name="test", fitted_on="nothing", effects=(effect,))
-    priors = prior_values(gpu(), 1)
+    priors = prior_values(gpu(), {})
     there, elsewhere = (calibration.efficiency({"gpu": name}, priors) for name in ("x", "y"))
     assert there.gemm_launch_s == 2 * elsewhere.gemm_launch_s
     assert (there.basis, elsewhere.basis) == ("gpu", "global")
@@ -186,7 +187,7 @@ def test_an_effect_multiplies_every_parameter_of_its_group() -> None:
 
 def test_a_slowdown_costs_more_and_reaches_less() -> None:
     effect = Effect(target="slowdown", when={}, factor=2.0, sd=0.1)
-    priors = prior_values(gpu(), 1)
+    priors = prior_values(gpu(), {})
     slow = Calibration(name="test", fitted_on="nothing", effects=(effect,)).efficiency({}, priors)
     assert slow.gemm_launch_s == 2 * priors["gemm_launch_s"]
     assert slow.gemm_flop_16 == priors["gemm_flop_16"] / 2
@@ -195,7 +196,7 @@ def test_a_slowdown_costs_more_and_reaches_less() -> None:
 
 def test_shares_never_pass_one() -> None:
     effect = Effect(target="bandwidth", when={}, factor=10.0, sd=0.1)
-    found = Calibration(name="test", fitted_on="nothing", effects=(effect,)).efficiency({}, prior_values(gpu(), 1))
+    found = Calibration(name="test", fitted_on="nothing", effects=(effect,)).efficiency({}, prior_values(gpu(), {}))
     assert found.weight_bandwidth_16 == found.kv_bandwidth_8 == 1.0
 
 
@@ -220,7 +221,7 @@ def fleet(sd: float, noise: float = 0.03) -> list[Observed]:
     for number, slow in enumerate(draw.normal(0, sd, GPUS)):
         profile = gpu().model_copy(update={"id": f"gpu{number}"})
         one = observed(llama_8b(), profile, 1.0, group=f"g{number}")
-        step = StepModel(one.model, profile, one.config, priors_of(profile))
+        step = StepModel(one.model, profile, one.config, priors_of(one.model, profile))
         busy_s = sum(step.device_s(batch) * exp(slow) + step.step_s(batch) - step.device_s(batch) for batch in BATCHES)
         for error in draw.normal(0, noise, RUNS):
             metric = replace(one.metrics[0], measured_s=busy_s * exp(error))

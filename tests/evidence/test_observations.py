@@ -26,7 +26,7 @@ BATCH = MeasuredRun("l", "latency", "mi300x", MODEL, engine_version="0.9.1", inp
 def inside_times(run: MeasuredRun) -> tuple[dict[str, float], Deployment]:
     """What the sums over steps say at the priors, by metric, with the client of the deployment; and the deployment."""
     one, deployment = observe_case(case_of(run)), case_of(run).deployment
-    priors = prior_values(deployment.profile, 1)
+    priors = prior_values(deployment.profile, deployment.covariates)
     values = np.log([[priors[name] for name in PARAMETERS]])
     for name in CLIENT_DELAYS:
         values[0, PARAMETERS.index(name)] = np.log(getattr(deployment.client, name))
@@ -36,7 +36,7 @@ def inside_times(run: MeasuredRun) -> tuple[dict[str, float], Deployment]:
 
 def test_the_sums_are_what_the_replay_measures() -> None:
     found, deployment = inside_times(SERVE)
-    priors = prior_values(deployment.profile, 1)
+    priors = prior_values(deployment.profile, deployment.covariates)
     efficiency = Calibration(name="", fitted_on="").efficiency({}, priors)
     timer = StepModel(deployment.model, deployment.profile, deployment.config, efficiency)
     workload = case_of(SERVE).workload

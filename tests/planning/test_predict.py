@@ -154,3 +154,26 @@ def test_the_interval_of_a_gap_percentile_spans_the_edge_of_the_long_gaps() -> N
     assert edge.result["p99_itl_ms_hi"] / 1000 == pytest.approx(
         edge.result["p99_tpot_ms_hi"] / edge.result["p99_tpot_ms"]
     )
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [("h100", "h200"), ("b200", "b300"), ("mi300x", "mi325x"), ("h200", "b200"), ("mi325x", "mi355x")],
+)
+@pytest.mark.parametrize(
+    ("model", "tp"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", 4),
+        ("Qwen/Qwen3-235B-A22B-FP8", 4),
+        ("zai-org/GLM-4.6-FP8", 8),
+        ("openai/gpt-oss-120b", 1),
+        ("MiniMaxAI/MiniMax-M2.5", 4),
+    ],
+)
+def test_a_newer_gpu_of_a_vendor_is_not_slower(older: str, newer: str, model: str, tp: int) -> None:
+    # bandwidth and arithmetic rise in each of these pairs; by measurement one setting may still lag by some percent
+    for concurrency, slack in ((1, 1.1), (32, 1.08)):
+        load = Load.closed_loop(concurrency, 1024, 256, num_prompts=concurrency)
+        servers = (Serving(model, gpu=gpu, tensor_parallel_size=tp) for gpu in (older, newer))
+        first_ms, then_ms = (server.predict(load).figures["mean_tpot_ms"] for server in servers)
+        assert then_ms <= first_ms * slack

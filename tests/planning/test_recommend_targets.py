@@ -97,12 +97,12 @@ def test_no_engine_carries_classes_that_wait_for_one_another_with_fewer_gpus(rat
     classes = Load.of_class("chat", 0.8 * rate, 256, 32), Load.of_class("batch", 0.2 * rate, 2000, 20)
     slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": ttft_ms, "tpot": 25.0}, "99"))
     targets = Targets(slos, "rate", rate)
-    fixed = EngineArgs(kv_cache_dtype="fp8", max_model_len=2048)
+    fixed = EngineArgs(kv_cache_dtype="fp8", max_model_len=2048, max_num_seqs=256)
     asked = search_for(targets, "h100", gpus_per_node=2, args=fixed, load=Load.classes_of(classes))
     best, (profile,) = ranked(asked).best, asked.space.gpus
     assert best is not None and best.num_gpus > 2
     for size, budget in product((1, 2), (None, *defaults.TOKEN_BUDGETS)):
-        args = replace(fixed, tensor_parallel_size=size, max_num_batched_tokens=budget, max_num_seqs=256)
+        args = replace(fixed, tensor_parallel_size=size, max_num_batched_tokens=budget)
         deployment = resolve_deployment(asked.space.model.model, profile, args, default_version(profile))
         fewer = (best.num_gpus - 1) // size
         assert not share_of(deployment, asked.objective, fewer, exactly=True).meets

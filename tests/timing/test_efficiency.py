@@ -9,6 +9,7 @@ from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, quantity
 from planner.engine.version import known_version
 from planner.hardware.profiles import AllReduceCurve, Kernels, load_profile
 from planner.model.architecture import SparseIndexer
+from planner.model.resolve import resolve_model
 from planner.timing.efficiencies import (
     PARAMETERS,
     SHARES,
@@ -43,8 +44,36 @@ def test_every_parameter_has_a_prior_with_a_source_and_shares_are_shares() -> No
 def test_kernel_tables_of_the_gpu_come_before_the_global_prior() -> None:
     # 3129 of 3350 GB/s, as NVIDIA's vLLM tables have it for H100
     profile = gpu().model_copy(update={"kernels": Kernels(gemv_bandwidth=quantity(3129, "GB/s"))})
-    assert prior_values(profile, 1)["weight_bandwidth_16"] == pytest.approx(3129 / 3350)
-    assert prior_values(gpu(), 1)["weight_bandwidth_16"] == load_priors()["weight_bandwidth_16"].value
+    assert prior_values(profile, {})["weight_bandwidth_16"] == pytest.approx(3129 / 3350)
+    assert prior_values(gpu(), {})["weight_bandwidth_16"] == load_priors()["weight_bandwidth_16"].value
+
+
+@pytest.mark.parametrize(
+    ("where", "us"),
+    [
+        (("sm_90", "bf16"), 29),
+        (("sm_90", "fp8-block"), 42),
+        (("sm_100", "bf16"), 16),
+        (("sm_100", "fp8-block"), 25),
+        (("gfx942", "fp8-block"), 30),
+    ],
+)
+def test_experts_start_from_the_tables_of_their_architecture(where: tuple[str, str], us: float) -> None:
+    # H200, bf16 experts of Qwen3-235B over 4 GPUs, one token: 48 us, 18.9 of them for 75.5 MB at 0.92 of 4.8 TB/s
+    architecture, weights = where
+    assert prior_values(gpu(), {"architecture": architecture, "weights": weights})["expert_launch_s"] == pytest.approx(
+        us * 1e-6
+    )
+
+
+def test_fp8_with_scales_of_blocks_is_a_precision_of_its_own() -> None:
+    profile = load_profile("b300-sxm")
+    names = ("Qwen/Qwen3-30B-A3B-FP8", "zai-org/GLM-4.6-FP8", "Qwen/Qwen3-30B-A3B")
+    models = [resolve_model(name, network=False).model for name in names]
+    config = [engine(weight_dtype=model.quantization.weight_dtype) for model in models]
+    found = [covariates_of(model, profile, one) for model, one in zip(models, config, strict=True)]
+    assert [one["weights"] for one in found] == ["fp8-block", "fp8", "bf16"]
+    assert found[0]["architecture"] == "sm_100", "B300 has the kernels of B200"
 
 
 def test_a_measured_all_reduce_gives_latency_and_bandwidth() -> None:
@@ -68,7 +97,7 @@ def test_a_measured_all_reduce_gives_latency_and_bandwidth() -> None:
 
 def test_an_all_reduce_over_pcie_that_nobody_measured_reaches_a_fifth() -> None:
     # 5 of 32 GB/s on RTX 4090 and 8 of 64 on H100 PCIe are 0.16 and 0.13; up to 0.59 was seen on L40S
-    assert prior_values(gpu(links="pcie"), 2)["link_share"] == pytest.approx(0.2)
+    assert prior_values(gpu(links="pcie"), {"tp": "2"})["link_share"] == pytest.approx(0.2)
 
 
 def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> None:
@@ -85,8 +114,8 @@ def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> Non
 def test_a_part_of_a_gpu_is_not_the_gpu_that_was_measured() -> None:
     calibration = load_calibration()
     whole, part = (covariates_of(llama_8b(), load_profile(name), engine()) for name in ("mi300x", "mi300x-cpx"))
-    assert calibration.efficiency(whole, prior_values(load_profile("mi300x"), 1)).basis == "gpu"
-    assert calibration.efficiency(part, prior_values(load_profile("mi300x-cpx"), 1)).basis == "architecture"
+    assert calibration.efficiency(whole, prior_values(load_profile("mi300x"), {})).basis == "gpu"
+    assert calibration.efficiency(part, prior_values(load_profile("mi300x-cpx"), {})).basis == "architecture"
     wide, narrow = (np.diag(calibration.known(where).covariance) for where in (part, whole))
     assert (wide >= narrow - 1e-12).all() and (wide > narrow + 0.01).any()
 
@@ -99,7 +128,7 @@ def test_b300_takes_what_was_fitted_for_b200() -> None:
 def test_what_we_ship_is_readable_physical_and_has_a_scatter_for_every_metric() -> None:
     calibration = load_calibration()
     profile = load_profile("mi300x")
-    found = calibration.efficiency(covariates_of(llama_8b(), profile, engine()), prior_values(profile, 1))
+    found = calibration.efficiency(covariates_of(llama_8b(), profile, engine()), prior_values(profile, {}))
     assert all(0 < getattr(found, name) <= 1 for name in SHARES)
     assert all(getattr(found, name) > 0 for name in PARAMETERS)
     for metric in ("avg_latency_s", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms"):

@@ -12,7 +12,7 @@ from planner.timing.efficiencies import Efficiency, prior_values
 from planner.timing.fits import load_calibration
 from planner.timing.step import Batch, StepModel, distinct_experts, hottest_rows
 
-PRIOR = load_calibration().efficiency({}, prior_values(gpu(), 1))
+PRIOR = load_calibration().efficiency({}, prior_values(gpu(), {}))
 MODELS = {"dense": llama_8b(), "moe": moe_model(), "mla": mla_model()}
 batches = st.builds(
     Batch,
