@@ -225,6 +225,8 @@ def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineA
         return deployment
 
 
+#: Precisions in the names of checkpoints, finer than what a table says: fp8 of MiniMax-M3-MXFP8 has other kernels.
+_FINER = {"fp8": [("mxfp8", "mxfp8")], "int4": [("awq", "int4-awq"), ("gptq", "int4-gptq")]}
 _KV_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -242,6 +244,8 @@ def _model(name: str, base_model: str, weight_dtype: str) -> Model:
         if not base_model:
             raise
         model = replace(resolve_model(base_model, network=False).model, id=name)
+    finer = (full for part, full in _FINER.get(weight_dtype, ()) if part in name.lower())
+    weight_dtype = next(finer, weight_dtype)
     stored = model.quantization.weight_dtype
     if not weight_dtype or weight_dtype == stored or {weight_dtype, stored} <= UNQUANTIZED.keys():
         return model

@@ -208,6 +208,20 @@ def test_old_latency_benchmarks_time_cached_prompts(gpu: str, version: str, cach
     assert case_of(too_large).workload.prefix_cache_hit_rate == 0  # evicted before they return
 
 
+@pytest.mark.parametrize(
+    ("model", "base_model", "said", "ran"),
+    [
+        ("MiniMaxAI/MiniMax-M3-MXFP8", "MiniMaxAI/MiniMax-M3", "fp8", "mxfp8"),
+        ("Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-14B", "int4", "int4-awq"),
+        ("Qwen/Qwen3-14B-FP8", "Qwen/Qwen3-14B", "fp8", "fp8"),
+    ],
+)
+def test_the_name_of_a_checkpoint_says_more_than_a_table(model: str, base_model: str, said: str, ran: str) -> None:
+    run = replace(RUN, gpu="b200-sxm", model=model, base_model=base_model, weight_dtype=said, tensor_parallel_size=8,
+                  max_concurrency=4)  # fmt: skip
+    assert case_of(run).deployment.config.weight_dtype == ran
+
+
 def test_runs_with_cached_prompts_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text(
