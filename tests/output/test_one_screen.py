@@ -55,7 +55,7 @@ recommend {LLAMA_70B} --gpu mi300x --gpu l4 --request-rate 2 --ttft 20 --tpot 5 
 recommend {QWEN} --gpu h20 {TARGETS} {SHORT} --confidence 0.95 {PINNED}
 compare
 compare {LLAMA} --gpu h100 --request-rate 1,5 {SHORT}
-compare {LLAMA} --gpu all --max-concurrency 2 {SHORT} {PINNED}
+compare {LLAMA} --gpu all --max-concurrency 2 --random-input-len 64 --random-output-len 16 {PINNED}
 compare {LLAMA} --random-input-len 128,512,1024 --random-output-len 64 --max-concurrency 4,32
 compare meta-llama/Llama-3.2-3B-Instruct --gpu mi300x --gpu mi300x-cpx --max-concurrency 64
 compare {DEEPSEEK} --gpu l4 --gpu a10g
@@ -162,5 +162,5 @@ def test_what_a_screen_has_no_room_for_is_explained(words: tuple[str, ...], behi
 def test_a_load_with_turns_names_the_share_of_the_prefix_cache() -> None:
     """It sizes the plan. That benchmark.sh cannot send turns stands in the runbook, not among the five notes."""
     load = ("--workload", "multi-turn-chat", "--request-rate", "2", "--ttft", "3000", "--tpot", "40")
-    text = assert_fits("recommend", QWEN_MOE, "--gpu", "mi355x", *load)
+    text = assert_fits("recommend", QWEN_MOE, "--gpu", "mi355x", *load, *PINNED.split())
     assert "% of the prompt tokens come from the prefix cache" in text and "benchmark.sh" not in text
