@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from planner.planning.predict import Estimate
     from planner.simulator import Client, Hopeless, Replay, SchedulerLimits
     from planner.timing import Calibration, Efficiency, Known, SpeculativeStep, StepBreakdown, StepModel
     from planner.workload import Load
@@ -68,6 +69,11 @@ class Deployment:
             return 0
         stored = stage_weights(self.checkpoint, Layout.of(self.config), self.config.dtype)
         return max(stage.loaded_bytes for stage in stored)
+
+    @cached_property
+    def estimates(self) -> dict[tuple[int, int, int, int], Estimate]:
+        """Closed forms that were made, by what ``estimate`` is asked."""
+        return {}
 
     @cached_property
     def covariates(self) -> dict[str, str]:

@@ -344,17 +344,16 @@ def estimate(
 
     The engine keeps it: a search asks for the same concurrency under several bounds.
     """
-    kept, key = vars(deployment).setdefault("estimates", {}), (input_len, output_len, concurrency, prefix_len)
-    if key not in kept:
+    key = (input_len, output_len, concurrency, prefix_len)
+    if key not in deployment.estimates:
         steps = _Steps.of(deployment, *key)
         times_s = [deployment.timer.step_s(batch) for batch in steps.batches]
         ttft_s, tpot_s, e2el_s = (
             sum(weight * time_s for weight, time_s in zip(steps.sums[name], times_s, strict=True))
             for name in ("ttft", "tpot", "e2el")
         )
-        kept[key] = Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
-    found: Estimate = kept[key]
-    return found
+        deployment.estimates[key] = Estimate(concurrency, ttft_s, tpot_s, e2el_s, concurrency * output_len / e2el_s)
+    return deployment.estimates[key]
 
 
 def estimated_uncertainty(

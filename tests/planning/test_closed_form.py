@@ -26,7 +26,8 @@ def engine(ranks: int = 1, budget_tok: int = 2048) -> Deployment:
         enable_prefix_caching=False, max_num_batched_tokens=budget_tok, data_parallel_size=ranks, max_running=64 * ranks
     )
     model = SimpleNamespace(is_moe=ranks > 1)
-    return cast(Deployment, SimpleNamespace(timer=Steps(), config=config, model=model, tokens_per_step=1.0))
+    kept = SimpleNamespace(timer=Steps(), config=config, model=model, tokens_per_step=1.0, estimates={})
+    return cast(Deployment, kept)
 
 
 def served(ranks: int, concurrency: int, input_len: int, output_len: int) -> dict[str, float]:
