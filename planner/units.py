@@ -12,6 +12,7 @@ GB = 10**9
 TB = 10**12
 US = 1e-6
 MS = 1e-3
+HOUR_S, DAY_S = 3600, 86_400
 GFLOP = 1e9
 TFLOP = 1e12
 #: Bounds of every latency, rate and count, in any unit: other values are mistakes, and products of figures within

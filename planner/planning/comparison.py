@@ -18,7 +18,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
 from planner.planning.capacity import in_flight, steady_per_s
-from planner.planning.cost import HOUR_S, MILLION_PER_S, Price, Span, power_w, price_of, span_figures
+from planner.planning.cost import MILLION_PER_S, Price, Span, power_w, price_of, span_figures
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Estimate, Prediction, estimate
@@ -26,7 +26,7 @@ from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.simulator import Replay
 from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
-from planner.units import GIB, percent
+from planner.units import GIB, HOUR_S, percent
 from planner.workload import Load
 
 #: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.

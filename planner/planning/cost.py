@@ -21,8 +21,8 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_profile
+from planner.units import HOUR_S
 
-HOUR_S, DAY_S = 3600, 86_400
 MILLION_PER_S = 1e6 / HOUR_S  #: USD for 1M tokens, at 1 USD per hour and 1 token per second
 
 

@@ -20,7 +20,7 @@ from planner.planning import defaults
 from planner.planning.defaults import Goal
 from planner.resources import read_given
 from planner.secrets import is_secret
-from planner.units import LEAST_FIGURE, MOST_FIGURE
+from planner.units import DAY_S, LEAST_FIGURE, MOST_FIGURE
 from planner.workload import Latency, Load, Slo, joined, parse_percentile
 
 if TYPE_CHECKING:
@@ -222,6 +222,11 @@ class Service(_Record):
     def load(self) -> float | None:
         """Load of all servers together, in ``load_unit``."""
         return self.request_rate if self.request_rate is not None else self.max_concurrency
+
+    @property
+    def tok_per_s_per_gpu(self) -> float | None:
+        """Output tokens/s per GPU, spares included, at the load of all servers."""
+        return self.output_tokens_per_day and self.output_tokens_per_day / DAY_S / self.total_gpus
 
     @property
     def load_unit(self) -> str:

@@ -573,6 +573,8 @@ def test_the_largest_load_of_a_stock_by_hand() -> None:
     most, service = one.service.load or 0.0, three.service
     assert service.request_rate == pytest.approx(3 * most, rel=0.03) and service.usd_per_hour == 6.0
     assert service.output_tokens_per_day == pytest.approx((service.request_rate or 0.0) * 64 * 86_400)
+    assert service.tok_per_s_per_gpu == pytest.approx((service.request_rate or 0.0) * 64 / 3)
+    assert one.service.output_throughput_per_gpu == pytest.approx(most * 64), "what it carries, not a drawn sample"
     assert service.requests_in_flight and service.stock == 3 and not service.load_asked
     spared = recommend_plans(**LARGEST, have={"h100": 3}, spares=1, headroom=0.25).best
     assert spared and spared.service and spared.service.total_gpus == 3

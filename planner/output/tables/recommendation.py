@@ -58,7 +58,7 @@ TARGET_COLUMNS = (
 SETTINGS = LAYOUT, WEIGHTS, replace(CACHE, spare=2), replace(BATCH, spare=2)
 USD = Column("usd_per_million_output_tokens", "USD/1M", ",.2f", spare=2)
 BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TPOT, replace(E2EL, spare=2), USD)
-BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.output_throughput_per_gpu", spare=1))
+BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.tok_per_s_per_gpu", spare=1))
 #: One server's figures for each class, under the table.
 CLASS_COLUMNS = (
     *map(Column, ("class", "figure")),

@@ -20,7 +20,7 @@ from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, Steady
 from planner.planning.comparison import Refused
-from planner.planning.cost import DAY_S, MILLION_PER_S, Price, Span, power_w, price_of
+from planner.planning.cost import MILLION_PER_S, Price, Span, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
@@ -32,6 +32,7 @@ from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.servers import NextRun, Servers
 from planner.planning.search.servers import Rung as Size
+from planner.units import DAY_S
 from planner.workload import MIXED_PROMPTS, Load, Router, Targets, too_rare
 
 ROUTERS: tuple[Router, ...] = get_args(Router)

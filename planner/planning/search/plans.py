@@ -17,7 +17,7 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import measure
 from planner.planning.comparison import SAID, find_limit, limit_in_words
-from planner.planning.cost import DAY_S, MILLION_PER_S
+from planner.planning.cost import MILLION_PER_S
 from planner.planning.deployment import Deployment
 from planner.planning.plan import (
     BenchmarkLine,
@@ -37,7 +37,7 @@ from planner.planning.search.departures import Departures, beside_recipe, recipe
 from planner.planning.search.servers import Rung, Servers
 from planner.planning.search.space import Objective, Space
 from planner.simulator import statistic_ms
-from planner.units import GB, GIB, counted, figure
+from planner.units import DAY_S, GB, GIB, counted, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
 
 
@@ -213,9 +213,12 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
     whole /= 1 + objective.headroom
-    output_tok_per_s = load.output_tok_per_s * candidate.servers / (1 + objective.headroom)
+    output_tok_per_s, carried = load.output_tok_per_s * candidate.servers / (1 + objective.headroom), most or load
+    most_tok_per_s = carried.output_tok_per_s
     if objective.by == "rate":  # as it is sent, not as the replay drew it
-        output_tok_per_s = replace(objective.load, request_rate=whole).output_tok_per_s
+        output_tok_per_s, most_tok_per_s = (
+            replace(objective.load, request_rate=rate).output_tok_per_s for rate in (whole, carried.value)
+        )
     return Service(
         confidence=objective.confidence,
         targets=tuple(map(PlannedTarget.of, load.readings)),
@@ -236,7 +239,7 @@ def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
         largest_load_hi=interval[1] if interval else None,
         node_load=most.value * per_node if most and per_node else None,
         bound_by=most.bound_by if most else "",
-        output_throughput_per_gpu=(most or load).output_tok_per_s / config.num_gpus,
+        output_throughput_per_gpu=most_tok_per_s / config.num_gpus,
         usd_per_hour=usd_per_hour,
         usd_per_million_output_tokens=usd_per_hour and usd_per_hour * MILLION_PER_S / output_tok_per_s,
         output_tokens_per_day=output_tok_per_s * DAY_S,
