@@ -109,7 +109,10 @@ def speculative_step(target: StepModel, draft: Model | None, calibration: Calibr
 def _drafter(
     target: StepModel, speculative: SpeculativeConfig, draft: Model | None, calibration: Calibration | None
 ) -> StepModel | None:
-    config = replace(target.config, speculative_config=None, pipeline_parallel_size=1, lora=None, cpu_offload_gb=0.0)
+    config = replace(
+        target.config, speculative_config=None, pipeline_parallel_size=1, lora=None, cpu_offload_gb=0.0,
+        max_cudagraph_capture_size=target.graphs.max_tok or None,  # both replay graphs of the same sizes
+    )  # fmt: skip
     if speculative.method == "mtp":
         return StepModel(module_model(target.model), target.profile, config, target.efficiency)
     if not speculative.has_draft_model:

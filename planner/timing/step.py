@@ -115,7 +115,7 @@ class StepModel:
         self._timed, self._rows = made_of.timed(self.efficiency)
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
         self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
-        self._graphs = Graphs.of(config, profile)
+        self.graphs = Graphs.of(config, profile)
         self._lone = lone_steps(model, config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
@@ -197,7 +197,7 @@ class StepModel:
     def eager_kernels(self, batch: Batch) -> int:
         """Kernels that the host launches one by one; none where a captured graph is replayed."""
         query_tok = batch.decode_query_tok
-        captured = self._graphs.holds(
+        captured = self.graphs.holds(
             batch.decode_seqs * query_tok, batch.decode_context_tok * query_tok, batch.prefill_tok
         )
         return 0 if captured else self.kernels

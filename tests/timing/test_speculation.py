@@ -147,6 +147,15 @@ def test_the_first_pass_of_a_draft_covers_the_prompt() -> None:
     assert step.draft_s(batch) == pytest.approx(prefill_s + 2 * READ_PARAMS / 3.35e12, rel=0.01)
 
 
+def test_a_draft_replays_graphs_of_as_many_tokens_as_its_model() -> None:
+    """vLLM captures 2 x max_num_seqs x (1 + drafted tokens) for both; 8 x 4 tokens pass through the draft at first."""
+    spec = drafts("draft_model", 3, model="meta-llama/Llama-3.1-8B")
+    config = engine(version=parse_version("0.22.0"), max_num_seqs=8, speculative_config=spec)
+    step = speculative_step(StepModel(llama_8b(), gpu(), config, perfect()), llama_8b())
+    assert step.drafter and step.drafter.graphs.max_tok == step.target.graphs.max_tok == 64
+    assert not step.drafter.eager_kernels(Batch(decode_seqs=8, decode_query_tok=4, decode_sampled=4))
+
+
 def test_drafts_by_ngram_cost_the_host_a_walk_over_the_context() -> None:
     # 64 requests of 8,000 tokens x 3 ns = 1.5 ms; a suffix tree is not known to cost anything
     batch = Batch(decode_seqs=64, decode_context_tok=64 * 8000)
