@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from script_plans import emission, plan
 
-from planner.errors import InputError
+from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.hosts import render_deployable
 from planner.output.scripts.emission import render_scripts
 from planner.secrets import is_secret, masked
@@ -62,12 +62,12 @@ def test_no_plan_with_a_secret_is_written(given: dict[str, object], tmp_path: Pa
 
 
 @pytest.mark.parametrize("target", ["compose", "kubernetes", "slurm"])
-def test_a_privileged_container_is_told(target: str) -> None:
+@pytest.mark.parametrize("asked", [("--privileged",), ("--cap-add", "SYS_PTRACE"), ("--cap-add=SYS_ADMIN",)])
+def test_no_privileged_container_is_deployed(target: str, asked: tuple[str, ...]) -> None:
     made = plan()
-    privileged = made.model_copy(update={"docker_args": (*made.docker_args, "--privileged")})
-    for case, told in ((made, False), (privileged, True)):
-        files = render_deployable(emission(case), target)
-        assert any("the container is privileged" in text for text in files.values()) is told
+    render_deployable(emission(made), target)
+    with pytest.raises(IllegalPlanError, match=asked[0].partition("=")[0]):
+        render_deployable(emission(made.model_copy(update={"docker_args": (*made.docker_args, *asked)})), target)
 
 
 def test_a_variable_given_by_name_is_no_secret() -> None:

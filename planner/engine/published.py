@@ -117,13 +117,12 @@ def default_version(profile: GpuProfile) -> EngineVersion:
     return known_version(release_text(max(release for release in settled if release >= since)))
 
 
-def docker_args(profile: GpuProfile, num_gpus: int, *, privileged: bool = False, ptrace: bool = False) -> list[str]:
+def docker_args(profile: GpuProfile, num_gpus: int) -> list[str]:
     """Options of ``docker run`` that give a container the GPUs, and nothing else of the host. An AMD container sees
-    every GPU of the node (``/dev/kfd``, ``/dev/dri``). ``privileged`` and ``ptrace`` are for debugging."""
+    every GPU of the node (``/dev/kfd``, ``/dev/dri``)."""
     rocm = "--device /dev/kfd --device /dev/dri --group-add video --security-opt seccomp=unconfined"
     gpus = {"rocm": rocm.split(), "cuda": ["--gpus", str(num_gpus)], "cpu": []}[profile.platform]
-    rest = ["--privileged"] * privileged + ["--cap-add", "SYS_PTRACE"] * ptrace
-    return [*gpus, "--ipc", "host", *rest]
+    return [*gpus, "--ipc", "host"]
 
 
 def visible_devices(profile: GpuProfile, num_gpus: int) -> dict[str, str]:

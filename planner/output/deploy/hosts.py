@@ -13,7 +13,7 @@ from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollar
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
-from planner.units import GIB, whole_number
+from planner.units import GIB
 
 #: Compose takes these from the environment that it is started in.
 PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
@@ -67,7 +67,6 @@ def _service(pods: Pods, index: int) -> Json:
     devices = [device if ":" in device else f"{device}:{device}" for device in docker["--device"]]
     security = [one for one in docker["--security-opt"] if one not in UNCONFINED or pods.unconfined]
     # the GPUs of a server: MIG instances by UUID, those of several servers by number, else a count
-    count = whole_number("".join(docker["--gpus"][-1:]))
     gpus: Json = {"driver": "nvidia", "capabilities": ["gpu"]}
     if pods.emission.profile.partition:
         unset = ":?UUID of a MIG instance, see nvidia-smi -L"
@@ -75,7 +74,7 @@ def _service(pods: Pods, index: int) -> Json:
     elif copies > 1:
         gpus["device_ids"] = scripts.gpus_of_server(plan, index).split(",")
     else:
-        gpus["count"] = plan.num_gpus if count is None else count
+        gpus["count"] = plan.num_gpus
     names = {
         "image": pods.site.image or pods.plan.image,
         "entrypoint": escape_words(plan.serve_argv[:1]),
@@ -84,10 +83,8 @@ def _service(pods: Pods, index: int) -> Json:
         "volumes": [models, *model],
         "devices": escape_words(devices) or None,
         "groups": escape_words(docker["--group-add"]) or None,
-        "security": escape_words([*security, *(() if pods.privileged else ("no-new-privileges:true",))]) or None,
-        "capabilities": escape_words(docker["--cap-add"]) or None,
-        "privileged": pods.privileged or None,
-        "shm_size": escape_dollars("".join(docker["--shm-size"][-1:])) or f"{pods.shm_gib}g",
+        "security": escape_words([*security, "no-new-privileges:true"]),
+        "shm_size": f"{pods.shm_gib}g",
         "health": _HEALTH.format(port=pods.port),
         "start_period": f"{pods.start_timeout_s}s",
         "gpus": {"resources": {"reservations": {"devices": [gpus]}}} if plan.platform == "cuda" else None,

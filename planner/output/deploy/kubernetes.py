@@ -1,6 +1,5 @@
 """Pods on Kubernetes: a Deployment or a LeaderWorkerSet, from the objects in ``templates/deploy/kubernetes.yaml``."""
 
-import re
 from collections.abc import Iterator
 from math import ceil
 from typing import Any
@@ -11,10 +10,6 @@ from planner.output.deploy.yaml_text import Json, Script, commented, dump, escap
 from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, host_kv_gib, join_numbers, node_script
 
 TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
-#: Capabilities that Pod Security 'baseline' lets a container add (Kubernetes, Pod Security Standards).
-_BASELINE = re.compile(
-    "AUDIT_WRITE|CHOWN|DAC_OVERRIDE|FOWNER|FSETID|KILL|MKNOD|NET_BIND_SERVICE|SET(FCAP|GID|PCAP|UID)|SYS_CHROOT"
-)
 _STATES = ("running", "waiting")  #: of vLLM's gauges
 _LWS_LABEL = "leaderworkerset.sigs.k8s.io"
 
@@ -131,9 +126,7 @@ def _remarks(pods: Pods) -> list[str]:
 
 def _admission(pods: Pods) -> Iterator[str]:
     """The Pod Security Standard that admits the pods, or what the baseline refuses of them."""
-    added = [name for name in pods.capabilities if not _BASELINE.fullmatch(name)]
-    beyond = [*["privileged"] * pods.privileged, *added, *["hostPath"] * bool(pods.model_folder)]
-    if beyond:
+    if beyond := [*pods.capabilities, *["hostPath"] * bool(pods.model_folder)]:
         yield f"Pod Security 'baseline' refuses: {', '.join(beyond)}."
     elif pods.as_user:
         yield "Pod Security 'restricted' admits the pods: user 2000 of group 0, which must write to the claim."
@@ -177,7 +170,6 @@ def _container(pods: Pods) -> Json:
         port=pods.port,
         limits={**devices, "memory": f"{pods.memory_gib}Gi", **disk},
         requests={"cpu": str(RESERVED_CPUS_PER_GPU * pods.gpus), "memory": f"{reserved}Gi", **disk},
-        privileged=pods.privileged,
         read_only=pods.as_user or None,
         capabilities=pods.capabilities or None,
         seccomp=None if pods.unconfined else {"type": "RuntimeDefault"},

@@ -49,7 +49,7 @@ _NAMES = {
     "--cache": (rf"emptydir|pvc|claim/{_SUBDOMAIN}", "emptydir, pvc, or claim/NAME for one that exists", 259),
 }
 #: Options of ``docker run`` with a counterpart on other platforms.
-_PORTABLE = ("device", "group-add", "security-opt", "cap-add", "gpus", "ipc", "shm-size", "privileged")
+_PORTABLE = ("device", "group-add", "security-opt", "gpus", "ipc")
 #: Beside its share of the weights: what each GPU's process needs of the node at most. Allowances.
 MEMORY_GIB_PER_GPU, CPUS_PER_GPU = 32, 8
 #: Reserved of them in Kubernetes, which lets the smallest nodes with such GPUs run the pod.
@@ -146,20 +146,14 @@ class Pods:
         return self.emission.file.plan
 
     @property
-    def privileged(self) -> bool:
-        """True if the plan's docker arguments lift every limit of the container."""
-        return bool(self.docker["--privileged"])
-
-    @property
     def capabilities(self) -> list[str]:
-        """Added to the container: the plan's, and for RDMA the right to keep memory in its place."""
-        asked = [*self.docker["--cap-add"], *["IPC_LOCK"] * bool(self.site.rdma_resource)]
-        return [name.removeprefix("CAP_") for name in asked]
+        """Added to the container: for RDMA the right to keep memory in its place."""
+        return ["IPC_LOCK"] * bool(self.site.rdma_resource)
 
     @property
     def as_user(self) -> bool:
         """True if the image has a user of its own. Linux gives added capabilities to root alone."""
-        if self.site.as_root or self.privileged or self.capabilities or "vllm/vllm-openai:" not in self.plan.image:
+        if self.site.as_root or self.capabilities or "vllm/vllm-openai:" not in self.plan.image:
             return False
         return parse_version(self.plan.engine_version).release >= parse_version(IMAGE_USER_SINCE).release
 
@@ -218,8 +212,6 @@ class Pods:
                 lines.append(f"planned with a {service.router} router: {ROUTERS[service.router]}")
         if self.nodes != self.planned_nodes:
             lines.append(f"spread over {self.nodes} nodes instead of {self.planned_nodes}: slower than predicted")
-        if self.privileged:
-            remarks = ("the container is privileged, as the plan asks: it may do anything on its node", *remarks)
         return [*lines, *(("", *remarks) if remarks else ())]
 
 
@@ -304,5 +296,5 @@ def _docker_options(docker_args: Sequence[str]) -> dict[str, list[str]]:
             raise IllegalPlanError(
                 f"the plan's docker option {flag} has no counterpart on other platforms", hint="use its launch.sh"
             )
-        values[flag].append(value if equals or flag == "--privileged" else next(words, ""))
+        values[flag].append(value if equals else next(words, ""))
     return values
