@@ -1,6 +1,7 @@
 """The errors that a user can cause, each with an exit status. Anything else that escapes is a bug (exit status 70)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -44,6 +45,16 @@ class HubError(PlannerError):
     """The hub could not be reached, or refused."""
 
     exit_status = 3
+
+
+@contextmanager
+def os_errors(cause: str, *also: type[Exception], hint: str) -> Iterator[None]:
+    """Raise InputError with ``cause``, the reason and ``hint`` for an OSError, or one of ``also``, in this block."""
+    kinds: tuple[type[Exception], ...] = (OSError, *also)
+    try:
+        yield
+    except kinds as error:
+        raise InputError(f"{cause}: {getattr(error, 'strerror', None) or error}", hint=hint) from error
 
 
 #: Kinds of pydantic's faults, by how they begin: what a value should be.

@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from planner import output
 from planner.commands.declare import REQUIRED, Argument, Command, Option, Parameter
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.resources import read_given
 from planner.secrets import masked
 
@@ -137,11 +137,10 @@ def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        tables = tomllib.loads(read_given(path))
+        with os_errors(str(path), hint="make it readable, or move it away"):
+            tables = tomllib.loads(read_given(path))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}", hint="fix the file, or move it away") from error
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="make it readable, or move it away") from error
     return _of_group(root, tables, str(path), ())
 
 

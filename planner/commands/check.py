@@ -13,7 +13,7 @@ from annotated_types import Interval
 from planner import engine, output, planning
 from planner.commands import options as opt
 from planner.commands.declare import Argument, Option, command
-from planner.errors import HubError, InputError, UnsupportedModelError
+from planner.errors import HubError, InputError, UnsupportedModelError, os_errors
 from planner.planning import defaults
 from planner.resources import may_be_path, read_given
 
@@ -187,14 +187,13 @@ def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[s
     if isinstance(line, str) and (not may_be_path() or ((" " in line.strip() or "\n" in line) and not _exists(line))):
         return line, None  # the text itself
     path = Path(line)
-    try:
+    # ValueError: a NUL in the name
+    with os_errors(str(path)[:200], ValueError, hint="give a script, or a folder with a launch.sh"):
         script = path / "launch.sh" if path.is_dir() else path
-        text = read_given(script)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no script: {error.reason}", hint="give a shell script") from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        cause = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"{str(path)[:200]}: {cause}", hint="give a script, or a folder with a launch.sh") from error
+        try:
+            text = read_given(script)
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is no script: {error.reason}", hint="give a shell script") from error
     return text, planning.read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from planner.engine import SETTINGS, tagged
-from planner.errors import InputError, fault_in
+from planner.errors import InputError, fault_in, os_errors
 from planner.evidence.results import AGAIN, parse_result, read_number, read_results, read_text
 from planner.memory import StartupLog, read_startup_log
 from planner.planning import Plan, PlanFile, PlannedWorkload, read_plan
@@ -232,13 +232,10 @@ def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:
 
 def read_plan_folders(directory: Path) -> PlanFolders:
     """Return every plan of a folder. Raises InputError where there is none, and for one that is broken or changed."""
-    try:
+    with os_errors(str(directory), hint="give the folder that -o named"):
         below = sorted(path.parent for path in directory.glob("*/plan.json"))
-        alone = (
-            not below or (directory / "plan.json").exists()
-        )  # read_plan says what is wrong with a folder without one
-    except OSError as error:
-        raise InputError(f"{directory}: {error.strerror}", hint="give the folder that -o named") from error
+        # read_plan says what is wrong with a folder without one
+        alone = not below or (directory / "plan.json").exists()
     entries = tuple(_read_plan_folder(folder) for folder in ([directory] if alone else below))
     home = next((path for path in (directory, directory.parent) if (path / RECOMMENDATION).is_file()), None)
     if home is None or (home != directory and not (directory / "plan.json").is_file()):
@@ -273,10 +270,8 @@ def _read_recommendation(path: Path) -> dict[str, Any]:
 
 
 def _shown_text(path: Path) -> str:
-    try:
+    with os_errors(str(path), hint="make it readable, or remove it"):
         return read_given(path, most_bytes=LARGEST_FILE, errors="replace")
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="make it readable, or remove it") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.engine import SETTINGS, version_of_images
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.resources import package_dir, read_given, tables_of
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import LATENCIES
@@ -67,9 +67,8 @@ def read_text(path: Path) -> str:
     """Return the text of a file. Raises InputError where it cannot be read."""
     hint = "give a table of runs, a result of vllm bench, or a plan's folder"
     try:
-        return read_given(path)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint=hint) from error
+        with os_errors(str(path), hint=hint):
+            return read_given(path)
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not a text file", hint=hint) from error
 

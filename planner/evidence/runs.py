@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from planner.errors import InputError, fault_in
+from planner.errors import InputError, fault_in, os_errors
 from planner.resources import MOST_FILE_BYTES, check_file
 from planner.units import LEAST_FIGURE, MS
 from planner.workload import LATENCIES, METRICS, NAMED_DISTRIBUTIONS
@@ -114,11 +114,10 @@ _RUN, _COUNT = TypeAdapter(MeasuredRun), TypeAdapter(Count)
 def read_runs(path: Path) -> list[MeasuredRun]:
     """Return the runs of a CSV file; ``unread`` names a faulty cell. Raises InputError for a file that is no table."""
     try:
-        check_file(path, most_bytes=MOST_FILE_BYTES)
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(_runs(path, csv.DictReader(file, strict=True)))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="give a CSV file of measured runs") from error
+        with os_errors(str(path), hint="give a CSV file of measured runs"):
+            check_file(path, most_bytes=MOST_FILE_BYTES)
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                return list(_runs(path, csv.DictReader(file, strict=True)))
     except (csv.Error, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not a CSV file: {error}", hint="save it as comma-separated UTF-8") from error
 

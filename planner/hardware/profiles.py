@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from planner.errors import InputError, UnknownNameError, fault_in
+from planner.errors import InputError, UnknownNameError, fault_in, os_errors
 from planner.resources import calibration_tables, data_dir, may_be_path, package_dir, read_given, tables_of
 from planner.units import FACTORS, GB, GIB, to_base
 
@@ -445,10 +445,9 @@ def _shipped(profile_id: str) -> GpuProfile:
 
 def _read(path: Path, **extra: Any) -> GpuProfile:
     try:
-        facts = tomllib.loads(read_given(path))
+        with os_errors(f"cannot read GPU profile {path}", hint="check the path"):
+            facts = tomllib.loads(read_given(path))
         return GpuProfile.model_validate({"id": path.stem, **extra, **facts})
-    except OSError as error:
-        raise InputError(f"cannot read GPU profile {path}: {error.strerror}", hint="check the path") from error
     except ValidationError as error:
         raise InputError(f"{path}: {fault_in(error)}", hint=_HINT) from error
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end

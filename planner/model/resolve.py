@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from planner.errors import HubError, InputError, UnknownNameError
+from planner.errors import HubError, InputError, UnknownNameError, os_errors
 from planner.model import hub
 from planner.model.architecture import Model
 from planner.model.catalog import find_entry, meant_ids, nearest_ids
@@ -42,11 +42,9 @@ def resolve_model(
     hub.check_revision(revision)
     path = _existing(name)
     if path is not None:
-        try:
+        with os_errors(f"{path} cannot be read", hint="check its permissions"):
             folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
             is_model = config.is_file()
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror}", hint="check its permissions") from error
         if is_model:  # the files beside another name may belong to other models
             beside = folder if config.name == CONFIG else None
             return ResolvedModel(name, str(path), _read_model(beside, config, model_id=name), "path")
@@ -63,13 +61,11 @@ def resolve_model(
 def _existing(name: str) -> Path | None:
     if not name.strip():
         raise InputError("the model's name is empty", hint="give a hub id, or a folder with a config.json")
-    try:
+    hint = "give a hub id or a readable folder"
+    # too long, a null byte, no permission, no such user
+    with os_errors(f"{name[:200]!r} is not a path", ValueError, RuntimeError, hint=hint):
         path = Path(name).expanduser()
         return path if may_be_path() and path.exists() else None
-    except (OSError, ValueError, RuntimeError) as error:  # too long, a null byte, no permission, no such user
-        reason = getattr(error, "strerror", None) or str(error)
-        cause = f"{name[:200]!r} is not a path: {reason}"
-        raise InputError(cause, hint="give a hub id or a readable folder") from error
 
 
 def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
@@ -114,9 +110,8 @@ def _read_model(folder: Path | None, config: Path, *, model_id: str) -> Model:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises InputError when it cannot be read, is too large, or is something else."""
     try:
-        values = json.loads(read_given(path))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint="check the path and its permissions") from error
+        with os_errors(str(path), hint="check the path and its permissions"):
+            values = json.loads(read_given(path))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, endless digits or nesting
         reason = str(error).partition("\n")[0][:120]
         raise InputError(f"{path} is not valid JSON: {reason}", hint="give the model's own, complete file") from error

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.resources import write_then_rename
 
 SCHEMA_VERSION = 1
@@ -254,14 +254,11 @@ def _is_number(value: Any) -> bool:
 
 def write_file(path: Path, content: bytes, *, flag: str = "-o") -> None:
     """Write a file whole, or not at all. Raises InputError, naming ``flag``, where that is not possible."""
-    try:
+    cause = f"{flag} {str(path)[:200]} cannot be written"
+    # ValueError: a NUL in the name
+    with os_errors(cause, ValueError, hint=f"name a file that you may write with {flag}"):
         if path.is_dir():
             raise InputError(f"{flag} {path} is a folder", hint="name a file in it")
         if path.exists() and not path.is_file():  # a rename would replace a device by a file
             raise InputError(f"{flag} {path} is not a regular file", hint="name a file that may be replaced")
         write_then_rename(path, content)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        cause = getattr(error, "strerror", None) or str(error)
-        raise InputError(
-            f"{flag} {str(path)[:200]} cannot be written: {cause}", hint=f"name a file that you may write with {flag}"
-        ) from error

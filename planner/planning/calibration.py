@@ -19,7 +19,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.memory import Constants, FittedConstant, parse_constants, shipped
 from planner.resources import read_given, user_data_dir, write_then_rename
 from planner.units import FACTORS
@@ -103,9 +103,8 @@ def _is_there(path: Path) -> bool:
 def read_local(path: Path) -> Local:
     """The content of a file. Raises InputError naming what is wrong with it."""
     try:
-        table = tomllib.loads(read_given(path))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", hint=_HINT) from error
+        with os_errors(str(path), hint=_HINT):
+            table = tomllib.loads(read_given(path))
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
         raise InputError(f"{path} is not TOML: {error}", hint=_HINT) from error
     from planner.timing import parse_local
@@ -127,12 +126,10 @@ def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = 
     # what one model taught counts before what it says about others
     ordered = sorted(fits.values(), key=lambda fit: (fit.name, "model" not in fit.where))
     text = _text(replace(known, memory=tuple(ordered), efficiency=efficiency or known.efficiency))
-    try:
+    hint = "name another file, or set XDG_DATA_HOME to a folder of your own"
+    with os_errors(f"{path} cannot be written", hint=hint):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_then_rename(path, text.encode())
-    except OSError as error:
-        hint = "name another file, or set XDG_DATA_HOME to a folder of your own"
-        raise InputError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
     return path
 
 

@@ -17,7 +17,7 @@ from planner.engine import (
     parse_version,
     tagged,
 )
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.memory import (
     ROUNDING_BYTES,
     Constants,
@@ -65,10 +65,8 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
     Raises as ``Serving.fit`` and ``read_start``, and InputError for another file, model or version.
     """
     resolved, given = serving.resolved, serving.engine_version
-    try:
+    with os_errors(f"--startup-log {path}", hint="give the output of vllm serve"):
         text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
-    except OSError as error:
-        raise InputError(f"--startup-log {path}: {error.strerror}", hint="give the output of vllm serve") from error
     log = read_startup_log(text, model=(resolved.requested, resolved.resolved, resolved.model.id))
     logged = parse_version(log.version) if log.version else None
     if logged and given and logged.release[:2] != given.release[:2]:

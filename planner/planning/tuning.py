@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from planner.engine import SETTINGS, flag_of, tagged
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.hardware import load_profile
 from planner.model import resolve_model
 from planner.planning import defaults
@@ -248,10 +248,8 @@ class TuningState(_Record):
 
     def save(self, path: Path) -> None:
         """Write the file whole. Raises InputError where that is not possible."""
-        try:
+        with os_errors(f"{path} cannot be written", hint="free some space there"):
             write_then_rename(path, (self.model_dump_json(indent=1) + "\n").encode())
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}", hint="free some space there") from error
 
 
 def read_state(path: Path, digest: str) -> TuningState | None:

@@ -21,7 +21,7 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.resources import check_file
 from planner.workload.load import BURSTIEST, EVENEST, MOST_TOK
 from planner.workload.requests import Prefixes, Requests
@@ -111,14 +111,12 @@ _Row = tuple[float, int, int, int, Text | None]
 def read_trace(path: Path) -> Trace:
     """Read a file in one pass. Raises InputError, with the line number, for anything that is not a trace."""
     digest = hashlib.sha256()
-    try:
+    with os_errors(f"--trace {path}", hint="name a file that can be read"):
         check_file(path, most_bytes=inf)
         with path.open("rb") as file:
             summary = _Summary()
             for row in _in_order(_rows(_lines(file, digest, str(path)), str(path)), summary, str(path)):
                 summary.add(row)
-    except OSError as error:
-        raise InputError(f"--trace {path}: {error.strerror}", hint="name a file that can be read") from error
     return summary.trace(str(path), digest.hexdigest())
 
 

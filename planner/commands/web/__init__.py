@@ -11,7 +11,7 @@ from annotated_types import Interval
 
 from planner import progress
 from planner.commands.declare import Option, command
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 
 HERE = "127.0.0.1"
 LOOPBACK = (HERE, "localhost", "::1")
@@ -72,13 +72,10 @@ def _reachable(host: str) -> str:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    try:
+    with os_errors(f"--host {host} --port {port}", OverflowError, UnicodeError, hint="name another address or port"):
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(where)
         listening.listen()  # before the address is printed
-    except (OSError, OverflowError, UnicodeError) as error:
-        cause = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"--host {host} --port {port}: {cause}", hint="name another address or port") from error
     return listening

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from glob import escape
 from pathlib import Path
 
-from planner.errors import InputError
+from planner.errors import InputError, os_errors
 from planner.resources import alone_in
 
 #: Every file of any plan: an old plan may have left some that the new one does not need.
@@ -34,11 +34,9 @@ LEAST_WAIT_S = 120  #: that a script gets to stop its server: docker stop alone 
 
 def check_folder(directory: Path, *, force: bool) -> None:
     """Raise InputError for a folder that exists, unless ``force``, for a file, a link to nothing and no valid name."""
-    try:
+    # a name that is too long, or has a NUL in it
+    with os_errors(f"-o {str(directory)[:200]}", ValueError, hint="name another folder"):
         exists, is_link, is_folder = directory.exists(), directory.is_symlink(), directory.is_dir()
-    except (OSError, ValueError) as error:  # a name that is too long, or has a NUL in it
-        cause = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"-o {str(directory)[:200]}: {cause}", hint="name another folder") from error
     if is_link and not exists:
         raise InputError(f"-o {directory} is a link to nothing", hint="remove the link, or name another folder")
     if exists and not is_folder:
@@ -57,7 +55,7 @@ def write_folder(
     """
     check_folder(directory, force=force)
     directory = directory.resolve()
-    try:
+    with os_errors(f"cannot write {directory}", hint=_HINT):
         directory.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             if held.enter_context(alone_in(directory.parent)):  # no other run works in it now
@@ -74,8 +72,6 @@ def write_folder(
                 _exchange(directory, new, Path(folder) / "old", files, replaces)
             else:  # made meanwhile
                 raise InputError(f"{directory} already exists", hint="another process wrote it at this moment")
-    except OSError as error:
-        raise InputError(f"cannot write {directory}: {error.strerror or error}", hint=_HINT) from error
 
 
 def _remove_leftovers(directory: Path) -> None:
