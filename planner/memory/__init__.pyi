@@ -30,7 +30,6 @@ from .startup_log import learn_constants as learn_constants
 from .overheads import SHIPPED as SHIPPED
 from .overheads import Constants as Constants
 from .overheads import FittedConstant as FittedConstant
-from .overheads import Interval as Interval
 from .overheads import parse_constants as parse_constants
 from .overheads import shipped as shipped
 

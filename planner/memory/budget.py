@@ -13,7 +13,7 @@ from math import ceil
 from planner.engine import CPU_KVCACHE_SPACE, EngineConfig, EngineVersion, Features, Layout, features_of, graph_batches
 from planner.hardware import GpuProfile
 from planner.memory.cache import BlockPool, CacheSettings, block_pool, element_bytes, layer_specs
-from planner.memory.overheads import Constants, Interval, Overheads, PeakTerms, peak_terms, shipped, total
+from planner.memory.overheads import Constants, Overheads, PeakTerms, peak_terms, shipped, total
 from planner.memory.weights import (
     MARLIN,
     RankWeights,
@@ -24,7 +24,7 @@ from planner.memory.weights import (
     with_extras,
 )
 from planner.model import Attention, CompressedAttention, LatentAttention, Model, PerModel, StateMixer
-from planner.units import GIB
+from planner.units import GIB, Interval
 
 
 @dataclass(frozen=True, slots=True)

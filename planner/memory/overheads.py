@@ -24,34 +24,9 @@ from planner.engine import EngineConfig, Layout, held_heads, held_piece, media_l
 from planner.errors import InputError
 from planner.model import Component, CompressedAttention, LatentAttention, Layer, Model, PerModel, Shard, Weight
 from planner.resources import calibration_tables
-from planner.units import to_base
+from planner.units import Interval, to_base
 
 SHIPPED = "shipped"
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A best estimate between a low and a high one; bytes unless said otherwise."""
-
-    mid: float
-    low: float
-    high: float
-
-    @classmethod
-    def exact(cls, value: float) -> Interval:
-        return cls(value, value, value)
-
-    def scaled(self, factor: float) -> Interval:
-        return Interval(self.mid * factor, self.low * factor, self.high * factor)
-
-    def larger(self, other: Interval) -> Interval:
-        return Interval(max(self.mid, other.mid), max(self.low, other.low), max(self.high, other.high))
-
-    def smaller(self, other: Interval) -> Interval:
-        return Interval(min(self.mid, other.mid), min(self.low, other.low), min(self.high, other.high))
-
-    def plus(self, other: Interval) -> Interval:
-        return Interval(self.mid + other.mid, self.low + other.low, self.high + other.high)
 
 
 def total(parts: Iterable[Interval]) -> Interval:

@@ -20,9 +20,9 @@ from planner.engine import SETTINGS, tagged
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.memory.budget import MemoryBudget, graph_captures, peak_terms_of
-from planner.memory.overheads import FittedConstant, Interval, spread
+from planner.memory.overheads import FittedConstant, spread
 from planner.resources import package_dir, tables_of
-from planner.units import GIB
+from planner.units import GIB, Interval
 
 _WHOLE = r"\d{1,18}\b"
 _N = r"(-?\d[\d,]{0,20}(?:\.\d+)?)"

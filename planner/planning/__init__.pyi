@@ -50,8 +50,7 @@ from .sweep import sweep_loads as sweep_loads
 from .advice import Advised as Advised
 
 # What does it cost?
-from .cost import Span as Span
-from .cost import span_figures as span_figures
+from .cost import interval_figures as interval_figures
 from .cost import parse_prices as parse_prices
 from .cost import price_of as price_of
 

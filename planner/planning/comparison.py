@@ -18,7 +18,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
 from planner.planning.capacity import in_flight, steady_per_s
-from planner.planning.cost import MILLION_PER_S, Price, Span, power_w, price_of, span_figures
+from planner.planning.cost import MILLION_PER_S, Price, interval_figures, interval_of, power_w, price_of
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Estimate, Prediction, estimate
@@ -26,7 +26,7 @@ from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.simulator import Replay
 from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
-from planner.units import GIB, HOUR_S, percent
+from planner.units import GIB, HOUR_S, Interval, percent
 from planner.workload import Load
 
 #: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
@@ -198,40 +198,40 @@ class ComparedPoint:
         return not self.workload.open or share.request_rate <= steady_per_s(deployment, share) * (1 + TOLERANCE)
 
     @cached_property
-    def tok_per_s(self) -> Span:
+    def tok_per_s(self) -> Interval:
         """Output tokens per second of all servers; of an open loop that keeps up, as many as are asked for."""
         if self.workload.open and self.keeps_up:
-            return Span.of(self.workload.output_tok_per_s)
+            return Interval.exact(self.workload.output_tok_per_s)
         pairs = zip(self.shares, self.predictions, strict=True)
-        return Span.sum(Span.read(one.result, "output_throughput").times(share.servers) for share, one in pairs)
+        return Interval.sum(interval_of(one.result, "output_throughput").scaled(share.servers) for share, one in pairs)
 
     @property
-    def tok_per_s_per_gpu(self) -> Span:
+    def tok_per_s_per_gpu(self) -> Interval:
         """Output tokens per second and GPU, whole or logical as ``per`` says."""
-        return self.tok_per_s.times(1 / self.setup.counted_gpus)
+        return self.tok_per_s.scaled(1 / self.setup.counted_gpus)
 
     @property
-    def tok_per_s_per_user(self) -> Span | None:
+    def tok_per_s_per_user(self) -> Interval | None:
         """Output tokens per second of one request; None where a queue grows without end."""
         pairs = zip(self.shares, self.predictions, strict=True)
         flying = self.workload.max_concurrency or sum(s.servers * p.replay.mean_in_flight for s, p in pairs)
-        return self.tok_per_s.times(1 / flying) if self.keeps_up else None
+        return self.tok_per_s.scaled(1 / flying) if self.keeps_up else None
 
     @property
-    def usd_per_h(self) -> Span | None:
-        return self.price.usd_per_h.times(self.setup.num_gpus) if self.price else None
+    def usd_per_h(self) -> Interval | None:
+        return self.price.usd_per_h.scaled(self.setup.num_gpus) if self.price else None
 
     @property
-    def usd_per_million_tok(self) -> Span | None:
+    def usd_per_million_tok(self) -> Interval | None:
         """USD per 1M output tokens; None where no price is known, or it is zero."""
         usd = self.usd_per_h
-        return usd.times(MILLION_PER_S).over(self.tok_per_s) if usd and usd.mid else None
+        return usd.scaled(MILLION_PER_S).over(self.tok_per_s) if usd and usd.mid else None
 
     @property
-    def tok_per_usd(self) -> Span | None:
+    def tok_per_usd(self) -> Interval | None:
         """Output tokens for one USD; None likewise."""
         usd = self.usd_per_h
-        return self.tok_per_s.times(HOUR_S).over(usd) if usd and usd.low else None
+        return self.tok_per_s.scaled(HOUR_S).over(usd) if usd and usd.low else None
 
     @property
     def power_w(self) -> float | None:
@@ -239,11 +239,11 @@ class ComparedPoint:
         return watts * self.setup.num_gpus if watts else None
 
     @property
-    def tok_per_joule(self) -> Span | None:
+    def tok_per_joule(self) -> Interval | None:
         """Output tokens for one joule at board power; None where the power is not known."""
-        return self.tok_per_s.times(1 / self.power_w) if self.power_w else None
+        return self.tok_per_s.scaled(1 / self.power_w) if self.power_w else None
 
-    def forecast(self, span: Span | None, *, per_user: bool = False) -> Forecast | None:
+    def forecast(self, span: Interval | None, *, per_user: bool = False) -> Forecast | None:
         """The middle of ``span``, a rate, as uncertain as the throughput; ``per_user`` of an open loop as mean E2EL."""
         if span is None or not self.keeps_up:
             return None
@@ -251,17 +251,17 @@ class ComparedPoint:
         key, power = ("mean_e2el_ms", -1.0) if queued else ("output_throughput", 1.0)
         return Forecast.of(span.mid, self.predictions[0].uncertainty, key, power)
 
-    def latency_ms(self, key: str) -> Span | None:
+    def latency_ms(self, key: str) -> Interval | None:
         """Such as ``mean_ttft_ms``; None where a queue grows without end."""
         if not self.keeps_up:
             return None
         results = [prediction.result for prediction in self.predictions]
         if not key.startswith("mean_"):
-            return Span.read(results[0], key)
+            return interval_of(results[0], key)
         pairs = zip(self.shares, results, strict=True)
         rates = [share.servers * result["request_throughput"] for share, result in pairs]
         means = zip(results, rates, strict=True)
-        return Span.sum(Span.read(result, key).times(rate / sum(rates)) for result, rate in means)
+        return Interval.sum(interval_of(result, key).scaled(rate / sum(rates)) for result, rate in means)
 
     @cached_property
     def bound_by(self) -> str:
@@ -298,7 +298,7 @@ class ComparedPoint:
             **{key: self.latency_ms(key) for key in LATENCIES},
         }
         for key, span in spans.items():
-            row |= span_figures(key, span)
+            row |= interval_figures(key, span)
         return row
 
 

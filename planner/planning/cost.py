@@ -8,7 +8,7 @@
 
 The low end of a cost is that of the cheapest offer at the fastest end of the prediction. Watts are those of the boards.
 
->>> Span.of(2.0).times(1e6 / 3600).over(Span(500, 1000, 2000)).high  # USD per 1M tokens: 2 / 3600 / 500 x 1e6
+>>> Interval.exact(2.0).scaled(1e6 / 3600).over(Interval(1000, 500, 2000)).high  # USD per 1M: 2 / 3600 / 500 x 1e6
 1.1111111111111112
 """
 
@@ -21,45 +21,20 @@ from typing import Any
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_profile
-from planner.units import HOUR_S
+from planner.units import HOUR_S, Interval
 
 MILLION_PER_S = 1e6 / HOUR_S  #: USD for 1M tokens, at 1 USD per hour and 1 token per second
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A figure and the ends between which it lies."""
-
-    low: float
-    mid: float
-    high: float
-
-    @classmethod
-    def of(cls, value: float) -> Span:
-        return cls(value, value, value)
-
-    @classmethod
-    def read(cls, result: Mapping[str, Any], key: str) -> Span:
-        """The figure ``key`` of a prediction's result; without an interval its ends are itself."""
-        value = float(result[key])
-        return cls(float(result.get(f"{key}_lo", value)), value, float(result.get(f"{key}_hi", value)))
-
-    @classmethod
-    def sum(cls, spans: Iterable[Span]) -> Span:
-        known = list(spans)
-        return cls(sum(s.low for s in known), sum(s.mid for s in known), sum(s.high for s in known))
-
-    def times(self, factor: float) -> Span:
-        return Span(self.low * factor, self.mid * factor, self.high * factor)
-
-    def over(self, other: Span) -> Span:
-        """The ratio: its low end is that of the low end of this over the high end of ``other``."""
-        return Span(self.low / other.high, self.mid / other.mid, self.high / other.low)
+def interval_of(result: Mapping[str, Any], key: str) -> Interval:
+    """The figure ``key`` of a prediction's result; without an interval its ends are itself."""
+    value = float(result[key])
+    return Interval(value, float(result.get(f"{key}_lo", value)), float(result.get(f"{key}_hi", value)))
 
 
-def span_figures(key: str, span: Span | None) -> dict[str, float | None]:
+def interval_figures(key: str, interval: Interval | None) -> dict[str, float | None]:
     """A figure as JSON has it: under ``key``, ``KEY_lo`` and ``KEY_hi``; None each where it is not known."""
-    low, mid, high = (span.low, span.mid, span.high) if span else (None, None, None)
+    mid, low, high = (interval.mid, interval.low, interval.high) if interval else (None, None, None)
     return {key: mid, f"{key}_lo": low, f"{key}_hi": high}
 
 
@@ -67,7 +42,7 @@ def span_figures(key: str, span: Span | None) -> dict[str, float | None]:
 class Price:
     """USD for one (logical) GPU and hour, on demand."""
 
-    usd_per_h: Span
+    usd_per_h: Interval
     origin: str  #: month in which prices were collected, or ``--price``
 
 
@@ -78,14 +53,14 @@ def price_of(profile: GpuProfile, given: Mapping[str, float] | None = None) -> P
     """
     given = given or {}
     if profile.id in given:
-        return Price(Span.of(given[profile.id]), "--price")
+        return Price(Interval.exact(given[profile.id]), "--price")
     if profile.whole in given:
-        return Price(Span.of(given[profile.whole] / profile.parts), "--price")
+        return Price(Interval.exact(given[profile.whole] / profile.parts), "--price")
     if profile.price is None:
         return None
     price = profile.price
     low, high = (price.low or price.typical).base, (price.high or price.typical).base
-    return Price(Span(low, price.typical.base, high), price.date)
+    return Price(Interval(price.typical.base, low, high), price.date)
 
 
 def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[str, float]:

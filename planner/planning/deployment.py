@@ -16,7 +16,6 @@ from planner.hardware import GpuProfile, constant
 from planner.memory import (
     SHIPPED_BASIS,
     Basis,
-    Interval,
     MemoryBudget,
     StageBudget,
     host_kv_tokens,
@@ -25,7 +24,7 @@ from planner.memory import (
     with_kv_cache_space,
 )
 from planner.model import Model, PerModel, as_quantized, load_quantized
-from planner.units import GB, GIB
+from planner.units import GB, GIB, Interval
 
 if TYPE_CHECKING:
     import numpy as np
@@ -359,19 +358,19 @@ class Checked:
 def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]:
     config, memory = budget.config, budget.memory_bytes
     requested = ceil(memory * config.gpu_memory_utilization)
-    free = _beside(Interval.exact(memory), budget.start_up)
+    free = Interval.exact(memory).minus(budget.start_up)
     # v1/worker/gpu_worker.py asks from 0.9.1 on; a CPU whose cache is given is not asked: cpu_worker.py
     if config.engine == "V1" and config.version.release >= (0, 9, 1) and not config.cpu_kvcache_space:
         yield Condition(
             FREE,
-            _less(free, requested),
+            free.minus(Interval.exact(requested)),
             f"Free memory on device ({free.mid / GIB:.2f}/{memory / GIB:.2f} GiB) on startup is less than desired GPU "
             f"memory utilization ({config.gpu_memory_utilization}, {requested / GIB:.2f} GiB)",
         )
     heaviest = max(max(s.weights.loaded_bytes for s in budget.stages), loading_bytes)
     yield Condition(
         "weights exceed memory",
-        _less(free, heaviest),
+        free.minus(Interval.exact(heaviest)),
         f"out of memory while loading: {heaviest / GIB:.2f} GiB of weights, {free.mid / GIB:.2f} GiB free",
     )
     distinct: dict[tuple[int, int], StageBudget] = {}  # middle stages are often alike
@@ -382,7 +381,7 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
     stage = budget.binding
     # graphs are captured when the peak of the profile run is over; AMD's driver takes memory of the host for them
     if not stage.graphs_in_budget and stage.graphs.high > 0 and budget.overheads.where["vendor"] == "nvidia":
-        beyond = _beside(_less(free, requested - stage.activation.low), stage.graphs)
+        beyond = free.minus(Interval.exact(requested - stage.activation.low)).minus(stage.graphs)
         yield Condition(
             GRAPHS,
             beyond,
@@ -395,17 +394,17 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
     available, length = stage.available, budget.config.max_model_len
     loaded, memory = stage.weights.loaded_bytes, budget.memory_bytes
     if stage.given_bytes is not None:
-        free = _beside(stage.left, budget.start_up)
+        free = stage.left.minus(budget.start_up)
         yield Condition(
             "KV cache exceeds memory",
-            _less(free, stage.given_bytes),
+            free.minus(Interval.exact(stage.given_bytes)),
             f"Available memory ({free.mid / GIB:.2f}/{memory / GIB:.2f} GiB) on kv cache allocation is less than "
             f"requested memory for kv ({stage.given_bytes / GIB:.2f} GiB): decrease {budget.config.kv_cache_given_by}",
         )
         available = Interval.exact(stage.given_bytes)
     yield Condition(
         "weights exceed budget" if loaded > stage.requested_bytes else "no cache blocks",
-        _less(available, stage.block_bytes),
+        available.minus(Interval.exact(stage.block_bytes)),
         f"No available memory for the cache blocks: {loaded / GIB:.2f} GiB of weights in a budget of "
         f"{stage.requested_bytes / GIB:.2f} GiB leave {available.mid / GIB:.2f} GiB",
     )
@@ -413,15 +412,7 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
         needed = budget.needed_bytes(stage, length)
         yield Condition(
             "max_model_len larger than cache",
-            _less(available, needed),
+            available.minus(Interval.exact(needed)),
             f"To serve at least one request with the model's max seq len ({length}), {needed / GIB:.2f} GiB KV cache "
             f"is needed, which is larger than the available KV cache memory ({available.mid / GIB:.2f} GiB)",
         )
-
-
-def _beside(total: Interval, taken: Interval) -> Interval:
-    return Interval(total.mid - taken.mid, total.low - taken.high, total.high - taken.low)
-
-
-def _less(interval: Interval, amount: float) -> Interval:
-    return Interval(interval.mid - amount, interval.low - amount, interval.high - amount)

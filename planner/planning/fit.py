@@ -24,11 +24,11 @@ from planner.engine import (
 )
 from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
-from planner.memory import SHIPPED, Interval, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
+from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
 from planner.planning.deployment import FREE, GRAPHS, Condition, Deployment, Verdict, served_model
 from planner.planning.largest import largest
-from planner.units import GB, GIB, format_bytes, format_gb, percent
+from planner.units import GB, GIB, Interval, format_bytes, format_gb, percent
 
 if TYPE_CHECKING:
     from planner.planning.serving import Serving

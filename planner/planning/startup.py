@@ -22,7 +22,6 @@ from planner.memory import (
     ROUNDING_BYTES,
     Constants,
     FittedConstant,
-    Interval,
     MemoryBudget,
     StartupLog,
     learn_constants,
@@ -33,7 +32,7 @@ from planner.planning.calibration import local_path, save
 from planner.planning.deployment import resolve_deployment
 from planner.planning.fit import Fit, LogLine, fit_of
 from planner.resources import MOST_LOG_BYTES, alone_in, read_given
-from planner.units import GIB, format_bytes
+from planner.units import GIB, Interval, format_bytes
 
 if TYPE_CHECKING:
     from planner.planning.serving import Serving

@@ -31,11 +31,11 @@ from planner.evidence.evaluation import case_of, evaluate, predict, run_workload
 from planner.evidence.fitting import OF_ITS_LOAD, effects_of, fit_own
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
-from planner.memory.overheads import Interval
 from planner.planning.calibration import SHIPPED as SHIPPED_FITS
 from planner.planning.calibration import Local, local_for, read_local, save
 from planner.planning.plan import PlanFile, PlannedWorkload, read_plan
 from planner.timing.fits import Effect, LocalFits, base_digest, load_calibration
+from planner.units import Interval
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 BASE = MeasuredRun(

@@ -13,7 +13,6 @@ from planner.engine.sharding import Layout
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.memory.overheads import (
-    Interval,
     Overheads,
     encoder_bytes,
     forward_bytes,
@@ -24,7 +23,7 @@ from planner.memory.overheads import (
     sparse_bytes,
     total,
 )
-from planner.units import GIB
+from planner.units import GIB, Interval
 
 
 @pytest.mark.parametrize(

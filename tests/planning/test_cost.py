@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.hardware.profiles import DollarsPerHour, GpuProfile, ListPrice, Quantity, load_all, load_profile
-from planner.planning.cost import MILLION_PER_S, Span, parse_prices, power_w, price_of
+from planner.planning.cost import MILLION_PER_S, parse_prices, power_w, price_of
+from planner.units import Interval
 
 POSITIVE = st.floats(min_value=1e-3, max_value=1e6, allow_nan=False)
 PARTITIONS = [profile for profile in load_all(partitions=True) if profile.partition]
@@ -16,28 +17,32 @@ def by_id(profile: GpuProfile) -> str:
     return profile.id
 
 
-def usd_per_million_tok(usd_per_h: Span, tok_per_s: Span) -> Span:
-    return usd_per_h.times(MILLION_PER_S).over(tok_per_s)
+def usd_per_million_tok(usd_per_h: Interval, tok_per_s: Interval) -> Interval:
+    return usd_per_h.scaled(MILLION_PER_S).over(tok_per_s)
 
 
 def test_a_million_tokens_by_hand() -> None:
     """8 GPUs at 2.50 USD are 20 USD/h; 4,000 tokens/s are 14.4 million an hour: 20 / 14.4 = 1.3889 USD."""
-    cost = usd_per_million_tok(Span.of(20.0), Span.of(4000.0))
+    cost = usd_per_million_tok(Interval.exact(20.0), Interval.exact(4000.0))
     assert cost.mid == pytest.approx(1.388889, rel=1e-6)
     assert cost.low == cost.mid == cost.high
 
 
 def test_the_cheapest_offer_and_the_fastest_end_make_the_low_end() -> None:
     """1 USD/h at 2,000 tokens/s: 1 / 7.2 = 0.1389; 6 USD/h at 500: 6 / 1.8 = 3.3333."""
-    cost = usd_per_million_tok(Span(1.0, 2.0, 6.0), Span(500.0, 1000.0, 2000.0))
+    cost = usd_per_million_tok(Interval(2.0, 1.0, 6.0), Interval(1000.0, 500.0, 2000.0))
     assert cost.low == pytest.approx(0.138889, rel=1e-5)
     assert cost.mid == pytest.approx(2 / 3.6, rel=1e-9)
     assert cost.high == pytest.approx(3.333333, rel=1e-5)
 
 
+def _interval(low: float, mid: float, high: float) -> Interval:
+    return Interval(mid, low, high)
+
+
 @given(st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted), st.tuples(POSITIVE, POSITIVE, POSITIVE).map(sorted))
 def test_costs_ascend(usd: list[float], rate: list[float]) -> None:
-    cost = usd_per_million_tok(Span(*usd), Span(*rate))
+    cost = usd_per_million_tok(_interval(*usd), _interval(*rate))
     assert cost.low <= cost.mid <= cost.high
 
 
@@ -45,7 +50,7 @@ def test_an_mi300x_costs_what_the_aggregators_say() -> None:
     """TensorWave 1.50, AMD Developer Cloud 1.99, Azure and OCI about 6.00; June 2026."""
     price = price_of(load_profile("mi300x"))
     assert price is not None
-    assert price.usd_per_h == Span(1.5, 1.99, 6.0)
+    assert price.usd_per_h == Interval(1.99, 1.5, 6.0)
     assert price.origin == "2026-06"
 
 
@@ -58,8 +63,8 @@ def test_an_eighth_of_a_package_costs_an_eighth() -> None:
     """16 USD/h for the package: 2 for each of 8 CPX partitions; the price of a partition itself goes before."""
     cpx = load_profile("mi355x-cpx")
     of_the_package, of_the_part = price_of(cpx, {"mi355x": 16.0}), price_of(cpx, {"mi355x": 16.0, "mi355x-cpx": 3.0})
-    assert of_the_package and of_the_package.usd_per_h == Span.of(2.0)
-    assert of_the_part and of_the_part.usd_per_h == Span.of(3.0)
+    assert of_the_package and of_the_package.usd_per_h == Interval.exact(2.0)
+    assert of_the_part and of_the_part.usd_per_h == Interval.exact(3.0)
 
 
 @pytest.mark.parametrize("profile", PARTITIONS, ids=by_id)
@@ -76,7 +81,7 @@ def test_partitions_share_price_and_power_of_the_package(profile: GpuProfile) ->
     assert watts * profile.parts == pytest.approx(whole_watts, rel=1e-4)
 
 
-def _three(span: Span) -> tuple[float, float, float]:
+def _three(span: Interval) -> tuple[float, float, float]:
     return span.low, span.mid, span.high
 
 

@@ -14,11 +14,11 @@ from memory_cases import fitted, model, version
 from planner.engine.settings import EngineArgs
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
-from planner.memory import Interval
 from planner.model.quantization import as_quantized
 from planner.planning.deployment import Condition, resolve_deployment
 from planner.planning.fit import Fit, explain, sweep_settings
 from planner.planning.serving import Serving
+from planner.units import Interval
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.output.tables.shared import figure_between, load_takes
 from planner.planning import defaults
-from planner.planning.cost import Span
 from planner.planning.defaults import RentedBy
 from planner.planning.search.disaggregated import (
     Disaggregated,
@@ -36,7 +35,7 @@ from planner.planning.search.disaggregated import (
 from planner.planning.search.fleet import Fleets, Terms, plan_fleets
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.search import Search
-from planner.units import figure
+from planner.units import Interval, figure
 from planner.workload.load import Load
 from planner.workload.requests import Prefixes, Requests
 from planner.workload.targets import Slo, Targets, parse_slos
@@ -173,7 +172,7 @@ def test_gpus_dollars_and_watts_add_up_by_hand() -> None:
 
 def test_a_price_of_zero_plans_but_divides_nothing() -> None:
     (fleet,) = planned("h100", prices={"h100-sxm": 0.0}).single
-    assert fleet.usd_per_h == Span.of(0.0)
+    assert fleet.usd_per_h == Interval.exact(0.0)
     assert fleet.usd_per_million_tok is None
     assert fleet.gpus > 0
 

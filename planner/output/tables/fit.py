@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile
-from planner.memory import SHIPPED, Interval
+from planner.memory import SHIPPED
 from planner.model import ResolvedModel
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, at, pair_lines, table_text, wrapped
 from planner.output.tables.shared import MORE, engine_note, listed
 from planner.planning import Fit, LogLine, Verdict, explain
-from planner.units import GIB, format_bytes, format_gb, rounded
+from planner.units import GIB, Interval, format_bytes, format_gb, rounded
 
 COLUMNS = (
     Column("gpu", of="gpu_id"),

@@ -10,11 +10,11 @@ from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.output.answer import fields_of
 from planner.output.render import SPACE, at, command_lines, wrapped
-from planner.planning import defaults, price_of, span_figures
-from planner.units import MS, counted, figure
+from planner.planning import defaults, interval_figures, price_of
+from planner.units import MS, Interval, counted, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
-    from planner.planning import Deployment, Doubt, Plan, PlannedWorkload, Span
+    from planner.planning import Deployment, Doubt, Plan, PlannedWorkload
     from planner.workload import Load, Slo
 
 
@@ -126,10 +126,10 @@ def items(mark: str, texts: Iterable[str]) -> Iterator[str]:
         yield wrapped(text, first=f"  {mark} ", rest="    ")
 
 
-def with_interval(span: Span | None, form: str) -> str | None:
+def with_interval(interval: Interval | None, form: str) -> str | None:
     """A figure with its 90 % interval, such as ``12.30 (10.00-15.20)``; None without a figure."""
-    ends = f" ({span.low:{form}}-{span.high:{form}})" if span and span.low < span.high else ""
-    return f"{span.mid:{form}}{ends}" if span else None
+    ends = f" ({interval.low:{form}}-{interval.high:{form}})" if interval and interval.low < interval.high else ""
+    return f"{interval.mid:{form}}{ends}" if interval else None
 
 
 def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -146,7 +146,7 @@ def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> l
     rows = []
     for profile in profiles:
         price = price_of(profile, prices)
-        figures = span_figures("usd_per_gpu_hour", price.usd_per_h if price else None)
+        figures = interval_figures("usd_per_gpu_hour", price.usd_per_h if price else None)
         rows.append({"gpu": profile.id, **figures, "origin": price.origin if price else None})
     return rows
 

@@ -20,7 +20,7 @@ from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, Steady
 from planner.planning.comparison import Refused
-from planner.planning.cost import MILLION_PER_S, Price, Span, power_w, price_of
+from planner.planning.cost import MILLION_PER_S, Price, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
@@ -32,7 +32,7 @@ from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.servers import NextRun, Servers
 from planner.planning.search.servers import Rung as Size
-from planner.units import DAY_S
+from planner.units import DAY_S, Interval
 from planner.workload import MIXED_PROMPTS, Load, Router, Targets, too_rare
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
@@ -102,8 +102,8 @@ class Rented:
         return ceil(self.gpus / max(self.profile.gpus_per_node // self.profile.parts, 1))
 
     @property
-    def usd_per_h(self) -> Span | None:
-        return self.price.usd_per_h.times(self.gpus * self.profile.parts) if self.price else None
+    def usd_per_h(self) -> Interval | None:
+        return self.price.usd_per_h.scaled(self.gpus * self.profile.parts) if self.price else None
 
     @property
     def power_w(self) -> float | None:
@@ -117,7 +117,7 @@ class Rung:
 
     confidence: float
     gpus: int | None  #: that are paid for; None: no number of them meets the targets
-    usd_per_h: Span | None
+    usd_per_h: Interval | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Fleet:
         return sum(w for w in watts if w) if all(watts) else None
 
     @cached_property
-    def usd_per_h(self) -> Span | None:
+    def usd_per_h(self) -> Interval | None:
         return _usd(self.rented)
 
     @property
@@ -202,10 +202,10 @@ class Fleet:
         return self.output_tok_per_s * DAY_S
 
     @property
-    def usd_per_million_tok(self) -> Span | None:
+    def usd_per_million_tok(self) -> Interval | None:
         """USD per 1M output tokens at the asked load; None where no price is known, or it is zero."""
         usd = self.usd_per_h
-        return usd.times(MILLION_PER_S / self.output_tok_per_s) if usd and usd.mid > 0 else None
+        return usd.scaled(MILLION_PER_S / self.output_tok_per_s) if usd and usd.mid > 0 else None
 
     @property
     def tok_per_joule(self) -> float | None:
@@ -258,17 +258,17 @@ class Fleet:
         return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
 
     @cached_property
-    def carries(self) -> Span | None:
+    def carries(self) -> Interval | None:
         """Requests per second of the only pool of servers, with the 90 % interval; None where it is not searched."""
         if (pool := self._only) is None:
             return None
         servers = self.solver.sized(pool)
         if servers.objective.slos:
             most, interval = servers.most, servers.interval
-            return Span(interval[0], most.value, interval[1]).times(pool.servers) if most and interval else None
+            return Interval(most.value, *interval).scaled(pool.servers) if most and interval else None
         deployment, most = pool.kind.candidate.deployment, servers.most or pool.load
         low, high = map(Steady.of(deployment, pool.demand).rate, (0.95, 0.05))
-        return Span(low, most.value, high).times(pool.servers)
+        return Interval(most.value, low, high).scaled(pool.servers)
 
     @cached_property
     def measure_next(self) -> tuple[NextRun, Rung] | None:
@@ -530,6 +530,6 @@ def _better(one: Fleets, other: Fleets) -> Fleets:
     return _in_order(replace(one, single=tuple(by_gpu.values()), mix=mix, refused=refused))
 
 
-def _usd(rented: Sequence[Rented]) -> Span | None:
+def _usd(rented: Sequence[Rented]) -> Interval | None:
     spans = [part.usd_per_h for part in rented]
-    return None if None in spans else Span.sum(filter(None, spans))
+    return None if None in spans else Interval.sum(filter(None, spans))
