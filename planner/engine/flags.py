@@ -180,22 +180,20 @@ QUICK_REDUCE = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
 class Variable:
     """A variable of vLLM with a meaning for a plan. ``flags.json`` has the versions that read it."""
 
-    changes: str
     values: tuple[str, ...] = ()  #: empty: any
     on: Literal["", "cpu", "gpu"] = ""  #: where it has a meaning; empty: everywhere
-    simulated: bool = True  #: memory or time is computed with it
 
 
 SWITCH = ("0", "1")
 #: The variables that are simulated, or whose values vLLM checks.
 VARIABLES: Mapping[str, Variable] = {
-    CPU_KVCACHE_SPACE: Variable("KV cache of each rank on a CPU, whole GiB", on="cpu"),
-    FLASHINFER_SAMPLER: Variable("sample with FlashInfer, or without", SWITCH, on="gpu"),
-    MXFP4_MARLIN: Variable("MXFP4 experts by Marlin's kernels", SWITCH, on="gpu"),
-    GRAPH_ESTIMATE: Variable("graphs within the budget, or beside it", SWITCH, on="gpu"),
-    USE_V1: Variable("the V1 engine or the V0 engine", SWITCH),
-    # envs.py and quick_all_reduce.py, and AMD's document of 0.9.1
-    QUICK_REDUCE: Variable("precision of sums over GPUs", ("FP", "INT8", "INT6", "INT4", "NONE"), simulated=False),
+    CPU_KVCACHE_SPACE: Variable(on="cpu"),  # KV cache of each rank on a CPU, whole GiB
+    FLASHINFER_SAMPLER: Variable(SWITCH, on="gpu"),  # sample with FlashInfer, or without
+    MXFP4_MARLIN: Variable(SWITCH, on="gpu"),  # MXFP4 experts by Marlin's kernels
+    GRAPH_ESTIMATE: Variable(SWITCH, on="gpu"),  # graphs within the budget, or beside it
+    USE_V1: Variable(SWITCH),  # the V1 engine or the V0 engine
+    # precision of sums over GPUs: envs.py and quick_all_reduce.py, and AMD's document of 0.9.1
+    QUICK_REDUCE: Variable(("FP", "INT8", "INT6", "INT4", "NONE")),
 }
 
 

@@ -72,9 +72,7 @@ class CalibrationOutcome:
         return save(self.memory, self.efficiency, self.path)
 
 
-def calibrate(
-    sources: Sources, path: Path, *, fresh: bool = False, today: datetime.date | None = None
-) -> CalibrationOutcome:
+def calibrate(sources: Sources, path: Path, *, fresh: bool = False) -> CalibrationOutcome:
     """Fit the factors of this machine to ``sources`` and, unless ``fresh``, to the runs of ``path``."""
     there = read_local(path) if path.is_file() and not fresh else SHIPPED
     earlier = there.efficiency or LocalFits(base="", fitted_on="")
@@ -95,7 +93,7 @@ def calibrate(
     used = [run for run in runs if run.run_id not in failed]
     names = {run.run_id for run in used}
     left_out = _left_out(used, fits)
-    day = today or datetime.datetime.now(datetime.UTC).date()
+    day = datetime.datetime.now(datetime.UTC).date()
     efficiency = LocalFits(
         base=base_digest(),
         fitted_on=f"{len(used)} run{'' if len(used) == 1 else 's'}, {day}",

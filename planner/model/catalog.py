@@ -163,20 +163,20 @@ def _rest(asked: list[str], repo_id: str) -> list[str] | None:
     return rest + words[at:]
 
 
-def nearest_ids(name: str, n: int = 3) -> list[str]:
-    """Up to ``n`` ids that look like ``name``: first those that begin with it, then those that hold it."""
+def nearest_ids(name: str) -> list[str]:
+    """Up to three ids that look like ``name``: first those that begin with it, then those that hold it."""
     organisation, _, last = name.rpartition("/")
-    ids = _alike(name, {i: i for i in catalog_ids()}, n) if organisation else []
-    return ids or _alike(last, {i.partition("/")[2]: i for i in catalog_ids()}, n)
+    ids = _alike(name, {i: i for i in catalog_ids()}) if organisation else []
+    return ids or _alike(last, {i.partition("/")[2]: i for i in catalog_ids()})
 
 
-def _alike(name: str, spelled: dict[str, str], n: int) -> list[str]:
+def _alike(name: str, spelled: dict[str, str]) -> list[str]:
     asked = _SEPARATORS.sub("", name.lower())
     plain = {_SEPARATORS.sub("", spelling.lower()): i for spelling, i in spelled.items()}
     holding = (known for known in plain if asked and asked in known)
     longer = sorted(holding, key=lambda known: (not known.startswith(asked), len(known)))
-    alike = get_close_matches(asked, plain, n=n, cutoff=0.6)
-    return [plain[known] for known in dict.fromkeys(longer + alike)][:n]
+    alike = get_close_matches(asked, plain, cutoff=0.6)
+    return [plain[known] for known in dict.fromkeys(longer + alike)][:3]
 
 
 def quantized_checkpoints(base_id: str) -> list[Checkpoint]:

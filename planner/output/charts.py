@@ -115,6 +115,7 @@ def _printable(value: Any) -> Any:
 
 #: Names in style sheets, with a colour for the light and the dark theme.
 COLORS: Mapping[str, tuple[str, str]] = tables_of(package_dir("output") / "colors.toml")
+MARGIN = 0.04  #: share of the values beyond their ends
 SERIES = ("c0", "c1", "c2", "c3", "c4", "c5")
 MARKERS = "osD^vP"  #: of series, in the same order
 
@@ -161,17 +162,15 @@ class Scale:
         return [step * at for at in range(ceil(self.low / step - 1e-9), floor(self.high / step + 1e-9) + 1)]
 
 
-def _limits(
-    values: Sequence[float], *, log: bool, from_zero: bool = False, margin: float = 0.04
-) -> tuple[float, float]:
+def _limits(values: Sequence[float], *, log: bool, from_zero: bool = False) -> tuple[float, float]:
     shown = [value for value in values if isfinite(value) and (value >= LEAST_FIGURE or not log)] or [1.0]
     low, high = min(shown), max(shown)
     if log:
-        room = max((high / low) ** margin, 1.08)
+        room = max((high / low) ** MARGIN, 1.08)
         return low / room, high * room
     if from_zero:
-        return min(low, 0.0), max(high * (1 + margin), low + 1e-9, 1e-9)
-    room = (high - low) * margin or abs(high) * 0.1 or 1.0
+        return min(low, 0.0), max(high * (1 + MARGIN), low + 1e-9, 1e-9)
+    room = (high - low) * MARGIN or abs(high) * 0.1 or 1.0
     return low - room, high + room
 
 
