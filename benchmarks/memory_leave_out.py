@@ -29,10 +29,10 @@ from pathlib import Path
 from memory import SPOILT, Compared, Row, compare, error, find_model, number, predict
 from planner.errors import PlannerError
 from planner.memory.budget import MemoryBudget, graph_captures, peak_terms_of
-from planner.memory.overheads import Constants, FittedConstant, Interval, shipped
+from planner.memory.overheads import Constants, FittedConstant, shipped
 from planner.memory.startup_log import PEAKS, StartupLog, cache_bytes, parts_of
 from planner.model.architecture import Model
-from planner.units import GIB
+from planner.units import GIB, Interval
 
 #: Constants that logs decide; the others are not fitted to them.
 FITTED = (*PEAKS, "non_torch", "graphs")

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from typing import Any
 
+from planner.engine import LOOPBACK
 from planner.errors import IllegalPlanError
 from planner.output.answer import fields_of, to_plain
 from planner.output.render import Column, command_lines, table_text
-from planner.output.tables.shared import asked_load, card, items, layout_in_words, milliseconds, on_loopback, seconds
+from planner.output.scripts.text import with_option
+from planner.output.tables.shared import asked_load, card, items, layout_in_words, milliseconds, seconds
 from planner.planning import Apart, Disaggregated, Objective, Refused, SideLaunch
 from planner.units import GB, MB, MS, figure
 
@@ -86,7 +88,7 @@ def apart_lines(apart: Apart, otherwise: str = "") -> Iterator[str]:
     accuracy = (warning.partition(":")[0] for warning in apart.plan.warnings if "accuracy.sh" in warning)
     yield from items("!", [*accuracy, "disaggregated serving has not been measured: NIXL and the router count as free"])
     for side in launches_of(plan) or ():
-        yield from command_lines({}, on_loopback(side.serve_argv))
+        yield from command_lines({}, with_option(side.serve_argv, "--host", LOOPBACK))
 
 
 def equal_words(plan: Disaggregated) -> str:

@@ -10,6 +10,7 @@ from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.output.answer import fields_of
 from planner.output.render import SPACE, at, command_lines, wrapped
+from planner.output.scripts.text import with_option
 from planner.planning import defaults, interval_figures, price_of
 from planner.units import MS, Interval, counted, figure
 
@@ -20,7 +21,8 @@ if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
 
 def local_argv(plan: Plan) -> list[str]:
     """The plan's command for the machine itself; of several nodes for the first."""
-    return [*on_loopback(plan.serve_argv), *head_node_words(plan, plan.nodes, parse_version(plan.engine_version))]
+    words = with_option(plan.serve_argv, "--host", LOOPBACK)  # only in a container does it listen on all addresses
+    return [*words, *head_node_words(plan, plan.nodes, parse_version(plan.engine_version))]
 
 
 def launch_lines(env: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
@@ -34,14 +36,6 @@ def recommend_words(model: str, profile: GpuProfile, prices: Mapping[str, float]
     """The first words of a suggested ``planner recommend``: the model, the GPU and its given price."""
     usd_per_h = [f"{gpu}={prices[gpu]:g}" for gpu in dict.fromkeys((profile.id, profile.whole)) if gpu in prices]
     return ["planner", "recommend", model, "--gpu", profile.id, *(w for one in usd_per_h for w in ("--price", one))]
-
-
-def on_loopback(serve_argv: Sequence[str]) -> list[str]:
-    """A server's command for the machine itself: only a server in a container listens on all addresses."""
-    words = list(serve_argv)
-    if "--host" in words[:-1]:
-        words[words.index("--host") + 1] = LOOPBACK
-    return words
 
 
 MORE = "see --explain for details"
