@@ -91,13 +91,8 @@ def recommend_plans(
     given = taken(options, opt.PlannedLoad) | taken(options, ClosedLoop)
     load, targets = planned_load(given, size, options.get("scheduling_policy"))
     gpu = gpus_in(size) if gpu is None else gpu
-    servings = planning.Serving.on_each(
-        defaults.MODEL if model is None else model,
-        defaults.GPUS if gpu is None else gpu,
-        partitions=partitions,
-        rented=True,
-        **options,
-    )
+    named = defaults.MODEL if model is None else model, defaults.GPUS if gpu is None else gpu
+    servings = planning.Serving.on_each(*named, partitions=partitions, rented=True, **options)
     asked, profiles = servings[0], tuple(serving.profile for serving in servings)
     prices = planning.parse_prices(opt.assignments(given.get("price", ())), profiles)
     stock = stock_of(size, profiles, prices)
