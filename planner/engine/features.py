@@ -105,7 +105,7 @@ def pipelines_on_v1(options: Mapping[str, str], version: EngineVersion) -> bool:
 
 def v1_serves(model: Model, version: EngineVersion, *, on_cpu: bool) -> bool:
     release = version.release
-    windows = any(isinstance(mixer, Attention) and mixer.window for mixer in model.mixers())
+    windows = any(isinstance(mixer, Attention) and mixer.window for mixer in model.distinct_mixers)
     if on_cpu and (release < _CPU_SINCE or (windows and _NO_WINDOWS_ON_CPU_SINCE <= release < ORACLE_GONE_IN)):
         return False
     return release >= releases("v1").get(model.architecture, BOTH_SINCE)
@@ -330,11 +330,11 @@ def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
 
 
 def is_hybrid(model: Model) -> bool:
-    return any(isinstance(mixer, StateMixer) for mixer in model.mixers())
+    return any(isinstance(mixer, StateMixer) for mixer in model.distinct_mixers)
 
 
 def uses_latent_attention(model: Model) -> bool:
-    return any(isinstance(mixer, LatentAttention) for mixer in model.mixers())
+    return any(isinstance(mixer, LatentAttention) for mixer in model.distinct_mixers)
 
 
 Facts = Literal["first", "last", "v1", "second_runner", "second_runner_on_rocm", "adapted_tables"]

@@ -207,7 +207,7 @@ class _Resolver:
         if ranks % size:
             cause = f"{flag}: does not divide --tensor-parallel-size {ranks}"
             raise IllegalPlanError(cause, hint="use a divisor of it: its ranks share")
-        mixers = tuple(dict.fromkeys(self.model.mixers()))
+        mixers = self.model.distinct_mixers
         if all(isinstance(mixer, LatentAttention) for mixer in mixers):
             return
         plain = [m for m in mixers if isinstance(m, Attention) and not m.span_tokens and not m.cross]
@@ -305,7 +305,7 @@ class _Resolver:
             return True
         above = inf if features.chunked_prefill_above is None else features.chunked_prefill_above
         latents = uses_latent_attention(model) and features.latents != "heads"
-        windows = any(isinstance(m, Attention) and m.window for m in model.mixers())
+        windows = any(isinstance(m, Attention) and m.window for m in model.distinct_mixers)
         return max_model_len > above and not (self.args.enable_lora or drafts or model.vision or windows or latents)
 
     def _batch(self, features: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
@@ -373,7 +373,7 @@ class _Resolver:
 
 def prefix_caching(model: Model, features: Features, *, asked: bool = False) -> bool:
     """True if vLLM keeps prefixes of this model by itself, or with ``asked`` if told to."""
-    kinds = {mixer.kind if isinstance(mixer, StateMixer) else "attention" for mixer in model.mixers()}
+    kinds = {mixer.kind if isinstance(mixer, StateMixer) else "attention" for mixer in model.distinct_mixers}
     if kinds == {"attention"}:
         return asked or features.prefix_caching
     how = features.hybrid_prefix_caching
@@ -402,7 +402,7 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
     """Tokens of a KV block (``platforms/cuda.py`` to 0.17, ``get_preferred_block_size`` after), mostly 16. MLA takes
     64 on Hopper to 0.17 (FlashMLA), 128 and later 32 on Blackwell (CUTLASS, FlashInfer), 1 on AMD to 0.19 (AITER)."""
     release = version.release
-    if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
+    if any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers):
         return 256  # sparse_swa.py; the recipes name it too
     if profile.platform == "cpu":
         return 16 if uses_latent_attention(model) or release < (0, 9) else 128
@@ -411,7 +411,7 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
     if profile.platform == "rocm":
         return 1 if (0, 8, 5) <= release < (0, 20) else 16
     capability = (profile.compute_capability or (0, 0))[0]
-    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.mixers())
+    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.distinct_mixers)
     if sparse and capability in (9, 10):
         return 64
     if capability == 10 and release >= (0, 10, 2):
@@ -479,9 +479,9 @@ def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -
         return "the checkpoint carries scales for it (ModelOpt)"
     if carries and method == "compressed-tensors" and release >= (0, 15):
         return "the checkpoint carries scales for it (compressed-tensors)"
-    if any(isinstance(mixer, CompressedAttention) for mixer in model.mixers()):
+    if any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers):
         return "the packed layout of DeepSeek-V4"
-    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.mixers())
+    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.distinct_mixers)
     if sparse and model.architecture == "DeepseekV32ForCausalLM" and (0, 11) <= release < (0, 11, 1):
         return "vLLM 0.11.0 packs DeepSeek-V3.2"
     blackwell = (profile.compute_capability or (0, 0))[0] == 10

@@ -208,7 +208,7 @@ def _ruled_out(
 def _head_problems(model: Model, layout: Layout) -> Iterator[IllegalPlanError]:
     size = layout.tensor_parallel_size
     flag = f"--tensor-parallel-size {size}"
-    for mixer in dict.fromkeys(model.mixers()):
+    for mixer in model.distinct_mixers:
         what, heads = "state heads" if isinstance(mixer, StateMixer) else "attention heads", mixer.num_heads
         if heads % size:
             cause = f"{flag}: the {heads} {what} of {model.id} are not divisible by {size}"

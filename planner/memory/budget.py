@@ -168,7 +168,7 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
 
 
 def _attention(model: Model) -> str:
-    kinds = {mixer.kind if isinstance(mixer, StateMixer) else type(mixer) for mixer in model.mixers()}
+    kinds = {mixer.kind if isinstance(mixer, StateMixer) else type(mixer) for mixer in model.distinct_mixers}
     if "gdn" in kinds or CompressedAttention in kinds:
         return "gdn" if "gdn" in kinds else "compressed"
     states = any(isinstance(kind, str) for kind in kinds)
@@ -178,7 +178,7 @@ def _attention(model: Model) -> str:
 @PerModel
 def keeps_windows(model: Model, found: Features) -> bool:
     """True if layers with a window, or with chunks, keep only the tokens that a query can still see."""
-    chunked = any(isinstance(m, Attention) and m.chunk for m in dict.fromkeys(model.mixers()))
+    chunked = any(isinstance(m, Attention) and m.chunk for m in model.distinct_mixers)
     return found.keeps_chunks if chunked else found.keeps_windows
 
 

@@ -217,7 +217,7 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
     forward, transient = forward_bytes(model, layout, num_tokens, element_bytes), 0
     up_projected = latent_elements(model, config) * element_bytes
     if up_projected:
-        mixers = (m for m in dict.fromkeys(model.mixers()) if isinstance(m, LatentAttention))
+        mixers = (m for m in model.distinct_mixers if isinstance(m, LatentAttention))
         width = max((_heads_width(mixer, layout) for mixer in mixers), default=0)
         latent = num_tokens * element_bytes * (RESIDUALS * model.hidden_size + width)
         if latent + up_projected > forward:
@@ -243,7 +243,7 @@ def latent_elements(model: Model, config: EngineConfig) -> int:
     rows = min(max(8 * config.max_model_len, 4 * config.max_num_seqs * config.block_size), most)
     widths = (
         held_heads(mixer.num_heads, heads) * (mixer.qk_nope_head_dim + mixer.v_head_dim)
-        for mixer in dict.fromkeys(model.mixers())
+        for mixer in model.distinct_mixers
         if isinstance(mixer, LatentAttention) and not mixer.indexer
     )
     return max(rows, config.max_num_seqs * config.block_size) * max(widths, default=0)
@@ -254,7 +254,7 @@ def sparse_bytes(model: Model, config: EngineConfig, *, rocm: bool) -> tuple[int
     DeepSeek-V4 in 0.14.0 and 0.27.1 share one; on ROCm ``rocm_aiter_sparse_attn_indexer_fake``."""
     length, tokens, release = config.max_model_len, config.max_num_batched_tokens, config.version.release
     needs = [0]
-    for mixer in dict.fromkeys(model.mixers()):
+    for mixer in model.distinct_mixers:
         ratio, indexer = 1, mixer.indexer if isinstance(mixer, LatentAttention | CompressedAttention) else None
         if isinstance(mixer, CompressedAttention) and mixer.compress_ratio:
             ratio = mixer.compress_ratio

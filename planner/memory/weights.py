@@ -116,7 +116,7 @@ def rotary_bytes(model: Model, dtype: Precision) -> int:
     """The table of cosines and sines: one row of rotary elements for each position of the model's context."""
     widths = [
         mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.head_dim
-        for mixer in dict.fromkeys(model.mixers())
+        for mixer in model.distinct_mixers
         if isinstance(mixer, Attention | LatentAttention)
     ]
     elements = model.max_position_embeddings * max(widths, default=0) * ROTARY_SIZE.get(model.model_type, 1)
@@ -285,7 +285,7 @@ def _draft_mixers(model: Model, speculative: SpeculativeConfig, draft: Model | N
 
 def module_mixer(model: Model) -> Mixer:
     """The mixer of an MTP module: the model's first attention layer that has as many queries, else the first."""
-    attention = [mixer for mixer in dict.fromkeys(model.mixers()) if not isinstance(mixer, StateMixer)]
+    attention = [mixer for mixer in model.distinct_mixers if not isinstance(mixer, StateMixer)]
     rows = {w.shape[0] for w in model.mtp if w.name.endswith("q_proj")}
     alike = (m for m in attention if isinstance(m, Attention) and rows & {m.num_heads * m.head_dim * n for n in (1, 2)})
     return next(alike, attention[0])

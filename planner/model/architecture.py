@@ -220,7 +220,7 @@ class Model(ModelParts):
     @property
     def num_heads(self) -> int:
         """Query heads of the attention layers (0 for a pure state-space model)."""
-        return max((m.num_heads for m in self.mixers() if not isinstance(m, StateMixer)), default=0)
+        return max((m.num_heads for m in self.distinct_mixers if not isinstance(m, StateMixer)), default=0)
 
     def precision_of(self, weight: Weight, layer: int | None = None) -> Precision:
         """Precision that ``weight`` is stored in; ``layer`` is the index of the layer that it is in, if any."""
@@ -241,6 +241,11 @@ class Model(ModelParts):
 
     def mixers(self) -> Iterable[Mixer]:
         return (layer.mixer for layer in self.layers if layer.mixer is not None)
+
+    @cached_property
+    def distinct_mixers(self) -> tuple[Mixer, ...]:
+        """Each different mixer once, in the order of the layers."""
+        return tuple(dict.fromkeys(self.mixers()))
 
     def params_by_component(self) -> dict[Component, int]:
         """MTP modules included."""

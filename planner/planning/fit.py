@@ -694,8 +694,8 @@ def _cache_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
 def _per_token(fit: Fit) -> str:
     model, config = fit.budget.model, fit.config
     mixers = [model.layers[index].mixer for index in fit.stage.weights.layers if index < model.num_layers]
-    latent = next((m for m in model.mixers() if isinstance(m, LatentAttention)), None)
-    first = next((m for m in model.mixers() if isinstance(m, Attention)), None)
+    latent = next((m for m in model.distinct_mixers if isinstance(m, LatentAttention)), None)
+    first = next((m for m in model.distinct_mixers if isinstance(m, Attention)), None)
     if latent:
         row_bytes = max(spec.token_bytes for group in fit.budget.pool.groups for spec in group.specs)
         width, kind = (
@@ -726,7 +726,7 @@ def _rule_of_thumb(fit: Fit) -> Iterator[tuple[str, str, str]]:
     yield "rule of thumb in AMD's documents", verdict, "weights + KV cache < memory of all GPUs"
     how = f"{weights / GB:,.2f} GB + {config.max_model_len:,} tokens x {per_token:,} B ({cache / GB:,.2f} GB)"
     yield "  weights + KV cache", format_gb(weights + cache), how
-    mixers = tuple(dict.fromkeys(model.mixers()))
+    mixers = model.distinct_mixers
     attention = [m for m in mixers if isinstance(m, Attention)]
     overhead = stage.requested_bytes - stage.weights.loaded_bytes - stage.left.mid
     grouped = next(
