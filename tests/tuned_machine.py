@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 from script_machine import Machine
@@ -107,14 +108,19 @@ elif verb == "exec" and "--result-filename" in words:
 '''
 
 
+def _short() -> Any:
+    """Searches replay two requests for each place, with two token budgets beside that of the plan."""
+    return patch.multiple("planner.planning.defaults", TOKEN_BUDGETS=(4096, 16384), PROMPTS_PER_SLOT=2)
+
+
 @cache
 def plan_file(*, targets: bool = False) -> PlanFile:
     """A plan for an H100 of the machine below, of short requests; with ``targets`` for 64 of them in flight."""
     command = f"planner recommend {MODEL} --gpu {GPU} --goal max-throughput --gpus 1 --kv-cache-dtype fp8 -o plans"
     asked = {"max_concurrency": 64, "tpot": 50.0} if targets else {}
-    found = recommend_plans(
-        MODEL, GPU, goal="max-throughput", gpus=1, kv_cache_dtype="fp8", input_len=64, output_len=16, **asked
-    )
+    lengths = {"input_len": 64, "output_len": 16}
+    with _short():
+        found = recommend_plans(MODEL, GPU, goal="max-throughput", gpus=1, kv_cache_dtype="fp8", **lengths, **asked)
     assert found.best
     return PlanFile(planner_version="0.0.0", command=command, goal="max-throughput", plan=found.best)
 
@@ -125,7 +131,7 @@ def begun(*, targets: bool = False) -> dict[str, bytes]:
     with TemporaryDirectory() as folder:
         emission = Emission(plan_file(targets=targets), load_profile(GPU), 16_000_000_000, (), tunes=True)
         write_folder(Path(folder), render_scripts(emission), force=True)
-        with patch.object(Tuner, "_check"):  # whatever runs the tests
+        with _short(), patch.object(Tuner, "_check"):  # whatever runs the tests
             Tuner(Path(folder), lambda _: None).run(SHIPPED, runs=0, minutes=None)
         tune = Path(folder) / "tune"
         return {str(path.relative_to(folder)): path.read_bytes() for path in tune.rglob("*") if path.is_file()}
