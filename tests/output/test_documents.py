@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from command_line import run
-from workflow_cases import NAMES, files_of
+from workflow_cases import NAMES, OfShortRequests, files_of
 
 from planner.engine.launches import split_command
 from planner.engine.parse import read_line
@@ -131,10 +132,12 @@ VERSIONS = ("0.6.3", "0.9.1", "0.27.1")
 def test_what_is_not_refused_starts_by_our_own_arithmetic_and_is_explained(name: str) -> None:
     workflow, kept = find_workflow(name), 0
     for place, gpu in enumerate(GPUS, start=NAMES.index(name)):  # over all workflows, each GPU meets each version
-        for version in {VERSIONS[place % len(VERSIONS)], workflow.engine_version}:
+        own = {workflow.engine_version} if gpu in workflow.gpus else set()
+        for version in {VERSIONS[place % len(VERSIONS)], *own}:
             try:
                 found = Subject(workflow, Choice(gpu=gpu, engine_version=version))
-                points = offline_points(found) if workflow.offline else ()
+                with patch("planner.planning.Prediction", OfShortRequests):  # no figure of a point is judged
+                    points = offline_points(found) if workflow.offline else ()
             except PlannerError as error:
                 assert error.hint, (gpu, version, error)
                 continue
