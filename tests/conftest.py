@@ -60,6 +60,12 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
         yield running
 
 
+@pytest.fixture
+def best_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON has the best plan of each GPU alone: for tests that read no other. Those with targets take a search more."""
+    monkeypatch.setattr("planner.output.tables.recommendation.LISTED", 1)
+
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No network, no token, no planner.toml, no calibration and no terminal of the person who runs the tests."""

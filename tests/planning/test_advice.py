@@ -8,6 +8,8 @@ from command_line import run
 
 from planner import Load, Serving
 
+pytestmark = pytest.mark.usefixtures("best_plans")
+
 FP4 = "nvidia/Llama-3.3-70B-Instruct-FP4"
 LLAMA = "amd/Llama-3.1-70B-Instruct-FP8-KV"
 R063 = (

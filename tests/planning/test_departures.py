@@ -24,6 +24,8 @@ from planner.planning.search.departures import Departures, recipe_of
 from planner.planning.search.space import Objective, Space
 from planner.workload import Load
 
+pytestmark = pytest.mark.usefixtures("best_plans")
+
 TESTS = Path(__file__).parent.parent
 LINES, RECIPES = (
     list(csv.DictReader((TESTS / "engine" / name).read_text(encoding="utf-8").splitlines()))

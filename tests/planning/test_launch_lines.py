@@ -11,6 +11,8 @@ from command_line import run
 from planner import recommend_plans, size_fleet
 from planner.planning.search import servers
 
+pytestmark = pytest.mark.usefixtures("best_plans")
+
 #: Coding agents, with all settings fixed but those that the tests are about.
 AGENTS: dict[str, Any] = {
     "workload": "coding-agent", "speculation": False, "max_num_seqs": 32, "max_num_batched_tokens": 8192,

@@ -65,7 +65,7 @@ def test_every_command_has_the_same_figures(model: str, gpu: str, arrivals: tupl
         ("meta-llama/Llama-3.3-70B-Instruct", "mi300x", "20", "300"),
     ],
 )
-@pytest.mark.usefixtures("short_replays")
+@pytest.mark.usefixtures("best_plans", "short_replays")
 def test_recommend_and_fleet_have_one_capacity(model: str, gpu: str, rate: str, ttft: str) -> None:
     """The load that servers carry, its interval, and the GPUs at each confidence."""
     targets = ("--ttft", ttft, "--tpot", "40", "--e2el", "60000")  # disaggregated servers take no third target

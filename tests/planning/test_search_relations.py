@@ -11,7 +11,7 @@ from command_line import answer_of
 
 from planner.output import Answer
 
-pytestmark = pytest.mark.usefixtures("short_replays")
+pytestmark = pytest.mark.usefixtures("best_plans", "short_replays")
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 GPUS = ("h100", "mi300x")
@@ -37,6 +37,7 @@ def answered(command: str, on: tuple[str, ...], *words: str, **changes: Any) -> 
     return _cached(command, on, *words, **others)
 
 
+@cache
 def plans(*gpus: str, **changes: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = answered("recommend", gpus, **changes).to_dict()["plans"]
     return found

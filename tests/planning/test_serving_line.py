@@ -13,7 +13,7 @@ from planner.planning import Objective, Prediction, Search, Serving, Space, reso
 from planner.planning.search.candidate import Candidate
 from planner.workload import Load, Targets
 
-pytestmark = pytest.mark.usefixtures("short_replays")
+pytestmark = pytest.mark.usefixtures("best_plans", "short_replays")
 
 USUAL = {8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024}  # of the issue trackers' and recipes' launch lines
 
