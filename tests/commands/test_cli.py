@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Outcome, error_of, run
+from command_line import Outcome, answer_of, error_of, run
 
 import planner
 from planner.engine import NEWEST, release_text
@@ -319,14 +319,13 @@ def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
     own = run("recommend", LLAMA_7B, *names, *load, "--price", "mi308x=0.5", "--price", "h100=1", "--explain")
     assert _first_words(own.out) == ["mi308x", "h100-sxm", "mi300x"]
     assert "0.50 USD/h for 1 GPU: 0.50 per whole GPU (--price)" in own.out and "no price is known" not in own.err
-    for_goal = run("recommend", LLAMA_7B, "--gpu", "h100", "--price", "h100=1", "--format", "json")
-    (plan, *_) = json.loads(for_goal.out)["plans"]
+    for_goal = answer_of("recommend", LLAMA_7B, "--gpu", "h100", "--gpus", "1", "--price", "h100=1")
+    (plan, *_) = for_goal.to_dict()["plans"]
     per_million = plan["num_gpus"] * 1.0 / 3600 / plan["predicted"]["output_throughput"] * 1e6
     assert plan["usd_per_hour"] == plan["num_gpus"]
     assert plan["usd_per_million_output_tokens"] == pytest.approx(per_million)
     words = f"{plan['usd_per_hour']:.2f} USD/h, {per_million:.2f} USD per 1M output tokens"
-    goal = run("recommend", LLAMA_7B, "--gpu", "h100", "--price", "h100=1").out
-    assert words in " ".join(goal.split())
+    assert words in " ".join(for_goal.to_text().split())
     most = run("recommend", LLAMA_7B, *names, *load, "--goal", "max-throughput", "--format", "json")
     answer = json.loads(most.out)
     rates = [plan["service"]["output_throughput_per_gpu"] for plan in answer["plans"]]

@@ -19,6 +19,8 @@ from command_line import error_of, run, start
 from planner.resources import write_then_rename
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+#: One GPU, one batch: the tests are about files.
+PLAN = ("recommend", LLAMA, "--gpus", "1", "--max-num-seqs", "8")
 HEADING = "run_id,bench,gpu,model,input_len,output_len,max_concurrency,num_prompts,mean_tpot_ms,output_throughput"
 
 
@@ -131,7 +133,7 @@ def test_a_disk_that_refuses_a_change_leaves_a_plan_as_it_was(
 ) -> None:
     """Full or read-only, at the first, second or fifth change of a kind."""
     folder = tmp_path / "plan"
-    words = ("recommend", LLAMA, "--gpu", "h100", "--gpus", "1", "--max-num-seqs", "8", "-o", str(folder))
+    words = (*PLAN, "--gpu", "h100", "-o", str(folder))
     assert run(*words).status == 0
     before, refused = contents(folder), 0
     for name, number in product(("mkdir", "rename", "replace"), (1, 2, 5)):
@@ -159,8 +161,8 @@ def test_a_disk_that_refuses_a_change_leaves_a_plan_as_it_was(
     ("old", "new"),
     [
         (
-            ("recommend", LLAMA, "--gpu", "h100", "--max-num-seqs", "8", "-o", "{at}/plan"),
-            ("recommend", LLAMA, "--gpu", "mi300x", "--max-num-seqs", "8", "-o", "{at}/plan", "--force"),
+            (*PLAN, "--gpu", "h100", "-o", "{at}/plan"),
+            (*PLAN, "--gpu", "mi300x", "-o", "{at}/plan", "--force"),
         ),
         (("calibrate", "{table}a.csv", "-o", "{at}/c.toml"), ("calibrate", "{table}b.csv", "-o", "{at}/c.toml")),
         (
@@ -177,7 +179,7 @@ def test_what_is_killed_at_any_moment_leaves_each_file_as_it_was_or_as_it_will_b
     at.mkdir()
     for name in "ab":
         table(tmp_path / f"{name}.csv", name, 0.6)
-    assert run("recommend", LLAMA, "--gpu", "h100", "--max-num-seqs", "8", "-o", str(plan)).status == 0
+    assert run(*PLAN, "--gpu", "h100", "-o", str(plan)).status == 0
     old, new = (tuple(word.format(at=at, table=f"{tmp_path}/", plan=plan) for word in words) for words in (old, new))
     folder = at / "plan" if "-o" in old and old[0] == "recommend" else at
 

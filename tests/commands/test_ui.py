@@ -371,7 +371,7 @@ def test_a_slider_is_answered_in_time_and_as_predict_says(server: Server) -> Non
 
 def test_a_rate_is_answered_in_its_steady_state() -> None:
     """The page's own figure is that of the plan, and a step of the slider changes it as little as the load."""
-    typed = {"model": MODEL, "gpu": "h100", "by": "rate", "rate": "20", "ttft": "300", "tpot": "30"}
+    typed = {"model": MODEL, "gpu": "h100", "gpus": "1", "by": "rate", "rate": "20", "ttft": "300", "tpot": "30"}
     asked = read_asked({name: [value] for name, value in typed.items()})
     found = search(asked)
 

@@ -52,22 +52,22 @@ recommend {LLAMA} --gpu h100 {TARGETS} {SHORT}
 recommend {LLAMA} --gpu h100 --gpu mi300x --ttft 500 --max-concurrency 16 {SHORT}
 recommend {LLAMA} --gpu l40s --ttft 1 --request-rate 1 {SHORT}
 recommend {LLAMA_70B} --gpu mi300x --gpu l4 --request-rate 2 --ttft 20 --tpot 5 {PINNED}
-recommend {QWEN} --gpu h20 {TARGETS} {SHORT} --confidence 0.95 {PINNED}
+recommend {QWEN} --gpu h20 {TARGETS} {SHORT} --confidence 0.95 {PINNED} --no-speculation
 compare
 compare {LLAMA} --gpu h100 --request-rate 1,5 {SHORT}
-compare {LLAMA} --gpu all --max-concurrency 2 --random-input-len 64 --random-output-len 16 {PINNED}
+compare {LLAMA} --gpu all -tp 1 --max-concurrency 2 --random-input-len 64 --random-output-len 16 {PINNED}
 compare {LLAMA} --random-input-len 128,512,1024 --random-output-len 64 --max-concurrency 4,32
 compare meta-llama/Llama-3.2-3B-Instruct --gpu mi300x --gpu mi300x-cpx --max-concurrency 64
 compare {DEEPSEEK} --gpu l4 --gpu a10g
 compare {DEEPSEEK} --gpu b200 --gpu mi355x --per node --max-concurrency 32 {SHORT}
 fleet {LLAMA} {TARGETS} {SHORT} {PINNED}
 fleet {LLAMA} --gpu mi300x --gpu h100 --class chat=10:500:200 --class rag=3:4000:100 {PINNED}
-fleet {LLAMA} --gpu h100 --gpu l40s --class chat=10:300:100 --class long=2:4000:300 --class code=3:900:50 \
-  --ttft 3000 --stock h100=2 {PINNED}
+fleet {LLAMA} --gpu h100 --gpu l40s --class chat=5:300:100 --class long=1:2000:150 --class code=2:600:50 \
+  --ttft 3000 --stock h100=2 {PINNED} --no-speculation
 fleet {LLAMA} --gpu mi300x --workload rag --request-rate 5 --ttft 5000 --tpot 60 --disaggregated
 fleet {LLAMA} --gpu l4 --request-rate 5 --ttft 1 {SHORT}
 fleet {DEEPSEEK} --gpu l4 --gpu h100 --request-rate 5 {SHORT} {PINNED}
-fleet {QWEN_MOE} --gpu h200 --request-rate 50 --tpot 40 {SHORT}
+fleet {QWEN_MOE} --gpu h200 --request-rate 50 --tpot 40 {SHORT} {PINNED}
 check --gpu mi300x -- vllm serve {LLAMA} --max-num-seqs 512 --max-model-len 8192
 check --gpu h100 -- vllm serve {LLAMA_70B}
 check --gpu h100 -- vllm serve {LLAMA} --no-such 1 --swap-space 4 --other --more

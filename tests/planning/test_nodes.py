@@ -13,7 +13,7 @@ from planner.engine import Layout, parse_version
 from planner.planning.search.search import Search
 from planner.workload.load import Load
 
-pytestmark = pytest.mark.usefixtures("short_replays")
+pytestmark = pytest.mark.usefixtures("best_plans", "short_replays")
 
 DEEPSEEK, KIMI = "deepseek-ai/DeepSeek-V3", "moonshotai/Kimi-K2-Instruct"
 
@@ -90,7 +90,7 @@ def test_more_nodes_where_they_are_asked_for() -> None:
 def test_two_nodes_where_the_cache_of_one_holds_few_requests() -> None:
     """Kimi-K2 leaves room for 178,640 tokens on 8 H200, 357,280 in fp8: three agents, whose prefixes are forgotten."""
     targets: dict[str, Any] = {"request_rate": 0.3, "ttft": 8000, "tpot": 50}
-    fixed: dict[str, Any] = {"max_num_batched_tokens": 8192, "kv_cache_dtype": "fp8"}
+    fixed: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 8192, "kv_cache_dtype": "fp8"}
     best = recommend_plans(KIMI, "h200", workload="coding-agent", **targets, **fixed).best
     assert best and best.service and best.num_gpus == 16
     assert best.service.total_gpus <= 32  # servers of one node would take 64
