@@ -344,3 +344,13 @@ def test_what_does_not_fit_is_answered_by_what_does(words: tuple[str, ...], foun
 def test_integer_weights_stay_behind_on_hopper_where_others_fit(model: str, dtype: str) -> None:
     plan = recommend_plans(model, "h100", goal="min-latency").best
     assert plan is not None and plan.weight_dtype == dtype
+
+
+def test_types_of_gpu_beyond_the_table_are_counted() -> None:
+    gpus = [word for gpu in ("l40s", "a100", "h100", "h200", "b200", "b300", "mi300x", "mi325x", "mi355x", "rtx-4090")
+            for word in ("--gpu", gpu)]  # fmt: skip
+    pinned = ("--max-concurrency", "8", "--input-len", "64", "--output-len", "16", "--gpus", "1")
+    said = run("recommend", "nvidia/Llama-3.1-8B-Instruct-FP8", *gpus, *pinned).out
+    table = said.split("\n\n")[1].splitlines()
+    assert sum(" TP 1 " in line for line in table) == 8
+    assert "2 more types of GPU in --format csv; name up to 8 with --gpu to search" in " ".join(said.split())

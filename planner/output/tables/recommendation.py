@@ -273,8 +273,11 @@ class Recommendation(Answer):
             yield from apart_lines(apart, plan_in_words(best) if best else "")
             return
         if best:
-            made = [plan for _, plan in pairs if plan][:BRIEF_GPUS]
-            yield "\n" + known_table(made, _brief_columns(made[0]))
+            made = [plan for _, plan in pairs if plan]
+            yield "\n" + known_table(made[:BRIEF_GPUS], _brief_columns(made[0]))
+            if more := len(made[BRIEF_GPUS:]):
+                few = f"name up to {planning.defaults.FEW_GPUS} with --gpu to search each finely"
+                yield from shared.items("-", [f"{counted(more, 'more type')} of GPU in --format csv; {few}"])
             if best.classes:
                 rows = [row for one in best.classes for row in _class_rows(best, one)]
                 yield "\n" + known_table(rows, CLASS_COLUMNS)
