@@ -393,10 +393,12 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
     same = list(_fewest_gpus(serving))
     if serving.model.quantization.method is None and not serving.args.quantization and here.supports("fp8"):
         same[:0] = _option(serving, "fp8 weights, quantised while they load", {"quantization": "fp8"})
-    layout = fit.config.tensor_parallel_size, fit.config.pipeline_parallel_size, fit.config.data_parallel_size
-    if not same and not here.partition and layout == (here.gpus_per_node, 1, 1):
-        two = f"{2 * here.gpus_per_node} GPUs on two nodes (--nnodes 2), TP {here.gpus_per_node} x PP 2"
-        same += _option(serving, two, {"pipeline_parallel_size": 2})
+    one_node = fit.config.pipeline_parallel_size == fit.config.data_parallel_size == 1 and not here.partition
+    if one_node and all("max_model_len" in one.settings for one in same):  # or shorter requests
+        node = here.gpus_per_node
+        size: dict[str, Setting] = {"tensor_parallel_size": node} if fit.config.tensor_parallel_size != node else {}
+        two = f"{2 * node} GPUs on two nodes (--nnodes 2), TP {node} x PP 2"
+        same += _option(serving, two, {**size, "pipeline_parallel_size": 2})
     others = (
         *_first_gpus(serving, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1),
         *_first_gpus(serving, _other_gpus(serving), "{}", OTHER_GPUS),
