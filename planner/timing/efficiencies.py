@@ -89,13 +89,16 @@ def targets(target: str) -> dict[str, int]:
     """The parameters that a factor on ``target`` changes, and the power of the factor that multiplies each.
 
     A target is a parameter, the common part of the names of several (``launch``, ``host``), or one of the two above.
+    ``launch`` is what kernels take inside graphs: outside of these the host launches, whatever the GPU.
     """
     if target == SLOWDOWN:
         rates = (name for name in PARAMETERS if "bandwidth" in name or "flop" in name or name == "link_share")
         return dict.fromkeys(rates, -1) | dict.fromkeys(_FIXED_COSTS, 1)
     if target == PREFILL:
         return {name: -1 for name in PARAMETERS if "flop" in name} | {"eager_launch_s": 1}
-    return {name: 1 for name in ([target] if target in PARAMETERS else PARAMETERS) if target in name}
+    if target in PARAMETERS:
+        return {target: 1}
+    return {name: 1 for name in PARAMETERS if target in name and name != "eager_launch_s"}
 
 
 class Prior(BaseModel):

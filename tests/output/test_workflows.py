@@ -171,7 +171,7 @@ MEASURED: list[tuple[Any, ...]] = [
         "--kv-cache-dtype": "auto", "--model": "meta-llama/Llama-3.1-405B-Instruct", "--quantization": "-",
         "--num-scheduler-steps": "-",
     }, ""),
-    ("latency", "latency.sh", QWEN, 16, {"--model": "nvidia/Qwen3-8B-FP8"}, ""),
+    ("latency", "latency.sh", {**QWEN, "model": "Qwen/Qwen3-32B"}, 16, {"--model": "Qwen/Qwen3-32B-FP8"}, ""),
     ("ttft", "ttft.sh", {}, 5, {"--output-len": "1", "--enforce-eager": ""}, ""),
     ("cpx", "throughput.sh", {}, 1, {"--model": AMD_8B}, "as if every partition of the GPU were busy"),
     *(("deepseek", f"{bench}.sh", {}, 1, {"--block-size": "1", "--max-model-len": "32768"}, "")

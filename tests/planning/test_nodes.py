@@ -185,7 +185,7 @@ def test_what_leaves_a_node_needs_its_network() -> None:
     assert "the bandwidth of the network between nodes of l40s is unknown" in refused["refused"]
     said = " ".join(answer.to_text().split())
     assert "disaggregated serving is not compared: " in said and "pass --network-gb-per-s" in said
-    (apart,) = answered(*load, "--network-gb-per-s", "12.5")["disaggregated"]
+    (apart,) = answered(*load, "--disaggregated", "--network-gb-per-s", "12.5")["disaggregated"]
     assert (apart["kv_transfer_over"], apart["kv_transfer_bytes_per_s"]) == ("network", 12.5e9)
 
 

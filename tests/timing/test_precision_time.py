@@ -65,7 +65,9 @@ def test_unpacking_on_an_mi300x_saves_memory_and_no_time(weight_dtype: str) -> N
 
 
 def test_a_gpu_with_the_format_reads_it_as_it_is() -> None:
-    assert one_token_s("mi355x", "mxfp4") < 0.7 * one_token_s("mi355x", "bf16")
+    """4.25 bits in place of 16 for the linear layers: 10.25 GB, which take 1.28 ms on MI355X at its peak."""
+    least_s = LINEAR_PARAMS * (16 - 4.25) / 8 / load_profile("mi355x").memory_bandwidth_bytes_per_s
+    assert one_token_s("mi355x", "bf16") - one_token_s("mi355x", "mxfp4") > least_s
     assert one_token_s("h100-sxm", "mxfp4") < 0.7 * one_token_s("h100-sxm", "bf16")  # unpacked in registers
 
 
