@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Self
 
 from planner.engine.version import EngineVersion, release_of, release_text
@@ -129,6 +129,7 @@ def spelled(flag: str) -> str:
     return name.replace("_", "-") if name.startswith("--") else "-O" if name.startswith("-O") else name
 
 
+@cache
 def table_versions() -> tuple[str, ...]:
     return tuple(_data()["versions"].split())
 
@@ -152,6 +153,7 @@ def _index(version: EngineVersion) -> int:
     return max(bisect_right(releases, version.release) - 1, 0)
 
 
+@cache
 def _data(file: str = "flags.json") -> dict[str, Any]:
     return tables_of(package_dir("engine") / file)
 

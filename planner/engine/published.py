@@ -15,7 +15,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from planner.engine.features import default_engine, uses_latent_attention
@@ -141,6 +141,7 @@ def _images() -> tuple[Image, ...]:
     )
 
 
+@cache
 def _table(name: str) -> dict[str, Any]:
     return tables_of(package_dir("engine") / f"{name}.toml")
 
