@@ -169,6 +169,7 @@ def known_lines(every: int) -> list[dict[str, str]]:
 def test_check_keeps_the_published_line(row: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """In what it suggests: every option that is no change, the variables, and no secret."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("planner.planning.defaults.PROMPTS_PER_SLOT", 1)  # the figures do not matter
     line = f"{row['env']} vllm serve {row['model']} {row['options']} --api-key sk-1234567890abcdef"
     answer = check_command(line, row["gpu"]).to_dict()
     assert "1234567890abcdef" not in json.dumps(answer["better"])

@@ -11,6 +11,8 @@ from command_line import run
 from planner import check_command
 from planner.planning.defaults import USUAL_MAX_NUM_SEQS
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NVFP4 = "nvidia/Llama-3.1-8B-Instruct-NVFP4"
 

@@ -24,7 +24,7 @@ from planner.planning.search.departures import Departures, recipe_of
 from planner.planning.search.space import Objective, Space
 from planner.workload import Load
 
-pytestmark = pytest.mark.usefixtures("best_plans")
+pytestmark = pytest.mark.usefixtures("best_plans", "short_loops")
 
 TESTS = Path(__file__).parent.parent
 LINES, RECIPES = (

@@ -11,7 +11,7 @@ from command_line import run
 from planner import recommend_plans, size_fleet
 from planner.planning.search import servers
 
-pytestmark = pytest.mark.usefixtures("best_plans")
+pytestmark = pytest.mark.usefixtures("best_plans", "short_loops")
 
 #: Coding agents, with all settings fixed but those that the tests are about.
 AGENTS: dict[str, Any] = {

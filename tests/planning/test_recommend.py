@@ -24,6 +24,9 @@ from planner.planning.search.search import Search
 from planner.units import percent
 from planner.workload.load import Load
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
+PROMPTS_PER_SLOT = defaults.PROMPTS_PER_SLOT  #: as shipped
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
 
@@ -276,7 +279,8 @@ def test_who_lost_says_how_likely() -> None:
         assert rejected.reason.endswith(f"{percent(rejected.probability_behind)} likely to be slower")
 
 
-def test_a_plan_says_everything_that_was_simulated_in_its_command() -> None:
+def test_a_plan_says_everything_that_was_simulated_in_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "PROMPTS_PER_SLOT", PROMPTS_PER_SLOT)
     asked = request("min-latency", "mi300x", version=parse_version("0.9.1"))
     (ranking,) = asked.run()
     assert ranking.best is not None

@@ -24,6 +24,8 @@ from planner.planning.check import redeploy
 from planner.planning.plan import PlanFile
 from planner.planning.predict import Prediction
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 GLM = "zai-org/GLM-4.6-FP8"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 LOAD = {"input_len": 1024, "output_len": 1024}
