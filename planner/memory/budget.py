@@ -63,9 +63,7 @@ class StageBudget:
         taken = [self.activation, self.non_torch, self.unexplained]
         if self.graphs_in_budget:
             taken.append(self.graphs)
-        overhead = total(taken)
-        room = self.requested_bytes - self.weights.loaded_bytes
-        return Interval(room - overhead.mid, room - overhead.high, room - overhead.low)
+        return Interval.exact(self.requested_bytes - self.weights.loaded_bytes).minus(total(taken))
 
     def num_blocks(self, available_bytes: float) -> int:
         return max(0, int(available_bytes // self.block_bytes)) if self.block_bytes else 0
