@@ -35,6 +35,7 @@ def best_of(model: str, gpu: str, *, gpus: int = 8, rate: float | None = None, *
         ("deepseek-ai/DeepSeek-R1", "h200", 163_840),
         ("Qwen/Qwen3-Next-80B-A3B-Instruct", "h100", 262_144),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "b200", 2**20),  # ten times as much in its config
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "h100", 128_000),  # vLLM issue 17747: 131,072 is refused
     ],
 )
 def test_the_context_is_the_model_s(model: str, gpu: str, context: int) -> None:
@@ -44,6 +45,15 @@ def test_the_context_is_the_model_s(model: str, gpu: str, context: int) -> None:
     assert best.config.max_running > 4, "head room above four requests in flight"
     assert best.deployment.checked.fits
     assert best.searched is not None and best.searched.config.max_model_len == 2048
+
+
+@pytest.mark.parametrize(("flying", "places"), [(500, 512), (600, 768)])
+def test_places_end_where_graphs_do_unless_the_load_has_more(flying: int, places: int) -> None:
+    """vLLM captures graphs of 512 requests at most (``_set_cudagraph_sizes``)."""
+    serving = Serving("openai/gpt-oss-20b", "mi355x", tensor_parallel_size=1, max_num_batched_tokens=8192)
+    space, asked = Space((serving,), gpus_per_node=1), Load.closed_loop(flying, 64, 16)
+    best = Search(space, Objective("max-throughput", asked)).run()[0].best
+    assert best is not None and best.config.max_num_seqs == places
 
 
 @pytest.mark.parametrize(("model", "gpu"), [("openai/gpt-oss-120b", "h100"), ("Qwen/Qwen3-32B", "mi300x")])

@@ -582,8 +582,8 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     if not load:  # a step of more requests than vLLM has graphs for is launched kernel by kernel
         features, each_tok = candidate.deployment.budget.features, 1 + config.drafted_tok
         graphs = (engine.graph_batches(replace(config, max_num_seqs=places), features) for places in enough)
-        in_graphs = (sizes[-1] // each_tok if sizes else most for sizes, most in zip(graphs, enough, strict=True))
-        enough = [max(min(pair), in_flight) for pair in zip(enough, in_graphs, strict=True)]
+        ends = [sizes[-1] // each_tok if sizes else 0 for sizes in graphs]
+        enough = [min(places, end) if in_flight <= end else places for places, end in zip(enough, ends, strict=True)]
     if load and load.by == "rate":  # few places would queue the requests of a larger load that one server carries
         held = candidate.deployment.requests_held(space.planned_len(objective.load), pessimistic=True)
         most = min(held, max(defaults.USUAL_PLACES, config.max_num_seqs))
