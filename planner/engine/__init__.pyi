@@ -43,6 +43,7 @@ from .features import Features as Features
 from .features import Latents as Latents
 from .features import features_of as features_of
 from .features import sorts as sorts
+from .features import capture_size as capture_size
 from .features import graph_batches as graph_batches
 from .features import version_features as version_features
 from .features import lone_steps as lone_steps

@@ -16,8 +16,8 @@ from functools import cache
 from math import ceil
 from typing import Literal
 
-from planner.engine.flags import GRAPH_ESTIMATE
-from planner.engine.settings import Engine, EngineConfig, SpeculativeMethod
+from planner.engine.flags import GRAPH_ESTIMATE, flag_status
+from planner.engine.settings import Engine, EngineArgs, EngineConfig, SpeculativeMethod
 from planner.engine.sharding import Fp8Blocks
 from planner.engine.version import EngineVersion, Release, release_of
 from planner.errors import IllegalPlanError
@@ -40,6 +40,8 @@ _STATES_SINCE: Release = (0, 10, 2)
 _CPU_SINCE, _NO_WINDOWS_ON_CPU_SINCE = (0, 9, 1), (0, 9, 2)
 #: First release whose V1 runs pipelines with the default executor.
 _PIPELINES_SINCE: Release = (0, 9, 1)
+#: Largest ``--max-cudagraph-capture-size`` that is planned: that of InferenceX's lines for gpt-oss-120b and MiniMax-M3.
+MOST_CAPTURED = 2048
 
 
 def has_both_engines(version: EngineVersion) -> bool:
@@ -314,6 +316,17 @@ def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
     coarse = 256 if release >= (0, 11, 1) else limit + 8
     sizes = (1, 2, 4, *range(8, min(limit + 1, coarse), 8), *range(coarse, limit + 1, 16))
     return tuple(size for size in sizes if size <= limit)
+
+
+def capture_size(settings: EngineArgs, version: EngineVersion, profile: GpuProfile) -> int | None:
+    """Return ``--max-cudagraph-capture-size`` for as many decoding requests as ``settings`` have places for.
+
+    None where vLLM captures as many by itself, or has no such option.
+    """
+    decoded_tok = (settings.max_num_seqs or 0) * (1 + settings.drafted_tok)
+    wanted = min(16 * ceil(decoded_tok / 16), MOST_CAPTURED)  # large graphs have sizes of 16 tokens
+    beyond = wanted > version_features(version, profile).max_graph_batch and not settings.enforce_eager and flag_status(version, "--max-cudagraph-capture-size")
+    return settings.max_cudagraph_capture_size or (wanted if beyond else None)
 
 
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:

@@ -47,13 +47,17 @@ def test_the_context_is_the_model_s(model: str, gpu: str, context: int) -> None:
     assert best.searched is not None and best.searched.config.max_model_len == 2048
 
 
-@pytest.mark.parametrize(("flying", "places"), [(500, 512), (600, 768)])
-def test_places_end_where_graphs_do_unless_the_load_has_more(flying: int, places: int) -> None:
-    """vLLM captures graphs of 512 requests at most (``_set_cudagraph_sizes``)."""
+@pytest.mark.parametrize(("flying", "places", "graphs"), [(400, 512, None), (500, 768, 768), (601, 768, 768)])
+def test_a_load_above_vllm_s_graphs_gets_graphs_of_its_size(flying: int, places: int, graphs: int | None) -> None:
+    """vLLM captures graphs of 512 requests at most by itself (``_set_cudagraph_sizes``)."""
     serving = Serving("openai/gpt-oss-20b", "mi355x", tensor_parallel_size=1, max_num_batched_tokens=8192)
     space, asked = Space((serving,), gpus_per_node=1), Load.closed_loop(flying, 64, 16)
     best = Search(space, Objective("max-throughput", asked)).run()[0].best
-    assert best is not None and best.config.max_num_seqs == places
+    assert best is not None
+    assert (best.config.max_num_seqs, best.config.max_cudagraph_capture_size) == (places, graphs)
+    assert best.searched is not None
+    if flying > 512:  # the largest graphs have sizes of 16 tokens
+        assert best.searched.config.max_cudagraph_capture_size == 16 * -(-flying // 16)
 
 
 @pytest.mark.parametrize(("model", "gpu"), [("openai/gpt-oss-120b", "h100"), ("Qwen/Qwen3-32B", "mi300x")])

@@ -74,7 +74,7 @@ def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Ite
             return
         usual = {batch for batch in defaults.GOAL_BATCHES if least <= batch < largest}
         for batch in (wanted,) if wanted else sorted(usual | {largest}):
-            deployment = choices.deployed(resolved, replace(args, max_num_seqs=given or ceil(batch / ranks)))
+            deployment = choices.deployed(resolved, choices.sized(args, given or ceil(batch / ranks)))
             yield Candidate(resolved, deployment, at_concurrency(deployment, objective.load, batch))
     except PlannerError as error:
         choices.reject_args(resolved, args, error.cause)

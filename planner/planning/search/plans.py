@@ -579,17 +579,16 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     in_flight = load.replay.most_seqs if load else ceil(candidate.estimate.concurrency / config.data_parallel_size)
     wanted = (in_flight * (1 + defaults.PLACES_HEAD_ROOM), config.max_num_seqs)
     enough = [max(next((size for size in usual if size >= places), usual[-1]), in_flight) for places in wanted]
-    if not load:  # a step of more requests than vLLM has graphs for is launched kernel by kernel
-        features, each_tok = candidate.deployment.budget.features, 1 + config.drafted_tok
-        graphs = (engine.graph_batches(replace(config, max_num_seqs=places), features) for places in enough)
-        ends = [sizes[-1] // each_tok if sizes else 0 for sizes in graphs]
-        enough = [min(places, end) if in_flight <= end else places for places, end in zip(enough, ends, strict=True)]
+    busy = enough[0]  # places that have graphs of their size
     if load and load.by == "rate":  # few places would queue the requests of a larger load that one server carries
         held = candidate.deployment.requests_held(space.planned_len(objective.load), pessimistic=True)
         most = min(held, max(defaults.USUAL_PLACES, config.max_num_seqs))
         enough[:0] = [size for size in reversed(usual) if enough[0] < size <= most]
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
         settings: dict[str, Any] = {"max_num_seqs": min(places, config.most_decodes)}
+        graphs = given.max_cudagraph_capture_size
+        sized = replace(config, max_num_seqs=min(busy, *settings.values()), max_cudagraph_capture_size=graphs)
+        settings["max_cudagraph_capture_size"] = engine.capture_size(sized, config.version, candidate.profile)
         wide = replace(candidate.deployment, config=replace(config, **settings))
         if given.enable_prefix_caching is None:
             settings["enable_prefix_caching"] = config.enable_prefix_caching or engine.prefix_caching(

@@ -254,6 +254,12 @@ class Choices:
             self._deployed[key] = self.serving.changed(resolved=resolved, args=args).deployment
         return self._deployed[key]
 
+    def sized(self, args: engine.EngineArgs, batch: int) -> engine.EngineArgs:
+        """Return ``args`` with places for ``batch`` requests; for a goal, which fills them, with graphs for all."""
+        args = replace(args, max_num_seqs=batch)
+        graphs = None if self.objective.targets else engine.capture_size(args, self.version, self.profile)
+        return replace(args, max_cudagraph_capture_size=graphs or args.max_cudagraph_capture_size)
+
     def largest_batch(self, resolved: ResolvedModel, args: engine.EngineArgs) -> int:
         """Largest ``max_num_seqs`` whose requests, all of full length, the low end of the KV cache holds; 0: none.
 
@@ -267,7 +273,7 @@ class Choices:
         for step in count():
             if low >= high:
                 break
-            deployment = self.deployed(resolved, replace(args, max_num_seqs=batch))
+            deployment = self.deployed(resolved, self.sized(args, batch))
             held = int(deployment.requests_held(self.planned_len, pessimistic=True))
             low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
             batch = min(held + 1, high) if step < defaults.BATCH_GUESSES else (low + high + 1) // 2
