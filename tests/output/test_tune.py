@@ -203,7 +203,7 @@ def test_two_do_not_tune_one_folder(machine: TunedMachine) -> None:
 
 
 def test_what_breaks_a_target_as_measured_is_not_the_best(tmp_path: Path) -> None:
-    """The token budget of the plan is fastest on this machine, and its p95 TPOT a hundred times what it may be."""
+    """The token budget of the plan is fastest on this machine, and its p95 TPOT more than twice what it may be."""
     machine = TunedMachine(tmp_path, targets=True)
     budget = json.loads((machine.plan / "plan.json").read_text())["max_num_batched_tokens"]
     machine.set(late=str(budget))
