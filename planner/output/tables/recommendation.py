@@ -203,8 +203,9 @@ class Recommendation(Answer):
 
     def _object(self) -> dict[str, Any]:
         objective, rankings = self.objective, self.rankings
-        others = [  # they take a fifth of the search, and only JSON has them
-            (self.search.plan(ranking, candidate), candidate)
+        sized = objective.goal == "max-throughput"  # which orders plans by their largest loads
+        others = [  # only JSON has them
+            (self.search.plan(ranking, candidate, sized=sized), candidate)
             for ranking in rankings
             for place, candidate in enumerate(ranking.candidates[:LISTED], 1)
             if place != self.pick

@@ -49,9 +49,11 @@ def assemble(
     *,
     image: engine.Image | None = None,
     load: Load | None = None,
+    sized: bool = True,
 ) -> Plan:
     """Return the plan for ``candidate``, with an ``image`` that is built instead of pulled, or under another ``load``.
 
+    ``sized`` looks for the largest load of one server, which takes longer than the rest of the plan.
     Raises IllegalPlanError where no image of the version is known for the GPU.
     """
     best = candidate is ranking.best
@@ -67,7 +69,7 @@ def assemble(
         servers = Servers(space, objective, candidate)
         prediction, asked, load = candidate.prediction, objective.load.classes, servers.benchmark()
         if candidate.load and objective.targets:
-            service = _service(servers, sender, best=best)
+            service = _service(servers, sender, servers.most if sized else None, best=best)
     prediction = prediction or _benchmarked(objective, candidate, load)
     classes = tuple(sender.of_classes(asked, prediction, load))
     if classes:
@@ -200,12 +202,12 @@ def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
     }
 
 
-def _service(servers: Servers, sender: _Sender, *, best: bool) -> Service:
+def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best: bool) -> Service:
     space, objective, candidate = servers.space, servers.objective, servers.candidate
     load, profile, config, reused = candidate.load, candidate.profile, candidate.config, objective.load.reused
     assert load is not None
     whole = objective.value if objective.value is not None else load.value * candidate.servers
-    most, per_node = servers.most, space.node_size(profile) // config.num_gpus
+    per_node = space.node_size(profile) // config.num_gpus
     servers_in_all = candidate.servers + objective.spares
     total_gpus = servers_in_all * config.num_gpus
     whole_gpus = objective.value is not None or space.stock is not None  # parts of a GPU are not rented
