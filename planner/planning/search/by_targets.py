@@ -133,14 +133,21 @@ class _Search:
         self.choices.rejected += self.choices.left_out()
 
     def _may_be_better(self, engine: RankedEngine) -> bool:
-        """Return True if it may be cheaper; an equal cost is of interest while there are few plans.
-
-        Without a load, cheaper by more than the tolerance of loads.
-        """
+        """Return True if it may be cheaper. Without a load, by more than the tolerance of loads."""
         least = engine.cost(self.choices, at_least=True)
         if self.objective.value is None:
             return least * (1 + TOLERANCE) < self.best_cost
-        return least < self.best_cost or (least == self.best_cost and len(self.plans) <= self.alternatives)
+        return least < self.best_cost or (least == self.best_cost and self._may_cost_the_same(engine))
+
+    def _may_cost_the_same(self, engine: RankedEngine) -> bool:
+        """True while there are few plans, and where all of the best have fp8 KV caches that the recipe does not name."""
+        if len(self.plans) <= self.alternatives:
+            return True
+        best = (one for one in self.plans if self.cost(one) == self.best_cost)
+        return not self._unscaled(engine) and all(map(self._unscaled, best))
+
+    def _unscaled(self, engine: RankedEngine | Candidate) -> bool:
+        return self.choices.beside_recipe(engine.resolved, engine.deployment.config)[0]
 
     def _families(self) -> Iterator[RankedEngine]:
         for resolved in self.choices.checkpoints():
@@ -356,10 +363,10 @@ class _Search:
         return ceil(each) if self.objective.by == "concurrency" else each
 
     def _most_of_interest(self, engine: RankedEngine) -> float:
-        """Servers that are not more expensive than the best so far; an equal cost counts while there are few plans."""
+        """Servers that are cheaper than the best so far, or as cheap where that counts."""
         if self.best_cost == inf:
             return inf
-        allowed = self.best_cost if len(self.plans) <= self.alternatives else self.best_cost - 1
+        allowed = self.best_cost if self._may_cost_the_same(engine) else self.best_cost - 1
         return floor(allowed / engine.num_gpus) - self.objective.spares
 
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
@@ -448,8 +455,8 @@ class _Search:
             if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
                 most = largest(self.choices.space, self.objective, candidate) or load
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
-            unscaled, _ = self.choices.beside_recipe(candidate.resolved, candidate.config)
-            return cost, candidate.config.pipeline_parallel_size, unscaled, load.excess  # few pipelines were measured
+            # few pipelines were measured
+            return cost, candidate.config.pipeline_parallel_size, self._unscaled(candidate), load.excess
 
         candidates = sorted(self.plans, key=order)
         seen: set[tuple[str, int, str]] = set()
