@@ -243,6 +243,11 @@ class _Resolver:
 
     def _weight_dtype(self, dtype: str) -> str:
         asked, served = self.args.quantization, self.model
+        if served.quantization.method == "":  # ``_verify_quantization``: to 0.10 an unknown method, later unquantised
+            lacks = f"{served.id}: quantization_config in its config.json lacks quant_method"
+            cause = f"{lacks}, so vLLM {self.version} does not read it as quantised and stops at its scales"
+            hint = 'serve another checkpoint, or add "quant_method": "modelopt" there'
+            raise IllegalPlanError(cause, hint=hint)
         if asked:
             value_status(self.version, "quantization", asked).require(
                 f"--quantization {asked}: vLLM {self.version}", "leave it out to serve the checkpoint as it is"

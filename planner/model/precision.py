@@ -167,7 +167,7 @@ def _template_pattern(template: str) -> re.Pattern[str]:
 class Quantization:
     weight_dtype: str  #: of most linear weights, in the words of ``--weight-dtype``
     base: Precision  #: of everything that is not quantised: norms, biases, embeddings, routers, lm_head
-    method: str | None = None  #: ``quant_method`` of the checkpoint; None when it is not quantised
+    method: str | None = None  #: ``quant_method`` of the checkpoint, empty if left out; None when it is not quantised
     linear: Precision | None = None  #: of linear weights inside layers; None means ``base``
     expert: Precision | None = None  #: of routed experts, where it differs from ``linear``
     rules: tuple[PrecisionRule, ...] = ()  #: exceptions, first match wins

@@ -44,7 +44,8 @@ def read_quantization(config: Config, *, base: Precision, sidecar: dict[str, Any
         cause = f"{config.model_id}: quantization method {method!r} is not understood"
         raise UnsupportedModelError(cause, hint=f"understood: {', '.join(sorted(READERS))}")
     levels = (level for level in (config, config.outer.nested("text_config")) if level.has("num_hidden_layers"))
-    return reader(QuantizationForm(block, next(levels, config), base))
+    form = reader(QuantizationForm(block, next(levels, config), base))
+    return form if block.has("quant_method") else replace(form, method="")
 
 
 def _stated(config: Config, sidecar: dict[str, Any] | None) -> Mapping[str, Any] | None:
@@ -74,7 +75,7 @@ def load_quantized(model: Model, method: str) -> Model:
     if stored is not None:
         asked, own = method.replace("_", "-"), stored.replace("_", "-")  # gptq_marlin, auto_gptq and gptq are one form
         stems = ("gptq", "awq", "modelopt", "mxfp4", "fp8")
-        if asked == own or any(stem in asked and own == stem and "fbgemm" not in asked for stem in stems):
+        if own in ("", asked) or any(stem in asked and own == stem and "fbgemm" not in asked for stem in stems):
             return model
         cause = f"--quantization {method}: {model.id} is already quantised with {stored}"
         raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")

@@ -389,6 +389,18 @@ def test_a_checkpoint_that_the_version_cannot_read() -> None:
     assert settings("0.10.1", "h100-sxm", gpt_oss).weight_dtype == "mxfp4"
 
 
+@pytest.mark.parametrize("version", ["0.9.2", "0.32.0"])
+@pytest.mark.parametrize("quantization", [None, "modelopt"])
+def test_a_checkpoint_without_quant_method_does_not_start(version: str, quantization: str | None) -> None:
+    """``config/model.py``, ``_verify_quantization``: to 0.10 the method "" is unknown. Later the model is unquantised,
+    and ``AutoWeightsLoader`` knows no parameter named ``weight_scale``; ``--quantization`` does not match.
+    """
+    static = resolve_model("Qwen/Qwen3-32B-FP8-Static-PerTensor", network=False).model
+    assert static.quantization.method == ""
+    with pytest.raises(IllegalPlanError, match="lacks quant_method"):
+        settings(version, "h100-sxm", static, quantization=quantization)
+
+
 def test_amd_fp8_checkpoints_take_the_option_of_amds_own_commands() -> None:
     fp8 = resolve_model("amd/Llama-3.1-70B-Instruct-FP8-KV", network=False).model
     asked = {"quantization": "fp8", "kv_cache_dtype": "fp8", "dtype": "float16", "max_model_len": 8192}
