@@ -124,6 +124,7 @@ class _Resolver:
         chunked = self._chunked_prefill(features, max_model_len)
         tokens, seqs = self._batch(features, max_model_len, chunked=chunked)
         check_known(self.model, self.version)
+        check_sparse_attention(self.model, self.profile, self.version)
         resolved = {
             "version": self.version, "dtype": dtype, "weight_dtype": weight_dtype, "kv_cache_dtype": kv.dtype,
             "kv_cache_dtype_flag": kv.flag, "max_model_len": max_model_len, "max_num_seqs": seqs,
@@ -416,8 +417,7 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
     if profile.platform == "rocm":
         return 1 if (0, 8, 5) <= release < (0, 20) else 16
     capability = (profile.compute_capability or (0, 0))[0]
-    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.distinct_mixers)
-    if sparse and capability in (9, 10):
+    if _picks_latents(model) and capability in (9, 10):
         return 64
     if capability == 10 and release >= (0, 10, 2):
         return 128 if release < (0, 18) else 32
@@ -486,7 +486,7 @@ def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -
         return "the checkpoint carries scales for it (compressed-tensors)"
     if any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers):
         return "the packed layout of DeepSeek-V4"
-    sparse = any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.distinct_mixers)
+    sparse = _picks_latents(model)
     if sparse and model.architecture == "DeepseekV32ForCausalLM" and (0, 11) <= release < (0, 11, 1):
         return "vLLM 0.11.0 packs DeepSeek-V3.2"
     blackwell = (profile.compute_capability or (0, 0))[0] == 10
@@ -505,6 +505,24 @@ def check_known(model: Model, version: EngineVersion) -> None:
     knows, edge = ("does not know", "later") if early else ("no longer knows", "before")
     cause = f"vLLM {version} {knows} {name}, the architecture of {model.id}"
     raise IllegalPlanError(cause, hint=f"choose --engine-version {release_text(first if early else last)} or {edge}")
+
+
+def check_sparse_attention(model: Model, profile: GpuProfile, version: EngineVersion) -> None:
+    """Raise IllegalPlanError where no kernel of DeepSeek's sparse attention runs on an NVIDIA GPU.
+
+    ``supports_compute_capability`` of the sparse backends in ``v1/attention/backends/mla`` (0.14.0, 0.27.1, 0.32.0) and
+    in ``deepseek_v4``; 0.11.0 has FlashMLA only. None runs on 12.x to 0.22 (issue 45317).
+    """
+    major = (profile.compute_capability or (9, 0))[0]
+    packed = any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers)
+    if not (packed or _picks_latents(model)) or major in (9, 10) or (major == 12 and version.release >= (0, 23)):
+        return
+    cause = f"vLLM {version} has no kernel for the sparse attention of {model.id} on {profile.name}"
+    raise IllegalPlanError(cause, hint="use a GPU of compute capability 9 or 10, such as --gpu h200")
+
+
+def _picks_latents(model: Model) -> bool:
+    return any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.distinct_mixers)
 
 
 FLAG, RATE_FLAG = SETTINGS["speculative_config"].flag, ACCEPTANCE_RATE.flag

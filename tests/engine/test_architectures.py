@@ -2,9 +2,10 @@
 
 import pytest
 
-from planner.engine.resolution import check_known
+from planner.engine.resolution import check_known, check_sparse_attention
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
+from planner.hardware import load_profile
 from planner.model.resolve import resolve_model
 
 
@@ -37,3 +38,35 @@ def test_a_model_that_was_given_up_is_refused_by_name() -> None:
 
 def test_a_build_of_no_certain_release_is_not_judged() -> None:
     check_known(resolve_model("Qwen/Qwen3.5-9B", network=False).model, parse_version("2025-11"))
+
+
+@pytest.mark.parametrize("name", ["deepseek-ai/DeepSeek-V3.2", "zai-org/GLM-5", "deepseek-ai/DeepSeek-V4-Flash"])
+@pytest.mark.parametrize(
+    ("gpu", "version", "runs"),
+    [
+        ("a100", "0.32.0", False),
+        ("l40s", "0.32.0", False),
+        ("rtx-4090", "0.27.1", False),
+        ("h200", "0.32.0", True),
+        ("b300", "0.32.0", True),
+        ("rtx-5090", "0.32.0", True),
+        ("rtx-5090", "0.20.0", False),
+        ("mi300x", "0.32.0", True),
+    ],
+)
+def test_sparse_attention_needs_a_gpu_with_its_kernels(name: str, gpu: str, version: str, runs: bool) -> None:
+    """``supports_compute_capability`` of vLLM 0.32.0: 9 and 10 in ``flashmla_sparse.py`` and
+    ``deepseek_v4/sparse_mla.py``, 12 in ``flashinfer_mla_sparse.py`` and ``deepseek_v4/nvidia/flashinfer_sparse.py``.
+    ``TRITON_MLA``, all that is left on others, is not sparse."""
+    model = resolve_model(name, network=False).model
+    if runs:
+        check_sparse_attention(model, load_profile(gpu), parse_version(version))
+    else:
+        with pytest.raises(IllegalPlanError, match="sparse attention") as error:
+            check_sparse_attention(model, load_profile(gpu), parse_version(version))
+        assert "--gpu h200" in error.value.hint
+
+
+def test_latent_attention_without_an_indexer_runs_on_older_gpus() -> None:
+    model = resolve_model("deepseek-ai/DeepSeek-V3.1", network=False).model
+    check_sparse_attention(model, load_profile("a100"), parse_version("0.32.0"))
