@@ -380,15 +380,16 @@ class _Steps:
         chunks = ceil(prompt_tok / max(deployment.config.max_num_batched_tokens - others, 1))
         # all chunks together attend to input x (input + 1) / 2 pairs; a step of average size stands for each
         chunk_tok, pairs_tok = ceil(prompt_tok / chunks), prompt_tok * (cached_tok + (prompt_tok + 1) / 2) / chunks
-        batches = (
-            Batch(concurrency, concurrency * context_tok),
-            Batch(others, others * context_tok),
-            Batch(others, others * context_tok, 1, chunk_tok, pairs_tok, 1),
-        )
         decodes = (output_len - 1) / deployment.tokens_per_step
         # steps of a request's decoding that hold a prompt: one for each of its own rank, and those of ranks beside it
         here, ranks = others * chunks, deployment.config.data_parallel_size if deployment.model.is_moe else 1
         share = min(concurrency * chunks / max(decodes, 1.0), 1.0)  # of the steps of each other rank
+        peer_tok = round((ranks - 1) * (concurrency + share * chunk_tok))  # of the others beside a prompt
+        batches = (
+            Batch(concurrency, concurrency * context_tok),
+            Batch(others, others * context_tok),
+            Batch(others, others * context_tok, 1, chunk_tok, pairs_tok, 1, peer_tok=peer_tok if ranks > 1 else None),
+        )
         waits = here + max(decodes - here, 0.0) * (1 - (1 - share) ** (ranks - 1))
         ttft, e2el = (0.5, 0.0, float(chunks)), (decodes, -waits, waits + chunks)
         more_tok = max(output_len - 1, 1)

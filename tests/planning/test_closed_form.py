@@ -8,6 +8,7 @@ import pytest
 from planner.planning.capacity import at_concurrency
 from planner.planning.deployment import Deployment
 from planner.planning.predict import estimate
+from planner.planning.serving import Serving
 from planner.simulator.client import replay
 from planner.simulator.limits import SchedulerLimits
 from planner.timing.step import Batch
@@ -67,3 +68,15 @@ def test_ranks_that_step_together_are_held_up_by_each_other(ranks: int, each: in
     quick, replayed = at_concurrency(engine(ranks), Load(*lengths), concurrency), served(ranks, concurrency, *lengths)
     assert quick.output_tok_per_s == pytest.approx(replayed["rate"], rel=0.07)
     assert quick.tpot_s == pytest.approx(replayed["tpot"], rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "ranks", "concurrency"),
+    [("deepseek-ai/DeepSeek-R1", "h200", 8, 64), ("Qwen/Qwen3-30B-A3B", "h100", 2, 64)],
+)
+def test_a_prompt_of_one_rank_meets_tokens_of_the_others(model: str, gpu: str, ranks: int, concurrency: int) -> None:
+    """Eight ranks that all read a prompt in each such step would deliver 0.43 of what the replay does."""
+    serving = Serving(model, gpu, data_parallel_size=ranks, enable_expert_parallel=True)
+    load = Load(8000, 1000, 5 * concurrency, max_concurrency=concurrency, range_ratio=0.2)
+    replayed = serving.predict(load).figures["output_throughput"]
+    assert at_concurrency(serving.deployment, load, concurrency).output_tok_per_s == pytest.approx(replayed, rel=0.1)
