@@ -51,6 +51,7 @@ CONTEXT_STEP = 256  #: ``max_model_len`` is a multiple of this, so that no odd v
 LONG_CONTEXT_STEP = 1024  #: the same of a serving line whose memory holds less than the model's context
 LONGEST_CONTEXT = 2**20  #: of a serving line, unless asked for: Llama 4 declares ten times as much
 USUAL_MAX_NUM_SEQS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  #: what people launch with
+USUAL_RANGE_RATIO = 0.2  #: of lengths, for DP ranks: InferenceX's vary by as much
 FINALISTS = (6, 2)  #: engines of each GPU, and batches of each, that are replayed for a goal: the best first
 COARSE_FINALISTS = (2, 1)  #: the same where there are many types of GPUs
 TARGET_ALTERNATIVES = 2  #: engines of the lowest cost that are replayed beside the first, for the one with most slack

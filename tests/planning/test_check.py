@@ -676,7 +676,7 @@ def test_a_suggestion_has_the_parsers_of_the_recipe_for_those_that_are_refused()
 @pytest.mark.parametrize("share", ["0.95", "0.9"])
 def test_a_suggestion_keeps_the_share_of_the_memory(share: str) -> None:
     """0.95 was changed into 0.92, which has less room; what a smaller share leaves may be others'."""
-    words = f"--tensor-parallel-size 2 --max-num-seqs 256 --gpu-memory-utilization {share}"
+    words = f"--tensor-parallel-size 2 --max-num-seqs 256 --enforce-eager --gpu-memory-utilization {share}"
     answer = check_command(f"vllm serve openai/gpt-oss-120b {words}", gpu="h100").to_dict()
     (better, *_) = answer["better"]
     assert f"--gpu-memory-utilization {share} " in better["command"]

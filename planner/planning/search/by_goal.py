@@ -30,7 +30,7 @@ def rank_by_goal(choices: Choices) -> Ranking:
     candidates = [candidate for engine in engines for candidate in _batches(choices, *engine)]
     candidates = best_first(_replayed(choices, best_first(candidates, objective.goal)), objective.goal)
     while candidates and candidates[0].figures is None:  # the closed form promised more than the finalists deliver
-        candidates = best_first([with_figures(objective, candidates[0]), *candidates[1:]], objective.goal)
+        candidates = best_first([with_figures(objective, candidates[0], ranked=True), *candidates[1:]], objective.goal)
     candidates = _recipe_first(choices, candidates) if candidates else []
     rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
     best = (with_figures(objective, for_users(choices.space, objective, one)) for one in candidates[:1])
@@ -52,8 +52,14 @@ def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candida
     return [first, *(one for one in candidates if one is not first)]
 
 
-def with_figures(objective: Objective, candidate: Candidate) -> Candidate:
-    load = objective.closed_loop(candidate.estimate.concurrency)
+def with_figures(objective: Objective, candidate: Candidate, *, ranked: bool = False) -> Candidate:
+    """Return the candidate with its replay; to be ``ranked``, DP ranks that share experts get lengths that vary.
+
+    Under equal lengths they read prompts in the same steps, as the traffic of users never does.
+    """
+    load, model = objective.closed_loop(candidate.estimate.concurrency), candidate.deployment.model
+    if ranked and model.is_moe and candidate.config.data_parallel_size > 1:
+        load = replace(load, range_ratio=max(load.range_ratio, defaults.USUAL_RANGE_RATIO))
     prediction = Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES)
     return replace(candidate, figures={**prediction.figures, **prediction.rates}, prediction=prediction)
 
@@ -88,7 +94,7 @@ def _replayed(choices: Choices, candidates: Sequence[Candidate]) -> Iterator[Can
     for candidate in candidates:
         if left.get(candidate.engine):
             left[candidate.engine] -= 1
-            yield with_figures(choices.objective, candidate)
+            yield with_figures(choices.objective, candidate, ranked=True)
         else:
             yield candidate
 

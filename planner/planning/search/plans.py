@@ -520,6 +520,8 @@ def _warnings(
         imposed = engine.with_imposed_acceptance(drafts, config.version) != drafts
         sent = "./launch.sh --benchmark has vLLM accept as many" if imposed else "random prompts are not typical"
         drafted = f"with {drafts.words}, accepting {drafts.accepted_words}, which depends on the text; {sent}"
+    in_phase = model.is_moe and config.data_parallel_size > 1 and not load.range_ratio and not objective.targets
+    varied = (candidate.searched or candidate).tok_per_s_per_gpu
     context = min(model.max_position_embeddings, defaults.LONGEST_CONTEXT)
     warnings = {
         **dict.fromkeys(map(str, unknown), True),
@@ -530,6 +532,8 @@ def _warnings(
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
         drafted: drafted,
+        f"DP ranks read prompts of one length in the same steps; {varied:,.0f} tokens/s per GPU where lengths vary by "
+        f"{defaults.USUAL_RANGE_RATIO:.0%}": in_phase,
         f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before production": chosen,
         "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production": (
             fp8_chosen and not model.quantization.kv_cache_dtype
