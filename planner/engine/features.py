@@ -325,8 +325,9 @@ def capture_size(settings: EngineArgs, version: EngineVersion, profile: GpuProfi
     """
     decoded_tok = (settings.max_num_seqs or 0) * (1 + settings.drafted_tok)
     wanted = min(16 * ceil(decoded_tok / 16), MOST_CAPTURED)  # large graphs have sizes of 16 tokens
-    beyond = wanted > version_features(version, profile).max_graph_batch and not settings.enforce_eager and flag_status(version, "--max-cudagraph-capture-size")
-    return settings.max_cudagraph_capture_size or (wanted if beyond else None)
+    beyond = wanted > version_features(version, profile).max_graph_batch and not settings.enforce_eager
+    known = flag_status(version, "--max-cudagraph-capture-size")
+    return settings.max_cudagraph_capture_size or (wanted if beyond and known else None)
 
 
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:

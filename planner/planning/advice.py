@@ -57,7 +57,8 @@ class Advised:
                 one = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
                 return (f"TP {config.num_gpus}", self._difference(one, share)) if one.checked.fits else ("", "")
             case "held" if "--max-num-seqs" in (self.options or ()):
-                held, full = int(self.deployment.requests_held(load.longest_len)), _in_flight(load, config.max_running)
+                served, full = self.deployment.requests_served(load.longest_len), _in_flight(load, config.max_running)
+                held = int(served)
                 if 0 < held < min(config.max_num_seqs, full.num_prompts):
                     fewer = self._changed(max_num_seqs=held)
                     return f"{config.max_num_seqs:,} and {held:,}", self._difference(fewer, full, self.deployment)

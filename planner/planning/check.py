@@ -415,7 +415,7 @@ def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) ->
     if line.args.max_num_seqs is None:
         return
     places, ranks = deployment.config.max_num_seqs, deployment.config.data_parallel_size
-    held = int(deployment.requests_held(load.longest_len))
+    held = int(deployment.requests_served(load.longest_len))
     if places > max(held, 1):
         cause = f"{places:,} places, and {held:,} requests of {load.longest_len:,} tokens fit the KV cache"
         yield engine.FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
@@ -436,7 +436,7 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> L
         )
     if isfinite(load.request_rate) or asked.fixed:
         return load
-    most = max(ranks, min(config.max_running, int(deployment.requests_held(longest)) * ranks))
+    most = max(ranks, min(config.max_running, int(deployment.requests_served(longest)) * ranks))
     return asked.closed(load, load.max_concurrency or most)
 
 

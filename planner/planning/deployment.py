@@ -149,23 +149,23 @@ class Deployment:
         batches = {"decode step": served.decode_batch, "prefill step": served.prefill_batch}
         return {name: self.timer.breakdown(batch) for name, batch in batches.items() if batch is not None}
 
-    def requests_held(self, total_len: int, *, pessimistic: bool = False) -> float:
-        """Requests of ``total_len`` tokens that the KV cache holds at once; 0 when there is no cache."""
-        blocks, pool = self.budget.num_blocks.low if pessimistic else self.budget.num_blocks.mid, self.budget.pool
+    def requests_held(self, total_len: int) -> float:
+        """Requests of ``total_len`` tokens that vLLM logs for the KV cache; below 1 it refuses such a context."""
+        blocks, pool = self.budget.num_blocks.mid, self.budget.pool
         if not pool.groups:
             return float(self.config.max_num_seqs)
         return pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
 
-    def requests_served(self, total_len: int) -> float:
-        """Requests of ``total_len`` tokens that decode at once.
+    def requests_served(self, total_len: int, *, pessimistic: bool = False) -> float:
+        """Requests of ``total_len`` tokens that decode at once, ``pessimistic``: in the low end of the KV cache.
 
         With windows more than ``requests_held``: vLLM counts the tokens of a whole batch in flight for each request.
         """
-        pool, stage = replace(self.budget.pool, in_flight_tokens=1), self.budget.binding
+        pool, stage, blocks = replace(self.budget.pool, in_flight_tokens=1), self.budget.binding, self.budget.num_blocks
         if not pool.groups:
             return float(self.config.max_num_seqs)
-        blocks = max(self.budget.num_blocks.mid, stage.num_blocks(self.least_cache_bytes))
-        held = pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
+        most = max(blocks.low if pessimistic else blocks.mid, stage.num_blocks(self.least_cache_bytes))
+        held = pool.max_concurrency(int(most), total_len) if most >= 1 else 0.0
         return max(held, self.least_cache_tok / total_len)
 
     def limits(self, total_len: int) -> SchedulerLimits:

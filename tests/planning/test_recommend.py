@@ -142,6 +142,13 @@ def test_lengths_that_vary_rank_data_parallel_ranks() -> None:
     assert chosen > copies
 
 
+def test_windows_are_held_as_a_published_run_held_them() -> None:
+    """vLLM counts a whole step of tokens in flight for each window; 256 requests ran on 8 B200 (InferenceX)."""
+    load = Load.closed_loop(256, 8192, 1024)
+    best = ranked("balanced", "b200-sxm", "deepseek-ai/DeepSeek-V4-Pro", load).best
+    assert best is not None and best.config.num_gpus == 8
+
+
 def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:
     asked = request("max-throughput", "mi300x-cpx", model="meta-llama/Llama-3.1-8B-Instruct")
     (ranking,) = asked.run()

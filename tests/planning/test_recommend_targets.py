@@ -56,7 +56,7 @@ def cheapest_of_all(asked: Search) -> float:
         args = replace(args, tensor_parallel_size=size, max_num_batched_tokens=budget, max_model_len=768)
         most = min(1024, budget or 1024)
         holds = resolve_deployment(asked.space.model.model, profile, replace(args, max_num_seqs=most), version)
-        assert holds.requests_held(640, pessimistic=True) >= most
+        assert holds.requests_served(640, pessimistic=True) >= most
         for batch in (*defaults.TARGET_BATCHES, most):
             try:
                 deployment = resolve_deployment(
@@ -136,7 +136,7 @@ def most_of_all(asked: Search, at_least: float) -> float:
                     engine = resolve_deployment(model, profile, args, version)
                 except PlannerError:
                     continue
-                if engine.requests_held(asked.space.planned_len(objective.load), pessimistic=True) < batch:
+                if engine.requests_served(asked.space.planned_len(objective.load), pessimistic=True) < batch:
                     continue
                 while keeps(engine, best * engine.config.num_gpus * (1 + TOLERANCE)):
                     best *= 1 + TOLERANCE

@@ -77,8 +77,8 @@ def test_a_context_that_memory_limits_is_one_that_the_cache_holds() -> None:
     best = best_of("meta-llama/Llama-3.1-8B-Instruct", "l4", gpus=1, kv_cache_dtype="bfloat16")
     length = best.config.max_model_len
     assert 2048 < length < 131_072 and length % 1024 == 0
-    assert best.deployment.checked.fits and best.deployment.requests_held(length, pessimistic=True) >= 1
-    assert best.deployment.requests_held(length + 1024, pessimistic=True) < 1
+    assert best.deployment.checked.fits and best.deployment.requests_served(length, pessimistic=True) >= 1
+    assert best.deployment.requests_served(length + 1024, pessimistic=True) < 1
 
 
 @pytest.mark.parametrize("given", [(), ("--max-model-len", "4096")])

@@ -140,7 +140,7 @@ class _Search:
         return least < self.best_cost or (least == self.best_cost and self._may_cost_the_same(engine))
 
     def _may_cost_the_same(self, engine: RankedEngine) -> bool:
-        """True while there are few plans, and where all of the best have fp8 KV caches that the recipe does not name."""
+        """True while there are few plans, and where all of the best have fp8 KV caches that no recipe names."""
         if len(self.plans) <= self.alternatives:
             return True
         best = (one for one in self.plans if self.cost(one) == self.best_cost)
@@ -163,7 +163,7 @@ class _Search:
         choices, objective = self.choices, self.objective
         small = replace(args, max_num_batched_tokens=min(self._budgets(args), key=lambda b: b or inf))
         lone = choices.deployed(resolved, replace(small, max_num_seqs=args.max_num_seqs or 1))
-        held = int(lone.requests_held(choices.planned_len, pessimistic=True))
+        held = int(lone.requests_served(choices.planned_len, pessimistic=True))
         if held < 1 and choices.largest_batch(resolved, small) < 1:
             choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
             return None

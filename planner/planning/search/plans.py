@@ -366,7 +366,7 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
             words = layout.flags if layout.num_gpus > 1 else "--tensor-parallel-size 1"
             yield f"{words} instead: {merit.words(of_layout[layout])}, {behind}"
     searched = winner.searched or winner
-    largest = int(searched.deployment.requests_held(space.planned_len(objective.load), pessimistic=True))
+    largest = int(searched.deployment.requests_served(space.planned_len(objective.load), pessimistic=True))
     reasons = {
         "as asked for": space.args.max_num_seqs or objective.load.max_concurrency,
         "a small batch: the concurrency at which latency counts": objective.wanted_batch,
@@ -587,7 +587,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     enough = [max(next((size for size in usual if size >= places), usual[-1]), in_flight) for places in wanted]
     busy = enough[0]  # places that have graphs of their size
     if load and load.by == "rate":  # few places would queue the requests of a larger load that one server carries
-        held = candidate.deployment.requests_held(space.planned_len(objective.load), pessimistic=True)
+        held = candidate.deployment.requests_served(space.planned_len(objective.load), pessimistic=True)
         most = min(held, max(defaults.USUAL_PLACES, config.max_num_seqs))
         enough[:0] = [size for size in reversed(usual) if enough[0] < size <= most]
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
@@ -603,7 +603,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
             wide = replace(wide, config=replace(config, **settings))
         if not given.max_model_len:
             wide = replace(wide, config=replace(wide.config, max_model_len=_longest_context(wide)))
-        holds = wide.requests_held(space.planned_len(objective.load), pessimistic=True) >= in_flight
+        holds = wide.requests_served(space.planned_len(objective.load), pessimistic=True) >= in_flight
         if wide.config != config and wide.checked.fits and (holds or load):
             yield wide
 

@@ -274,7 +274,7 @@ class Choices:
             if low >= high:
                 break
             deployment = self.deployed(resolved, self.sized(args, batch))
-            held = int(deployment.requests_held(self.planned_len, pessimistic=True))
+            held = int(deployment.requests_served(self.planned_len, pessimistic=True))
             low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
             batch = min(held + 1, high) if step < defaults.BATCH_GUESSES else (low + high + 1) // 2
         return low
