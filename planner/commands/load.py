@@ -114,9 +114,10 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
         named = NAMED[name]
         load = {"input_len": named.input_len, "output_len": named.output_len, "random_range_ratio": named.range_ratio}
     options = {**load, **case, **given}
-    slos = parse_slos({metric: options.get(metric) for metric in LATENCIES}, options.get("percentile"))
-    changed = f"{targets_in_words(slos)}; {' and '.join(f'--{slo.metric}' for slo in slos)} change them"
-    return options, (f"--use-case {name} sets {changed if slos else '--goal ' + options['goal']}", *in_ms)
+    slos = parse_slos({metric: case.get(metric) for metric in LATENCIES.keys() - given}, options.get("percentile"))
+    sets = f"{targets_in_words(slos)}; change with {' and '.join(f'--{slo.metric}' for slo in slos)}"
+    sets = sets if slos else f"--goal {case['goal']}" if "goal" in case.keys() - given else ""
+    return options, (*([f"--use-case {name} sets {sets}"] if sets else []), *in_ms)
 
 
 def load_of(

@@ -44,6 +44,7 @@ from planner import (
     validate_plan,
     write_scripts,
 )
+from planner.commands.load import with_use_case
 from planner.engine import SETTINGS
 from planner.workload import NAMED, named_sessions, use_cases
 
@@ -316,6 +317,20 @@ def test_a_use_case_is_a_workload_with_targets() -> None:
     ]  # fmt: skip
     batch = recommend_plans(LLAMA, "h100", use_case="offline", **few)
     assert batch.objective.goal == "max-throughput" and not batch.objective.slos
+
+
+@pytest.mark.parametrize(
+    ("asked", "notes"),
+    [
+        ({"tpot": 25}, ["--use-case coding-agent sets p95 TTFT of 3,000 ms; change with --ttft"]),
+        ({"ttft": 3717}, ["--use-case coding-agent sets p95 TPOT of 20 ms; change with --tpot"]),
+        ({"ttft": 3717, "tpot": 25}, []),
+        ({"use_case": "offline"}, ["--use-case offline sets --goal max-throughput"]),
+        ({"use_case": "offline", "goal": "balanced"}, []),
+    ],
+)
+def test_the_note_on_a_use_case_names_what_it_sets(asked: dict[str, Any], notes: list[str]) -> None:
+    assert list(with_use_case({"use_case": "coding-agent", **asked})[1]) == notes
 
 
 def test_use_cases_are_those_of_the_guide() -> None:
