@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf, isfinite
 from typing import TYPE_CHECKING, Any
@@ -103,7 +103,7 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
         for name, limit, least in asked if isinstance(limit, int | float) and 0 < limit < least
     )  # fmt: skip
     if "use_case" not in given:
-        return dict(options), in_ms
+        return dict(options), (*in_ms, *_of_classes_alone(given))
     refuse_contradictions(given, planned=True)
     name = checked_workload(given.pop("use_case"))
     case, load = dict(use_cases()[name]), dict[str, Any](workload=name)
@@ -117,7 +117,16 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
     slos = parse_slos({metric: case.get(metric) for metric in LATENCIES.keys() - given}, options.get("percentile"))
     sets = f"{targets_in_words(slos)}; change with {' and '.join(f'--{slo.metric}' for slo in slos)}"
     sets = sets if slos else f"--goal {case['goal']}" if "goal" in case.keys() - given else ""
-    return options, (*([f"--use-case {name} sets {sets}"] if sets else []), *in_ms)
+    return options, (*([f"--use-case {name} sets {sets}"] if sets else []), *in_ms, *_of_classes_alone(options))
+
+
+def _of_classes_alone(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a note on each class that has targets, and so none of those for all of other metrics."""
+    for one in options.get("classes") or ():
+        others = [name for name in OF_A_REQUEST if options.get(name) and name not in one.limits_ms]
+        if one.limits_ms and others:
+            flags, words = " and ".join(f"--{name}" for name in others), ",".join(f"{name}=MS" for name in others)
+            yield f"class {one.name} has targets of its own, without {flags}: add {words} to it"
 
 
 def load_of(

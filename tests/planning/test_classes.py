@@ -1,6 +1,7 @@
 """Several classes of requests on one server: what is sent, what each gets, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +145,15 @@ def test_a_class_without_targets_of_its_own_has_those_of_all() -> None:
     found = fleet("--class", "a=2:512:128,ttft=900", "--class", "b=2:512:128", "--ttft", "5000", "--tpot", "60")
     held = [(target["class"], target["metric"], target["limit_ms"]) for target in found["targets"]]
     assert held == [("a", "p95_ttft_ms", 900), ("b", "p95_ttft_ms", 5000), ("b", "p95_tpot_ms", 60)]
+
+
+def test_good_requests_of_a_class_are_a_share_of_its_rate() -> None:
+    """The replay goes on until the last answer ends: its requests per second are fewer than arrive."""
+    words = ("--class", "a=2:512:128,ttft=900", "--class", "b=2:512:512", "--ttft", "5000", "--tpot", "60")
+    status, out, err = run(*RECOMMEND, *words)
+    assert status == 0, err
+    assert re.findall(r"good requests/s +([\d.]+)", out) == ["2.0", "2.0"]
+    assert "note: class a has targets of its own, without --tpot: add tpot=MS to it" in err
 
 
 def test_a_target_of_one_class_is_read_of_its_own_requests() -> None:

@@ -459,8 +459,9 @@ def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dic
          "target": target.limit_ms}
         for target in plan.targets if target.of_class == one.name
     ]  # fmt: skip
-    if "request_goodput" in good:
-        rows.append({"figure": "good requests/s", "value": good["request_goodput"]})
+    if "request_goodput" in good:  # of the offered rate: the replay takes longer than its requests arrive for
+        share = good["request_goodput"] / (good["request_throughput"] or 1.0)
+        rows.append({"figure": "good requests/s", "value": share * (one.workload.request_rate or 0.0)})
     rows = rows or [{"figure": "mean E2EL ms", "value": good["mean_e2el_ms"]}]
     for place, row in enumerate(rows):
         yield {"class": "" if place else name, **row}
