@@ -19,6 +19,7 @@ from planner.engine.version import parse_version
 from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import Goal, PlanFile
+from planner.planning.predict import Prediction
 from planner.planning.search.candidate import Candidate, Merit, Ranking, pareto
 from planner.planning.search.search import Search
 from planner.planning.serving import Serving
@@ -147,6 +148,24 @@ def test_windows_are_held_as_a_published_run_held_them() -> None:
     load = Load.closed_loop(256, 8192, 1024)
     best = ranked("balanced", "b200-sxm", "deepseek-ai/DeepSeek-V4-Pro", load).best
     assert best is not None and best.config.num_gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "load"),
+    [
+        ("Qwen/Qwen2.5-14B-Instruct-AWQ", "rtx-4090", Load.closed_loop(31, 1024, 1024)),  # 25 fit the KV cache
+        ("openai/gpt-oss-120b", "h100-sxm", Load.closed_loop(128, 8000, 500)),  # 19
+    ],
+)
+def test_clients_that_the_cache_does_not_hold_wait(model: str, gpu: str, load: Load) -> None:
+    """A scheduler queues them: two nodes, or no plan at all, were the answer."""
+    (ranking,) = search_for(None, gpu, model=model, load=load, goal="balanced", gpus_per_node=1).run()
+    assert ranking.best is not None and ranking.best.config.num_gpus == 1
+    served = int(ranking.best.deployment.requests_served(load.total_len))
+    assert ranking.best.figures is not None and served < (load.max_concurrency or 0)
+    few = replace(load, max_concurrency=served, num_prompts=5 * served)
+    alone = Prediction.of(ranking.best.deployment, few).figures["output_throughput"]
+    assert ranking.best.figures["output_throughput"] == pytest.approx(alone, rel=0.15)
 
 
 def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:

@@ -74,14 +74,12 @@ def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Ite
         if largest < 1:
             choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
             return
-        if wanted and wanted > largest:
-            reason = f"holds {largest} requests of this length at once, {wanted} are asked for"
-            choices.reject_args(resolved, args, reason)
-            return
         usual = {batch for batch in defaults.GOAL_BATCHES if least <= batch < largest}
-        for batch in (wanted,) if wanted else sorted(usual | {largest}):
+        for batch in (min(wanted, largest),) if wanted else sorted(usual | {largest}):
             deployment = choices.deployed(resolved, choices.sized(args, given or ceil(batch / ranks)))
-            yield Candidate(resolved, deployment, at_concurrency(deployment, objective.load, batch))
+            estimate, more = at_concurrency(deployment, objective.load, batch), (wanted or batch) / batch
+            queued = replace(estimate, concurrency=wanted or batch, e2el_s=estimate.e2el_s * more)  # behind ``batch``
+            yield Candidate(resolved, deployment, queued)
     except PlannerError as error:
         choices.reject_args(resolved, args, error.cause)
 

@@ -582,7 +582,8 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     Each has the model's context and vLLM's own choice of prefix caching, and is yielded as far as it fits.
     """
     config, given, load, usual = candidate.config, space.args, candidate.load, defaults.USUAL_MAX_NUM_SEQS
-    in_flight = load.replay.most_seqs if load else ceil(candidate.estimate.concurrency / config.data_parallel_size)
+    flying = ceil(candidate.estimate.concurrency / config.data_parallel_size)
+    in_flight = load.replay.most_seqs if load else min(flying, config.max_num_seqs)
     wanted = (in_flight * (1 + defaults.PLACES_HEAD_ROOM), config.max_num_seqs)
     enough = [max(next((size for size in usual if size >= places), usual[-1]), in_flight) for places in wanted]
     busy = enough[0]  # places that have graphs of their size

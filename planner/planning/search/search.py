@@ -76,7 +76,7 @@ class Search:
         ranking = self._on(serving)
         joined = profile.interconnect.network_bandwidth is not None or profile.joined_gpus > profile.gpus_per_node
         if nearest := ranking.best or ranking.closest:
-            whole = bool(self.objective.targets) and nearest.config.num_gpus == space.node_size(profile)
+            whole = nearest.config.num_gpus == space.node_size(profile)
             few = nearest.deployment.requests_served(space.planned_len(self.objective.load)) < defaults.FEW_HELD
             return self._on(in_nodes, (1, 2)) if spreads and joined and whole and few else ranking
         for nodes in range(2, defaults.MOST_NODES + 1) if spreads and joined else ():
