@@ -109,11 +109,12 @@ class _Search:
         return min(map(self.cost, self.plans), default=inf)
 
     def run(self) -> None:
-        """Take families by closed-form cost, 16-bit caches first, then by load; of ties those with the recipe's EP."""
+        """Take families by closed-form cost, 16-bit caches and few DP ranks first, then by load; of ties the recipe's EP."""
 
-        def order(family: RankedEngine) -> tuple[float, int, bool, int, bool, float]:
-            unscaled, other = choices.beside_recipe(family.resolved, family.deployment.config)
-            return family.cost(choices, at_least=False), family.num_gpus, unscaled, family.tied, other, -family.guess
+        def order(family: RankedEngine) -> tuple[float, ...]:
+            config, cost = family.deployment.config, family.cost(choices, at_least=False)
+            unscaled, other = choices.beside_recipe(family.resolved, config)
+            return cost, family.num_gpus, unscaled, config.data_parallel_size, family.tied, other, -family.guess
 
         margin, choices, profile = self.margin, self.choices, self.choices.profile.id
         families = sorted(self._families(), key=order)
