@@ -69,7 +69,6 @@ FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyo
 #: that tell.
 MEMBERS_WITHOUT_REUSE, COLD_PROMPTS = 2, 2000
 MEMBERS_OF_A_TRACE = 3  #: of a recorded load, once there is a plan: each takes seconds to replay
-SAME_STEP = 0.01  #: by which a step may be shorter that counts as no shorter
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where no request waits for one
 DECODE_SHARE = 0.25  #: of the target of TTFT that a decode server may take until it gives its first token
 TIMES_WITHOUT_OFFLOADING = 4  #: as many servers as with blocks in host memory, that are looked at without

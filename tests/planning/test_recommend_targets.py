@@ -226,30 +226,6 @@ def test_where_the_best_so_far_is_not_beaten_two_loads_tell() -> None:
     assert load is not None and failed is not None and not failed.meets
 
 
-def test_engines_with_no_shorter_steps_than_one_that_failed_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same plan with every engine replayed, and with fewer replays."""
-    classes = Load.of_class("chat", 20.0, 512, 128), Load.of_class("batch", 2.0, 4000, 100)
-    slos = tuple(replace(slo, group="chat") for slo in parse_slos({"ttft": 100.0}))
-    targets, load = Targets(slos, "rate", 22.0), Load.classes_of(classes)
-    asked = search_for(targets, "h100", model="meta-llama/Llama-3.1-8B-Instruct", load=load)
-    replayed: list[Deployment] = []
-    replay = Deployment.replay
-
-    def counted(self: Deployment, *args: Any, **words: Any) -> Any:
-        replayed.append(self)
-        return replay(self, *args, **words)
-
-    monkeypatch.setattr(Deployment, "replay", counted)
-    found = ranked(asked).best
-    few = len(replayed)
-    monkeypatch.setattr(by_targets._Search, "_slower_than", lambda *_: None)
-    replayed.clear()
-    every = ranked(asked).best
-    assert found is not None and every is not None
-    assert (found.num_gpus, found.engine) == (every.num_gpus, every.engine)
-    assert few < 0.8 * len(replayed)
-
-
 @dataclass
 class Steps:
     """A clock whose steps take any time that grows with the batch."""

@@ -109,7 +109,7 @@ class _Search:
         return min(map(self.cost, self.plans), default=inf)
 
     def run(self) -> None:
-        """Take families by closed-form cost, 16-bit caches and few DP ranks first, then by load; of ties the recipe's EP."""
+        """Take families by closed-form cost, 16-bit caches and few DP ranks first, then by load, then by the recipe."""
 
         def order(family: RankedEngine) -> tuple[float, ...]:
             config, cost = family.deployment.config, family.cost(choices, at_least=False)
@@ -294,15 +294,13 @@ class _Search:
             member = self._engine(family.resolved, args, family)
             if not self._may_be_better(member) or any(_no_better(member, *other) for other in tried):
                 continue
-            candidate, load = None, self._slower_than(member)
-            if not load:
-                try:
-                    candidate, load = self._challenge(member)
-                except InputError as error:  # a budget in which such prompts take too many steps to be replayed
-                    refused = error.cause
-                    continue
-                if load and not load.meets:
-                    self.missed.append((member, load))
+            try:
+                candidate, load = self._challenge(member)
+            except InputError as error:  # a budget in which such prompts take too many steps to be replayed
+                refused = error.cause
+                continue
+            if load and not load.meets:
+                self.missed.append((member, load))
             if candidate:
                 self.plans.append(candidate)
                 served, load = True, candidate.load
@@ -332,36 +330,6 @@ class _Search:
             for batch in sorted({asked} if asked else {most, *fewer}, reverse=True):
                 if 1 <= batch <= most and (budget is None or budget >= batch):
                     yield replace(args, max_num_seqs=batch)
-
-    def _slower_than(self, engine: RankedEngine) -> ServedLoad | None:
-        """The load with which a like engine of no longer steps missed a target; None for shared prefixes."""
-        least = self._least_load(engine) * (1 + 1e-9)
-        missed = () if self.load.reused else self.missed
-        return next(
-            (load for other, load in missed if load.value <= least and self._no_faster(engine, other, load)), None
-        )
-
-    def _no_faster(self, engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
-        """True if ``other`` missed by far under ``load``, in steps that differ in time alone, and took no longer."""
-        one, two, replay = engine.deployment.config, other.deployment.config, load.replay
-        worst = max(load.readings, key=lambda reading: reading.excess, default=None)
-        names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_batched_tokens")
-        alike = all(getattr(one, name) == getattr(two, name) for name in names) and one.max_num_seqs <= two.max_num_seqs
-        if worst is None or not (alike and engine.usual and other.usual) or replay.kv_cache_usage_peak > defaults.ROOMY:
-            return False
-        mine, its = (usual.upper(worst.slo.key, self.objective.confidence) for usual in (engine.usual, other.usual))
-        if worst.excess * min(mine / its, 1.0) <= defaults.FAR_OFF:  # being better known may help
-            return False
-        batches = [batch for batch in (replay.prefill_batch, replay.decode_batch) if batch is not None]
-        steps_s = ([each.deployment.timer.step_s(batch) for each in (engine, other)] for batch in batches)
-        return all(mine_s >= its_s * (1 - defaults.SAME_STEP) for mine_s, its_s in steps_s)
-
-    def _least_load(self, engine: RankedEngine) -> float:
-        """Load that one server has to carry to be of interest; 0 while anything is."""
-        if self.objective.value is None:
-            return self.choices.gpus_each(engine.num_gpus) / self.best_cost * (1 + TOLERANCE)
-        each = self.objective.value / max(self._most_of_interest(engine), 1)
-        return ceil(each) if self.objective.by == "concurrency" else each
 
     def _most_of_interest(self, engine: RankedEngine) -> float:
         """Servers that are cheaper than the best so far, or as cheap where that counts."""
