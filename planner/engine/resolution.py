@@ -47,7 +47,7 @@ from planner.engine.settings import (
     generation_config,
     media_limits,
 )
-from planner.engine.version import EngineVersion, release_text
+from planner.engine.version import EngineVersion, Release, release_text
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.model import (
@@ -124,7 +124,7 @@ class _Resolver:
         chunked = self._chunked_prefill(features, max_model_len)
         tokens, seqs = self._batch(features, max_model_len, chunked=chunked)
         check_known(self.model, self.version)
-        check_sparse_attention(self.model, self.profile, self.version)
+        check_kernels(self.model, self.profile, self.version, kv)
         resolved = {
             "version": self.version, "dtype": dtype, "weight_dtype": weight_dtype, "kv_cache_dtype": kv.dtype,
             "kv_cache_dtype_flag": kv.flag, "max_model_len": max_model_len, "max_num_seqs": seqs,
@@ -195,10 +195,6 @@ class _Resolver:
             raise IllegalPlanError(f"{FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out")
-        major, fp8 = (self.profile.compute_capability or (10, 0))[0], args.kv_cache_dtype.startswith("fp8")
-        if self.model.architecture == "KimiK3ForConditionalGeneration" and fp8 and major != 10:  # kimi_k3/nvidia/mla.py
-            cause = f"--kv-cache-dtype {args.kv_cache_dtype}: Kimi-K3 needs fp8 prefill queries, which sm_100 has"
-            raise IllegalPlanError(cause, hint="leave it at auto")
         if args.decode_context_parallel_size > 1:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
 
@@ -507,18 +503,35 @@ def check_known(model: Model, version: EngineVersion) -> None:
     raise IllegalPlanError(cause, hint=f"choose --engine-version {release_text(first if early else last)} or {edge}")
 
 
-def check_sparse_attention(model: Model, profile: GpuProfile, version: EngineVersion) -> None:
-    """Raise IllegalPlanError where no kernel of DeepSeek's sparse attention runs on an NVIDIA GPU.
+def check_kernels(model: Model, profile: GpuProfile, version: EngineVersion, kv: KvDtype) -> None:
+    """Raise IllegalPlanError where no attention kernel for an NVIDIA GPU serves the model, or reads its 8-bit cache.
 
     ``supports_compute_capability`` of the sparse backends in ``v1/attention/backends/mla`` (0.14.0, 0.27.1, 0.32.0) and
     in ``deepseek_v4``; 0.11.0 has FlashMLA only. None runs on 12.x to 0.22 (issue 45317).
     """
-    major = (profile.compute_capability or (9, 0))[0]
-    packed = any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers)
-    if not (packed or _picks_latents(model)) or major in (9, 10) or (major == 12 and version.release >= (0, 23)):
-        return
-    cause = f"vLLM {version} has no kernel for the sparse attention of {model.id} on {profile.name}"
-    raise IllegalPlanError(cause, hint="use a GPU of compute capability 9 or 10, such as --gpu h200")
+    major, missing = (profile.compute_capability or (9, 0))[0], ""
+    sparse = _picks_latents(model) or any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers)
+    if sparse and major not in (9, 10) and not (major == 12 and version.release >= (0, 23)):
+        missing, hint = "sparse attention", "use a GPU of compute capability 9 or 10, such as --gpu h200"
+    elif kv.dtype.startswith("fp8") and not _reads_fp8(model, profile.compute_capability, version.release):
+        missing = f"--kv-cache-dtype {kv.dtype}"
+        hint = "use --kv-cache-dtype bfloat16" if kv.reason else "leave it at auto"
+    if missing:
+        cause = f"vLLM {version} has no kernel for {model.id} with {missing} on {profile.name}"
+        raise IllegalPlanError(cause, hint=hint)
+
+
+def _reads_fp8(model: Model, capability: tuple[int, int] | None, release: Release) -> bool:
+    """Triton does from sm_89 on, for MLA after 0.14 (``triton_attn.py``, ``mla/triton_mla.py``). Below sm_90 it is all
+    that sinks have, and heads of sizes that FlashInfer lacks (``_get_backend_priorities`` of ``platforms/cuda.py``)."""
+    if capability is None or release < V0_GONE_IN:
+        return True
+    if model.architecture == "KimiK3ForConditionalGeneration":  # kimi_k3/nvidia/mla.py: its prefill takes fp8 queries
+        return capability[0] == 10
+    latent, sizes = uses_latent_attention(model), {getattr(mixer, "head_dim", 128) for mixer in model.distinct_mixers}
+    sinks = any("sink" in weight.name for kind in model.layer_kinds for weight in kind.layer.weights)
+    triton = latent or sinks or sizes - {64, 128, 256, 512} or capability < (8, 0) or release < (0, 11, 1)
+    return capability[0] in (9, 10) or not triton or (capability >= (8, 9) and not (latent and release < (0, 15)))
 
 
 def _picks_latents(model: Model) -> bool:

@@ -400,6 +400,13 @@ def _doubts(
     if share > engine.MOST_UTILIZATION and config.engine == "V1" and version.release >= (0, 9, 1):
         cause = f"{share:g} of the memory is not free when the server starts"
         yield engine.FlagProblem("--gpu-memory-utilization", cause, f"give {engine.ADVISED_UTILIZATION}")
+    given = {name: value for name, value in {**line.env, **line.others}.items() if engine.env_status(version, name)}
+    fp8, capability = config.kv_cache_dtype.startswith("fp8"), profile.compute_capability or (9, 0)
+    reads = {"TRITON_ATTN": capability >= (8, 9), "FLASH_ATTN": capability[0] in (9, 10)}  # v1/attention/backends
+    for word in ("--attention-backend", "--attention-config.backend", "VLLM_ATTENTION_BACKEND"):
+        if fp8 and config.engine == "V1" and not reads.get(given.get(word, "").upper(), True):
+            cause = f"{given[word]} does not read an fp8 KV cache on {profile.name}"
+            yield engine.FlagProblem(word, cause, "leave it out, or --kv-cache-dtype")
     own = model.quantization.weight_dtype
     if method == "modelopt" and own != "fp8" and model.quantization.method:
         cause = f"the checkpoint is {own}, and modelopt is fp8"

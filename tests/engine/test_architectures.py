@@ -2,7 +2,7 @@
 
 import pytest
 
-from planner.engine.resolution import check_known, check_sparse_attention
+from planner.engine.resolution import KvDtype, check_kernels, check_known
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError
 from planner.hardware import load_profile
@@ -60,13 +60,41 @@ def test_sparse_attention_needs_a_gpu_with_its_kernels(name: str, gpu: str, vers
     ``TRITON_MLA``, all that is left on others, is not sparse."""
     model = resolve_model(name, network=False).model
     if runs:
-        check_sparse_attention(model, load_profile(gpu), parse_version(version))
+        check_kernels(model, load_profile(gpu), parse_version(version), KvDtype("bf16", "auto"))
     else:
         with pytest.raises(IllegalPlanError, match="sparse attention") as error:
-            check_sparse_attention(model, load_profile(gpu), parse_version(version))
+            check_kernels(model, load_profile(gpu), parse_version(version), KvDtype("bf16", "auto"))
         assert "--gpu h200" in error.value.hint
 
 
 def test_latent_attention_without_an_indexer_runs_on_older_gpus() -> None:
     model = resolve_model("deepseek-ai/DeepSeek-V3.1", network=False).model
-    check_sparse_attention(model, load_profile("a100"), parse_version("0.32.0"))
+    check_kernels(model, load_profile("a100"), parse_version("0.32.0"), KvDtype("bf16", "auto"))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "version", "reads"),
+    [
+        ("openai/gpt-oss-20b", "a100", "0.32.0", False),  # sinks: FlashAttention and FlashInfer have none there
+        ("openai/gpt-oss-20b", "l40s", "0.32.0", True),
+        ("openai/gpt-oss-20b", "h100", "0.32.0", True),
+        ("deepseek-ai/DeepSeek-V2-Lite", "a100", "0.32.0", False),  # MLA
+        ("deepseek-ai/DeepSeek-V2-Lite", "l40s", "0.32.0", True),
+        ("deepseek-ai/DeepSeek-V2-Lite", "l40s", "0.14.0", False),  # TRITON_MLA of 0.14.0 has no fp8
+        ("deepseek-ai/DeepSeek-V2-Lite", "mi300x", "0.32.0", True),
+        ("Qwen/Qwen3-8B", "a100", "0.32.0", True),  # FlashInfer
+        ("Qwen/Qwen3-8B", "a100", "0.11.0", False),  # get_attn_backend_cls: Triton for fp8 on all but sm_90 and 100
+        ("Qwen/Qwen3-8B", "t4", "0.32.0", False),  # flashinfer.py: from sm_80 on
+        ("microsoft/Phi-3-mini-4k-instruct", "a100", "0.32.0", False),  # heads of 96
+        ("Qwen/Qwen3-8B", "a100", "0.9.1", True),  # V0
+    ],
+)
+def test_triton_reads_8_bit_caches_from_sm_89_on(name: str, gpu: str, version: str, reads: bool) -> None:
+    """``TritonAttentionImpl`` and ``TritonMLAImpl`` of vLLM 0.32.0: "requires SM89+"."""
+    model, fp8 = resolve_model(name, network=False).model, KvDtype("fp8", "fp8")
+    if reads:
+        check_kernels(model, load_profile(gpu), parse_version(version), fp8)
+    else:
+        with pytest.raises(IllegalPlanError, match="--kv-cache-dtype fp8") as error:
+            check_kernels(model, load_profile(gpu), parse_version(version), fp8)
+        assert error.value.hint == "leave it at auto"

@@ -234,3 +234,22 @@ def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
     assert "too little" in said and "-1" not in said.split("KV cache")[1].splitlines()[0]
     spread = run("check", "--gpu", "h100", "--", "vllm", "serve", "deepseek-ai/DeepSeek-R1", "-tp", "16").out
     assert "on 16 x h100-sxm over 2 nodes" in spread
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words", "word"),
+    [
+        ("a100", "--attention-backend TRITON_ATTN", "--attention-backend"),  # triton_attn.py: requires SM89+
+        ("rtx-3090", "--attention-config.backend FLASH_ATTN", "--attention-config.backend"),
+        ("l40s", "--attention-backend FLASH_ATTN", "--attention-backend"),  # fa_utils.py: FA3 on sm_90, FA4 on sm_100
+        ("l40s", "--attention-backend TRITON_ATTN", ""),
+        ("a100", "--attention-backend FLASHINFER", ""),
+        ("h100", "--attention-backend FLASH_ATTN", ""),
+        ("a100", "", ""),
+    ],
+)
+def test_a_backend_that_reads_no_8_bit_cache_is_refused(gpu: str, words: str, word: str) -> None:
+    """``flash_attn_supports_kv_cache_dtype`` and ``TritonAttentionImpl`` of vLLM 0.32.0."""
+    said = answer(gpu, f"vllm serve Qwen/Qwen3-4B --kv-cache-dtype fp8 --max-model-len 8192 {words}", status=bool(word))
+    assert flags(said) == ({word: True} if word else {})
+    assert all("attention" not in plan["command"] for plan in said["better"] if word)
