@@ -10,11 +10,11 @@ The second (``v1/worker/gpu/model_runner.py``) has as many batches as stages.
 ('--num-scheduler-steps 8',)
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from planner.engine.flags import GRAPH_ESTIMATE, flag_status
 from planner.engine.settings import Engine, EngineArgs, EngineConfig, SpeculativeMethod
@@ -27,13 +27,6 @@ from planner.resources import package_dir, tables_of
 
 #: First release with both engines, first without V0, and first without the oracle.
 BOTH_SINCE, V0_GONE_IN, ORACLE_GONE_IN = (0, 8), (0, 11), (0, 11, 1)
-#: ``V1_BACKENDS`` of all these releases together, but for 0.11.0, where no name is V0's any more.
-_V1_BACKENDS = (
-    "FLASH_ATTN_VLLM_V1", "FLASH_ATTN", "PALLAS", "PALLAS_VLLM_V1", "TRITON_ATTN_VLLM_V1", "TRITON_MLA",
-    "CUTLASS_MLA_VLLM_V1", "CUTLASS_MLA", "FLASHMLA", "FLASHMLA_VLLM_V1", "FLASH_ATTN_MLA", "FLASHINFER",
-    "FLASHINFER_VLLM_V1", "FLASHINFER_MLA", "ROCM_AITER_MLA", "TORCH_SDPA_VLLM_V1", "FLEX_ATTENTION", "TREE_ATTN",
-    "XFORMERS_VLLM_V1",
-)  # fmt: skip
 #: First release that runs models with states on V1 by default ("V1 mamba models are unoptimized" before).
 _STATES_SINCE: Release = (0, 10, 2)
 #: V1 runs on CPUs from the first of these on; from the second on, until the oracle goes, without sliding windows.
@@ -48,40 +41,14 @@ def has_both_engines(version: EngineVersion) -> bool:
     return BOTH_SINCE <= version.release < V0_GONE_IN
 
 
-def _is_not(number: float) -> Callable[[str], bool]:
-    def differs(value: str) -> bool:
-        try:
-            return float(value) != number
-        except ValueError:
-            return False  # the parser refuses it
-
-    return differs
-
-
-_ANY: Callable[[str], bool] = lambda _: True  # noqa: E731
-#: An option brings V0 back where its value passes the test, in releases before the one named.
-_RULES: tuple[tuple[str, Release, Callable[[str], bool]], ...] = (
-    ("--load-format", (0, 9), lambda value: value == "tensorizer"),
-    ("--load-format", V0_GONE_IN, lambda value: value == "sharded_state"),
-    ("--logits-processor-pattern", ORACLE_GONE_IN, _ANY),
-    ("--preemption-mode", V0_GONE_IN, _ANY),
-    ("--disable-async-output-proc", V0_GONE_IN, _ANY),
-    ("--scheduling-policy", (0, 9, 2), lambda value: value != "fcfs"),
-    ("--num-scheduler-steps", (0, 10, 1), _is_not(1)),
-    ("--scheduler-delay-factor", V0_GONE_IN, _is_not(0)),
-    ("--guided-decoding-backend", (0, 10), lambda v: v.split(":")[0] not in ("auto", "xgrammar", "guidance")),
-    ("--guided-decoding-backend", (0, 10, 1), lambda value: value == "lm-format-enforcer"),
-    ("--enable-prompt-adapter", (0, 10), _ANY),
-    ("--enable-prompt-embeds", V0_GONE_IN, _ANY),
-    ("--quantization", (0, 9), lambda value: value == "gguf"),
-    ("--max-num-partial-prefills", ORACLE_GONE_IN, _is_not(1)),
-    ("--max-long-partial-prefills", ORACLE_GONE_IN, _is_not(1)),
-    ("--otlp-traces-endpoint", (0, 10, 2), _ANY),
-    ("--collect-detailed-traces", (0, 10, 2), _ANY),
-    ("--dtype", (0, 9, 2), lambda value: value in ("float32", "float")),
-    ("--pipeline-parallel-size", _PIPELINES_SINCE, _is_not(1)),
-    ("VLLM_ATTENTION_BACKEND", V0_GONE_IN, lambda value: value not in ("", *_V1_BACKENDS)),
-)
+def _brings_v0_back(rule: Mapping[str, Any], value: str) -> bool:
+    if "default" not in rule:
+        word = value.split(":")[0]
+        return word in rule["only"] if "only" in rule else word not in rule.get("unless", ())
+    try:
+        return float(value) != float(rule["default"])
+    except ValueError:
+        return False  # the parser refuses it
 
 
 def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: EngineVersion) -> tuple[str, ...]:
@@ -92,9 +59,11 @@ def needs_v0(options: Mapping[str, str], env: Mapping[str, str], version: Engine
     if pipelines_on_v1(options, version):
         given.pop("--pipeline-parallel-size", None)
     return tuple(
-        f"{option}{' ' if option.startswith('--') else '='}{given[option]}".strip()
-        for option, until, test in _RULES
-        if option in given and version.release < until and test(given[option])
+        f"{word}{' ' if word.startswith('--') else '='}{given[word]}".strip()
+        for rule in tables_of(package_dir("engine") / "old_engine.toml")["rule"]
+        if (word := rule["word"]) in given
+        and version.release < release_of(rule["until"])
+        and _brings_v0_back(rule, given[word])
     )
 
 
