@@ -414,18 +414,20 @@ class _Search:
 
     def ranking(self) -> Ranking:
         self.run()
-        goal, rejected = self.objective.goal, self.choices.rejected
+        goal, rejected, cheapest = self.objective.goal, self.choices.rejected, self.best_cost
+        least = min((one.load.excess for one in self.plans if one.load and self.cost(one) == cheapest), default=0.0)
 
         def order(candidate: Candidate) -> tuple[float, ...]:
             load, cost = candidate.load, self.cost(candidate)
             assert load is not None
             if goal == "min-latency":
                 return cost, candidate.e2el_s
-            if goal == "max-throughput" and cost == self.best_cost:  # others are not looked at
+            if goal == "max-throughput" and cost == cheapest:  # others are not looked at
                 most = largest(self.choices.space, self.objective, candidate) or load
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
-            # few pipelines were measured
-            return cost, candidate.config.pipeline_parallel_size, self._unscaled(candidate), load.excess
+            unscaled, other = self.choices.beside_recipe(candidate.resolved, candidate.config)
+            slack = max(load.excess, least * (1 + TOLERANCE)), candidate.config.data_parallel_size, other, load.excess
+            return cost, candidate.config.pipeline_parallel_size, unscaled, *slack  # few pipelines were measured
 
         candidates = sorted(self.plans, key=order)
         seen: set[tuple[str, int, str]] = set()

@@ -119,7 +119,7 @@ def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: M
     elif same:
         merit = Merit.among(ranking.candidates, objective.goal)
         result = f"{merit.words(same)} against {merit.words(winner)}"
-    as_many = re.fullmatch(r"(\d+ GPUs?)(?: at best|, against \1)", result)
+    as_many = re.fullmatch(r"(\d+ GPUs?), against \1", result)
     return f"{as_many[1]} as well" if as_many else result.replace("per GPU at best", "per GPU as an upper bound")
 
 
