@@ -55,6 +55,7 @@ from .features import has_both_engines as has_both_engines
 from .sharding import Layout as Layout
 from .sharding import Piece as Piece
 from .sharding import check_layout as check_layout
+from .sharding import cuts_expert_blocks as cuts_expert_blocks
 from .sharding import held_heads as held_heads
 from .sharding import held_piece as held_piece
 from .sharding import legal_tensor_parallel_sizes as legal_tensor_parallel_sizes

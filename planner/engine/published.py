@@ -178,15 +178,16 @@ class Recipe:
 
 def recipe_for(
     model: Model, profile: GpuProfile, version: EngineVersion, *, kv_cache_dtype: str = "auto",
-    engine: Engine | None = None, tensor_parallel_size: int | None = None,
+    engine: Engine | None = None, tensor_parallel_size: int | None = None, cuts_blocks: bool = False,
 ) -> Recipe:  # fmt: skip
     """The layers that match, merged, in the version's names; at TP 1 without options of sums over GPUs."""
+    given = {"fp8_kv": kv_cache_dtype.startswith("fp8"), "cuts_blocks": cuts_blocks}
     env: dict[str, str] = {}
     flags: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     sources: dict[str, None] = {}
     for layer in _table("recipes")["recipe"]:
-        if _matches(layer, model, profile, version, fp8_kv=kv_cache_dtype.startswith("fp8")):
+        if _matches(layer, model, profile, version) and all(layer.get(key, on) is on for key, on in given.items()):
             env |= layer.get("env", {})
             flags |= layer.get("flags", {})
             settings |= layer.get("settings", {})
@@ -241,7 +242,7 @@ def _serving_flags(model: Model) -> dict[str, Any]:
     return {flag: value[0] if value else True for flag, *value in words}
 
 
-def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: EngineVersion, *, fp8_kv: bool) -> bool:
+def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: EngineVersion) -> bool:
     name = model.id.rstrip("/").rsplit("/", 1)[-1].lower()
     tests: dict[str, Callable[[Any], bool]] = {
         "platform": lambda asked: asked == profile.platform,
@@ -251,7 +252,6 @@ def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: 
         "weight_dtype": lambda asked: model.quantization.weight_dtype in asked,
         "moe": lambda asked: model.is_moe is asked,
         "latent": lambda asked: uses_latent_attention(model) is asked,
-        "fp8_kv": lambda asked: fp8_kv is asked,
         "since": lambda asked: version.release >= release_of(asked),
         "until": lambda asked: version.release < release_of(asked),
     }

@@ -156,6 +156,11 @@ def legal_tensor_parallel_sizes(
     return tuple(s for s in sizes if not any(_problems(model, profile, layouts[s], allow_unvalidated, fp8_blocks)))
 
 
+def cuts_expert_blocks(model: Model, layout: Layout) -> bool:
+    """True if the fp8 blocks of experts become smaller: Triton's kernels alone read them (``oracle/fp8.py``, 0.32)."""
+    return any(_cut_problems(model, layout, "merged"))
+
+
 def _problems(
     model: Model, profile: GpuProfile, layout: Layout, allow_unvalidated: bool, fp8_blocks: Fp8Blocks
 ) -> Iterator[IllegalPlanError]:

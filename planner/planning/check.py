@@ -45,6 +45,11 @@ FUNCTIONAL = (
     "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only", "enable_chunked_prefill",
     "max_cudagraph_capture_size", "override_generation_config",
 )  # fmt: skip
+#: Variables that force a kernel of fp8 experts where both are on, and the default of the first: vLLM 0.32.0,
+#: ``select_fp8_moe_backend`` of ``fused_moe/oracle/fp8.py``.
+_FORCED_EXPERTS = {
+    ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM"): "1", ("VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"): "0",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +412,14 @@ def _doubts(
         if fp8 and config.engine == "V1" and not reads.get(given.get(word, "").upper(), True):
             cause = f"{given[word]} does not read an fp8 KV cache on {profile.name}"
             yield engine.FlagProblem(word, cause, "leave it out, or --kv-cache-dtype")
+    cuts = version.release >= (0, 32) and engine.cuts_expert_blocks(model, engine.Layout.of(config))
+    chosen = "moe_backend" in " ".join((*line.others, *line.others.values())).replace("-", "_")
+    for (name, moe), default in _FORCED_EXPERTS.items() if cuts and not chosen else ():
+        values = line.env.get(name, default), line.env.get(moe, "1")
+        if {name, moe} & line.env.keys() and all(value.lower() in ("1", "true") for value in values):
+            cause = "forces kernels that do not read the blocks of fp8 experts as TP cuts them"
+            hint = f"set {moe}=0, or add --enable-expert-parallel"
+            yield engine.FlagProblem(moe if moe in line.env else name, cause, hint)
     own = model.quantization.weight_dtype
     if method == "modelopt" and own != "fp8" and model.quantization.method:
         cause = f"the checkpoint is {own}, and modelopt is fp8"

@@ -186,3 +186,21 @@ def test_containers_get_the_gpus_and_no_privileges() -> None:
         assert "SYS_PTRACE" not in argv
     assert visible_devices(load_profile("mi300x"), 2) == {"HIP_VISIBLE_DEVICES": "0,1"}
     assert visible_devices(load_profile("mi300x"), 8) == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "env"),
+    [
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "h200", "0.32.0", {"VLLM_MOE_USE_DEEP_GEMM": "0"}),
+        ("Qwen/Qwen3-30B-A3B-FP8", "mi300x", "0.32.0", {"VLLM_ROCM_USE_AITER_MOE": "0"}),
+        ("MiniMaxAI/MiniMax-M2.5", "mi325x", "0.32.0", {"VLLM_ROCM_USE_AITER_MOE": "0"}),
+        ("MiniMaxAI/MiniMax-M2.5", "mi325x", "0.31.0", {}),  # refuses to cut the blocks
+    ],
+)
+def test_experts_whose_blocks_are_cut_are_left_to_triton(
+    model: str, gpu: str, version: str, env: dict[str, str]
+) -> None:
+    """``select_fp8_moe_backend`` of vLLM 0.32.0 raises where VLLM_USE_DEEP_GEMM=1, or VLLM_ROCM_USE_AITER=1, is set
+    beside blocks of 64 or 32 (``refine_fp8_moe_block_shape``), unless the switch of the experts is off."""
+    whole, cut = (recipe(model, gpu, version, cuts_blocks=cuts).env for cuts in (False, True))
+    assert cut == whole | env and not env.keys() & whole.keys()

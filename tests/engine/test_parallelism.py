@@ -8,6 +8,7 @@ from memory_cases import model
 from planner.engine.sharding import (
     Layout,
     check_layout,
+    cuts_expert_blocks,
     held_heads,
     held_piece,
     legal_tensor_parallel_sizes,
@@ -17,6 +18,7 @@ from planner.engine.sharding import (
 from planner.errors import IllegalPlanError
 from planner.hardware.profiles import load_profile
 from planner.model.architecture import Component, Shard, Weight
+from planner.model.resolve import resolve_model
 
 
 @pytest.mark.parametrize(
@@ -205,3 +207,18 @@ def test_more_ranks_never_hold_more(weight: Weight, size: int) -> None:
 )
 def test_ranks_share_the_experts_evenly_whole_or_sliced(experts: Weight, layout: Layout) -> None:
     assert held_piece(experts, layout).params * layout.expert_ranks == experts.params
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "cuts"),
+    [
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", Layout(8), True),  # 2560 / 8 = 320 = 5 x 64
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", Layout(4), False),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", Layout(8, enable_expert_parallel=True), False),
+        ("deepseek-ai/DeepSeek-R1", Layout(8), False),
+        ("Qwen/Qwen3-30B-A3B", Layout(8), False),  # no blocks
+    ],
+)
+def test_tensor_parallelism_cuts_the_blocks_of_experts(name: str, layout: Layout, cuts: bool) -> None:
+    """``refine_fp8_moe_block_shape`` of vLLM 0.32.0."""
+    assert cuts_expert_blocks(resolve_model(name, network=False).model, layout) is cuts

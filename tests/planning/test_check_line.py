@@ -253,3 +253,28 @@ def test_a_backend_that_reads_no_8_bit_cache_is_refused(gpu: str, words: str, wo
     said = answer(gpu, f"vllm serve Qwen/Qwen3-4B --kv-cache-dtype fp8 --max-model-len 8192 {words}", status=bool(word))
     assert flags(said) == ({word: True} if word else {})
     assert all("attention" not in plan["command"] for plan in said["better"] if word)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "env", "words", "word"),
+    [
+        ("h200", "VLLM_USE_DEEP_GEMM=1", "-tp 8", "VLLM_USE_DEEP_GEMM"),
+        ("h200", "VLLM_USE_DEEP_GEMM=1 VLLM_MOE_USE_DEEP_GEMM=0", "-tp 8", ""),
+        ("h200", "VLLM_USE_DEEP_GEMM=1", "-tp 8 --enable-expert-parallel", ""),
+        ("h200", "VLLM_USE_DEEP_GEMM=1", "-tp 8 --moe-backend triton", ""),  # is looked at before the variables
+        ("h200", "VLLM_USE_DEEP_GEMM=0", "-tp 8", ""),
+        ("h200", "A=1", "-tp 8", ""),  # DeepGEMM is passed over where nobody asks for it
+        ("mi325x", "VLLM_ROCM_USE_AITER=1", "-tp 8", "VLLM_ROCM_USE_AITER"),
+        ("mi325x", "VLLM_ROCM_USE_AITER=1 VLLM_ROCM_USE_AITER_MOE=True", "-tp 8", "VLLM_ROCM_USE_AITER_MOE"),
+        ("mi325x", "VLLM_ROCM_USE_AITER_MOE=1", "-tp 8", ""),
+    ],
+)
+def test_kernels_that_read_no_cut_blocks_are_refused(gpu: str, env: str, words: str, word: str) -> None:
+    """``select_fp8_moe_backend`` of vLLM 0.32.0; experts of 1,536 / 8 = 192 columns have blocks of 64."""
+    said = answer(gpu, f"env {env} vllm serve MiniMaxAI/MiniMax-M2.5 --max-model-len 8192 {words}", status=bool(word))
+    assert {name: fatal for name, fatal in flags(said).items() if "USE" in name} == ({word: True} if word else {})
+    for plan in said["better"] if word else ():
+        forced = plan["env"].get("VLLM_ROCM_USE_AITER") == "1" or plan["env"].get("VLLM_USE_DEEP_GEMM") == "1"
+        off = "0" in (plan["env"].get("VLLM_ROCM_USE_AITER_MOE"), plan["env"].get("VLLM_MOE_USE_DEEP_GEMM"))
+        options = plan["command"]
+        assert not forced or off or "--enable-expert-parallel" in options or "--tensor-parallel-size 8" not in options

@@ -139,8 +139,9 @@ def _word(option: str, value: str) -> str:
 def recipe_of(deployment: Deployment) -> engine.Recipe:
     config = deployment.config
     model, size = deployment.model, config.tensor_parallel_size
+    cuts = engine.cuts_expert_blocks(model, engine.Layout.of(config))
     recipe = engine.recipe_for(
-        model, deployment.profile, config.version, engine=config.engine, tensor_parallel_size=size
+        model, deployment.profile, config.version, engine=config.engine, tensor_parallel_size=size, cuts_blocks=cuts
     )
     if captures_by_context(config):
         recipe.flags[TO_CAPTURE.removeprefix("--")] = config.max_model_len
