@@ -134,7 +134,7 @@ class _Judge:
             asked = asked.with_client(clients[0], version)
             problems = tuple(problem for client in clients for problem in client.problems)
             read = replace(read, problems=(*read.problems, *problems))
-        elif not (read.is_offline or asked.like or "max_concurrency" in asked.given):
+        elif not (read.is_offline or read.pools or asked.like or "max_concurrency" in asked.given):
             self.remarks += ("the load is a default, as many requests as run at once: --max-concurrency N sets it",)
         if len(clients) > 1:
             self.remarks += (f"{len(clients)} clients are in this; the load is that of the first",)

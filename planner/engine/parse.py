@@ -79,6 +79,8 @@ _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 _LISTS = frozenset(
     ("--served-model-name", "--lora-modules", "--middleware", "--cudagraph-capture-sizes", "--cuda-graph-sizes")
 )
+#: Values of ``--runner``, ``--convert`` and, to 0.12, ``--task`` of a server that generates nothing.
+_POOLING = ("pooling", "embed", "embedding", "classify", "score", "reward")
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 SET_IT = "write the value out, or give it by --set"
@@ -222,6 +224,11 @@ class ServeLine:
     def is_offline(self) -> bool:
         return self.command in OFFLINE
 
+    @property
+    def pools(self) -> bool:
+        """True for a server of embeddings, classes or scores (``config/model.py``, ``_get_runner_type``)."""
+        return any(self.options.get(name) in _POOLING for name in ("--task", "--runner", "--convert"))
+
     def workload(self, version: EngineVersion) -> Load:
         """The load that a benchmark's line sends, its own defaults included. Raises InputError for others."""
         latency = "latency" in self.command
@@ -265,20 +272,13 @@ def read_line(
     for name, value in environment.items():
         problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(
-        model=reader.positional or reader.named,
-        args=EngineArgs(**reader.settings),
+        reader.positional or reader.named, EngineArgs(**reader.settings),
         problems=tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
-        not_simulated=tuple(dict.fromkeys(reader.not_simulated)),
-        longest_context=reader.longest_context,
-        num_scheduler_steps=reader.num_scheduler_steps,
-        only_v0=needs_v0(reader.options, environment, version),
-        env=environment,
-        pipelines_on_v1=pipelines_on_v1(reader.options, version),
-        command=command,
-        load=reader.load,
-        options=reader.options,
-        others=reader.others,
-    )
+        not_simulated=tuple(dict.fromkeys(reader.not_simulated)), longest_context=reader.longest_context,
+        num_scheduler_steps=reader.num_scheduler_steps, only_v0=needs_v0(reader.options, environment, version),
+        env=environment, pipelines_on_v1=pipelines_on_v1(reader.options, version), command=command,
+        load=reader.load, options=reader.options, others=reader.others,
+    )  # fmt: skip
 
 
 def _check_parsers(options: Mapping[str, str], version: EngineVersion) -> Iterator[FlagProblem]:

@@ -270,19 +270,22 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     """
     if overrides := _overrides(line):
         serving = serving.changed(model=with_overrides(serving.model, overrides))
+    if line.pools:
+        remark = "only memory is checked, speed is not simulated"
+        line = replace(line, problems=(*line.problems, engine.FlagProblem("pooling", remark, fatal=False)))
     answer = LineVerdict(serving, line, asked.goal)
     try:
         line, timed, result = _fitted(line, serving)
     except InputError as error:
         answer = replace(answer, refusals=(error, *_further_refusals(line, serving, error)))
-        return answer if line.is_offline else _with_plan(answer, asked, defaults.LEN)
+        return answer if line.is_offline or line.pools else _with_plan(answer, asked, defaults.LEN)
     line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")
     known = engine.known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
     issues = (*known, *_doubts(line, result.config, serving.model, serving.profile))
     answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
-    if line.is_offline:
-        return _offline(answer, timed)
+    if line.is_offline or line.pools:
+        return answer if line.pools else _offline(answer, timed)
     room = min(defaults.LEN, result.config.max_model_len // 2)
     if not result.fits:
         return _with_plan(answer, asked, room)

@@ -221,6 +221,25 @@ def test_what_is_cut_short_is_counted() -> None:
     assert re.search(r"x \d+ other settings: --format json lists\s+them", found)
 
 
+@pytest.mark.parametrize(
+    ("version", "words", "pools"),
+    [
+        ("0.32.0", "--runner pooling", True),
+        ("0.32.0", "--convert embed", True),  # a runner of auto is then pooling
+        ("0.32.0", "--runner generate --convert none", False),
+        ("0.9.2", "--task score", True),
+        ("0.9.2", "--task generate", False),
+        ("0.32.0", "--runner pooling -tp 3", True),  # which 32 heads refuse
+    ],
+)
+def test_a_pooling_server_is_checked_for_memory_alone(version: str, words: str, pools: bool) -> None:
+    checked = check_command(f"vllm serve Qwen/Qwen3-8B {words}", gpu="h100", engine_version=version, max_concurrency=2)
+    told = checked.to_dict()
+    assert ("pooling" in [problem["flag"] for problem in told["flags"]]) is pools
+    assert (told["delivers"] is None and not told["better"] and told["load"] is None) is pools
+    assert (told["fit"] is None) is ("-tp 3" in words) is (not checked.ok)
+
+
 def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
     """A public question: 671 GB of DeepSeek-R1 on eight H100. Two nodes hold it, and so do eight H200."""
     line = "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 --trust-remote-code"
