@@ -101,41 +101,23 @@ def recommend_plans(
     pick, disaggregated = searched.get("pick", 1), "disaggregated" in searched
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
-    search = planning.Search(
-        planning.Space(
-            servings,
-            searched.get("gpus", defaults.GPUS_PER_NODE),
-            searched.get("nodes"),
-            prices,
-            stock,
-            searched.get("speculation", True),
-        ),
-        planning.Objective(
-            searched.get("goal", defaults.GOAL),
-            load if targets else replace(load, max_concurrency=given.get("max_concurrency")),
-            targets,
-            num_prompts=given.get("num_prompts"),
-            workload_name=given.get("workload"),
-            **size,
-        ),
-    )
+    gpus, drafts = searched.get("gpus", defaults.GPUS_PER_NODE), searched.get("speculation", True)
+    space = planning.Space(servings, gpus, searched.get("nodes"), prices, stock, drafts)
+    goal, num_prompts, name = searched.get("goal", defaults.GOAL), given.get("num_prompts"), given.get("workload")
+    sent = load if targets else replace(load, max_concurrency=given.get("max_concurrency"))
+    search = planning.Search(space, planning.Objective(goal, sent, targets, num_prompts, workload_name=name, **size))
     if disaggregated:
         planning.check_apart(search)
     rankings = search.run()
     names: dict[str, Any] = {} if model is None else {"": asked.resolved.requested}
     names |= {} if gpu is None else {"gpu": [profile.id for profile in profiles]}
+    picked = tuple(_picked(search, ranking, pick) for ranking in rankings)
+    taken_by_default = _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets)
     answer = out.Recommendation.of(
-        search,
-        rankings,
-        tuple(_picked(search, ranking, pick) for ranking in rankings),
-        pick,
-        _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets),
-        command_line or shlex.join(typed({**names, **stated})),
-        wrote=directory is not None,
-        remarks=(*of_case, *asked.notes, *load.notes),
-        explain=explain,
+        search, rankings, picked, pick, taken_by_default, command_line or shlex.join(typed({**names, **stated})),
+        wrote=directory is not None, remarks=(*of_case, *asked.notes, *load.notes), explain=explain,
         disaggregated=disaggregated,
-    )
+    )  # fmt: skip
     if directory and (written := write_scripts(answer, directory, force=force)):
         apart = answer.answer_apart
         best, first = (apart.plan, "prefill.sh") if apart else (answer.best, "RUNBOOK.md")
