@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import product
-from math import ceil, inf, isfinite, log
+from math import ceil, inf, isfinite
 from typing import Any
 
 from planner import engine
@@ -18,7 +18,7 @@ from planner.model import Model, resolve_model, with_overrides
 from planner.planning import defaults
 from planner.planning.advice import Advised
 from planner.planning.calibration import SHIPPED, Local
-from planner.planning.defaults import WORTH_IT, Goal
+from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
@@ -210,7 +210,7 @@ class LineVerdict:
             if candidate is None or self.workload is None:
                 continue
             plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.line)
-            if not self.served or plan.merit(merit) > log(WORTH_IT) + self.served.merit(merit):
+            if not self.served or plan.merit(merit) > self.served.merit(merit) + merit.tie:
                 yield plan
 
     def advice(self) -> Iterator[str]:
@@ -241,7 +241,7 @@ class LineVerdict:
                 one = _serve(self.model, _engine(serving, self.line), share, self.line)
             except PlannerError:
                 break
-            if one.merit(merit) > log(WORTH_IT) + (best[1] if best else self.served).merit(merit):
+            if one.merit(merit) > (best[1] if best else self.served).merit(merit) + merit.tie:
                 best = servers, one
         return best
 

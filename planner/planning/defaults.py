@@ -87,7 +87,6 @@ USUALLY_KEPT = 0.9  #: of the closed form, where the queue of a slower engine is
 USUAL_PLACES = 256  #: most places of a serving line for a request rate, where targets and KV cache allow them
 PLACES_HEAD_ROOM = 0.25  #: places of a serving line above the requests in flight, before it is rounded up
 USUAL_BATCH = 32  #: requests in flight at which the doubt about the closed form is worked out; it hardly moves
-WORTH_IT = 1.02  #: a plan that is better by less is not worth a change: replays and machines scatter by more
 EQUAL = 0.01  #: share by which figures of a comparison differ that are called equal: predictions are no better
 CERTAIN = 0.95  #: probability of an order that is called certain: the 90 % interval of the ratio does not hold 1
 SAME_REPLAY = 0.005  #: share by which a repeated replay may differ from its plan before a note says so

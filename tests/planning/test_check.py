@@ -26,6 +26,7 @@ from planner.output.workflows.render import plan_workflow
 from planner.output.workflows.subject import Choice
 from planner.planning import engine_args
 from planner.planning.plan import PlannedWorkload
+from planner.planning.search.candidate import Merit
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NEW = parse_version("0.32.0")
@@ -514,6 +515,23 @@ def test_the_line_of_a_plan_cannot_be_improved_much(tmp_path: Path) -> None:
     assert said["better"] == []
     client = run("check", str(tmp_path / "plan" / "benchmark.sh"))  # asks the plan's server
     assert client.status == 0 and "there is no server" not in client.err
+
+
+@pytest.mark.parametrize("merit", [Merit("max-throughput"), Merit("min-latency"), Merit("balanced", 0.7, 1.3)])
+def test_the_margin_of_a_change_is_the_same_throughput_for_every_goal(merit: Merit) -> None:
+    """As between the layouts of ``recommend``, which keeps to the recipe's within 3 %."""
+
+    def of(speed: float) -> float:
+        rates = {"output_throughput_per_gpu": 259 * speed, "output_throughput_per_user": 32.4 * speed}
+        return merit.of({**rates, "mean_e2el_ms": 30_806 / speed})
+
+    assert of(1.0) < of(1.025) < of(1.0) + merit.tie < of(1.035)
+
+
+def test_the_layout_of_recommend_is_not_improved_by_an_equal_one() -> None:
+    load = ("--random-input-len", "8000", "--random-output-len", "1000", "--max-concurrency", "32")
+    made = json.loads(run("recommend", "zai-org/GLM-4.6-FP8", "--gpu", "b200", *load, "--format", "json").out)
+    assert answer("--gpu", "b200", *load, "--", *made["plans"][0]["serve_argv"])["better"] == []
 
 
 def test_a_plan_for_targets_at_a_rate_is_checked_with_just_that(tmp_path: Path) -> None:

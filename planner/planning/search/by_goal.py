@@ -10,7 +10,7 @@ A batch fits when the low end of the memory budget holds all its requests at ful
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from math import ceil, log1p
+from math import ceil
 
 from planner.engine import EngineArgs
 from planner.errors import PlannerError
@@ -41,7 +41,7 @@ def rank_by_goal(choices: Choices) -> Ranking:
 def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candidate]:
     """Put the recipe's layout first among those alike, of the same checkpoint and GPUs; fewer GPUs before stages."""
     merit = Merit.among(candidates, choices.objective.goal)
-    best, least = candidates[0], merit.of_candidate(candidates[0]) - abs(merit.figure[1]) * log1p(defaults.TOLERANCE)
+    best, least = candidates[0], merit.of_candidate(candidates[0]) - merit.tie
     gpus = range(1 if best.config.pipeline_parallel_size > 1 else best.config.num_gpus, best.config.num_gpus + 1)
     alike = (
         one for one in candidates

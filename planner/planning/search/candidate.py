@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, exp, log
+from math import ceil, exp, log, log1p
 from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, SpeculativeConfig
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning.capacity import Capacity
-from planner.planning.defaults import Goal
+from planner.planning.defaults import TOLERANCE, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.fit import WayOut
 from planner.planning.predict import Estimate, Prediction, ServedLoad, estimated_uncertainty
@@ -206,6 +206,11 @@ class Merit:
             return "mean_e2el_ms", -1.0
         # both rates are one throughput, over GPUs and over users
         return "output_throughput", 1.0 if self.goal == "max-throughput" else self.per_user + self.per_gpu
+
+    @property
+    def tie(self) -> float:
+        """Largest difference between equals: ``TOLERANCE`` of the figure."""
+        return abs(self.figure[1]) * log1p(TOLERANCE)
 
     def figure_at(self, max_concurrency: int | None) -> tuple[str, float]:
         """Like ``figure``, for a measured load. In an open loop users queue, so E2EL decides."""
