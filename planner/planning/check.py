@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -57,7 +58,7 @@ class LineRequest:
     """The load to compare at, as far as it is given, and the goal of a better plan."""
 
     given: Mapping[str, Any] = field(default_factory=dict)  #: fields of the load that were given by hand
-    gpus: int | None = None  #: that a plan may use; None: as many as the line, or a node where the line does not start
+    gpus: int | None = None  #: that a plan may use; None: as many as the line; fewer or a node where it does not start
     goal: Goal = "balanced"
     like: Load | None = None  #: the rest of the load; None: requests of one length, in a closed loop
     fixed: bool = False  #: ``like`` is sent as it stands: by the client beside the line, or for a plan of classes
@@ -192,6 +193,7 @@ class LineVerdict:
     fit: Fit | None = None
     workload: Load | None = None
     served: Served | None = None
+    mended: Served | None = None  #: the refused line with what the hint of its refusal adds or leaves out
     ranking: Ranking | None = None
     offline: Prediction | None = None  #: of a benchmark that has an engine of its own: what its result would be
 
@@ -201,16 +203,17 @@ class LineVerdict:
         return not self.line.refused and not self.refusals and self.fit is not None and self.fit.fits
 
     def better(self) -> Iterator[Served]:
-        """The plans that are worth a change, best first: of any checkpoint, and of the line's own."""
+        """The mended line, and plans that are worth a change, best first: of any checkpoint, and of the line's own."""
+        yield from filter(None, [self.mended])
         candidates = self.ranking.candidates if self.ranking else ()
         merit = Merit.among(candidates, self.goal)
-        best = next(iter(candidates), None)
+        best, line = next(iter(candidates), None), self.served or self.mended
         same = next((one for one in candidates if one.resolved.resolved == self.model), None)
         for candidate in (best, same if same is not best else None):
             if candidate is None or self.workload is None:
                 continue
             plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.line)
-            if not self.served or plan.merit(merit) > self.served.merit(merit) + merit.tie:
+            if not line or plan.merit(merit) > line.merit(merit) + merit.tie:
                 yield plan
 
     def advice(self) -> Iterator[str]:
@@ -268,6 +271,7 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
 
     Raises InputError for a load that the line's own context does not hold, and for a model that is not understood.
     """
+    given = serving
     if overrides := _overrides(line):
         serving = serving.changed(model=with_overrides(serving.model, overrides))
     if line.pools:
@@ -278,7 +282,13 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
         line, timed, result = _fitted(line, serving)
     except InputError as error:
         answer = replace(answer, refusals=(error, *_further_refusals(line, serving, error)))
-        return answer if line.is_offline or line.pools else _with_plan(answer, asked, defaults.LEN)
+        if line.is_offline or line.pools:
+            return answer
+        if engine.Layout.of(line.args).num_gpus <= (asked.gpus or inf) and (hinted := _hinted(line, error)):
+            verdict = check_line(replace(line, args=line.args.changed(**hinted)), given, asked)
+            if mended := verdict.served or verdict.mended:
+                return replace(answer, workload=verdict.workload, mended=mended, ranking=verdict.ranking)
+        return _with_plan(answer, asked, defaults.LEN)
     line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")
     known = engine.known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
@@ -331,12 +341,7 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
 
 def _further_refusals(line: engine.ServeLine, serving: Serving, error: PlannerError) -> Iterator[PlannerError]:
     """Yield the errors that are left without the settings that the one before names."""
-    unset = engine.EngineArgs()
-    while named := {
-        name: getattr(unset, name)
-        for name in SETTINGS
-        if engine.flag_of(name) in error.cause and getattr(line.args, name, None) != getattr(unset, name, None)
-    }:
+    while named := _named(line, error):
         line = replace(line, args=line.args.changed(**named))
         try:
             _fitted(line, serving)
@@ -344,6 +349,20 @@ def _further_refusals(line: engine.ServeLine, serving: Serving, error: PlannerEr
             yield (error := further)
         else:
             return
+
+
+def _named(line: engine.ServeLine, error: PlannerError) -> dict[str, Any]:
+    """Defaults of the settings that an error names, where the line has others."""
+    named = (name for name in SETTINGS if engine.flag_of(name) in error.cause)
+    unset = {name: getattr(engine.EngineArgs(), name, None) for name in named}
+    return {name: value for name, value in unset.items() if getattr(line.args, name, None) != value}
+
+
+def _hinted(line: engine.ServeLine, error: PlannerError) -> dict[str, Any]:
+    """Settings that the hint of a refusal adds or leaves out; empty for other hints."""
+    if added := re.match(r"add --([\w-]+)(?: (\w+))?, which", error.hint):
+        return {added[1].replace("-", "_"): added[2] or True}
+    return _named(line, error) if error.hint.startswith("leave") else {}
 
 
 def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:
@@ -477,7 +496,7 @@ def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> Lin
 def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking:
     """The plans of ``recommend`` for this GPU: with the line's GPUs and context, or with others where nothing fits."""
     line = answer.line.args
-    ranks = line.tensor_parallel_size * line.pipeline_parallel_size * line.data_parallel_size
+    ranks = engine.Layout.of(line).num_gpus
     others = (None,) if asked.gpus is None and not answer.served else ()
     contexts = dict.fromkeys((_context(answer), line.max_model_len and _context(answer)))
     tried = (_plans(answer, asked, workload, *one) for one in product((asked.gpus or ranks, *others), contexts))
@@ -486,7 +505,7 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking
 
 
 def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | None, context: int | None) -> Ranking:
-    """The plans of one server on ``gpus`` GPUs, or fewer where that was asked for; None: on a node, or more."""
+    """The plans of one server on ``gpus`` GPUs, or fewer where there are none; None: on a node, or more."""
     given, line = answer.line.args, answer.serving
     named = " ".join(error.cause for error in answer.refusals)
     starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
@@ -500,8 +519,9 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local, basis=line.basis)
     space, objective = Space((serving,), gpus_per_node=gpus), asked.objective(workload)
     (ranking,) = Search(space, objective).run()
-    least = 1 if asked.gpus or not gpus else gpus
-    alone = (c for c in ranking.candidates if c.servers == 1 and least <= c.num_gpus <= (gpus or inf))
+    alone = [c for c in ranking.candidates if c.servers == 1 and c.num_gpus <= (gpus or inf)]
+    if gpus and not asked.gpus:  # as many as the line; fewer only for one that does not start
+        alone = [c for c in alone if c.num_gpus == gpus] or alone * (not answer.served)
     engines = ((c, replace(c.deployment, config=_with_drafts(c.deployment.config, drafts))) for c in alone)
     fitting = [c for c, drafting in engines if drafting.checked.fits]
     firsts = {id(c) for c in {c.resolved.resolved: c for c in reversed(fitting)}.values()}  # those that are suggested

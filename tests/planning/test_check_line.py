@@ -240,6 +240,29 @@ def test_a_pooling_server_is_checked_for_memory_alone(version: str, words: str, 
     assert (told["fit"] is None) is ("-tp 3" in words) is (not checked.ok)
 
 
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("Qwen/Qwen3-30B-A3B-GPTQ-Int4 -tp 8", {"enable_expert_parallel": {"line": False, "plan": True}}),
+        ("Qwen/Qwen3-8B -tp 2 --enable-expert-parallel", {"enable_expert_parallel": {"line": True, "plan": False}}),
+    ],
+)
+def test_a_refused_line_gets_the_setting_that_its_hint_names(line: str, changes: dict[str, Any]) -> None:
+    said = answer("h100", f"vllm serve {line}", "--max-concurrency", "8", status=1)
+    first = said["better"][0]
+    assert said["refusal"] and first["changes"] == changes
+    assert value(shlex.split(first["command"]), "--tensor-parallel-size") == line.split()[2]
+    fewer = answer("h100", f"vllm serve {line}", "--max-concurrency", "8", "--gpus", "1", status=1)
+    assert {plan["delivers"]["num_gpus"] for plan in fewer["better"]} == {1}
+
+
+@pytest.mark.parametrize(("model", "least", "most"), [("openai/gpt-oss-120b", 1, 3), ("Qwen/Qwen3-235B-A22B", 4, 8)])
+def test_a_refused_line_gets_a_plan_on_its_gpus_or_fewer_before_a_node(model: str, least: int, most: int) -> None:
+    """64 heads refuse TP 3; three GPUs do not hold the second model."""
+    said = answer("h100", f"vllm serve {model} -tp 3", "--max-concurrency", "8", status=1)
+    assert least <= said["better"][0]["delivers"]["num_gpus"] <= most
+
+
 def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
     """A public question: 671 GB of DeepSeek-R1 on eight H100. Two nodes hold it, and so do eight H200."""
     line = "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 --trust-remote-code"
