@@ -21,7 +21,7 @@ from typing import Any
 from planner.engine.features import default_engine, uses_latent_attention
 from planner.engine.flags import FlagProblem, VllmCommand, env_status, flag_status, key_list, value_status
 from planner.engine.settings import Engine, EngineConfig
-from planner.engine.version import READ_ON, RELEASES, EngineVersion, known_version, release_of, release_text
+from planner.engine.version import READ_ON, RELEASES, EngineVersion, Release, known_version, release_of, release_text
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.model import Model
@@ -186,7 +186,10 @@ def recipe_for(
     flags: dict[str, Any] = {}
     settings: dict[str, Any] = {}
     sources: dict[str, None] = {}
+    early = version.release < recipe_release(model)
     for layer in _table("recipes")["recipe"]:
+        if early and layer["source"] == "recipes" and "models" in layer:
+            continue
         if _matches(layer, model, profile, version) and all(layer.get(key, on) is on for key, on in given.items()):
             env |= layer.get("env", {})
             flags |= layer.get("flags", {})
@@ -208,6 +211,11 @@ def recipe_for(
         flags["enable-auto-tool-choice"] = True
     env = {name: value for name, value in sorted(env.items()) if name in known}
     return Recipe(env, flags, settings, tuple(sources), tuple(left_out), tuple(_of_model("aside", model)))
+
+
+def recipe_release(model: Model) -> Release:
+    """The release that the model's recipe demands; (0,) where every one that knows the model has it."""
+    return max(map(release_of, _of_model("needs", model)), default=(0,))
 
 
 def _of_model(table: str, model: Model) -> list[str]:

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.engine.flags import table_versions
-from planner.engine.published import Recipe, default_version, docker_args, image_for, recipe_for, visible_devices
+from planner.engine.published import (
+    Recipe,
+    default_version,
+    docker_args,
+    image_for,
+    recipe_for,
+    recipe_release,
+    visible_devices,
+)
 from planner.engine.resolution import resolve
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
@@ -204,3 +212,28 @@ def test_experts_whose_blocks_are_cut_are_left_to_triton(
     beside blocks of 64 or 32 (``refine_fp8_moe_block_shape``), unless the switch of the experts is off."""
     whole, cut = (recipe(model, gpu, version, cuts_blocks=cuts).env for cuts in (False, True))
     assert cut == whole | env and not env.keys() & whole.keys()
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "before", "since", "name"),
+    [
+        ("deepseek-ai/DeepSeek-R1", "h200", "0.11.0", "0.12.0", "VLLM_USE_FLASHINFER_MOE_FP8"),
+        ("deepseek-ai/DeepSeek-V3", "mi300x", "0.11.0", "0.12.0", "VLLM_ROCM_USE_AITER_MOE"),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "h200", "0.9.2", "0.10.0", "VLLM_USE_DEEP_GEMM"),
+        ("moonshotai/Kimi-K2.5", "mi300x", "0.18.0", "0.20.0", "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"),
+    ],
+)
+def test_a_recipe_counts_from_the_release_that_it_demands(
+    model: str, gpu: str, before: str, since: str, name: str
+) -> None:
+    """``min_vllm_version`` of vllm-project/recipes. vLLM 0.11.0 asserts ``self.block_quant is None`` where
+    VLLM_USE_FLASHINFER_MOE_FP8=1 takes DeepSeek's blocks (``quantization/fp8.py``, ``Fp8MoEMethod``)."""
+    early, settled = recipe(model, gpu, before, tensor_parallel_size=8), recipe(model, gpu, since)
+    assert name not in early.env and name in settled.env
+    assert ("tool-call-parser" in early.flags) is (before != "0.9.2")  # users need it; 0.10.0 lists parsers first
+
+
+def test_a_recipe_of_no_stated_release_counts_always() -> None:
+    """No minimum applies to the distilled models, which are no DeepSeek-R1."""
+    for name, release in (("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", (0,)), ("deepseek-ai/DeepSeek-R1", (0, 12, 0))):
+        assert recipe_release(resolve_model(name, network=False).model) == release

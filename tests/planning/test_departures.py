@@ -189,6 +189,14 @@ def test_drafts_as_in_the_recipe_that_a_plan_lacks_have_their_result() -> None:
     assert re.search(r"\(MTP 1: .* 2 GPUs\)$", drafts)
 
 
+def test_a_variable_of_a_later_release_than_the_plans_is_left_out_and_said_so() -> None:
+    """The recipe of DeepSeek-R1 demands 0.12.0; 0.11.0 stops with its variable."""
+    asked = {"gpu": "h200", "engine_version": "0.11.0", "max_concurrency": 64, "speculation": False}
+    (plan, *_) = recommend_plans("deepseek-ai/DeepSeek-R1", **asked).to_dict()["plans"]
+    assert "VLLM_USE_FLASHINFER_MOE_FP8" not in plan["env"]
+    assert "without VLLM_USE_FLASHINFER_MOE_FP8=1 (the recipe is for vLLM 0.12.0 and later)" in plan["departures"]
+
+
 def test_kimi_k3_starts_with_an_fp8_cache() -> None:
     """Its layers assert it: Kimi-K3 fp8 KV cache requires an fp8 prefill query."""
     answer = recommend_plans("moonshotai/Kimi-K3", gpu="b300", kv_cache_dtype="fp8", engine_version="0.32.0")

@@ -69,7 +69,10 @@ class Departures:
             wanted, sized = self.line.args.settings("axes"), engine.flag_of(_LAYOUT[0]) in self.line.options
             wanted[_LAYOUT[0]] = wanted[_LAYOUT[0]] if sized else config.num_gpus // self.line.args.num_gpus
         else:
+            needed = engine.recipe_release(self.winner.deployment.model)
             stated = word in self.line.options or word in self.env
+            if word in self.env and self.version.release < needed:
+                return f"the recipe is for vLLM {engine.release_text(needed)} and later"
             return self.refused.get(word) or self.why or engine.reason_beside_recipe(word, added=not stated)
         return f"the recipe's: {_result(self.objective, self.ranking, self.winner, wanted) or self._unsearched(wanted)}"
 
