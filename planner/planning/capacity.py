@@ -208,7 +208,8 @@ def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, val
         lasting = defaults.PROMPTS_PER_SLOT * value
     else:
         lasting = defaults.PROMPTS_PER_FLYING * in_flight(deployment, load, value)
-    prompts = ceil(min(max(defaults.LEAST_SEARCH_PROMPTS, tail, lasting), defaults.MOST_SEARCH_PROMPTS))
+    pool = load.count if load.drawn else 0  # the turns of sessions that a share is judged by
+    prompts = ceil(min(max(defaults.LEAST_SEARCH_PROMPTS, tail, lasting, pool), defaults.MOST_SEARCH_PROMPTS))
     if by == "concurrency":
         return load.at_concurrency(round(value), max(prompts, ceil(value)))
     return load.at_rate(value, prompts)

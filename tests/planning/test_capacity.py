@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searches import ranked, search_for
 
 from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
@@ -209,3 +210,18 @@ def test_bisection_finds_the_edge_wherever_it_begins(most: int, guess: float, ed
         assert found is None
     else:
         assert found is not None and best - max(1, 0.04 * best) <= found.value <= best
+
+
+def test_sessions_are_judged_by_all_turns_of_a_share_at_any_rate() -> None:
+    """200 of its turns gave a server 0.32 requests/s where nine servers with 0.22 each miss the target under 1,000."""
+    share = Load.sessions("coding-agent", 2.0).share_of(10, "prefix-aware")
+    sent = at_load(server(), share, TIGHT, "rate", 0.3)  # a round of the same turns, in less time
+    assert share.count == 1000 and sent.count >= 900
+
+
+def test_among_plans_of_one_cost_and_slack_the_layout_is_simple() -> None:
+    """DP 2 + EP was planned for 0.7 % of slack in its p95 TPOT."""
+    load = replace(Load.open_loop(40.0, 1024, 256), range_ratio=0.5)
+    targets = Targets.of(ttft_ms=500, tpot_ms=40, value=40.0)
+    best = ranked(search_for(targets, "mi300x", model="openai/gpt-oss-120b", load=load)).best
+    assert best is not None and best.num_gpus == 8 and best.config.data_parallel_size == 1

@@ -861,10 +861,3 @@ def test_a_plan_says_how_many_servers_instances_sh_starts(asked: tuple[str, ...]
     started = plan["service"]["replicas"] if asked else 8
     assert started > 1 and started <= most
     assert f"launch.sh starts one server, instances.sh {started} on a node" in plan["warnings"]
-
-
-def test_among_plans_of_one_cost_and_slack_the_layout_is_simple() -> None:
-    """DP 2 + EP was planned for 0.7 % of slack in its p95 TPOT: a router before eight engines does not need it."""
-    load, targets = Load.open_loop(40.0, 1024, 256), Targets.of(ttft_ms=500, tpot_ms=40, value=40.0)
-    best = ranked(search_for(targets, "mi300x", model="openai/gpt-oss-120b", load=load)).best
-    assert best is not None and best.num_gpus == 8 and best.config.data_parallel_size == 1
