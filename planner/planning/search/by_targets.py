@@ -260,11 +260,13 @@ class _Search:
     def _engine(self, resolved: ResolvedModel, args: EngineArgs, family: RankedEngine) -> RankedEngine:
         """A member: no better than its ``family``, whose uncertainty it shares, and than full batches."""
         deployment, load = self.choices.deployed(resolved, args), self.load
-        guess = self._guess(self._loads(deployment, family.usual))
+        loads = self._loads(deployment, family.usual)
+        guess = self._guess(loads)
         if self.objective.by == "concurrency":
             return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
         full = Steady.of(deployment, load, family.full).rate(self.objective.confidence)
-        most, guess = min(family.most, full), min(guess, full)
+        # the closed form orders token budgets less well than layouts
+        most, guess = min(family.most, full, self._most(loads) * self.margin**2), min(guess, full)
         return RankedEngine(resolved, args, deployment, most, guess, family.usual, family.full)
 
     def _loads(self, deployment: Deployment, doubt: Uncertainty | None) -> list[float]:

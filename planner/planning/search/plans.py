@@ -582,26 +582,23 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     Each has the model's context and vLLM's own choice of prefix caching, and is yielded as far as it fits.
     """
     config, given, load, usual = candidate.config, space.args, candidate.load, defaults.USUAL_MAX_NUM_SEQS
+    caching, own = config.enable_prefix_caching, candidate.deployment
     flying = ceil(candidate.estimate.concurrency / config.data_parallel_size)
     in_flight = load.replay.most_seqs if load else min(flying, config.max_num_seqs)
     wanted = (in_flight * (1 + defaults.PLACES_HEAD_ROOM), config.max_num_seqs)
     enough = [max(next((size for size in usual if size >= places), usual[-1]), in_flight) for places in wanted]
     busy = enough[0]  # places that have graphs of their size
     if load and load.by == "rate":  # few places would queue the requests of a larger load that one server carries
-        held = candidate.deployment.requests_served(space.planned_len(objective.load), pessimistic=True)
+        held = own.requests_served(space.planned_len(objective.load), pessimistic=True)
         most = min(held, max(defaults.USUAL_PLACES, config.max_num_seqs))
         enough[:0] = [size for size in reversed(usual) if enough[0] < size <= most]
+    if given.enable_prefix_caching is None:
+        caching = caching or engine.prefix_caching(own.model, own.budget.features)
+    fixed = replace(config, enable_prefix_caching=caching, max_cudagraph_capture_size=given.max_cudagraph_capture_size)
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
-        settings: dict[str, Any] = {"max_num_seqs": min(places, config.most_decodes)}
-        graphs = given.max_cudagraph_capture_size
-        sized = replace(config, max_num_seqs=min(busy, *settings.values()), max_cudagraph_capture_size=graphs)
-        settings["max_cudagraph_capture_size"] = engine.capture_size(sized, config.version, candidate.profile)
-        wide = replace(candidate.deployment, config=replace(config, **settings))
-        if given.enable_prefix_caching is None:
-            settings["enable_prefix_caching"] = config.enable_prefix_caching or engine.prefix_caching(
-                wide.model, wide.budget.features
-            )
-            wide = replace(wide, config=replace(config, **settings))
+        places = min(places, config.most_decodes)
+        graphs = engine.capture_size(replace(fixed, max_num_seqs=min(busy, places)), config.version, candidate.profile)
+        wide = replace(own, config=replace(fixed, max_num_seqs=places, max_cudagraph_capture_size=graphs))
         if not given.max_model_len:
             wide = replace(wide, config=replace(wide.config, max_model_len=_longest_context(wide)))
         holds = wide.requests_served(space.planned_len(objective.load), pessimistic=True) >= in_flight
