@@ -131,6 +131,16 @@ def test_copies_of_latent_attention_serve_more_and_are_asked_for_what_they_take_
     assert "left out: token budgets beside" in said and "own MTP modules" in said
 
 
+@pytest.mark.parametrize(("clients", "flying"), [(64, 64), (4, 4), (None, 8)])
+def test_clients_are_as_many_as_asked_whatever_the_places(clients: int | None, flying: int) -> None:
+    """64 clients of a server with 8 places were answered as 8."""
+    load = Load(512, 64, max_concurrency=clients)
+    asked = search_for(None, "h100", load=load, args=EngineArgs(max_num_seqs=8), gpus_per_node=1)
+    best = asked.run()[0].best
+    assert best is not None and best.figures is not None and best.config.max_num_seqs == 8
+    assert best.figures["max_concurrency"] == flying
+
+
 def test_lengths_that_vary_rank_data_parallel_ranks() -> None:
     """Ranks read prompts of one length in the same steps: 126 tokens/s per GPU with DP 8, 115 with TP 8."""
     load = Load.closed_loop(64, 8000, 1000)

@@ -67,7 +67,7 @@ def with_figures(objective: Objective, candidate: Candidate, *, ranked: bool = F
 def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Iterator[Candidate]:
     """Yield the engine at each concurrency that is worth considering."""
     objective, ranks, given = choices.objective, args.data_parallel_size, choices.space.args.max_num_seqs
-    wanted = given or objective.wanted_batch
+    wanted = objective.load.max_concurrency or (given or 0) * ranks or objective.wanted_batch
     least = defaults.LATENCY_CONCURRENCY if objective.goal == "balanced" else 1
     try:
         largest = min(choices.largest_batch(resolved, args) * ranks, defaults.MAX_NUM_SEQS)
