@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 
 class PlannerError(Exception):
-    """An error with a cause (one line) and a hint (what to do about it)."""
+    """An error with a cause (one line), a hint (what to do about it) and the engine's settings that the hint adds."""
 
     exit_status = 2
 
-    def __init__(self, cause: str, *, hint: str) -> None:
+    def __init__(self, cause: str, *, hint: str, **remedy: Any) -> None:
         super().__init__(cause)
         self.cause = cause
         self.hint = hint
+        self.remedy = remedy
 
 
 class InputError(PlannerError):

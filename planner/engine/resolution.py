@@ -235,7 +235,7 @@ class _Resolver:
             raise InputError(f"--dtype {self.args.dtype} is not a type that vLLM computes in", hint=hint)
         if asked == "bf16" and half == "fp16":
             cause = f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16"
-            raise IllegalPlanError(cause, hint="use --dtype float16")
+            raise IllegalPlanError(cause, hint="use --dtype float16", dtype="float16")
         return asked
 
     def _weight_dtype(self, dtype: str) -> str:
@@ -289,7 +289,8 @@ class _Resolver:
             return context
         if asked > context:
             cause = f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for"
-            raise IllegalPlanError(cause, hint=f"use --max-model-len {context} or less, or change its rope scaling")
+            hint = f"use --max-model-len {context} or less, or change its rope scaling"
+            raise IllegalPlanError(cause, hint=hint, max_model_len=context)
         return asked
 
     def _chunked_prefill(self, features: Features, max_model_len: int) -> bool:
@@ -454,7 +455,8 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
             return KvDtype(dtype, "auto")
         if not value_status(version, "kv_cache_dtype", flag):
             cause = f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type"
-            raise IllegalPlanError(cause, hint="use --kv-cache-dtype fp8, or a newer --engine-version")
+            hint = "use --kv-cache-dtype fp8, or a newer --engine-version"
+            raise IllegalPlanError(cause, hint=hint, kv_cache_dtype="fp8")
         return KvDtype(dtype, flag)
     status = value_status(version, "kv_cache_dtype", flag)
     if status.state == "unknown":

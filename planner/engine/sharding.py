@@ -249,7 +249,8 @@ def _cut_problems(model: Model, layout: Layout, fp8_blocks: Fp8Blocks) -> Iterat
             cause = f"{path}: a shard of {shard} is not divisible by the {kind}"
         else:
             continue
-        yield IllegalPlanError(cause, hint=_cut_hint(weight, layout))
+        hint, remedy = _cut_hint(weight, layout)
+        yield IllegalPlanError(cause, hint=hint, **remedy)
         return
 
 
@@ -268,14 +269,17 @@ def _split_block(weight: Weight, precision: Precision, axis: int, shard: int, fp
     return 0 if merged or refined else block
 
 
-def _cut_hint(weight: Weight, layout: Layout) -> str:
+def _cut_hint(weight: Weight, layout: Layout) -> tuple[str, dict[str, Any]]:
+    smaller = "use a smaller --tensor-parallel-size"
     if weight.shard.of_experts:
-        return "add --enable-expert-parallel, which keeps experts whole, or use a smaller --tensor-parallel-size"
+        hint = f"add --enable-expert-parallel, which keeps experts whole, or {smaller}"
+        return hint, {"enable_expert_parallel": True}
     if weight.component is Component.VISION:
-        return "add --mm-encoder-tp-mode data, which does not cut the encoder, or use a smaller --tensor-parallel-size"
+        hint = f"add --mm-encoder-tp-mode data, which does not cut the encoder, or {smaller}"
+        return hint, {"mm_encoder_tp_mode": "data"}
     if layout.pipeline_parallel_size == 1:
-        return "use a smaller --tensor-parallel-size, with --pipeline-parallel-size for the rest of the GPUs"
-    return "use a smaller --tensor-parallel-size"
+        return f"{smaller}, with --pipeline-parallel-size for the rest of the GPUs", {}
+    return smaller, {}
 
 
 def _distinct_weights(model: Model) -> Iterator[tuple[str, Weight, Precision]]:

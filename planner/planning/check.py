@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -254,15 +253,16 @@ class LineVerdict:
 
     def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:
         """Settings in which ``plan`` differs from the line: name -> (the line's, the plan's)."""
-        planned = {"model": plan.model, **{name: getattr(plan.launched, name) for name in SETTINGS}}
         line = {"model": self.model, **self.settings}
+        planned = {name: getattr(plan.launched, name, plan.model) for name in line}
         return {name: (value, planned[name]) for name, value in line.items() if value != planned[name]}
 
     @property
     def settings(self) -> dict[str, Any]:
         """The line's settings; only what it says itself where vLLM refuses it."""
         config = self.served.config if self.served else self.fit and self.fit.config
-        given = {name: getattr(config or self.line.args, name, None) for name in SETTINGS}
+        names = dict.fromkeys((*SETTINGS, *(name for error in self.refusals for name in error.remedy)))
+        given = {name: getattr(config or self.line.args, name, None) for name in names}
         return given if config else {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
@@ -284,7 +284,8 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
         answer = replace(answer, refusals=(error, *_further_refusals(line, serving, error)))
         if line.is_offline or line.pools:
             return answer
-        if engine.Layout.of(line.args).num_gpus <= (asked.gpus or inf) and (hinted := _hinted(line, error)):
+        hinted = error.remedy or (_named(line, error) if error.hint.startswith("leave") else {})
+        if engine.Layout.of(line.args).num_gpus <= (asked.gpus or inf) and hinted:
             verdict = check_line(replace(line, args=line.args.changed(**hinted)), given, asked)
             if mended := verdict.served or verdict.mended:
                 return replace(answer, workload=verdict.workload, mended=mended, ranking=verdict.ranking)
@@ -356,13 +357,6 @@ def _named(line: engine.ServeLine, error: PlannerError) -> dict[str, Any]:
     named = (name for name in SETTINGS if engine.flag_of(name) in error.cause)
     unset = {name: getattr(engine.EngineArgs(), name, None) for name in named}
     return {name: value for name, value in unset.items() if getattr(line.args, name, None) != value}
-
-
-def _hinted(line: engine.ServeLine, error: PlannerError) -> dict[str, Any]:
-    """Settings that the hint of a refusal adds or leaves out; empty for other hints."""
-    if added := re.match(r"add --([\w-]+)(?: (\w+))?, which", error.hint):
-        return {added[1].replace("-", "_"): added[2] or True}
-    return _named(line, error) if error.hint.startswith("leave") else {}
 
 
 def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:

@@ -374,7 +374,8 @@ def test_what_does_not_fit_is_answered_with_no_and_a_plan_that_does() -> None:
 
 def test_where_no_load_is_asked_for_a_line_that_does_not_start_gets_what_recommend_gives() -> None:
     """Batch and all: it is chosen with as many requests as show it, not with a handful."""
-    said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-model-len", "400000", status=1)
+    line = ("vllm", "serve", LLAMA, "-tp", "3", "--max-model-len", "131072")  # 32 heads
+    said = answer("--gpu", "h100", "--gpus", "1", "--", *line, status=1)
     same = ("--gpu", "h100", "--gpus", "1", "--max-model-len", "131072", "--format", "json")
     (best, *_) = json.loads(run("recommend", LLAMA, *same).out)["plans"]
     assert said["load"] == best["workload"]

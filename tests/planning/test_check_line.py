@@ -256,6 +256,20 @@ def test_a_refused_line_gets_the_setting_that_its_hint_names(line: str, changes:
     assert {plan["delivers"]["num_gpus"] for plan in fewer["better"]} == {1}
 
 
+@pytest.mark.parametrize(
+    ("gpu", "words", "name", "line", "plan"),
+    [
+        ("h100", "--max-model-len 65536", "max_model_len", 65536, 32768),
+        ("t4", "--dtype bfloat16", "dtype", "bfloat16", "fp16"),
+    ],
+)
+def test_a_refused_line_gets_the_value_that_its_hint_names(
+    gpu: str, words: str, name: str, line: Any, plan: Any
+) -> None:
+    said = answer(gpu, f"vllm serve Qwen/Qwen2.5-1.5B-Instruct {words}", "--max-concurrency", "8", status=1)
+    assert said["refusal"] and said["better"][0]["changes"] == {name: {"line": line, "plan": plan}}
+
+
 @pytest.mark.parametrize(("model", "least", "most"), [("openai/gpt-oss-120b", 1, 3), ("Qwen/Qwen3-235B-A22B", 4, 8)])
 def test_a_refused_line_gets_a_plan_on_its_gpus_or_fewer_before_a_node(model: str, least: int, most: int) -> None:
     """64 heads refuse TP 3; three GPUs do not hold the second model."""
