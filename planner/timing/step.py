@@ -176,20 +176,25 @@ class StepModel:
         drivers = self._drivers(batch, self._loads)
         return ((timed.term, *drivers[timed.load]) for timed in self._timed if drivers[timed.load][0])
 
-    def _share(self, batch: Batch) -> float:
-        """In a pipeline of p stages, p batches are under way at once and each has its share of the work.
+    def _shares(self, batch: Batch) -> tuple[float, float]:
+        """Shares of the decodes and of the prompts in one of the batches that are under way in a pipeline of p stages.
 
-        A prompt that goes on fills it alone, chunk behind chunk; a step that is alone in it passes all stages whole.
+        A prompt passes all stages whole, and others wait. Its later chunks, and several that go on, fill the pipeline.
         """
         stages = self.config.pipeline_parallel_size
         if stages == 1 or self._lone == "all":
-            return 1.0
+            return 1.0, 1.0
         if self._lone == "sampling":
             sampling = min(1.0, batch.decode_seqs + batch.prefill_finishing)  # in a mean of steps, a part of them
-            return sampling + (1.0 - sampling) / stages
-        if batch.prefill_seqs > batch.prefill_finishing:
-            return 1.0 / stages
-        return 1.0 / max(1, min(stages, batch.decode_seqs + batch.prefill_seqs))
+            return (sampling + (1.0 - sampling) / stages,) * 2
+        whole, prompts, tok = batch.decode_seqs + batch.prefill_seqs, batch.prefill_seqs, batch.prefill_tok
+        if prompts == 1:
+            filled = (
+                1.0 if batch.prefill_pair_tok <= tok * (tok + 1) / 2 else stages
+            )  # no context before: a first chunk
+        else:
+            filled = stages if prompts > batch.prefill_finishing else max(1.0, min(stages, prompts))
+        return 1.0 / max(1.0, min(stages, whole)), 1.0 / filled
 
     def _launch_s(self, batch: Batch) -> float:
         return self.eager_kernels(batch) * self.efficiency.eager_launch_s
@@ -203,12 +208,12 @@ class StepModel:
         return 0 if captured else self.kernels
 
     def _drivers(self, batch: Batch, loads: Sequence[StepLoad]) -> list[tuple[float, float]]:
-        share = self._share(batch)
+        share, filled = self._shares(batch)
         decodes, context = batch.decode_seqs * share, batch.decode_context_tok * share
-        prefill, pairs = batch.prefill_tok * share, batch.prefill_pair_tok * share
+        prefill, pairs = batch.prefill_tok * filled, batch.prefill_pair_tok * filled
         query_tok = batch.decode_query_tok
         tokens = decodes * query_tok + prefill
-        sampled = (batch.decode_seqs * batch.decode_sampled + batch.prefill_finishing) * share
+        sampled = decodes * batch.decode_sampled + batch.prefill_finishing * filled
         drivers: list[tuple[float, float]] = []
         for load in loads:
             driver = load.driver
@@ -233,8 +238,8 @@ class StepModel:
 
     def expert_tok(self, load: StepLoad, batch: Batch) -> float:
         """Tokens of all DP ranks that meet at the experts of one layer."""
-        share = self._share(batch)
-        tokens = batch.decode_seqs * share * batch.decode_query_tok + batch.prefill_tok * share
+        share, filled = self._shares(batch)
+        tokens = batch.decode_seqs * share * batch.decode_query_tok + batch.prefill_tok * filled
         return tokens * load.peers if batch.peer_tok is None else tokens + batch.peer_tok * share
 
     def _experts(self, load: StepLoad, tokens: float) -> tuple[float, float]:
