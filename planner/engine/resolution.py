@@ -66,6 +66,7 @@ from planner.units import GIB
 Usage = Literal["serve", "offline"]
 #: vLLM's long names, by the short ones used here.
 LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")  #: ``_FLOAT16_NOT_SUPPORTED_MODELS`` of config/model.py
 SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp16", "float": "fp32"}
 #: vLLM's method names for checkpoints whose own ``quant_method`` is wider.
 _METHODS = {("modelopt", "nvfp4"): "modelopt_fp4", ("modelopt", "mxfp8"): "modelopt_mxfp8"}
@@ -223,19 +224,26 @@ class _Resolver:
         """``auto`` is the checkpoint's type; fp32 becomes a 16-bit type, and bf16 becomes fp16 on GPUs without it."""
         asked = SHORT_NAMES.get(self.args.dtype, self.args.dtype)
         half = "fp16" if (self.profile.compute_capability or (9, 9)) < (8, 0) else "bf16"
-        if asked == "auto":
+        verified, instead = self.version.release >= (0, 9, 1), "fp32" if half == "fp16" else "bf16"
+        unstable = verified and self.model.model_type in _NO_FLOAT16
+        if asked == "auto":  # config/model.py, _resolve_auto_dtype
             dtype = self.model.dtype
-            if dtype == "fp32":  # config/model.py, _resolve_auto_dtype
-                dtype = half if self.version.release >= (0, 9, 1) else "fp16"
-            dtype = half if dtype == "bf16" else dtype
-            self._took(f"dtype {dtype} (auto)")
-            return dtype
+            dtype = (half if verified else "fp16") if dtype == "fp32" else half if dtype == "bf16" else dtype
+            asked = instead if unstable and dtype == "fp16" else dtype
+            self._took(f"dtype {asked} (auto)")
         if asked not in LONG_NAMES:
             hint = "use auto, bfloat16, float16 or float32; weights are quantised with --quantization"
             raise InputError(f"--dtype {self.args.dtype} is not a type that vLLM computes in", hint=hint)
         if asked == "bf16" and half == "fp16":
             cause = f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16"
             raise IllegalPlanError(cause, hint="use --dtype float16", dtype="float16")
+        mxfp4 = self.model.quantization.method == "mxfp4"  # mxfp4.py: get_supported_act_dtypes, get_min_capability
+        if mxfp4 and half == "fp16":
+            cause = f"vLLM computes the mxfp4 weights of {self.model.id} in bfloat16, which {self.profile.name} lacks"
+            raise IllegalPlanError(cause, hint="use a GPU of compute capability 8.0 or more, such as --gpu l4")
+        if (mxfp4 and asked != "bf16") or (unstable and asked == "fp16"):
+            cause, instead = f"--dtype {LONG_NAMES[asked]}: vLLM refuses it for {self.model.id}", LONG_NAMES[instead]
+            raise IllegalPlanError(cause, hint=f"use --dtype {instead}", dtype=instead)
         return asked
 
     def _weight_dtype(self, dtype: str) -> str:

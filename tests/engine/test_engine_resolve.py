@@ -318,6 +318,28 @@ def test_types_follow_the_checkpoint() -> None:
     assert settings("0.11.0", "h100-sxm", dtype="half").kv_cache_dtype == "fp16"
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "dtype"),
+    [
+        ("google/gemma-3-4b-it", "t4", "fp32"),  # _FLOAT16_NOT_SUPPORTED_MODELS, and T4 has no bfloat16
+        ("google/gemma-3-4b-it", "l4", "bf16"),
+        ("openai/gpt-oss-20b", "l4", "bf16"),  # get_supported_act_dtypes of mxfp4.py
+    ],
+)
+def test_types_that_a_model_cannot_be_computed_in(model: str, gpu: str, dtype: str) -> None:
+    found = resolve_model(model, network=False).model
+    assert settings("0.32.0", gpu, found).dtype == dtype
+    with pytest.raises(IllegalPlanError, match="float16") as caught:
+        settings("0.32.0", gpu, found, dtype="float16")
+    assert settings("0.32.0", gpu, found, **caught.value.remedy).dtype == dtype
+
+
+def test_mxfp4_needs_bfloat16() -> None:
+    with pytest.raises(IllegalPlanError, match=r"mxfp4.*T4") as caught:
+        settings("0.32.0", "t4", resolve_model("openai/gpt-oss-20b", network=False).model)
+    assert not caught.value.remedy and "--gpu l4" in caught.value.hint
+
+
 def test_fp8_at_load_time() -> None:
     config = settings("0.11.0", "h100-sxm", quantization="fp8")
     assert (config.weight_dtype, config.quantization, config.dtype) == ("fp8", "fp8", "bf16")
