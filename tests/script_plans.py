@@ -4,7 +4,7 @@ from typing import Any
 
 from planner.hardware.profiles import load_profile
 from planner.output.scripts.emission import Emission
-from planner.planning.plan import Plan, PlanFile, PlannedClass, PlannedWorkload
+from planner.planning.plan import BenchmarkLine, Plan, PlanFile, PlannedClass, PlannedWorkload
 
 AMD_DOCKER = (
     "--device", "/dev/kfd", "--device", "/dev/dri", "--group-add", "video", "--ipc", "host",
@@ -177,6 +177,11 @@ GOLDEN = {
 }
 
 #: Every branch of every template at least once.
+DRAFTS = '{"method": "mtp", "num_speculative_tokens": 1, "rejection_sample_method": "synthetic"}'
+DRAFTED = BenchmarkLine(
+    max_model_len=2048, max_num_seqs=128, enable_prefix_caching=True, output_throughput_per_gpu=1e3, mean_e2el_ms=1e4,
+    serve_argv=serve("amd/Llama-3.3-70B-Instruct-FP8-KV", "--speculative-config", DRAFTS),
+)  # fmt: skip
 MATRIX = {
     **GOLDEN,
     "mi300x-x8": emission(plan(gpu="mi300x", num_gpus=8, tensor_parallel_size=8, gated=None)),
@@ -191,4 +196,5 @@ MATRIX = {
     "local-folder": emission(plan(model="/models/my llama", serve_argv=serve("/models/my llama", port="9000"))),
     "short-context": emission(plan(max_model_len=1024, docker_args=(), warnings=())),
     "cpu": emission(plan(gpu="cpu", platform="cpu", docker_args=(), image="vllm/vllm-openai-cpu:latest")),
+    "benchmark-line": emission(plan(benchmark_line=DRAFTED)),
 }

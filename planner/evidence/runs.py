@@ -176,7 +176,7 @@ def _validated(cells: dict[str, str], name: str) -> MeasuredRun:
     for low, high in find_disorder(run.metrics):
         figures = f"is {run.metrics[high]:g}, below {low}, {run.metrics[low]:g}"
         raise InputError(f"{high} {figures}: are the units the same?", hint="")
-    return _of_one_server(run, _COUNT.validate_python(cells.get(REPLICAS, 1)))
+    return of_one_server(run, _COUNT.validate_python(cells.get(REPLICAS, 1)))
 
 
 def find_disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, str]]:
@@ -188,7 +188,7 @@ def find_disorder(figures: Mapping[str, float | None]) -> Iterator[tuple[str, st
             yield low, high
 
 
-def _of_one_server(run: MeasuredRun, replicas: int) -> MeasuredRun:
+def of_one_server(run: MeasuredRun, replicas: int) -> MeasuredRun:
     """The load and figures of one of ``replicas`` servers behind one address; few requests keep few of them busy."""
     busy = min(replicas, run.max_concurrency or replicas)
     if busy == 1:

@@ -22,7 +22,7 @@ from planner.evidence.results import (
     read_text,
     stated_number,
 )
-from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, read_runs
+from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, of_one_server, read_runs
 from planner.evidence.validation import find_causes, find_sweep_results
 from planner.planning import Plan, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
@@ -168,7 +168,8 @@ def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> M
         sent = plan.workload if plan else None
         drawn = {"seed": sent.seed if sent else 0, "random_range_ratio": sent.range_ratio if sent else 0.0}
         run |= _serve_run(path, result) | drawn
-    return MeasuredRun(**{**run, **one.run})
+    servers = plan.started_on_node if plan and path.name == plan.node_result_name else 1
+    return of_one_server(MeasuredRun(**{**run, **one.run}), servers)
 
 
 def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:

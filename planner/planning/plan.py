@@ -310,6 +310,25 @@ class Plan(_Record):
         return of_classes or (f"serve-{self.digest}.json",)
 
     @property
+    def node_result_name(self) -> str:
+        """The file below ``results/`` that the benchmark of ``instances.sh`` leaves: of all servers on a node."""
+        return f"node-{self.digest}.json"
+
+    @property
+    def servers_per_node(self) -> int:
+        return self.gpus_per_node // self.num_gpus
+
+    @property
+    def planned_servers(self) -> int:
+        """Servers for the load on all nodes; without a load, as many as one node holds."""
+        return self.service.replicas if self.service and self.service.load_asked else self.servers_per_node
+
+    @property
+    def started_on_node(self) -> int:
+        """Servers that ``instances.sh`` starts on the first node."""
+        return min(self.servers_per_node, self.planned_servers)
+
+    @property
     def load(self) -> Load:
         """The load of the one server that is measured, as the replay takes it."""
         if not self.classes:

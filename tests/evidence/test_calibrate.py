@@ -446,6 +446,18 @@ def test_a_folder_and_its_result_say_the_same(folder: Callable[..., Path]) -> No
     assert found["error"]["after"] < found["error"]["before"]
 
 
+def test_a_result_of_a_whole_node_teaches_of_one_of_its_servers(folder: Callable[..., Path]) -> None:
+    (result,) = (folder() / "results").iterdir()
+    (alone,) = read_sources([result], Stated()).runs
+    said = json.loads(result.read_text())
+    counts = ("num_prompts", "completed", "max_concurrency", "total_input_tokens", "total_output_tokens")
+    many = {name: value * 8 for name, value in said.items() if name in counts or name.endswith("throughput")}
+    node = result.with_name(result.name.replace("serve-", "node-"))
+    node.write_text(json.dumps({**said, **many}))
+    (one,) = read_sources([node], Stated()).runs
+    assert replace(one, run_id=alone.run_id) == alone
+
+
 def test_a_log_that_leaves_settings_out_is_read_with_those_of_the_command(folder: Callable[..., Path]) -> None:
     """Blocks of an fp8 cache have half the bytes, so what they leave for the rest depends on what was launched."""
     directory = folder()

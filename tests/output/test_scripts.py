@@ -94,7 +94,8 @@ def test_launch_starts_serve_argv_and_benchmark_sends_bench_argv(name: str) -> N
     saved = json.loads(RENDERED[name]["plan.json"])
     launched = command_in(RENDERED[name]["launch.sh"], "docker run")
     at = launched.index("$image")
-    assert launched[launched.index("--entrypoint") + 1 :][:1] + launched[at + 1 :] == saved["serve_argv"]
+    wider = ["${benchmark_line[@]}"] if saved.get("benchmark_line") else []  # empty without --benchmark
+    assert launched[launched.index("--entrypoint") + 1 :][:1] + launched[at + 1 :] == saved["serve_argv"] + wider
     options = [word for word in launched[:at] if word.startswith("-")]
     assert {"--privileged", "--cap-add", "--network"}.isdisjoint(options)
 

@@ -17,7 +17,7 @@ OVER_NODES = {"amd": AMD_X16, "nvidia": NVIDIA_X16, "spread": SPREAD_X16}
 def test_scripts_are_clean(name: str, tmp_path: Path) -> None:
     made = render_scripts(OVER_NODES[name])
     check_scripts([text for file, text in made.items() if file.endswith(".sh")], tmp_path)
-    assert r"HEAD\_ADDRESS and NODE\_RANK=1" in made["RUNBOOK.md"]
+    assert "HEAD_ADDRESS and NODE_RANK=1" in made["RUNBOOK.md"]
 
 
 def started(machine: Machine, **environment: str) -> tuple[list[str], str]:

@@ -337,6 +337,23 @@ def test_accuracy_says_when_the_context_is_too_short(machine: MakeMachine) -> No
 # --- validate ---
 
 
+def test_a_server_of_the_other_line_is_not_taken_for_the_planned_one(machine: MakeMachine) -> None:
+    """Drafts of the benchmark line are accepted at random: the texts of its server are worthless."""
+    here = machine("benchmark-line")
+    assert here.run("launch.sh", "--benchmark").returncode == 0
+    for script in ("launch.sh", "accuracy.sh"):
+        done = here.run(script)
+        assert done.returncode == 1 and "benchmark line" in done.stderr and "docker stop" in done.stderr
+    assert here.run("launch.sh", "--benchmark").returncode == here.run("validate.sh").returncode == 0
+    assert len(here.docker("run")) == 1
+    here.run("validate.sh", FORCE="1", STOP="1")
+    assert here.run("launch.sh").returncode == 0
+    for script, *options in (("launch.sh", "--benchmark"), ("validate.sh",)):
+        done = here.run(script, *options, FORCE="1")
+        assert done.returncode == 1 and "serving line" in done.stderr
+    assert len(here.docker("run")) == 2
+
+
 def test_validate_starts_measures_and_stops(machine: MakeMachine) -> None:
     here = machine()
     done = here.run("validate.sh")

@@ -156,6 +156,24 @@ def test_the_node_is_measured_through_the_balancer(machine: MakeMachine) -> None
     here.run("instances.sh", "stop")
 
 
+def test_the_node_gets_the_load_of_its_servers_with_lengths_prefix_and_percentiles(tmp_path: Path) -> None:
+    load = ("--random-range-ratio", "0.3", "--random-prefix-len", "512", "--request-rate", "20", "--ttft", "2000")
+    asked = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l40s", *load, "-o", str(tmp_path / "plan"))
+    assert main(asked) == 0
+    sent = {}
+    for name in ("benchmark.sh", "instances.sh"):
+        lines = commands_in((tmp_path / "plan" / name).read_text())
+        line = [words for words in lines if "--random-input-len" in words][-1]
+        sent[name] = dict(pairwise(line))
+    one, all_of_them = sent.values()
+    scaled = {"--num-prompts", "--request-rate", "--max-concurrency"}
+    alike = {name for name in one if name.startswith("--") and name not in scaled | {"--result-filename"}}
+    assert {"--random-prefix-len", "--random-range-ratio", "--metric-percentiles"} <= alike
+    assert all(all_of_them.get(name) == one[name] for name in alike if name != "--save-result")
+    servers = float(all_of_them["--num-prompts"]) / float(one["--num-prompts"])
+    assert servers > 1 and float(all_of_them["--request-rate"]) == pytest.approx(servers * float(one["--request-rate"]))
+
+
 @pytest.mark.parametrize(
     ("servers", "gpus_each", "nodes"), [(12, 1, [8, 4]), (12, 2, [4, 4, 4]), (9, 4, [2] * 4 + [1])]
 )

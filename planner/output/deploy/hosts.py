@@ -225,7 +225,7 @@ def render_deployable(
         if field.name not in platform.takes and getattr(asked, field.name) != field.default:
             flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
             raise InputError(f"{flag} has no effect with --target {target}", hint="name another target")
-    most = scripts.servers_per_node(emission.file.plan) if platform.most is None else platform.most
+    most = emission.file.plan.servers_per_node if platform.most is None else platform.most
     files = platform.make(describe(emission, asked, command, most))
     refuse_tokens(files)
     return files

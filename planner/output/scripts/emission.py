@@ -20,7 +20,6 @@ from planner.output.scripts.text import option, refuse_tokens, render_template, 
 from planner.planning import Plan, PlanFile, PlannedWorkload
 from planner.resources import data_dir
 from planner.units import GB, GIB, MIB, whole_number
-from planner.workload import Load
 
 PORT = 8000  #: vLLM's own, and the balancer's
 FIRST_PORT = PORT + 1  #: of the servers behind the balancer
@@ -116,7 +115,7 @@ def render_scripts(emission: Emission) -> dict[str, str]:
 def needed_by(emission: Emission) -> dict[str, str]:
     """Further files of a plan: for several servers on a node, and for an image that no registry has."""
     plan = emission.file.plan
-    files = servers_files(emission) if plan.image and started_on_node(plan) > 1 else {}
+    files = servers_files(emission) if plan.image and plan.started_on_node > 1 else {}
     build = next((build for build in engine.builds().values() if build.image == plan.image), None)
     if build and build_script(plan) == "build_image.sh":
         names = {**template_names(emission), **build_names(build)}
@@ -134,18 +133,16 @@ def build_names(build: engine.ImageBuild) -> dict[str, Any]:
 def servers_files(emission: Emission) -> dict[str, str]:
     """The files that start a plan's servers on one node, behind one address."""
     plan, base = emission.file.plan, template_names(emission)
-    servers, load = started_on_node(plan), plan.workload
-    concurrency = load.max_concurrency * servers if load.max_concurrency else None
-    rate = load.request_rate * servers if load.request_rate else float("inf")
-    prompts = load.num_prompts * servers
-    node_load = Load(load.input_len, load.output_len, prompts, concurrency, rate, seed=load.seed)
+    servers, load = plan.started_on_node, plan.workload
     version = engine.options_version(engine.parse_version(plan.engine_version), plan.platform, plan.image)
-    argv = tuple(engine.bench_serve_argv(node_load, plan.model, version, port=PORT, platform=plan.platform))
-    result = f"node-{plan.digest}.json"
+    argv = plan.bench_argv or engine.bench_serve_argv(load.sent, plan.model, version, port=PORT, platform=plan.platform)
+    for flag in ("--num-prompts", "--max-concurrency", "--request-rate"):
+        if each := option(argv, flag):
+            argv = with_option(argv, flag, each if each == "inf" else f"{float(each) * servers:.10g}")
     names = {
         **base,
         "copies": servers,
-        "planned_servers": _planned_servers(plan),
+        "planned_servers": plan.planned_servers,
         "first_port": FIRST_PORT,
         "balancer_port": PORT,
         "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
@@ -157,9 +154,9 @@ def servers_files(emission: Emission) -> dict[str, str]:
         "node_bench_argv": argv,
         "node_warm_up_argv": warm_up_argv(plan, argv, servers),
         "node_seed": load.seed,
-        "node_prompts": prompts,
-        "node_result_name": result,
-        "node_partial_name": f".partial-{result}",
+        "node_prompts": load.num_prompts * servers,
+        "node_result_name": plan.node_result_name,
+        "node_partial_name": f".partial-{plan.node_result_name}",
     }
     return {name: render_template(f"{name}.j2", names, ("vllm",)) for name in SERVER_FILES}
 
@@ -175,21 +172,6 @@ def served_name(plan: Plan) -> str:
 def local_folder(plan: Plan) -> str:
     """The model's folder; empty for a model of the hub."""
     return plan.model if PurePosixPath(plan.model).is_absolute() else ""
-
-
-def servers_per_node(plan: Plan) -> int:
-    return plan.gpus_per_node // plan.num_gpus
-
-
-def started_on_node(plan: Plan) -> int:
-    """Servers that ``instances.sh`` starts on the first node."""
-    return min(servers_per_node(plan), _planned_servers(plan))
-
-
-def _planned_servers(plan: Plan) -> int:
-    """Servers for the load on all nodes; without a load, as many as one node holds."""
-    service = plan.service
-    return service.replicas if service and service.load_asked else servers_per_node(plan)
 
 
 def gpus_of_server(plan: Plan, index: int) -> str:
@@ -322,7 +304,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
     check_exposure(plan)
     built_by, local = build_script(plan), local_folder(plan)
     nvidia, partition = profile.vendor == "nvidia", profile.partition
-    servers, started, planned = servers_per_node(plan), started_on_node(plan), _planned_servers(plan)
+    servers, started, planned = plan.servers_per_node, plan.started_on_node, plan.planned_servers
     mig_profile = partition.compute_mode.removeprefix("MIG ") if partition and nvidia else ""
     return {
         "plan": plan,
@@ -361,7 +343,6 @@ def template_names(emission: Emission) -> dict[str, Any]:
             else (name, getattr(plan, name))
             for name in _SETTINGS
         ),
-        "manual_steps": tuple(_manual_steps(emission)),
         "entrypoint": plan.serve_argv[0],
         "serve_args": plan.serve_argv[1:],
         "benchmark_words": (words := tuple(_benchmark_words(plan))),
@@ -436,6 +417,7 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     gpus_each = plan.num_gpus // plan.nodes
     names = {
         "nodes": plan.nodes,
+        "several_nodes": plan.nodes > 1,
         "gpus_each": gpus_each,
         "need_total_mib": int(driver_bytes / MIB * (1 - _DRIVER_VARIATION)),
         "need_free_mib": int(taken / MIB * (1 - _DRIVER_VARIATION)),
@@ -491,38 +473,3 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         "accuracy_path": f"results/accuracy-{plan.digest}",
         "accuracy_max_model_len": emission.accuracy_max_model_len or ACCURACY_MAX_MODEL_LEN,
     }
-
-
-def _manual_steps(emission: Emission) -> Iterator[str]:
-    plan, partition = emission.file.plan, emission.profile.partition
-    if plan.platform == "rocm":
-        driver = "install the amdgpu driver (of ROCm 6.4 or newer for partitions) and docker; add your user to the "
-        yield f"{driver}groups docker and video; preflight.sh checks it"
-        yield "as root, switch automatic NUMA balancing off: preflight.sh --apply does it, until the next boot"
-    elif plan.platform == "cuda":
-        driver = f"{_drivers(plan)['driver_fix']}, docker and the NVIDIA Container Toolkit"
-        yield f"{driver}; add your user to the group docker; preflight.sh checks it"
-    else:
-        yield f"install vLLM {plan.engine_version} for CPUs; preflight.sh checks it"
-    if partition:
-        mode = partition.compute_mode
-        yield (
-            f"agree with everybody who uses the machine: {mode} changes its GPUs for all. Only root may set it, on the "
-            "machine itself (no virtual machine), with no process on any GPU; partition.sh --apply does"
-        )
-    if plan.nodes > 1:
-        yield (
-            f"have {plan.nodes} machines of {plan.num_gpus // plan.nodes} GPUs that reach each other, and this folder "
-            "on each: preflight.sh and launch.sh run on all of them, launch.sh on all but the first with "
-            "HEAD_ADDRESS and NODE_RANK=1 (2, ...); benchmark.sh runs on the first"
-        )
-    if local_folder(plan):
-        yield f"put the model into {local_folder(plan)}"
-        return
-    if plan.gated is not False:
-        gated = "its repository is gated" if plan.gated else "if its repository is gated"
-        yield f"{gated}: accept the licence of {plan.model} on the hub, make a token that may read, and export HF_TOKEN"
-    parts = f", {' and '.join(emission.disk_includes)} among them" if emission.disk_includes else ""
-    yield f"have {ceil(emission.checkpoint_bytes / GB)} GB free in HF_HOME{parts}; preflight.sh checks it"
-    if build_script(plan):
-        yield "give the build of the image time and tens of GB of docker's disk; MAX_JOBS limits its memory"

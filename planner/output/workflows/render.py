@@ -233,7 +233,7 @@ def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ..
             f"{setup.servers * tokens:,}",
         ),
         "predicted": f"{point.tok_per_s.mid:.1f}",
-        "result": f"results/node-{plan.digest}.json",
+        "result": f"results/{plan.node_result_name}",
         "partition": (f"{point.gpu}/partition.sh",) if partition else back,
     }
 
