@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from math import isinf
 from typing import Any
 
@@ -29,6 +30,7 @@ Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
 _ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
 #: Folders of vLLM's benchmark scripts in images of AMD and of the vLLM project.
 BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
+_OF_TOKENIZER = {"--trust-remote-code": False, "--tokenizer-mode": True}  #: options, and if they take a value
 _SCRIPTS: dict[VllmCommand, VllmCommand] = {
     "bench serve": "benchmark_serving.py",
     "bench throughput": "benchmark_throughput.py",
@@ -65,9 +67,10 @@ def head_node_words(settings: Any, nodes: int, version: EngineVersion) -> tuple[
 
 def bench_serve_argv(
     workload: Load, model_ref: str, version: EngineVersion, *, port: int = 8000,
-    percentiles: Sequence[int] = (50, 90, 99), platform: str = "rocm", priority: int = 0,
+    percentiles: Sequence[int] = (50, 90, 99), platform: str = "rocm", priority: int = 0, serving: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends ``workload``; ``priority``: 0.11.1 on."""
+    """``vllm bench serve`` (``benchmark_serving.py`` before 0.8.0) that sends ``workload``; ``priority``: 0.11.1 on.
+    ``serving``: the server's line; the client loads the tokenizer as that does."""
     line = _bench("bench serve", version, platform)
     line.add("--backend" if "--backend" in line else "--endpoint-type", bench_backend(version))
     line.add_all({
@@ -86,6 +89,9 @@ def bench_serve_argv(
         "--seed": workload.seed, "--percentile-metrics": "ttft,tpot,itl,e2el",
         "--metric-percentiles": ",".join(map(str, percentiles)),
     })  # fmt: skip
+    for word, value in pairwise((*serving, "")):
+        if word in _OF_TOKENIZER and word in line:
+            line.add(word, value if _OF_TOKENIZER[word] else None)
     return line.words
 
 

@@ -142,6 +142,16 @@ def test_greedy_sampling_is_asked_for_where_it_is_not_the_rule() -> None:
     assert option(bench_serve_argv(LOAD, "m", parse_version("0.33.0")), "--temperature") == "0"
 
 
+def test_the_client_loads_the_tokenizer_as_the_server_does() -> None:
+    """``get_tokenizer`` in ``vllm/benchmarks/serve.py`` runs in the client, which asks no server how it is done."""
+    serving = ("vllm", "serve", "m", "--trust-remote-code", "--tokenizer-mode", "mistral", "--max-num-seqs", "8")
+    argv = bench_serve_argv(LOAD, "m", parse_version("0.33.0"), serving=serving)
+    assert argv[-3:] == ["--trust-remote-code", "--tokenizer-mode", "mistral"]
+    assert bench_serve_argv(LOAD, "m", parse_version("0.33.0"), serving=("vllm", "serve", "m"))[-1] == "50,90,99"
+    early = Load(input_len=8, output_len=8, num_prompts=8, request_rate=2.0)
+    assert bench_serve_argv(early, "m", parse_version("0.6.3"), serving=serving)[-1] == "--trust-remote-code"
+
+
 def test_the_range_of_lengths_changed_its_meaning() -> None:
     spread = Load(input_len=100, output_len=10, num_prompts=8, max_concurrency=4, range_ratio=0.2)
     assert option(bench_serve_argv(spread, "m", parse_version("0.9.1")), "--random-range-ratio") == "0.2"

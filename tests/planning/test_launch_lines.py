@@ -31,6 +31,7 @@ def test_kimi_k3_starts_on_each_gpu(gpu: str) -> None:
     for words in ("--trust-remote-code", "--gpu-memory-utilization 0.95", "--tool-call-parser kimi_k3",
                   "--reasoning-parser kimi_k3"):  # fmt: skip
         assert words in line_of(plan)
+    assert "--trust-remote-code" in plan["bench_argv"]  # its client loads the tokenizer, a file of code, by itself
     assert tuple(map(int, plan["engine_version"].split("."))) >= (0, 27, 1)
     assert plan["model"] == "moonshotai/Kimi-K3"  # its own 4 bits, not those of another publisher
     assert plan["env"].get("VLLM_USE_BREAKABLE_CUDAGRAPH") == ("0" if gpu == "mi355x" else None)

@@ -82,7 +82,8 @@ def commands(version: EngineVersion) -> Iterator[list[str]]:
     for load in LOADS:
         try:
             saved = ("--save-result", "--result-dir", "results", "--result-filename", "r.json")
-            yield [*bench_serve_argv(load, "m", version), *saved]
+            serving = ("vllm", "serve", "m", "--trust-remote-code", "--tokenizer-mode", "mistral")
+            yield [*bench_serve_argv(load, "m", version, serving=serving), *saved]
         except PlannerError:
             continue
 

@@ -135,7 +135,9 @@ def servers_files(emission: Emission) -> dict[str, str]:
     plan, base = emission.file.plan, template_names(emission)
     servers, load = plan.started_on_node, plan.workload
     version = engine.options_version(engine.parse_version(plan.engine_version), plan.platform, plan.image)
-    argv = plan.bench_argv or engine.bench_serve_argv(load.sent, plan.model, version, port=PORT, platform=plan.platform)
+    argv = plan.bench_argv or engine.bench_serve_argv(
+        load.sent, plan.model, version, port=PORT, platform=plan.platform, serving=plan.serve_argv
+    )
     for flag in ("--num-prompts", "--max-concurrency", "--request-rate"):
         if each := option(argv, flag):
             argv = with_option(argv, flag, each if each == "inf" else f"{float(each) * servers:.10g}")

@@ -232,5 +232,7 @@ def _swept(plan: planning.Plan, deployment: planning.Deployment, load: Load) -> 
         "load": load,
         "figures": figures,
         "predicted": f"{figures['output_throughput']:.1f}",
-        "argv": engine.bench_serve_argv(load, plan.model, deployment.config.version, platform=plan.platform),
+        "argv": engine.bench_serve_argv(
+            load, plan.model, deployment.config.version, platform=plan.platform, serving=plan.serve_argv
+        ),
     }

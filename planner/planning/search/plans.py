@@ -63,7 +63,10 @@ def assemble(
     deployment, config, profile = candidate.deployment, candidate.config, candidate.profile
     model = served_name(candidate.resolved)
     image = image or engine.image_for(profile, config.version)
-    sender = _Sender(model, deployment, image)
+    # inside a container the server listens on all addresses, and the port is published on 127.0.0.1
+    host, recipe = engine.EVERYWHERE if image.name else engine.LOOPBACK, recipe_of(deployment)
+    serve_argv = tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags))
+    sender = _Sender(model, deployment, image, serve_argv)
     prediction, service, asked = None, None, tuple[Load, ...]()
     if load is None:
         servers = Servers(space, objective, candidate)
@@ -74,9 +77,7 @@ def assemble(
     classes = tuple(sender.of_classes(asked, prediction, load))
     if classes:
         load = replace(load, num_prompts=sum(one.workload.num_prompts for one in classes))
-    recipe, network = recipe_of(deployment), profile.interconnect.network_bandwidth
-    # inside a container the server listens on all addresses, and the port is published on 127.0.0.1
-    host = engine.EVERYWHERE if image.name else engine.LOOPBACK
+    network = profile.interconnect.network_bandwidth
     figures = {key: value for key, value in prediction.result.items() if value is not None}
     _, usd_per_hour = space.rented(profile, config.num_gpus)
     env = {**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)}
@@ -100,7 +101,7 @@ def assemble(
         image_source=image.source,
         env=env,
         docker_args=tuple(engine.docker_args(profile, config.num_gpus)) if image.name else (),
-        serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
+        serve_argv=serve_argv,
         benchmark_line=_benchmark_line(objective, candidate, load, model, host, recipe),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
@@ -150,17 +151,15 @@ def _benchmark_line(
 
 
 class _Sender:
-    def __init__(self, model: str, deployment: Deployment, image: engine.Image) -> None:
-        self.model, self.deployment, self.image = model, deployment, image
+    def __init__(self, model: str, deployment: Deployment, image: engine.Image, serving: Sequence[str]) -> None:
+        platform = deployment.profile.platform
+        version = engine.options_version(deployment.config.version, platform, image.name)
+        line = partial(engine.bench_serve_argv, model_ref=model, version=version, percentiles=defaults.PERCENTILES)
+        self.line = partial(line, platform=platform, serving=serving)
 
     def argv(self, load: Load, priority: int = 0) -> tuple[str, ...]:
         """The line of ``vllm bench serve`` that sends ``load``."""
-        platform, percentiles = self.deployment.profile.platform, defaults.PERCENTILES
-        version = engine.options_version(self.deployment.config.version, platform, self.image.name)
-        words = engine.bench_serve_argv(
-            load, self.model, version, percentiles=percentiles, platform=platform, priority=priority
-        )
-        return tuple(words)
+        return tuple(self.line(load, priority=priority))
 
     def of_classes(self, asked: Sequence[Load], prediction: Prediction, load: Load) -> Iterator[PlannedClass]:
         sent = benchmarks(load.classes, load.num_prompts, seed=load.seed, burstiness=load.burstiness) if asked else ()
