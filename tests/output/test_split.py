@@ -51,35 +51,90 @@ def test_both_sides_are_counted_and_launched_alike(gpu: str) -> None:
         assert json.loads(option(words, "--kv-transfer-config") or "") == {
             "kv_connector": "NixlConnector", "kv_role": "kv_both",
         }  # fmt: skip
-        assert side["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
+        assert side["env"]["VLLM_NIXL_SIDE_CHANNEL_PORT"] == {"prefill": "5600", "decode": "5800"}[side["role"]]
         version = parse_version("0.27.1")
         assert all(flag_status(version, word) for word in words if word.startswith("--"))
     assert (option(prefill["serve_argv"], "--port"), option(decode["serve_argv"], "--port")) == ("8000", "8200")
     assert option(prefill["serve_argv"], "--kv-cache-dtype") == option(decode["serve_argv"], "--kv-cache-dtype")
 
 
+#: Containers that run, with their words, are files named after them. What ``fails`` names stops before it answers.
+DOCKER = """
+case "$1" in
+  run) [[ "$4" == "$(cat fails)" ]] || echo up >"running-$4" ;;
+  ps) filter=${4#name=^}; filter=${filter%?}; if [[ -e "running-$filter" ]]; then echo 0123abcd; fi ;;
+  stop) rm "running-$2" ;;
+  logs) echo "a line of the log" ;;
+esac
+"""
+
+
+def one_machine(folder: Path) -> Host:
+    host = Host(folder, programs=())
+    host.program("docker", DOCKER)
+    host.program("curl", "[[ ! -e unhealthy ]]")
+    (folder / "fails").write_text("nothing")
+    return host
+
+
+def gpus_and_ports(words: list[str], size: int) -> tuple[set[str], set[int]]:
+    """What a server takes of its machine: GPUs, its port, and a side channel of each GPU's process.
+
+    vLLM 0.11.0, ``nixl_connector.py``: "Each TP rank listens/queries on the base_port + tp_rank."
+    """
+    devices = next(word for word in words if word.startswith(('"device=', "HIP_VISIBLE_DEVICES=")))
+    side = next(word for word in words if word.startswith("VLLM_NIXL_SIDE_CHANNEL_PORT="))
+    first = int(side.partition("=")[2])
+    return set(re.findall(r"\d+", devices)), {int(words[-1]), *range(first, first + size)}
+
+
 @pytest.mark.parametrize("gpu", GPUS)
-def test_the_scripts_start_servers_side_by_side(gpu: str, tmp_path: Path) -> None:
+def test_servers_of_one_machine_take_nothing_from_each_other(gpu: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run("fleet", *LOAD, "--gpu", gpu, "-o", str(out)).status == 0
     assert sorted(path.name for path in out.iterdir()) == ["decode.sh", "prefill.sh"]
     check_scripts([(out / f"{role}.sh").read_text() for role in ("prefill", "decode")], tmp_path)
-    host = Host(tmp_path / "host", programs=("docker",))
+    host, env = one_machine(tmp_path / "host"), {"HF_HOME": str(tmp_path / "models"), "VLLM_HOST_IP": "10.0.0.5"}
+    taken: list[tuple[set[str], set[int]]] = []
     for side in answered(gpu)["launch"]:
-        host.clean()
-        done = host.run(
-            "bash", str(out / f"{side['role']}.sh"), "1", HF_HOME=str(tmp_path / "models"), VLLM_HOST_IP="10.0.0.5"
-        )
-        assert done.returncode == 0, done.stderr
-        (words,) = host.calls("docker")
-        gpus = ",".join(str(number) for number in range(side["num_gpus"], 2 * side["num_gpus"]))
-        assert (f'"device={gpus}"' if gpu == "h100" else f"HIP_VISIBLE_DEVICES={gpus}") in words
-        assert {"VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.5", "VLLM_NIXL_SIDE_CHANNEL_PORT=5601"} <= set(words)
-        first = {"prefill": 8000, "decode": ROUTED_PORT}[side["role"]]
-        assert words[-4:] == ["--host", "127.0.0.1", "--port", str(first + 1)]
-        planned = [word for word in side["serve_argv"][1:] if word not in ("--host", "0.0.0.0", "--port", str(first))]
-        at = words.index("serve")
-        assert words[at : at + len(planned)] == planned
+        for number in range(side["servers"]):
+            done = host.run("bash", str(out / f"{side['role']}.sh"), str(number), **env)
+            assert done.returncode == 0 and "ready: " in done.stdout, done.stderr
+            words = [call for call in host.calls("docker") if call[0] == "run"][-1]
+            assert "VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.5" in words
+            first = {"prefill": 8000, "decode": ROUTED_PORT}[side["role"]]
+            assert words[-4:] == ["--host", "127.0.0.1", "--port", str(first + number)]
+            planned = [one for one in side["serve_argv"][1:] if one not in ("--host", "0.0.0.0", "--port", str(first))]
+            at = words.index("serve")
+            assert words[at : at + len(planned)] == planned
+            gpus, ports = gpus_and_ports(words, side["num_gpus"])
+            assert all(gpus.isdisjoint(other) and ports.isdisjoint(held) for other, held in taken)
+            assert len(gpus) == side["num_gpus"]
+            taken.append((gpus, ports))
+    assert set().union(*(gpus for gpus, _ in taken)) == set(map(str, range(answered(gpu)["num_gpus"])))
+
+
+def test_a_server_is_awaited_stopped_and_started_again(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("fleet", *LOAD, "--gpu", "h100", "-o", str(out)).status == 0
+    host, decode, env = one_machine(tmp_path / "host"), str(out / "decode.sh"), {"HF_HOME": str(tmp_path / "models")}
+    assert host.run("bash", decode, "0", FIRST_GPU="4", **env).returncode == 0
+    (words,) = (call for call in host.calls("docker") if call[0] == "run")
+    assert min(map(int, gpus_and_ports(words, 1)[0])) == 4
+    again = host.run("bash", decode, "0", **env)
+    assert again.returncode == 0 and "already running" in again.stdout
+    assert sum(call[0] == "run" for call in host.calls("docker")) == 1
+    (host.folder / "unhealthy").touch()
+    late = host.run("bash", decode, "0", START_TIMEOUT_S="0", **env)
+    assert late.returncode == 1 and "no answer" in late.stderr
+    assert ["stop", "planner-decode-0"] not in host.calls("docker"), "another run started it"
+    assert host.run("bash", decode, "0", "stop").returncode == 0
+    assert ["stop", "planner-decode-0"] in host.calls("docker") and ["rm", "planner-decode-0"] in host.calls("docker")
+    (host.folder / "fails").write_text("planner-decode-1")
+    dead = host.run("bash", decode, "1", **env)
+    assert dead.returncode == 1 and "stopped before it answered" in dead.stderr and "a line of the log" in dead.stderr
+    for wrong in (("x",), ("0", "restart"), ("0", "stop", "1")):
+        assert host.run("bash", decode, *wrong, **env).returncode == 2
 
 
 def test_the_answer_says_what_either_takes() -> None:

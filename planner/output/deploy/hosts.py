@@ -163,7 +163,7 @@ def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
 
 def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
     nvidia = plan.profile.vendor == "nvidia"
-    words = docker_args(plan.profile, side.num_gpus)
+    words, others = docker_args(plan.profile, side.num_gpus), plan.num_gpus - side.servers * side.num_gpus
     lines = (
         "",
         f"{plan.model} on {plan.profile.name}, {side.num_gpus} GPUs to a server",
@@ -179,6 +179,7 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
         "nvidia": nvidia,
         "docker_args": without_option(words, "--gpus") if nvidia else words,
         "gpus_each": side.num_gpus,
+        "first_gpu": others if side.role == "decode" and plan.num_gpus <= plan.profile.gpus_per_node else 0,
         "first_port": option(side.serve_argv, "--port"),
         "side_port": side.env["VLLM_NIXL_SIDE_CHANNEL_PORT"],
         "env_words": [f"{name}={value}" for name, value in side.env.items() if name not in _SIDE_PLACED],

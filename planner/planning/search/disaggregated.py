@@ -132,7 +132,7 @@ class Disaggregated:
             _check_connector(config.version)
             extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
             words = serve_argv(config, self.model, host=EVERYWHERE, port=port, extra=extra)
-            env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT)}
+            env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT + port - PREFILL_PORT)}
             launches.append(SideLaunch(role, servers + self.spares, side.num_gpus, tuple(words), env))
         return launches[0], launches[1]
 
