@@ -47,10 +47,11 @@ from planner.engine.settings import (
     generation_config,
     media_limits,
 )
-from planner.engine.version import EngineVersion, Release, release_text
+from planner.engine.version import EngineVersion, Release, release_of, release_text
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.model import (
+    AT_LOAD_TIME,
     KV_ELEMENT_BYTES,
     UNQUANTIZED,
     Attention,
@@ -257,6 +258,12 @@ class _Resolver:
             value_status(self.version, "quantization", asked).require(
                 f"--quantization {asked}: vLLM {self.version}", "leave it out to serve the checkpoint as it is"
             )
+            known = (m for m in AT_LOAD_TIME if value_status(self.version, "quantization", m))
+            offered = [method for method in known if self._runs(method, "load_time")]
+            if served.quantization.method is None and asked not in offered:
+                cause = f"--quantization {asked}: vLLM {self.version} cannot quantise {served.id} with it at load time"
+                hint = f"serve a quantised checkpoint, or use one of: {', '.join(offered)}"
+                raise IllegalPlanError(f"{cause} on {self.profile.name}", hint=hint)
             served = load_quantized(self.model, asked)
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
@@ -265,6 +272,13 @@ class _Resolver:
             cause = f"{self.model.id} is quantised with {method}, which vLLM {self.version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
         return dtype if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
+
+    def _runs(self, method: str, table: Literal["load_time"]) -> bool:
+        """True if the method of quantisation runs on the GPU, by ``capabilities.toml``."""
+        spans = tables_of(package_dir("engine") / "capabilities.toml")[table].get(method, {"0": [0, 9999]})
+        number = int(re.sub(r"\D", "", self.profile.architecture))
+        bounds = [limits for since, limits in spans.items() if release_of(since) <= self.version.release]
+        return bool(bounds) and bounds[-1][0] <= number <= bounds[-1][1]
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
         args, model, version = self.args, self.model, self.version

@@ -29,6 +29,7 @@ from .precision import Quantization as Quantization
 
 # another form of the same model
 from .quantization import as_quantized as as_quantized
+from .quantization import AT_LOAD_TIME as AT_LOAD_TIME
 from .quantization import load_quantized as load_quantized
 
 # modules for multi-token prediction

@@ -61,16 +61,21 @@ def _stated(config: Config, sidecar: dict[str, Any] | None) -> Mapping[str, Any]
     return {"quant_method": "modelopt", **inner} if isinstance(inner, Mapping) and inner.get("quant_algo") else None
 
 
-#: Values of ``--quantization`` that quantise a 16-bit checkpoint: precision of linear weights.
-AT_LOAD_TIME = {
-    "fp8": FP8_TENSOR, "fp8_per_tensor": FP8_TENSOR, "ptpc_fp8": FP8_CHANNEL, "fp8_per_channel": FP8_CHANNEL,
-    "fp8_per_block": FP8_BLOCK, "mxfp8": MXFP8,
+_INT8 = Precision("int8-gptq", 8, "bf16", 4, PER_CHANNEL)
+_NF4 = Precision("int4", 4, "bf16", 4, (1, 64))
+#: Values of ``--quantization`` that quantise a 16-bit checkpoint: precision of linear weights, and of routed experts
+#: (``_ONLINE_SHORTHANDS`` of config/quantization.py, ``get_quant_method`` of each). None: left in 16 bits.
+AT_LOAD_TIME: dict[str, tuple[Precision | None, Precision | None]] = {
+    "fp8": (FP8_TENSOR, FP8_TENSOR), "fp8_per_tensor": (FP8_TENSOR, FP8_TENSOR), "ptpc_fp8": (FP8_CHANNEL, None),
+    "fp8_per_channel": (FP8_CHANNEL, FP8_CHANNEL), "fp8_per_block": (FP8_BLOCK, FP8_BLOCK), "mxfp8": (MXFP8, MXFP8),
+    "mxfp4": (MXFP4, MXFP4), "bitsandbytes": (_NF4, _NF4), "experts_int8": (None, _INT8),
+    "int8_per_channel_weight_only": (None, _INT8), "nvfp4_per_token": (None, NVFP4),
 }  # fmt: skip
 
 
 def load_quantized(model: Model, method: str) -> Model:
-    """``model`` as ``vllm serve --quantization METHOD`` holds it: the linear weights of its layers are quantised. A
-    quantised checkpoint stays as it is. Raises IllegalPlanError where vLLM would refuse."""
+    """``model`` as ``vllm serve --quantization METHOD`` holds it: linear weights of its layers, or experts, are
+    quantised. A checkpoint quantised like that stays as it is. Raises IllegalPlanError for one quantised otherwise."""
     stored = model.quantization.method
     if stored is not None:
         asked, own = method.replace("_", "-"), stored.replace("_", "-")  # gptq_marlin, auto_gptq and gptq are one form
@@ -79,17 +84,9 @@ def load_quantized(model: Model, method: str) -> Model:
             return model
         cause = f"--quantization {method}: {model.id} is already quantised with {stored}"
         raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")
-    base = model.quantization.base
-    known = {
-        **AT_LOAD_TIME,
-        "int8_per_channel_weight_only": Precision("int8-gptq", 8, base.name, 4, PER_CHANNEL),
-        "bitsandbytes": Precision("int4", 4, base.name, 4, (1, 64)),
-    }
-    if method not in known:
-        cause = f"--quantization {method}: vLLM cannot quantise {model.id} with it at load time"
-        raise IllegalPlanError(cause, hint=f"serve a quantised checkpoint, or use one of: {', '.join(known)}")
-    linear = known[method]
-    return replace(model, quantization=Quantization(linear.name, base, method, linear))
+    base, (linear, expert) = model.quantization.base, AT_LOAD_TIME.get(method, (None, None))
+    held = linear or (expert if model.is_moe else None) or base
+    return replace(model, quantization=Quantization(held.name, base, method, linear, expert or base))
 
 
 def as_quantized(model: Model, weight_dtype: str) -> Model:

@@ -295,8 +295,8 @@ def resolve_deployment(
     ``as_started``: a KV cache whose size is not given is what vLLM itself takes, also on a CPU.
     ``known_to_run``: somebody measured this engine, so the layout is not checked and there is always some cache.
     """
-    served = served_model(model, args)
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
+    served = served_model(model, args)
     if not known_to_run:
         unvalidated, blocks = args.allow_unvalidated, features_of(config, profile).fp8_blocks
         check_layout(served, profile, Layout.of(config), allow_unvalidated=unvalidated, fp8_blocks=blocks)

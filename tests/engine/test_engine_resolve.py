@@ -334,6 +334,36 @@ def test_types_that_a_model_cannot_be_computed_in(model: str, gpu: str, dtype: s
     assert settings("0.32.0", gpu, found, **caught.value.remedy).dtype == dtype
 
 
+#: ``QUANTIZATION_METHODS`` and ``_ONLINE_SHORTHANDS`` of each release (0.28.0 is the first with ``mxfp4`` there),
+#: ``get_min_capability``, and ``__init__`` of ptpc_fp8.py (ROCm alone) and of online/nvfp4.py (compute capability 10).
+@pytest.mark.parametrize(
+    ("method", "version", "gpu", "offered"),
+    [
+        ("experts_int8", "0.8.5", "h100-sxm", True),
+        ("experts_int8", "0.32.0", "t4", False),
+        ("fp8", "0.13.0", "t4", False),
+        ("fp8", "0.14.0", "t4", True),
+        ("experts_int8", "0.32.0", "h100-sxm", True),
+        ("mxfp4", "0.27.1", "b200-sxm", False),
+        ("mxfp4", "0.28.0", "h100-sxm", True),
+        ("ptpc_fp8", "0.18.0", "mi300x", True),
+        ("ptpc_fp8", "0.18.0", "h100-sxm", False),
+        ("nvfp4_per_token", "0.32.0", "b200-sxm", True),
+        ("nvfp4_per_token", "0.32.0", "rtx-5090", False),
+        ("nvfp4_per_token", "0.32.0", "h200-sxm", False),
+        ("awq", "0.32.0", "h100-sxm", False),
+    ],
+)
+def test_methods_at_load_time(method: str, version: str, gpu: str, offered: bool) -> None:
+    if offered:
+        assert settings(version, gpu, MOE, quantization=method).quantization == method
+        return
+    with pytest.raises(IllegalPlanError, match=f"{version} cannot quantise .* at load time") as caught:
+        settings(version, gpu, MOE, quantization=method)
+    for other in caught.value.hint.removeprefix("serve a quantised checkpoint, or use one of: ").split(", "):
+        assert settings(version, gpu, MOE, quantization=other)
+
+
 def test_mxfp4_needs_bfloat16() -> None:
     with pytest.raises(IllegalPlanError, match=r"mxfp4.*T4") as caught:
         settings("0.32.0", "t4", resolve_model("openai/gpt-oss-20b", network=False).model)

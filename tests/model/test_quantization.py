@@ -499,10 +499,33 @@ def test_fp8_at_load_time_quantises_linear_weights_of_layers_only() -> None:
 
 @pytest.mark.parametrize(
     ("method", "weight_dtype"),
-    [("ptpc_fp8", "fp8"), ("fp8_per_block", "fp8"), ("mxfp8", "mxfp8"), ("int8_per_channel_weight_only", "int8-gptq")],
+    [("ptpc_fp8", "fp8"), ("fp8_per_block", "fp8"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4"), ("experts_int8", "bf16")],
 )
 def test_other_methods_at_load_time(method: str, weight_dtype: str) -> None:
-    assert load_quantized(build(LLAMA_70B), method).quantization.weight_dtype == weight_dtype
+    quantization = load_quantized(build(LLAMA_70B), method).quantization
+    assert (quantization.weight_dtype, quantization.method) == (weight_dtype, method)
+
+
+#: ``_ONLINE_SHORTHANDS`` of config/quantization.py and ``get_quant_method`` of experts_int8.py and ptpc_fp8.py (vLLM
+#: 0.14.0, 0.32.0): bits of linear weights and of routed experts.
+@pytest.mark.parametrize(
+    ("method", "linear", "expert"),
+    [
+        ("fp8_per_tensor", 8, 8), ("fp8_per_channel", 8, 8), ("mxfp4", 4, 4), ("ptpc_fp8", 8, 16),
+        ("int8_per_channel_weight_only", 16, 8), ("experts_int8", 16, 8), ("nvfp4_per_token", 16, 4),
+    ],
+)  # fmt: skip
+def test_load_time_quantises_what_vllm_quantises(method: str, linear: int, expert: int) -> None:
+    quantization = load_quantized(as_quantized(build(DEEPSEEK_V3), "bf16"), method).quantization
+    assert of(quantization, "model.layers.5.self_attn.o_proj").bits == linear
+    assert of(quantization, "model.layers.5.mlp.shared_experts.up_proj").bits == linear
+    assert of(quantization, "model.layers.5.mlp.experts.0.up_proj").bits == expert
+
+
+@pytest.mark.parametrize("method", ["int8_per_channel_weight_only", "experts_int8", "nvfp4_per_token"])
+def test_a_dense_model_stays_as_it_is_where_experts_alone_are_quantised(method: str) -> None:
+    dense = build(LLAMA_70B)
+    assert stored(load_quantized(dense, method)) == stored(dense)
 
 
 def test_load_time_on_a_quantised_checkpoint() -> None:
@@ -510,8 +533,6 @@ def test_load_time_on_a_quantised_checkpoint() -> None:
     assert load_quantized(gptq, "gptq_marlin") is gptq
     with pytest.raises(IllegalPlanError, match="already quantised with gptq"):
         load_quantized(gptq, "fp8")
-    with pytest.raises(IllegalPlanError, match="awq"):
-        load_quantized(build(LLAMA_70B), "awq")
 
 
 @pytest.mark.parametrize("weight_dtype", WEIGHT_DTYPES)
