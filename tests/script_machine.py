@@ -16,6 +16,7 @@ from pathlib import Path
 from script_plans import MATRIX
 from stand_ins import StandIns
 
+from planner.hardware.profiles import tool_names
 from planner.output.scripts.emission import Emission, render_scripts
 from planner.output.scripts.folder import write_folder
 
@@ -134,6 +135,7 @@ case "$*" in
     field=${words#*--query-gpu=}
     cat "$state/nvidia/${field%% *}" ;;
   *--query-compute-apps=*) cat "$state/nvidia/apps" ;;
+  topo* | nvlink*) cat "$state/nvidia/$1" ;;
   *"-mig 1"*) [[ -e "$state/pending" ]] || echo Enabled >"$state/nvidia/mig.mode.current" ;;
   *"-mig 0"*) echo Disabled >"$state/nvidia/mig.mode.current" ;;
   *-cgi*)
@@ -247,12 +249,13 @@ class Machine(StandIns):
         profile = emission.profile
         driver = profile.memory.driver or profile.memory.engine_visible
         total_mib = int(driver.base / 2**20)
+        known = tool_names()[profile.whole] if profile.vendor in ("amd", "nvidia") else {}
         if profile.vendor == "nvidia":
             capability = profile.compute_capability or (0, 0)
             for name, lines in {
                 "driver_version": ["580.65.06"] * 8,
                 "compute_cap": [f"{capability[0]}.{capability[1]}"] * 8,
-                "name": [profile.name] * 8,
+                "name": known["names"][:1] * 8,
                 "mig.mode.current": ["Disabled"],
                 "index,uuid,memory.total,memory.free": [
                     f"{i}, GPU-{i}, {total_mib}, {total_mib - 500}" for i in range(8)
@@ -271,6 +274,8 @@ class Machine(StandIns):
             nps = "NPS1, NPS2" if profile.architecture == "gfx950" else "NPS1, NPS2, NPS4"
             for bus in range(emission.file.plan.num_gpus + 1):
                 for name, value in {
+                    "device": known["pci"][0],
+                    "product_name": known["names"][0],
                     "current_compute_partition": "SPX",
                     "current_memory_partition": "NPS1",
                     "available_compute_partition": "SPX, DPX, QPX, CPX",

@@ -3,6 +3,7 @@ from .profiles import load_profile as load_profile
 from .profiles import load_all as load_all
 from .profiles import profile_ids as profile_ids
 from .profiles import aliases as aliases
+from .profiles import tool_names as tool_names
 from .profiles import counted_name as counted_name
 from .local import local_profile as local_profile
 

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from planner.errors import InputError
-from planner.hardware.profiles import GpuProfile, devices, load_all, load_profile
+from planner.hardware.profiles import GpuProfile, load_all, load_profile, tool_names
 from planner.units import GIB, MIB, whole_number
 
 TIMEOUT_S = 30  #: a driver that hangs must not hang us
@@ -270,6 +270,6 @@ def _plain(name: str) -> str:
 def _devices() -> dict[str, str]:
     return {
         key: profile_id
-        for profile_id, entry in devices().items()
+        for profile_id, entry in tool_names().items()
         for key in (*entry.get("pci", []), *map(_plain, entry["names"]))
     }

@@ -348,7 +348,7 @@ def aliases() -> dict[str, str]:
     return {alias: profile_id for profile_id, names in table.items() for alias in names}
 
 
-def devices() -> dict[str, dict[str, list[str]]]:
+def tool_names() -> dict[str, dict[str, list[str]]]:
     """PCI ids and the names that the vendors' tools print, by profile id."""
     return tables_of(package_dir("hardware") / "devices.toml")
 
@@ -401,7 +401,7 @@ def _id_of(plain: str) -> str | None:
 
 @cache
 def _names() -> dict[str, str]:
-    printed = {_plain(name): profile_id for profile_id, device in devices().items() for name in device["names"]}
+    printed = {_plain(name): profile_id for profile_id, device in tool_names().items() for name in device["names"]}
     return {**printed, **aliases(), **{profile_id: profile_id for profile_id in profile_ids()}}
 
 

@@ -112,6 +112,81 @@ def test_what_only_slows_or_comes_by_itself_is_a_warning_and_apply_fixes_it(
     assert here.docker("pull") or here.calls("sysctl") == [["--quiet", "kernel.numa_balancing=0"]]
 
 
+def warnings_of(here: Machine) -> list[str]:
+    """Warnings of preflight.sh, which passes, each with its fix."""
+    done = here.run("preflight.sh")
+    assert done.returncode == 0 and done.stdout.endswith("ready\n"), done.stdout + done.stderr
+    return [f"{line} {fix}" for line, fix in pairwise(done.stdout.splitlines()) if line.startswith("WARN")]
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 80GB HBM3", "H100 80GB HBM3"])  # drivers before 470 have no vendor
+def test_the_planned_gpu_is_named(machine: MakeMachine, name: str) -> None:
+    here = machine("h100-gated")
+    here.set_nvidia("name", [name] * 8)
+    assert f"needed: {name}\n" in here.run("preflight.sh", HF_TOKEN="token").stdout
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H20", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200"])
+def test_another_gpu_of_the_architecture_is_a_warning(machine: MakeMachine, name: str) -> None:
+    """All are of compute capability 9.0 (developer.nvidia.com/cuda-gpus), none is an H100 SXM."""
+    here = machine("h100-gated")
+    here.set_nvidia("name", [name] * 8)
+    done = here.run("preflight.sh", HF_TOKEN="token")
+    assert done.returncode == 0
+    (warned,) = (line for line in done.stdout.splitlines() if line.startswith("WARN"))
+    assert f"the GPU is {name}, the plan is for NVIDIA H100 SXM 80GB (NVIDIA H100 80GB HBM3)" in warned
+
+
+def test_an_mi308x_is_no_mi300x(machine: MakeMachine) -> None:
+    """Both are gfx942 with 192 GB; libdrm's amdgpu.ids has 74A1 for one and 74A2 for the other."""
+    here = machine("mi300x-x8")
+    assert "needed: AMD Instinct MI300X\n" in here.run("preflight.sh").stdout
+    here.fake_all("device", "0x74a2")
+    here.fake_all("product_name", "AMD Instinct MI308X")
+    (warned,) = warnings_of(here)
+    assert "the GPUs are AMD Instinct MI308X (PCI device 0x74a2), the plan is for AMD Instinct MI300X" in warned
+
+
+#: As nvidia-smi topo -p2p r prints it: the head underlined, then a row for each GPU, then the legend.
+PEERS = (
+    " \t\x1b[4mGPU0\tGPU1\tGPU2\x1b[0m", " GPU0\tX\t{0}\tNS", " GPU1\t{0}\tX\tNS", " GPU2\tNS\tNS\tX", "",
+    "Legend:", "", "  X    = Self", "  OK   = Status Ok", "  CNS  = Chipset not supported", "  NS   = Not supported",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "lines", "cause"),
+    [
+        ("topo", [line.format("CNS") for line in PEERS], "GPU 0 and 1 (CNS) cannot read each other's memory"),
+        ("nvlink", ["GPU 0: NVIDIA B200 (UUID: GPU-0)",
+                    "NVML: Unable to retrieve NVLink information as all links are inActive"], "no NVLink is active"),
+        ("fabric.state", ["In Progress"] * 8, "the fabric of the NVSwitches is not up: In Progress"),
+    ],
+)  # fmt: skip
+def test_broken_links_are_a_warning(machine: MakeMachine, answer: str, lines: list[str], cause: str) -> None:
+    here = machine("b200-x2")
+    here.set_nvidia(answer, lines)
+    (warned,) = warnings_of(here)
+    assert cause in warned
+
+
+@pytest.mark.parametrize(
+    ("answer", "lines"),
+    [
+        ("topo", [line.format("OK") for line in PEERS]),
+        ("topo", ["Invalid combination of input arguments."]),
+        ("nvlink", ["GPU 0: NVIDIA B200 (UUID: GPU-0)", "\t Link 0: 50 GB/s"]),
+        ("fabric.state", ["Completed"] * 8),
+        ("fabric.state", ['Field "fabric.state" is not a valid field to query.']),
+        ("fabric.state", ["[N/A]"] * 8),
+    ],
+)
+def test_links_that_work_or_are_unknown_pass(machine: MakeMachine, answer: str, lines: list[str]) -> None:
+    here = machine("b200-x2")
+    here.set_nvidia(answer, lines)
+    assert warnings_of(here) == []
+
+
 def test_what_apply_cannot_fix_is_told(machine: MakeMachine) -> None:
     here = machine()
     (here.state / "image").unlink()

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from planner import engine
 from planner.errors import IllegalPlanError
-from planner.hardware import GpuProfile
+from planner.hardware import GpuProfile, tool_names
 from planner.output.scripts.text import option, refuse_tokens, render_template, with_option, without_option
 from planner.planning import Plan, PlanFile, PlannedWorkload
 from planner.resources import data_dir
@@ -427,6 +427,8 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         "host_kv_mib": host_kv_gib(plan) * GIB // MIB,
         "gfx_target": gfx_target_version(profile.architecture) if profile.vendor == "amd" else "",
         "compute_capability": f"{capability[0]}.{capability[1]}" if capability else "",
+        "known": "\n".join(tool_names().get(profile.whole, {}).get("pci" if profile.vendor == "amd" else "names", [])),
+        "nvlinked": gpus_each > 1 and profile.interconnect.kind.startswith("nv"),
         **_drivers(plan),
         "compute_mode": partition.compute_mode if partition else "SPX",
         "memory_mode": partition.memory_mode if partition else "NPS1",

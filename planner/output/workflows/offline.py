@@ -226,13 +226,11 @@ def _closed(plan: planning.Plan, concurrency: int, place: int) -> Load:
 
 
 def _swept(plan: planning.Plan, deployment: planning.Deployment, load: Load) -> dict[str, Any]:
-    figures = planning.Prediction.of(deployment, load).figures
+    figures, version = planning.Prediction.of(deployment, load).figures, deployment.config.version
     return {
         "name": f"{'rate' if load.max_concurrency is None else 'concurrency'}-{load.value:g}",
         "load": load,
         "figures": figures,
         "predicted": f"{figures['output_throughput']:.1f}",
-        "argv": engine.bench_serve_argv(
-            load, plan.model, deployment.config.version, platform=plan.platform, serving=plan.serve_argv
-        ),
+        "argv": engine.bench_serve_argv(load, plan.model, version, platform=plan.platform, serving=plan.serve_argv),
     }

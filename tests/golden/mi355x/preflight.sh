@@ -73,8 +73,18 @@ fi
 targets=$(awk '$1 == "gfx_target_version" && $2 > 0 {print $2}' /sys/class/kfd/kfd/topology/nodes/*/properties 2>/dev/null || true)
 found=${targets//$'\n'/ }
 gpus=$(grep -c -x -F 90500 <<<"$targets" || true)
+planned_gpu='AMD Instinct MI355X'
+planned_ids='0x75a3
+0x75b3' # of PCI
+ids=$(cat /sys/bus/pci/drivers/amdgpu/*/device 2>/dev/null | sort -u || true)
+products=$(cat /sys/bus/pci/drivers/amdgpu/*/product_name 2>/dev/null | sort -u | paste -s -d ';' - || true)
 if ((gpus >= need_gpus)); then
-  ok "$gpus GPUs $architecture, $need_gpus needed"
+  ok "$gpus GPUs $architecture, $need_gpus needed: ${products:-${ids:-of unknown name}}"
+  # GPUs of one architecture differ: an MI308X is no MI300X
+  if [[ -n "$planned_ids" && -n "$ids" ]] && ! grep -q -i -x -F "$planned_ids" <<<"$ids"; then
+    warn "the GPUs are ${products:-unknown} (PCI device ${ids//$'\n'/ }), the plan is for $planned_gpu (${planned_ids//$'\n'/ }): the prediction is for that" \
+      "plan again with --gpu local on this machine, or go on if it is the same GPU by another number"
+  fi
 else
   fail "$gpus GPUs $architecture, $need_gpus needed" "use a machine that has them; this one has: ${found:-none}"
 fi
