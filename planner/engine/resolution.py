@@ -114,8 +114,8 @@ class _Resolver:
         self._check_options()
         self._check_layout()
         self._took(ignored_lora_flags(args))
+        weight_dtype = self._weight_dtype()
         dtype = self._dtype()
-        weight_dtype = self._weight_dtype(dtype)
         kv = kv_cache_dtype(args.kv_cache_dtype, dtype, self.model, self.profile, self.version)
         self._took(kv.reason)
         engine = self._engine(fp8_kv_cache=kv.dtype.startswith("fp8"), fp32=dtype == "fp32")
@@ -126,9 +126,9 @@ class _Resolver:
         chunked = self._chunked_prefill(features, max_model_len)
         tokens, seqs = self._batch(features, max_model_len, chunked=chunked)
         check_known(self.model, self.version)
-        check_kernels(self.model, self.profile, self.version, kv)
+        check_kernels(self.model, self.profile, self.version, kv, LONG_NAMES[dtype])
         resolved = {
-            "version": self.version, "dtype": dtype, "weight_dtype": weight_dtype, "kv_cache_dtype": kv.dtype,
+            "version": self.version, "dtype": dtype, "weight_dtype": weight_dtype or dtype, "kv_cache_dtype": kv.dtype,
             "kv_cache_dtype_flag": kv.flag, "max_model_len": max_model_len, "max_num_seqs": seqs,
             "max_num_batched_tokens": tokens,
             "gpu_memory_utilization": self._or("gpu_memory_utilization", features.default_gpu_memory_utilization),
@@ -238,47 +238,45 @@ class _Resolver:
         if asked == "bf16" and half == "fp16":
             cause = f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16"
             raise IllegalPlanError(cause, hint="use --dtype float16", dtype="float16")
-        mxfp4 = self.model.quantization.method == "mxfp4"  # mxfp4.py: get_supported_act_dtypes, get_min_capability
-        if mxfp4 and half == "fp16":
-            cause = f"vLLM computes the mxfp4 weights of {self.model.id} in bfloat16, which {self.profile.name} lacks"
-            raise IllegalPlanError(cause, hint="use a GPU of compute capability 8.0 or more, such as --gpu l4")
+        mxfp4 = self.model.quantization.method == "mxfp4"  # mxfp4.py: get_supported_act_dtypes
         if (mxfp4 and asked != "bf16") or (unstable and asked == "fp16"):
             cause, instead = f"--dtype {LONG_NAMES[asked]}: vLLM refuses it for {self.model.id}", LONG_NAMES[instead]
             raise IllegalPlanError(cause, hint=f"use --dtype {instead}", dtype=instead)
         return asked
 
-    def _weight_dtype(self, dtype: str) -> str:
-        asked, served = self.args.quantization, self.model
-        if served.quantization.method == "":  # ``_verify_quantization``: to 0.10 an unknown method, later unquantised
+    def _weight_dtype(self) -> str:
+        """Precision of the weights; empty for that of the activations."""
+        version, served, stored = self.version, self.model, self.model.quantization.method
+        if stored == "":  # ``_verify_quantization``: to 0.10 an unknown method, later unquantised
             lacks = f"{served.id}: quantization_config in its config.json lacks quant_method"
-            cause = f"{lacks}, so vLLM {self.version} does not read it as quantised and stops at its scales"
+            cause = f"{lacks}, so vLLM {version} does not read it as quantised and stops at its scales"
             hint = 'serve another checkpoint, or add "quant_method": "modelopt" there'
             raise IllegalPlanError(cause, hint=hint)
-        if asked:
-            value_status(self.version, "quantization", asked).require(
-                f"--quantization {asked}: vLLM {self.version}", "leave it out to serve the checkpoint as it is"
-            )
-            known = (m for m in AT_LOAD_TIME if value_status(self.version, "quantization", m))
+        if asked := self.args.quantization:
+            status, named = value_status(version, "quantization", asked), f"--quantization {asked}: vLLM {version}"
+            status.require(named, "leave it out to serve the checkpoint as it is")
+            known = (m for m in AT_LOAD_TIME if value_status(version, "quantization", m))
             offered = [method for method in known if self._runs(method, "load_time")]
-            if served.quantization.method is None and asked not in offered:
-                cause = f"--quantization {asked}: vLLM {self.version} cannot quantise {served.id} with it at load time"
-                hint = f"serve a quantised checkpoint, or use one of: {', '.join(offered)}"
-                raise IllegalPlanError(f"{cause} on {self.profile.name}", hint=hint)
+            if stored is None and asked not in offered:
+                cause = f"{named} cannot quantise {served.id} with it at load time on {self.profile.name}"
+                raise IllegalPlanError(cause, hint=f"serve a quantised checkpoint, or use one of: {', '.join(offered)}")
             served = load_quantized(self.model, asked)
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
-        status = value_status(self.version, "quantization", method)
+        status = value_status(version, "quantization", method)
         if status.state in ("not yet", "gone"):
-            cause = f"{self.model.id} is quantised with {method}, which vLLM {self.version} does not have ({status})"
+            cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
-        return dtype if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
+        if stored and not self._runs(f"{method} {quantization.weight_dtype}", "checkpoint"):
+            cause = f"vLLM {version} has no kernels for {served.id} ({method}) on {self.profile.name}"
+            raise IllegalPlanError(cause, hint="use another checkpoint, a newer --engine-version or --gpu l4")
+        return "" if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
 
-    def _runs(self, method: str, table: Literal["load_time"]) -> bool:
+    def _runs(self, method: str, table: Literal["load_time", "checkpoint"]) -> bool:
         """True if the method of quantisation runs on the GPU, by ``capabilities.toml``."""
-        spans = tables_of(package_dir("engine") / "capabilities.toml")[table].get(method, {"0": [0, 9999]})
+        rows = tables_of(package_dir("engine") / "capabilities.toml")[table].get(method, [["0", 0, 9999]])
         number = int(re.sub(r"\D", "", self.profile.architecture))
-        bounds = [limits for since, limits in spans.items() if release_of(since) <= self.version.release]
-        return bool(bounds) and bounds[-1][0] <= number <= bounds[-1][1]
+        return any(least <= number <= most for since, least, most in rows if release_of(since) <= self.version.release)
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:
         args, model, version = self.args, self.model, self.version
@@ -527,7 +525,7 @@ def check_known(model: Model, version: EngineVersion) -> None:
     raise IllegalPlanError(cause, hint=f"choose --engine-version {release_text(first if early else last)} or {edge}")
 
 
-def check_kernels(model: Model, profile: GpuProfile, version: EngineVersion, kv: KvDtype) -> None:
+def check_kernels(model: Model, profile: GpuProfile, version: EngineVersion, kv: KvDtype, dtype: str) -> None:
     """Raise IllegalPlanError where no attention kernel for an NVIDIA GPU serves the model, or reads its 8-bit cache.
 
     ``supports_compute_capability`` of the sparse backends in ``v1/attention/backends/mla`` (0.14.0, 0.27.1, 0.32.0) and
@@ -539,7 +537,7 @@ def check_kernels(model: Model, profile: GpuProfile, version: EngineVersion, kv:
         missing, hint = "sparse attention", "use a GPU of compute capability 9 or 10, such as --gpu h200"
     elif kv.dtype.startswith("fp8") and not _reads_fp8(model, profile.compute_capability, version.release):
         missing = f"--kv-cache-dtype {kv.dtype}"
-        hint = "use --kv-cache-dtype bfloat16" if kv.reason else "leave it at auto"
+        hint = f"use --kv-cache-dtype {dtype}" if _fp8_by_default(model, profile, version) else "leave it at auto"
     if missing:
         cause = f"vLLM {version} has no kernel for {model.id} with {missing} on {profile.name}"
         raise IllegalPlanError(cause, hint=hint)

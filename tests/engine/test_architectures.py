@@ -60,16 +60,16 @@ def test_sparse_attention_needs_a_gpu_with_its_kernels(name: str, gpu: str, vers
     ``TRITON_MLA``, all that is left on others, is not sparse."""
     model = resolve_model(name, network=False).model
     if runs:
-        check_kernels(model, load_profile(gpu), parse_version(version), KvDtype("bf16", "auto"))
+        check_kernels(model, load_profile(gpu), parse_version(version), KvDtype("bf16", "auto"), "bfloat16")
     else:
         with pytest.raises(IllegalPlanError, match="sparse attention") as error:
-            check_kernels(model, load_profile(gpu), parse_version(version), KvDtype("bf16", "auto"))
+            check_kernels(model, load_profile(gpu), parse_version(version), KvDtype("bf16", "auto"), "bfloat16")
         assert "--gpu h200" in error.value.hint
 
 
 def test_latent_attention_without_an_indexer_runs_on_older_gpus() -> None:
     model = resolve_model("deepseek-ai/DeepSeek-V3.1", network=False).model
-    check_kernels(model, load_profile("a100"), parse_version("0.32.0"), KvDtype("bf16", "auto"))
+    check_kernels(model, load_profile("a100"), parse_version("0.32.0"), KvDtype("bf16", "auto"), "bfloat16")
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_triton_reads_8_bit_caches_from_sm_89_on(name: str, gpu: str, version: s
     """``TritonAttentionImpl`` and ``TritonMLAImpl`` of vLLM 0.32.0: "requires SM89+"."""
     model, fp8 = resolve_model(name, network=False).model, KvDtype("fp8", "fp8")
     if reads:
-        check_kernels(model, load_profile(gpu), parse_version(version), fp8)
+        check_kernels(model, load_profile(gpu), parse_version(version), fp8, "bfloat16")
     else:
         with pytest.raises(IllegalPlanError, match="--kv-cache-dtype fp8") as error:
-            check_kernels(model, load_profile(gpu), parse_version(version), fp8)
+            check_kernels(model, load_profile(gpu), parse_version(version), fp8, "bfloat16")
         assert error.value.hint == "leave it at auto"

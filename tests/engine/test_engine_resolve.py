@@ -364,6 +364,49 @@ def test_methods_at_load_time(method: str, version: str, gpu: str, offered: bool
         assert settings(version, gpu, MOE, quantization=other)
 
 
+W8A8 = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "input_activations": {"dynamic": True}}
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "fbgemm": {"quant_method": "fbgemm_fp8"},
+    "modelopt": {"quant_method": "modelopt", "quant_algo": "FP8"},
+    "modelopt_fp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8"},
+    "compressed": {"quant_method": "compressed-tensors", "config_groups": {"group_0": W8A8 | {"targets": ["Linear"]}}},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+}
+
+
+#: ``get_min_capability`` of the method's file (and of ``CompressedTensorsW8A16Fp8``) in that release of vLLM.
+@pytest.mark.parametrize(
+    ("checkpoint", "version", "least"),
+    [
+        ("fp8", "0.11.0", 80), ("fp8", "0.13.0", 80), ("fp8", "0.14.0", 75), ("fp8", "0.32.0", 75),
+        ("fbgemm", "0.8.5", 80), ("fbgemm", "0.32.0", 80),
+        ("modelopt", "0.14.0", 89), ("modelopt", "0.26.0", 89), ("modelopt", "0.27.1", 80), ("modelopt", "0.32.0", 80),
+        ("modelopt_fp4", "0.13.0", 80), ("modelopt_fp4", "0.14.0", 75),
+        ("mxfp8", "0.18.0", 100), ("mxfp8", "0.28.0", 80),
+        ("compressed", "0.14.0", 80), ("compressed", "0.16.0", 75),
+        ("awq", "0.6.4", 75), ("awq", "0.32.0", 75),
+    ],
+)  # fmt: skip
+def test_least_compute_capability_of_a_checkpoint(checkpoint: str, version: str, least: int) -> None:
+    model = model_from_config(LLAMA | {"quantization_config": CHECKPOINTS[checkpoint]}, model_id="example/quantised")
+    for gpu, capability in {"t4": 75, "a100": 80, "l4": 89, "h100": 90, "b200": 100}.items():
+        if capability >= least:
+            assert settings(version, gpu, model).weight_dtype
+            continue
+        with pytest.raises(IllegalPlanError, match=f"{version} has no kernels for example/quantised"):
+            settings(version, gpu, model)
+
+
+def test_an_8_bit_cache_that_a_gpu_cannot_read_is_replaced_by_the_type_of_the_model() -> None:
+    model = resolve_model("nvidia/Llama-3.1-8B-Instruct-NVFP4", network=False).model
+    with pytest.raises(IllegalPlanError, match="no kernel") as caught:
+        settings("0.32.0", "t4", model)
+    assert caught.value.hint == "use --kv-cache-dtype float16"
+    assert settings("0.32.0", "t4", model, kv_cache_dtype="float16").kv_cache_dtype == "fp16"
+
+
 def test_mxfp4_needs_bfloat16() -> None:
     with pytest.raises(IllegalPlanError, match=r"mxfp4.*T4") as caught:
         settings("0.32.0", "t4", resolve_model("openai/gpt-oss-20b", network=False).model)

@@ -199,6 +199,7 @@ def test_number_formats_by_generation() -> None:
     assert a100.emulated["fp8"] == "bf16"  # weight-only Marlin: W8A8 needs compute capability 8.9
     assert h100.emulated["mxfp4"] == h100.emulated["nvfp4"] == "bf16"
     assert not b200.emulated
+    assert load_profile("t4").emulated["fp8"] == load_profile("rtx-2080-ti").emulated["nvfp4"] == "fp16"  # Marlin, 7.5
     assert mi300x.emulated["mxfp4"] == "bf16"
     assert "mxfp4" not in mi355x.emulated and mi355x.emulated["nvfp4"] == "bf16"
     assert (mi300x.fp8_format, mi355x.fp8_format, h100.fp8_format) == ("e4m3fnuz", "e4m3fn", "e4m3fn")
