@@ -23,7 +23,7 @@ from planner.commands.adapter import FILE, FROM_FILE, Typed, add_command, read_d
 from planner.commands.declare import COMMANDS as DECLARED
 from planner.commands.streams import NO, YES, complain, progress_on, write
 from planner.errors import PlannerError
-from planner.resources import data_dir
+from planner.resources import data_dir, package_dir
 
 BUG = 70
 #: The error of the parser: the base of the bases of typer's own error, wherever its version keeps them.
@@ -48,21 +48,6 @@ GROUPS = {
 }
 #: Dates in GPU profiles.
 FACTS, PRICES = r"^retrieved = ([\d-]+)$", r"^\[sources\.prices-([\d-]+)\]$"
-#: Text of ``planner`` without a command.
-START = """\
-planner plans how to serve a large language model with vLLM. Four questions to begin with:
-
-Does it fit?
-  $ planner fit meta-llama/Llama-3.3-70B-Instruct --gpu h100 --tensor-parallel-size 4
-How fast will it be?
-  $ planner predict serve meta-llama/Llama-3.3-70B-Instruct --gpu mi300x --max-concurrency 32
-Which GPU and which settings, for how much?
-  $ planner recommend meta-llama/Llama-3.3-70B-Instruct --gpu h200 --gpu mi355x --request-rate 4 --ttft 2000 --tpot 50
-Would this command line start, and what would be faster?
-  $ planner check --gpu h100 -- vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 4
-
-All commands: planner --help. Names: planner hardware list, planner models list. Interactive page: planner ui.
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,7 +146,7 @@ def _root(
 ) -> None:
     del version
     if context.invoked_subcommand is None:
-        print(START, end="")
+        print((package_dir("commands") / "start.txt").read_text(encoding="utf-8"), end="")
         raise typer.Exit
     context.default_map = read_defaults(context.command)
 

@@ -30,7 +30,7 @@ from scipy.linalg import cho_factor, cho_solve
 
 from planner.evidence.observations import Floats, Ints, Observed, Terms, observe
 from planner.evidence.runs import MeasuredRun
-from planner.resources import calibration_tables
+from planner.resources import calibration_tables, package_dir, tables_of
 from planner.timing import PARAMETERS, Calibration, Effect, Key, prior_values, targets
 
 LARGEST_STEP = 0.7  #: of the logarithm of a factor, in one iteration
@@ -169,16 +169,7 @@ class FitState:
 
 
 #: Target to its name for people.
-MEANINGS = {
-    "slowdown": "time of the GPU",
-    "prefill": "prefill beside decode",
-    "launch": "launch of a kernel",
-    "host": "host, each step",
-    "request_s": "client, each request",
-    "frontend_s": "API server, each request of a burst",
-    "collective_s": "latency of a collective",
-    "link_share": "bandwidth of the links",
-}
+MEANINGS: Mapping[str, str] = tables_of(package_dir("evidence") / "factors.toml")
 #: Targets of which every setting has its own; the others are the machine's.
 OF_A_SETTING = dict.fromkeys(("slowdown", "prefill"), ("gpu", "shape", "weights", "tp"))
 #: Targets that are part of the GPU's time: what is said of them is said beside it.

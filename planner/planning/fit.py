@@ -49,6 +49,11 @@ class WayOut:
     kv_cache_tokens: int
     max_concurrency: float  #: requests of ``max_model_len``
 
+    def __str__(self) -> str:
+        """The change, and its flags outside of ``planner fit``, which alone takes a checkpoint for granted."""
+        flags = (flag for flag in self.flags if not flag.startswith("--weight-dtype"))
+        return ": ".join(filter(None, (self.change, " ".join(flags))))
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:

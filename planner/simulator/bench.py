@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.errors import InputError
+from planner.resources import package_dir, tables_of
 from planner.simulator.record import Replay, TokenRuns
 from planner.units import MS
 from planner.workload import LATENCIES, OF_A_REQUEST, Load, Slo
@@ -21,30 +22,8 @@ from planner.workload import LATENCIES, OF_A_REQUEST, Load, Slo
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Lines about drafts: label, key, digits.
-DRAFTS = (
-    ("Acceptance rate (%):", "acceptance_rate", 2),
-    ("Acceptance length:", "acceptance_length", 2),
-    ("Drafts:", "num_drafts", 0),
-    ("Draft tokens:", "draft_tokens", 0),
-    ("Accepted tokens:", "accepted_tokens", 0),
-)
-#: Lines above the latencies: the release and pull request of vLLM that they came with, label, key, digits.
-TOTALS = (
-    ((), "Successful requests:", "completed", 0),
-    ((0, 11, 1), "Failed requests:", "failed", 0),  # 26478
-    ((0, 10, 0), "Maximum request concurrency:", "max_concurrency", 0),  # 21095
-    ((0, 10, 0), "Request rate configured (RPS):", "request_rate", 2),  # 21095
-    ((), "Benchmark duration (s):", "duration", 2),
-    ((), "Total input tokens:", "total_input_tokens", 0),
-    ((), "Total generated tokens:", "total_output_tokens", 0),
-    ((), "Request throughput (req/s):", "request_throughput", 2),
-    ((), "Request goodput (req/s):", "request_goodput", 2),
-    ((), "Output token throughput (tok/s):", "output_throughput", 2),
-    ((0, 10, 2), "Peak output token throughput (tok/s):", "max_output_tokens_per_s", 2),  # 23867
-    ((0, 10, 2), "Peak concurrent requests:", "max_concurrent_requests", 2),  # 23867
-    ((), "Total Token throughput (tok/s):", "total_token_throughput", 2),
-)
+#: Lines of the table of ``vllm bench serve``.
+LINES = tables_of(package_dir("simulator") / "bench.toml")
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 NEWEST_RELEASE = (0, 33, 0)
 ROUNDING = 1e-9  #: by how much a figure must be above a limit, relative, to be above it for certain
@@ -273,8 +252,8 @@ def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) 
     lines = [f"{' Serving Benchmark Result ':=^{width}}"]
     if wide:
         lines.append(f"{'':<40} {'predicted':<10} {'low':<10} {'high':<10}".rstrip())
-    for since, label, key, digits in TOTALS:
-        if release >= since and result[key] not in (None, "inf"):
+    for since, label, key, digits in LINES["totals"]:
+        if list(release) >= since and result[key] not in (None, "inf"):
             # 0.11.1 still had the capital, 0.13.0 not; which of the two releases between dropped it is not known
             label = label.replace("Token", "token") if release >= (0, 12, 0) else label
             lines.append(_row(result, label, key, digits))
@@ -288,7 +267,7 @@ def serve_table(result: BenchResult, release: tuple[int, ...] = NEWEST_RELEASE) 
             lines += [_row(result, label, key, 2) for label, key in rows]
     if "spec_decode_num_drafts" in result:
         lines.append(f"{'Speculative Decoding':-^{width}}")
-        lines += [_row(result, label, f"spec_decode_{key}", digits) for label, key, digits in DRAFTS]
+        lines += [_row(result, label, f"spec_decode_{key}", digits) for label, key, digits in LINES["drafts"]]
         rates = result["spec_decode_per_position_acceptance_rates"]
         lines.append("Per-position acceptance (%):")
         lines += [f"{f'  Position {place}:':<40} {100 * rate:<10.2f}" for place, rate in enumerate(rates)]

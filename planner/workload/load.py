@@ -517,13 +517,4 @@ class NamedWorkload:
     about: str
 
 
-NAMED: dict[str, NamedWorkload] = {
-    "chat": NamedWorkload(1024, 256, 0.5, "a question with the turns before it, a few paragraphs in answer"),
-    "rag": NamedWorkload(4096, 256, 0.25, "a question among a dozen retrieved passages, a short answer"),
-    "summarise": NamedWorkload(8192, 1024, 0.25, "a long document, two pages of summary"),
-    "code": NamedWorkload(2048, 64, 0.5, "the code around the cursor, a few lines to go on with"),
-    "agent": NamedWorkload(8192, 256, 0.5, "what one step of an agent adds to its context, one call of a tool"),
-    "reasoning": NamedWorkload(1024, 8192, 0.5, "a problem, thousands of tokens of thought before the answer"),
-    "offline": NamedWorkload(2000, 500, 0.5, "a batch of documents, a paragraph about each"),
-    "mlperf-interactive": NamedWorkload(778, 128, 0.0, "MLPerf's news articles for Llama-3.1-8B, three sentences each"),
-}
+NAMED = {name: NamedWorkload(**row) for name, row in calibration_tables("workload")["named"].items()}

@@ -140,3 +140,5 @@ def test_prompts_that_wait_for_minutes_are_told_of_a_plan_too() -> None:
     assert answer.best.predicted["mean_ttft_ms"] / 1000 > WAIT_S
     assert [doubt.kind for doubt in answer.doubts] == ["wait"]
     assert "16 prompts of 60,000 tokens wait for their prefill" in said(answer)
+    alone = recommend_plans(**asked | {"input_len": 120_000}, max_concurrency=1, goal="max-throughput")
+    assert "the prefill of 120,000 tokens); more GPUs per server would shorten it" in said(alone)

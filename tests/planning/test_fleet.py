@@ -293,6 +293,17 @@ def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
     assert sum(demand.request_rate for demand in fast) == pytest.approx(132.0)
 
 
+def test_the_command_of_a_fleet_for_a_trace_sends_the_trace(tmp_path: Path) -> None:
+    """Prompts of the mean length alone need fewer GPUs."""
+    rows = [f"{at / 4},{(200, 200, 2000, 6000)[at % 4]},100" for at in range(400)]
+    (file := tmp_path / "trace.csv").write_text("\n".join(["arrival_s,input_len,output_len", *rows]))
+    said = run("fleet", LLAMA, "--gpu", "h100", "--trace", str(file), "--ttft", "2000", "--tpot", "50", *WORDS).out
+    command = " ".join(said.replace("\\\n", " ").split()).partition("$ planner ")[2].split()
+    assert command[command.index("--trace") + 1] == str(file) and "--random-input-len" not in command
+    again = run(*command[: command.index("-o")]).out
+    assert "on 1 x H100" in said and "on 1 x H100" in again
+
+
 def test_requests_that_come_in_bunches_are_dealt_apart() -> None:
     """Four at a time: on one server the last waits for three prompts however seldom they come, on four for none."""
     count = 400

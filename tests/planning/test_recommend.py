@@ -375,7 +375,7 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
     [
         # public questions: the answer is the 4-bit checkpoint of the publisher, or what fit finds
         (("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"), "Qwen3-30B-A3B-GPTQ-Int4 (asked: bf16) on 1 x RTX-4090"),
-        (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "fits: a 4-bit checkpoint (nvfp4): --weight-dtype nvfp4"),
+        (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "fits: a 4-bit checkpoint (nvfp4) - fits"),
         (("meta-llama/Llama-2-13b-hf", "--gpu", "mi300x-cpx"), "fits: fp8 weights, quantised while they load"),
         # 671 GB on 640: the next larger GPU as fast
         (("deepseek-ai/DeepSeek-R1", "--have", "h100=8"), "fits: NVIDIA H200 SXM 141GB: --gpu h200-sxm"),
@@ -389,6 +389,20 @@ def test_what_does_not_fit_is_answered_by_what_does(words: tuple[str, ...], foun
     if "fits:" in found:  # the printed command runs, and shows that it fits
         command = " ".join(answer.out.replace("\\\n", " ").split()).partition("$ planner ")[2]
         assert run(*command.split()).status == 0
+
+
+def test_the_command_of_a_way_out_keeps_the_settings_that_were_asked_for() -> None:
+    """Without them 7 GiB of weights in a slice of 10 start with 66 % probability alone."""
+    asked = ("--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--request-rate", "1", "--ttft", "500")
+    said = run("recommend", "microsoft/Phi-4-mini-instruct", "--gpu", "a100-mig-1g.10gb", *asked).out
+    command = " ".join(said.replace("\\\n", " ").split()).partition("$ planner ")[2]
+    assert "--max-num-seqs 16 --max-num-batched-tokens 512" in command
+    assert run(*command.split()).status == 0
+
+
+def test_a_refusal_of_every_setting_comes_with_its_hint() -> None:
+    said = " ".join(run("recommend", "MiniMaxAI/MiniMax-M1-80k", "--gpu", "h200").out.split())
+    assert "no longer knows MiniMaxM1ForCausalLM" in said and "(choose --engine-version" in said
 
 
 @pytest.mark.parametrize(

@@ -255,7 +255,7 @@ def _memory_lines(record: LineVerdict) -> Iterator[str]:
         ("batch", f"{batch_in_words(fit.config)}{engine}"),
     ))  # fmt: skip
     for option in fit.options:
-        yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  would fit: ", rest="    ")
+        yield wrapped(str(option), first="  would fit: ", rest="    ")
 
 
 def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Iterator[str]:

@@ -177,6 +177,9 @@ class ComparisonAnswer(Answer):
             causes = sorted(shared.grouped(limits).items(), key=lambda pair: -len(pair[1]))[: BRIEF_REASONS + 1]
             words = (f"{cause} on {shared.listed(gpus, BRIEF_REASONS)}" for cause, gpus in causes)
             yield from shared.items("-", [f"bottleneck: {'; '.join(words)}"])
+        if self.record.question.per == "node" and len({point.setup.num_gpus for point in points}) > 1:
+            sizes = ", ".join(dict.fromkeys(f"{point.setup.num_gpus} of {point.gpu}" for point in points))
+            yield from shared.items("!", [f"nodes of {sizes} get one load each: figures per GPU favour the small ones"])
         if overloaded := [point for point in points if not point.keeps_up]:
             by_load = shared.grouped((_load_in_row(point), point.gpu) for point in overloaded)
             where = "; ".join(f"at {load} on {shared.listed(gpus, BRIEF_REASONS)}" for load, gpus in by_load.items())

@@ -153,7 +153,7 @@ class FleetAnswer(Answer):
                 sent = ("--request-rate", f"{demand.request_rate:g}")
                 varied = ("--random-range-ratio", f"{demand.range_ratio:g}") if demand.range_ratio else ()
                 known = ("--trace", demand.origin.path) if demand.origin else ("--workload", demand.name)
-                load = (*known, *sent) if demand.reused else (*sent, *lengths, *varied)
+                load = (*known, *sent) if demand.reused or demand.origin else (*sent, *lengths, *varied)
             own = {one.name for one in demand.classes if one.limits_ms}
             limits = {slo.metric: slo.limit_ms for slo in solver.objectives[place].slos if slo.group not in own}
             targets = (word for metric, limit_ms in limits.items() for word in (f"--{metric}", f"{limit_ms:g}"))
@@ -224,7 +224,8 @@ def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
 
 def _verdict_of(fleets: planning.Fleets) -> str:
     search, best = fleets.search, fleets.best
-    sent = f" in {len(fleets.demands)} classes" if fleets.demands[1:] else shared.of_tokens(fleets.demands[0])
+    by = " by length" if fleets.demands[0].recorded else ""  # of a trace
+    sent = f" in {len(fleets.demands)} classes{by}" if fleets.demands[1:] else shared.of_tokens(fleets.demands[0])
     loads = shared.asked_load(sum(demand.request_rate for demand in fleets.demands)) + sent
     targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
     if best is None:
@@ -246,7 +247,9 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
     objective, pool = fleets.search.objective, best.busiest
     spare = sum(count for _, count in best.spares)
     servers = counted(best.servers - spare, "server") + (f" and {spare} spare" if spare else "")
-    servers += f" behind a {objective.router} router" if best.servers > 1 else ""
+    pools = len({(one.place, one.kind.profile.id) for one in best.pools})
+    each = f" in {pools} pools, each" if pools > 1 else ""
+    servers += f"{each} behind a {objective.router} router" if best.servers > 1 else ""
     layout = shared.layout_in_words(pool.kind.deployment.config)
     yield f"{servers}; one server, {layout}, carries {figure(pool.load.value)} requests/s"
     yield from planning.beside_recipe(pool.kind.departures)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from planner import planning
-from planner.engine import flag_of
+from planner.engine import EngineArgs, flag_of, tagged
 from planner.errors import InputError
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, command_lines, known_table, table_text, wrapped
@@ -288,9 +288,9 @@ class Recommendation(Answer):
         without = [ranking for ranking, plan in pairs if plan is None]
         shown = 1 if best else BRIEF_REFUSED
         for ranking in without[:shown]:
-            why = _why_none(ranking, self.objective.confidence)
+            why = _why_none(ranking, self.objective.confidence) + (f" ({ranking.hint})" if ranking.hint else "")
             yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {why}"])
-            yield from shared.items("-", [f"fits: {way.change}: {' '.join(way.flags)}" for way in ranking.ways_out])
+            yield from shared.items("-", [f"fits: {way}" for way in ranking.ways_out])
             yield from self._fit_command(ranking) if ranking.ways_out and not best else ()
         if len(without) > shown:
             yield from shared.items("x", [f"{len(without)} types of GPU have no plan"])
@@ -302,7 +302,11 @@ class Recommendation(Answer):
         way, asked = ranking.ways_out[0], self.search.space.model.requested
         size = way.num_gpus // int(way.settings.get("pipeline_parallel_size", 1))
         here = {"gpu": ranking.profile.id, "tensor_parallel_size": size, "max_model_len": way.max_model_len}
-        more = [f"{flag_of(name)} {value}" for name, value in here.items() if name not in way.settings]
+        given, unset = self.search.space.args, EngineArgs()
+        asked_for = {name: getattr(given, name) for name in tagged("recommend") if hasattr(unset, name)}
+        here = {name: value for name, value in asked_for.items() if value != getattr(unset, name)} | here
+        kept = ((name, value) for name, value in here.items() if name not in way.settings)
+        more = [f"{flag_of(name)} {value}".removesuffix(" True") for name, value in kept]
         yield from command_lines({}, ["planner", "fit", asked, *" ".join([*more, *way.flags]).split()])
 
     def _ranked_notes(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[tuple[str, str]]:
@@ -333,6 +337,8 @@ class Recommendation(Answer):
         yield from self._taken()
         profiles = [one.profile for one, plan in zip(self.rankings, self.plans, strict=True) if plan]
         yield from shared.price_caveats(profiles, self.search.space.prices, ranked=self.objective.targets is not None)
+        if self.objective.load.classes and self._made:
+            yield "one pool serves all classes; planner fleet tries a pool for each too"
         fits = shared.calibration_note((plan.gpu, plan.calibration) for plan in self._made)
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
         yield "; ".join([*shared.engine_note(plan.engine_version for plan in self._made), *fits, *scripts, shared.MORE])
@@ -478,7 +484,7 @@ def _why_none(ranking: planning.Ranking, confidence: float) -> str:
     ]
     even = f"even with {planning.little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)}"
     misses = f"misses {' and '.join(missed)} at {confidence:.0%} confidence"
-    return f"{even} {misses}; achievable: {planning.met_limits(closest.load.readings)}"
+    return f"{even} {misses}; achievable, for a server as idle: {planning.met_limits(closest.load.readings)}"
 
 
 def _cache_lines(service: planning.Service) -> Iterator[str]:

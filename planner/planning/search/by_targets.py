@@ -137,13 +137,19 @@ class _Search:
         """Return True if it may be cheaper. Without a load, by more than the tolerance of loads."""
         least = engine.cost(self.choices, at_least=True)
         if self.objective.value is None:
-            return least * (1 + TOLERANCE) < self.best_cost
+            return least * self._clearly(engine) < self.best_cost
         return least < self.best_cost or (least == self.best_cost and self._may_cost_the_same(engine))
 
     def _may_cost_the_same(self, engine: RankedEngine) -> bool:
-        """True while there are few plans, and where all of the best have fp8 KV caches that no recipe names."""
-        if len(self.plans) <= self.alternatives:
-            return True
+        """True while there are few plans, and where it keeps 16 bits beside such fp8 KV caches."""
+        return len(self.plans) <= self.alternatives or self._keeps_bits(engine)
+
+    def _clearly(self, engine: RankedEngine) -> float:
+        """Factor by which it has to carry more than the best: an fp8 KV cache has to be worth its loss."""
+        return 1 / (1 + TOLERANCE) if self._keeps_bits(engine) else 1 + TOLERANCE
+
+    def _keeps_bits(self, engine: RankedEngine) -> bool:
+        """True where all of the best have fp8 KV caches that no recipe names, and this has none."""
         best = (one for one in self.plans if self.cost(one) == self.best_cost)
         return not self._unscaled(engine) and all(map(self._unscaled, best))
 
@@ -396,7 +402,7 @@ class _Search:
         sent = self.objective.dealt(servers)
         capacity = Capacity(engine.deployment, sent, self.targets, exactly=self.exactly)
         if self.plans:
-            challenge = self.choices.gpus_each(engine.num_gpus) / self.best_cost * (1 + TOLERANCE)
+            challenge = self.choices.gpus_each(engine.num_gpus) / self.best_cost * self._clearly(engine)
             for exactly in (False, True)[: 1 + self.exactly]:
                 load = capacity.at(challenge, exactly=exactly)
                 if not load.meets:
@@ -429,7 +435,8 @@ class _Search:
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
             unscaled, other = self.choices.beside_recipe(candidate.resolved, candidate.config)
             slack = max(load.excess, least * (1 + TOLERANCE)), candidate.config.data_parallel_size, other, load.excess
-            return cost, candidate.config.pipeline_parallel_size, unscaled, *slack  # few pipelines were measured
+            near = cost if self.objective.value else max(cost, cheapest * (1 + TOLERANCE))  # as loads are found to it
+            return near, candidate.config.pipeline_parallel_size, unscaled, cost, *slack  # few pipelines were measured
 
         candidates = sorted(self.plans, key=order)
         seen: set[tuple[str, int, str]] = set()

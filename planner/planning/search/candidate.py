@@ -137,6 +137,7 @@ class Ranking:
     rejected: tuple[Rejected, ...]
     closest: Candidate | None = None  #: where no plan meets the targets: the one that comes nearest
     ways_out: tuple[WayOut, ...] = ()  #: where nothing fits: changes after which it does, as ``fit`` finds them
+    hint: str = ""  #: of the refusal, where ``fit`` is refused too
 
     @property
     def best(self) -> Candidate | None:

@@ -54,6 +54,10 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
             yield from _about_idle(plan.gpu, servers, flying, objective, engine)
     if (first_s := plan.predicted["mean_ttft_ms"] * MS) > WAIT_S:
         sent = plan.workload
+        if sent.max_concurrency == 1:
+            cause = f"the prefill of {sent.input_len:,} tokens"
+            yield _wait(plan.gpu, first_s, cause, "more GPUs per server would shorten it: --goal min-latency")
+            return
         crowd = f"{sent.max_concurrency:,} prompts" if sent.max_concurrency else "prompts"
         cause = f"{crowd} of {sent.input_len:,} tokens wait for their prefill"
         yield _wait(plan.gpu, first_s, cause, "fewer concurrent requests, or more servers, would shorten it")
@@ -67,8 +71,10 @@ def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
     if any(reading.predicted_ms > reading.slo.limit_ms for reading in closest.load.readings):
         return None
     looser = met_limits(closest.load.readings)
-    said = f"the expected value meets the targets but not at {confidence:.0%} confidence: the interval decides"
-    return Doubt("odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan")
+    said = f"the expected value meets the targets, at {confidence:.0%} confidence not: the interval decides"
+    return Doubt(
+        "odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan for hardly any load"
+    )
 
 
 def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:

@@ -1,6 +1,5 @@
 """One search for every question of the kind "which settings": a space to choose from, and an objective."""
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +8,6 @@ from planner.errors import InputError, PlannerError
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.deployment import Deployment
-from planner.planning.fit import WayOut
 from planner.planning.plan import Plan
 from planner.planning.search.by_goal import rank_by_goal
 from planner.planning.search.by_targets import rank_by_targets
@@ -87,16 +85,19 @@ class Search:
         if spreads and not joined and space.node_size(profile) == profile.gpus_per_node:
             reason = "their network is unknown: --network-gb-per-s plans across nodes"
             rejected.append(Rejected(profile.id, space.model.resolved, reason=reason))
-        return replace(ranking, rejected=tuple(rejected), ways_out=self._ways_out(serving))
+        return replace(ranking, rejected=tuple(rejected), **self._ways_out(serving))
 
-    def _ways_out(self, serving: Serving) -> tuple[WayOut, ...]:
-        """Changes after which one request fits, from the largest tensor-parallel size of a node or partition."""
+    def _ways_out(self, serving: Serving) -> dict[str, Any]:
+        """Changes after which one request fits, from the largest tensor-parallel size of a node; or a hint."""
         node = 1 if serving.profile.partition else self.space.node_size(serving.profile)
         for size in (size for size in (8, 4, 2, 1) if size <= node):
-            with suppress(PlannerError):
-                length = self.space.planned_len(self.objective.load)
-                return serving.changed(tensor_parallel_size=size, max_model_len=length).fit().options[:WAYS_OUT]
-        return ()
+            length = self.space.planned_len(self.objective.load)
+            try:
+                fit = serving.changed(tensor_parallel_size=size, max_model_len=length).fit()
+                return {"ways_out": fit.options[:WAYS_OUT]}
+            except PlannerError as error:
+                hint = error.hint
+        return {"hint": hint}
 
     def _check_offloading(self) -> None:
         """Raise InputError where no GPU replays what ``--kv-offloading-size`` keeps of prompts that share prefixes."""

@@ -398,5 +398,7 @@ def why_not(deployment: Deployment) -> str:
     stage, space = deployment.budget.binding, deployment.config.cpu_kvcache_space
     memory, left = deployment.budget.memory_bytes / GIB, max(stage.left.low, 0) / GIB
     given = f", {engine.CPU_KVCACHE_SPACE} is {space}" if space else ""
+    weights = stage.weights.loaded_bytes / GIB
     rest = f" leave {left:.1f} GiB for the KV cache{given}" if left else f", which has {memory:.1f} GiB"
-    return f"does not fit: {stage.weights.loaded_bytes / GIB:.1f} GiB of weights on each GPU{rest}"
+    rest = rest if left or weights > memory else f" leave none of its {memory:.1f} GiB for the KV cache"
+    return f"does not fit: {weights:.1f} GiB of weights on each GPU{rest}"
