@@ -391,6 +391,13 @@ def test_what_does_not_fit_is_answered_by_what_does(words: tuple[str, ...], foun
         assert run(*command.split()).status == 0
 
 
+@pytest.mark.parametrize(("version", "least"), [("0.8.5", 1024 + 1024 + 82), ("0.10.2", 1024 + 1024)])
+def test_prompts_that_an_old_client_only_decodes_have_room(version: str, least: int) -> None:
+    """``sample_random_requests`` of 0.8.5 sends decoded tokens, which are up to 8 % more when they are encoded."""
+    plan = recommend_plans(LLAMA, "mi300x", engine_version=version, max_concurrency=32).best
+    assert plan and least <= (plan.benchmark_line or plan).max_model_len < least + 256
+
+
 def test_the_command_of_a_way_out_keeps_the_settings_that_were_asked_for() -> None:
     """Without them 7 GiB of weights in a slice of 10 start with 66 % probability alone."""
     asked = ("--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--request-rate", "1", "--ttft", "500")
