@@ -23,7 +23,7 @@ from planner.output.scripts.folder import write_folder
 #: What the scripts may use beside bash itself.
 TOOLS = (
     "awk", "basename", "bash", "cat", "cp", "cut", "df", "dirname", "du", "env", "find", "grep", "head", "ln", "ls",
-    "mkdir", "mv", "paste", "rm", "sed", "seq", "sh", "sort", "tail", "tee", "touch", "tr", "wc",
+    "mkdir", "mv", "paste", "rm", "sed", "seq", "sh", "sort", "tail", "tee", "timeout", "touch", "tr", "wc",
 )  # fmt: skip
 RESULT = {
     "avg_latency": 1.5, "tokens_per_second": 250.0, "completed": "PROMPTS", "failed": 0, "output_throughput": 99.5,
@@ -117,6 +117,7 @@ esac
     "git": """if [[ "$1" == clone ]]; then mkdir -p "${!#}/.git" "${!#}/scripts/vllm/reports_float16/summary"; fi""",
     "sleep": """if [[ -e "$state/waiting_is_real" ]]; then touch "$state/asleep"; exec /bin/sleep "$1"; fi""",
     "sudo": """exec "$@" """,
+    "hostname": """echo 10.0.0.7 172.17.0.1""",
     "sysctl": """echo "${!###*=}" >"$state/root/proc/sys/kernel/numa_balancing" """,
     "python3": """
 [[ ! -e "$state/no_venv" ]] || exit 1
@@ -240,7 +241,9 @@ class Machine(StandIns):
         if not script.exists():
             return
         there = re.sub(
-            r"(?<![\w/])/(sys/|proc/|dev/kfd|models/)", rf"{self.fake_root}/\1", script.read_bytes().decode()
+            r"(?<![\w/])/(sys/|proc/|dev/(?:kfd|infiniband)|models/)",
+            rf"{self.fake_root}/\1",
+            script.read_bytes().decode(),
         )
         script.write_bytes(there.encode())
 

@@ -195,9 +195,7 @@ def host_kv_gib(plan: Plan) -> int:
 
 
 def describe_load(plan: Plan) -> str:
-    if plan.classes:
-        return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes)
-    return _load_words(plan.workload)
+    return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes) or _load_words(plan.workload)
 
 
 def _load_words(load: PlannedWorkload) -> str:
@@ -435,7 +433,9 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     }
     if plan.nodes > 1:
         names |= join_names(plan, join_of(plan, gpus_each), plan.nodes)
-        names |= {"host_argv": with_option(plan.serve_argv, "--host", engine.LOOPBACK), "reached_at": engine.LOOPBACK}
+        words = with_option(plan.serve_argv, "--host", engine.LOOPBACK)
+        first = (*words, *engine.head_node_words(plan, plan.nodes, engine.parse_version(plan.engine_version)))
+        names |= {"host_argv": without_option(words, "--port"), "serve_command": shlex.join(first)}
     return names
 
 
@@ -448,9 +448,7 @@ def _drivers(plan: Plan) -> dict[str, Any]:
     if plan.env.get(CUDA_COMPATIBILITY) == "1":
         oldest = OLDEST_COMPATIBLE_DRIVER
     elif oldest == planned and engine.env_status(version, CUDA_COMPATIBILITY):
-        fix += (
-            f"; on a data-centre GPU with {OLDEST_COMPATIBLE_DRIVER} or newer, plan with --env {CUDA_COMPATIBILITY}=1"
-        )
+        fix += f"; on a data-centre GPU from {OLDEST_COMPATIBLE_DRIVER} on, plan with --env {CUDA_COMPATIBILITY}=1"
     return {"planned_driver": planned, "oldest_driver": oldest, "driver_fix": fix}
 
 
