@@ -38,6 +38,10 @@ class IllegalPlanError(InputError):
     """The settings contradict the model, the GPU or the engine version."""
 
 
+class UnmodelledError(IllegalPlanError):
+    """vLLM has the settings, and planner does not model them."""
+
+
 class UnsupportedModelError(PlannerError):
     """The model's architecture or quantisation is not understood, so nothing is said about it."""
 

@@ -39,10 +39,10 @@ from planner.engine.flags import (
 )
 from planner.engine.published import PARSERS, PARSERS_SINCE, options_version
 from planner.engine.resolution import FLAG as DRAFTS
-from planner.engine.resolution import UnmodelledDraftsError, parse_speculative_config
+from planner.engine.resolution import parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
 from planner.engine.version import EngineVersion
-from planner.errors import InputError
+from planner.errors import InputError, UnmodelledError
 from planner.units import whole_number
 from planner.workload import Load
 
@@ -435,7 +435,7 @@ class _LineReader:
             self.settings[row.name] = _count(value) if row.scaled else reader(value)
         except (ValueError, OverflowError):  # OverflowError: digits beyond any float
             self.problems.append(FlagProblem(flag, f"{value[:40]!r} is not a number"))
-        except UnmodelledDraftsError:
+        except UnmodelledError:
             self.others[flag] = value
             self.not_simulated.append(flag)
         except InputError as error:  # of a configuration in JSON

@@ -37,6 +37,7 @@ from planner.engine.flags import (
 from planner.engine.settings import (
     ACCEPTANCE_RATE,
     SETTINGS,
+    UNMODELLED,
     Engine,
     EngineArgs,
     EngineConfig,
@@ -48,7 +49,7 @@ from planner.engine.settings import (
     media_limits,
 )
 from planner.engine.version import EngineVersion, Release, release_of, release_text
-from planner.errors import IllegalPlanError, InputError
+from planner.errors import IllegalPlanError, InputError, UnmodelledError
 from planner.hardware import GpuProfile
 from planner.model import (
     AT_LOAD_TIME,
@@ -212,7 +213,7 @@ class _Resolver:
         plain = [m for m in mixers if isinstance(m, Attention) and not m.span_tokens and not m.cross]
         if len(plain) < len(mixers) or not version_features(self.version, self.profile).context_parallel_heads:
             cause = f"{flag}: how vLLM {self.version} shares the cache of {self.model.id} is not known"
-            raise IllegalPlanError(cause, hint="leave it out: it is for latent, and from 0.11.1 for grouped attention")
+            raise UnmodelledError(cause, hint="leave it out: it is for latent, and from 0.11.1 for grouped attention")
         for mixer in plain:
             repeats, group = ranks // mixer.num_kv_heads, mixer.num_heads // mixer.num_kv_heads
             if size > repeats or group % size:
@@ -257,6 +258,8 @@ class _Resolver:
             status.require(named, "leave it out to serve the checkpoint as it is")
             known = (m for m in AT_LOAD_TIME if value_status(version, "quantization", m))
             offered = [method for method in known if self._runs(method, "load_time")]
+            if stored is None and asked in UNMODELLED["load_time"]:
+                raise UnmodelledError(f"--quantization {asked}: its weights are not modelled", hint="leave it out")
             if stored is None and asked not in offered:
                 cause = f"{named} cannot quantise {served.id} with it at load time on {self.profile.name}"
                 raise IllegalPlanError(cause, hint=f"serve a quantised checkpoint, or use one of: {', '.join(offered)}")
@@ -293,7 +296,7 @@ class _Resolver:
             raise IllegalPlanError(cause, hint="choose a newer --engine-version")
         if engine == "V0" and is_hybrid(model):
             cause = f"vLLM {version} serves {model.id} by its V0 engine, whose memory for states is not modelled"
-            raise IllegalPlanError(cause, hint="choose --engine-version 0.10.2 or newer")
+            raise UnmodelledError(cause, hint="choose --engine-version 0.10.2 or newer")
         return engine
 
     def _max_model_len(self) -> int:
@@ -318,7 +321,7 @@ class _Resolver:
         asked, drafts, model = self.args.enable_chunked_prefill, self.args.speculative_config, self.model
         if drafts and features.engine == "V0" and asked:
             cause = f"with speculative decoding by vLLM {self.version} (V0) it is not modelled"
-            raise IllegalPlanError(f"--enable-chunked-prefill: {cause}", hint="leave it out")
+            raise UnmodelledError(f"--enable-chunked-prefill: {cause}", hint="leave it out")
         if asked is False and features.engine == "V1" and self.version.release < (0, 11, 1):
             cause = f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks"
             raise IllegalPlanError(cause, hint="leave it out")
@@ -487,7 +490,7 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
         cause = f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in"
         raise IllegalPlanError(cause, hint=f"leave it at auto, or use --dtype {asked}")
     if name not in KV_ELEMENT_BYTES:
-        raise IllegalPlanError(f"--kv-cache-dtype {asked}: its layout in memory is not modelled", hint=possible)
+        raise UnmodelledError(f"--kv-cache-dtype {asked}: its layout in memory is not modelled", hint=possible)
     return KvDtype(name, flag)
 
 
@@ -571,17 +574,8 @@ METHODS: dict[str, SpeculativeMethod] = {
 }  # fmt: skip
 IN_STEP = ("ngram", "suffix")  #: methods that vLLM refuses beside asynchronous scheduling
 #: Keys of ``--speculative-config`` that change how many tokens are drafted or verified from step to step.
-UNTIMED = frozenset((
-    "disable_by_batch_size", "num_speculative_tokens_per_batch_size", "parallel_drafting", "quantization",
-    "enable_adaptive_verification", "speculative_token_tree",
-))  # fmt: skip
-#: Methods of vLLM 0.32 (``config/speculative.py``) whose memory and time are not modelled.
-UNMODELLED = ("custom_class", "dflash", "dspark", "extract_hidden_states", "medusa", "mlp_speculator", "ngram_gpu")
+UNTIMED = frozenset(UNMODELLED["draft_keys"])
 _EXAMPLE = f'such as {FLAG} \'{{"method": "mtp", "num_speculative_tokens": 1}}\''
-
-
-class UnmodelledDraftsError(InputError):
-    """vLLM has the method of the drafts, and its memory is not known here."""
 
 
 def parse_speculative_config(text: str) -> SpeculativeConfig:
@@ -718,7 +712,7 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
     known = METHODS.get(str(named)) or ("mtp" if str(named).endswith("_mtp") else None)
     if known is None:
         cause = f"{FLAG}: the memory of method {named!r} is not known"
-        kind = UnmodelledDraftsError if named in UNMODELLED else InputError
+        kind = UnmodelledError if named in UNMODELLED["draft_methods"] else InputError
         raise kind(cause, hint=f"one of: {', '.join(dict.fromkeys(METHODS))}")
     return known
 
@@ -750,7 +744,7 @@ def check_speculative_config(
         gone = version.release >= V0_ENDS
         cause = "which no longer drafts (since 0.10.0)" if gone else f"whose drafts by {wanted.method} are not modelled"
         cause = f"{FLAG}: vLLM {version} runs its V0 engine here, {cause}"
-        raise IllegalPlanError(cause, hint="choose an --engine-version with the V1 engine")
+        raise (IllegalPlanError if gone else UnmodelledError)(cause, hint="choose a newer --engine-version")
     for key in json.loads(wanted.text or "{}"):
         status = value_status(version, "speculative_config", key)
         if not status and not (old and (key in OLD_FLAGS or key == "method")):

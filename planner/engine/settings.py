@@ -21,6 +21,7 @@ from typing import Any, Literal, Self, get_args, get_type_hints
 from planner.engine.flags import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
+from planner.resources import package_dir, tables_of
 from planner.units import GIB, MOST_FIGURE
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
@@ -298,15 +299,9 @@ def tagged(tag: Tag) -> tuple[str, ...]:
 
 #: Settings that a plan repeats: layout and element types, bounds of one step, others.
 PLANNED = tuple(dict.fromkeys((*tagged("axes"), "weight_dtype", "kv_cache_dtype", *tagged("batch"), *tagged("plan"))))
-#: Options of vLLM that change memory or time and have no row: ``check`` says that it leaves them out of account.
-NOT_SIMULATED = frozenset((
-    "--num-gpu-blocks-override", "--offload-group-size",
-    "--prefill-context-parallel-size", "-pcp", "--hf-overrides", "--rope-scaling", "--rope-theta", "--enable-eplb",
-    "--kv-transfer-config", "--enable-dbo", "--disable-hybrid-kv-cache-manager", "--nnodes", "--lora-target-modules",
-    "--data-parallel-size-local", "--compilation-config", "-O", "-cc", "--cudagraph-capture-sizes",
-    "--max-num-partial-prefills", "--mamba-cache-mode",
-    "--moe-backend", "--all2all-backend", "--kv-offloading-backend",
-))  # fmt: skip
+#: What vLLM has and planner does not model.
+UNMODELLED = tables_of(package_dir("engine") / "unmodelled.toml")
+NOT_SIMULATED = frozenset(UNMODELLED["options"])
 
 
 @dataclass(frozen=True, slots=True)

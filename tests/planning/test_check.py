@@ -400,6 +400,22 @@ DRAFT = '{"model":"meta-llama/Llama-3.2-1B-Instruct","num_speculative_tokens":5}
 SHORT = ("vllm", "serve", LLAMA, "--max-num-seqs", "64", "--max-model-len", "4096")
 
 
+#: ``CacheDType`` of config/cache.py and ``QUANTIZATION_METHODS`` of vLLM 0.32.0 have all of these but ``int9``.
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--kv-cache-dtype int8_per_token_head", "planner cannot tell: it does not model these settings"),
+        ("--kv-cache-dtype turboquant_4bit_nc", "planner cannot tell: it does not model these settings"),
+        ("--quantization humming", "planner cannot tell: it does not model these settings"),
+        ("--kv-cache-dtype int9", "vLLM refuses these settings"),
+        ("--kv-cache-dtype nvfp4 --max-model-len 999999", "vLLM refuses these settings"),
+    ],
+)
+def test_what_is_not_modelled_is_not_called_refused(words: str, told: str) -> None:
+    checked = run("check", "--gpu", "h100", "--", "vllm", "serve", LLAMA, *words.split())
+    assert checked.status == 1 and f"vLLM 0.32.0: {told} x --" in " ".join(checked.out.split())
+
+
 def test_a_line_that_falls_back_to_the_old_engine_is_predicted_with_it() -> None:
     """By V0's own rules: a whole context in a step (no chunks below 32,768 tokens), and no prefix cache by default."""
     plain, many = answer(*OLD, *SHORT), answer(*OLD, *SHORT, "--num-scheduler-steps", "8")

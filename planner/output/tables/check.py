@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any
 
 from planner.engine import has_both_engines
+from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
 from planner.output.render import Column, pair_lines, table_text, wrapped
 from planner.output.tables.shared import (
@@ -225,7 +226,8 @@ def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = Tr
 
 def _verdict(record: LineVerdict) -> str:
     if record.refusals:
-        return "vLLM refuses these settings"
+        unknown = all(isinstance(refusal, UnmodelledError) for refusal in record.refusals)
+        return "planner cannot tell: it does not model these settings" if unknown else "vLLM refuses these settings"
     fit = record.fit
     if fit is None:
         words = "may not start"
