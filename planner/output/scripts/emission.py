@@ -354,6 +354,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "on_cuda": plan.platform == "cuda",
         "may_be_gated": not local and plan.gated is not False,
         "docker_args": without_option(plan.docker_args, "--gpus") if nvidia else plan.docker_args,
+        "max_loras": option(plan.serve_argv, "--max-loras") or "1" * ("--enable-lora" in plan.serve_argv),
         "env_words": tuple(f"{k}={v}" for k, v in plan.env.items() if not plan.image or k not in PLACEMENT_VARIABLES),
         "model_cache": MODEL_CACHE,
         "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",
