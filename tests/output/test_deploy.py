@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -726,6 +727,10 @@ def test_host_memory_for_kv_blocks_is_looked_for_and_given_to_pods(made: Plan, t
     asked = emission(made.model_copy(update={"serve_argv": (*made.serve_argv, "--kv-offloading-size", "100")}))
     manifest = render_deployable(asked, "kubernetes")["kubernetes.yaml"]
     assert 'sizeLimit: "108Gi"' in manifest  # 8 as for any server, and what the blocks take
+    limit = re.search(r'memory: "(\d+)Gi"', manifest)
+    job = render_deployable(asked, "slurm")["server.sbatch"]
+    per_gpu = re.search(r"--mem-per-gpu=(\d+)G", job)  # Slurm counts in GiB
+    assert limit and per_gpu and int(per_gpu[1]) == ceil(int(limit[1]) / asked.file.plan.num_gpus)
     scripts = render_scripts(asked)
     assert "host_kv_mib=102400" in scripts["preflight.sh"]
     assert ("/dev/shm" in scripts["preflight.sh"]) == (made.platform == "cuda")

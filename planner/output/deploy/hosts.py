@@ -8,12 +8,11 @@ from typing import NamedTuple
 from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for
 from planner.errors import IllegalPlanError, InputError, UnknownNameError
 from planner.output.deploy.kubernetes import kubernetes, lws
-from planner.output.deploy.pods import CPUS_PER_GPU, MEMORY_GIB_PER_GPU, MOST_REPLICAS, UNCONFINED, Pods, Site, describe
+from planner.output.deploy.pods import CPUS_PER_GPU, MOST_REPLICAS, UNCONFINED, Pods, Site, describe
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
 from planner.planning import Disaggregated, SideLaunch
-from planner.units import GIB
 
 #: Compose takes these from the environment that it is started in.
 PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
@@ -139,7 +138,7 @@ def slurm(pods: Pods) -> dict[str, str]:
         "pyxis": pyxis,
         "several": pods.nodes > 1,
         **(scripts.join_names(plan, pods.join, pods.nodes) if pods.join else {}),
-        "mem_per_gpu": f"{ceil(pods.emission.checkpoint_bytes / GIB / plan.num_gpus) + MEMORY_GIB_PER_GPU}G",
+        "mem_per_gpu": f"{ceil(pods.memory_gib / pods.gpus)}G",
         "whole_nodes": pods.gpus == plan.gpus_per_node,
         "image_uri": enroot if pyxis else f"docker://{plan.image}",
         "gpu_flag": "--rocm" if plan.platform == "rocm" else "--nv",
