@@ -158,7 +158,7 @@ class EngineArgs:
     )
     dtype: str = _row("auto", "auto, bfloat16, float16 or float32.", "layout")
     quantization: str | None = _row(
-        None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", short="-q"
+        None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", "recommend fleet", short="-q"
     )
     kv_cache_dtype: str = _row("auto", "auto, fp8, bfloat16, ...", "searched plan result logged recommend fleet")
     max_model_len: int | None = _row(None, "Longest context. Default: the model's own.", _GIVEN, **_TOKENS)

@@ -398,6 +398,15 @@ def test_prompts_that_an_old_client_only_decodes_have_room(version: str, least: 
     assert plan and least <= (plan.benchmark_line or plan).max_model_len < least + 256
 
 
+def test_a_model_without_an_fp8_checkpoint_may_be_quantised_while_it_loads() -> None:
+    asked = ("recommend", "allenai/OLMo-2-1124-13B-Instruct", "--gpu", "h100", "--max-concurrency", "32")
+    assert "no FP8 checkpoint of it is known: --quantization fp8" in " ".join(run(*asked).out.split())
+    said = run(*asked, "--quantization", "fp8", "--format", "json")
+    plan = json.loads(said.out)["plans"][0]
+    assert plan["weight_dtype"] == "fp8" and "--quantization fp8" in " ".join(plan["serve_argv"])
+    assert "no FP8 checkpoint" not in run(*asked, "--quantization", "fp8").out
+
+
 def test_the_command_of_a_way_out_keeps_the_settings_that_were_asked_for() -> None:
     """Without them 7 GiB of weights in a slice of 10 start with 66 % probability alone."""
     asked = ("--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--request-rate", "1", "--ttft", "500")
