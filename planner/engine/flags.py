@@ -65,6 +65,7 @@ class FlagProblem:
     cause: str
     hint: str = ""
     fatal: bool = True  #: False: vLLM ignores it, with a warning at most
+    modelled: bool = True  #: False: vLLM takes it, and planner does not model it
 
     def __str__(self) -> str:
         return f"{self.word}: {self.cause}" + (f" ({self.hint})" if self.hint else "")

@@ -53,7 +53,7 @@ _ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
 _AS_SIMULATED = {"--kv-offloading-backend": ["native"], "--all2all-backend": ["allgather_reducescatter"]}
 _LONG = {"-cc": "--compilation-config", "-ac": "--attention-config", "-dc": "--diffusion-config"}
-_LONG |= {row.short: row.flag for row in _ROWS.values() if row.short}
+_LONG |= {row.short: row.flag for row in _ROWS.values() if row.short} | {"-pcp": "--prefill-context-parallel-size"}
 _SWITCHES = {
     flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
 }

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from planner.engine.features import (
     V0_GONE_IN,
@@ -568,10 +568,7 @@ OLD_FLAGS: dict[str, str] = tables_of(package_dir("engine") / "replaced.toml")["
 #: The V0 engine's speculative decoding went before the engine itself (vLLM pull request 21152).
 V0_ENDS = (0, 10)
 #: vLLM's names of methods whose memory is understood; older versions call mtp after the model's architecture.
-METHODS: dict[str, SpeculativeMethod] = {
-    "mtp": "mtp", "draft_model": "draft_model", "eagle": "eagle", "eagle3": "eagle3", "ngram": "ngram",
-    "[ngram]": "ngram", "suffix": "suffix",
-}  # fmt: skip
+METHODS: dict[str, SpeculativeMethod] = {name: name for name in get_args(SpeculativeMethod)} | {"[ngram]": "ngram"}
 IN_STEP = ("ngram", "suffix")  #: methods that vLLM refuses beside asynchronous scheduling
 #: Keys of ``--speculative-config`` that change how many tokens are drafted or verified from step to step.
 UNTIMED = frozenset(UNMODELLED["draft_keys"])

@@ -436,6 +436,13 @@ def _doubts(
             cause = "forces kernels that do not read the blocks of fp8 experts as TP cuts them"
             hint = f"set {moe}=0, or add --enable-expert-parallel"
             yield engine.FlagProblem(moe if moe in line.env else name, cause, hint)
+    if line.others.get("--prefill-context-parallel-size", "1") != "1":  # v1/worker/cp_utils.py
+        mla = engine.uses_latent_attention(model)
+        cause = "multiplies the GPUs, and planner does not model it" if mla else f"vLLM {version} has it for MLA alone"
+        yield engine.FlagProblem("--prefill-context-parallel-size", cause, "leave it out", modelled=not mla)
+    shared = config.enable_expert_parallel and engine.Layout.of(config).expert_ranks > 1
+    if "--enable-eplb" in line.others and not shared and version.release >= (0, 10, 1):  # config/parallel.py
+        yield engine.FlagProblem("--enable-eplb", "no ranks share experts by --enable-expert-parallel", "leave it out")
     own = model.quantization.weight_dtype
     if method == "modelopt" and own != "fp8" and model.quantization.method:
         cause = f"the checkpoint is {own}, and modelopt is fp8"

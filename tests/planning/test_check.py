@@ -416,6 +416,32 @@ def test_what_is_not_modelled_is_not_called_refused(words: str, told: str) -> No
     assert checked.status == 1 and f"vLLM 0.32.0: {told} x --" in " ".join(checked.out.split())
 
 
+MOE, MLA = "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3.1 -tp 8"
+
+
+#: vLLM 0.32.0: ``supports_pcp`` of v1/attention/backend.py (True for MLA alone, asserted in v1/worker/cp_utils.py), the
+#: world size and ``enable_eplb`` of config/parallel.py; 0.9.2 had no such check of EPLB.
+@pytest.mark.parametrize(
+    ("version", "line", "told"),
+    [
+        ("0.32.0", f"{LLAMA} -pcp 2", "vLLM refuses an option; without it: starts x --prefill-context-parallel-size:"),
+        ("0.32.0", f"{MLA} -pcp 2", "planner does not model an option; without it: starts x --prefill-context-"),
+        ("0.32.0", f"{LLAMA} -pcp 1", "starts weights"),
+        ("0.32.0", f"{MOE} --enable-eplb", "vLLM refuses an option; without it: starts x --enable-eplb:"),
+        ("0.32.0", f"{MOE} --enable-eplb -ep", "vLLM refuses an option; without it: starts x --enable-eplb:"),
+        ("0.32.0", f"{MOE} --enable-eplb -tp 2", "vLLM refuses an option; without it: starts x --enable-eplb:"),
+        ("0.32.0", f"{MOE} --enable-eplb -ep -tp 2", "starts weights"),
+        ("0.9.2", f"{MOE} --enable-eplb", "starts weights"),
+    ],
+)
+def test_ranks_that_have_no_setting(version: str, line: str, told: str) -> None:
+    words = ("--gpu", "h200", "--engine-version", version, "--", "vllm", "serve", *line.split())
+    checked = run("check", *words)
+    assert f"vLLM {version}: {told}" in " ".join(checked.out.split())
+    assert checked.status == (0 if told == "starts weights" else 1)
+    assert "--prefill-context" not in checked.out.split("$ ")[-1] or told == "starts weights"
+
+
 def test_a_line_that_falls_back_to_the_old_engine_is_predicted_with_it() -> None:
     """By V0's own rules: a whole context in a step (no chunks below 32,768 tokens), and no prefix cache by default."""
     plain, many = answer(*OLD, *SHORT), answer(*OLD, *SHORT, "--num-scheduler-steps", "8")

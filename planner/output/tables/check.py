@@ -235,7 +235,10 @@ def _verdict(record: LineVerdict) -> str:
         words = f"starts with {percent(fit.deployment.checked.probability_fits)} probability"
     else:
         words = "starts" if fit.fits else "does not fit"
-    return f"vLLM refuses an option; without it: {words}" if record.line.refused else words
+    who = (
+        "vLLM refuses" if any(one.fatal and one.modelled for one in record.line.problems) else "planner does not model"
+    )
+    return f"{who} an option; without it: {words}" if record.line.refused else words
 
 
 def _memory_lines(record: LineVerdict) -> Iterator[str]:
