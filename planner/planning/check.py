@@ -422,6 +422,9 @@ def _doubts(
         cause = f"{share:g} of the memory is not free when the server starts"
         yield engine.FlagProblem("--gpu-memory-utilization", cause, f"give {engine.ADVISED_UTILIZATION}")
     given = {name: value for name, value in {**line.env, **line.others}.items() if engine.env_status(version, name)}
+    with suppress(KeyError, ValueError, AttributeError):
+        keyed = json.loads(given["--attention-config"]).items()
+        given |= {f"--attention-config.{key}": str(value) for key, value in keyed}
     fp8, capability = config.kv_cache_dtype.startswith("fp8"), profile.compute_capability or (9, 0)
     reads = {"TRITON_ATTN": capability >= (8, 9), "FLASH_ATTN": capability[0] in (9, 10)}  # v1/attention/backends
     for word in ("--attention-backend", "--attention-config.backend", "VLLM_ATTENTION_BACKEND"):

@@ -297,6 +297,7 @@ def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
     [
         ("a100", "--attention-backend TRITON_ATTN", "--attention-backend"),  # triton_attn.py: requires SM89+
         ("rtx-3090", "--attention-config.backend FLASH_ATTN", "--attention-config.backend"),
+        ("rtx-3090", """--attention-config '{"backend": "FLASH_ATTN"}'""", "--attention-config.backend"),
         ("l40s", "--attention-backend FLASH_ATTN", "--attention-backend"),  # fa_utils.py: FA3 on sm_90, FA4 on sm_100
         ("l40s", "--attention-backend TRITON_ATTN", ""),
         ("a100", "--attention-backend FLASHINFER", ""),
