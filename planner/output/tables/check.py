@@ -243,20 +243,20 @@ def _verdict(record: LineVerdict) -> str:
 
 def _memory_lines(record: LineVerdict) -> Iterator[str]:
     yield from items("x", [f"{refusal.cause} ({refusal.hint})" for refusal in record.refusals])
-    fit = record.fit
-    if not fit:
+    if not (fit := record.fit):
         return
     if fit.reason:
         yield from items("!" if fit.fits else "x", [fit.reason])
     engine = f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
     on_each = " on each GPU" if fit.config.num_gpus > 1 else ""
-    cache, context = f"{rounded(fit.kv_cache_tokens)} tokens, {fit.config.kv_cache_dtype}", fit.config.max_model_len
+    given = " (before --num-gpu-blocks-override)" if "--num-gpu-blocks-override" in record.line.others else ""
+    cache = f"{rounded(fit.kv_cache_tokens)} tokens, {fit.config.kv_cache_dtype}{given}"
     short, held = fit.kv_cache.mid < 0, f", {fit.max_concurrency:.2f} requests of that length at once"
     left = f"nothing: {format_bytes(-fit.kv_cache.mid)} too little" if short else format_bytes(fit.kv_cache.mid)
     yield from pair_lines((
         ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)}{on_each}, {fit.config.weight_dtype}"),
         ("KV cache", left if short else f"{left}, {cache}"),
-        ("context", f"{context:,} tokens{'' if short else held}"),
+        ("context", f"{fit.config.max_model_len:,} tokens{'' if short else held}"),
         ("batch", f"{batch_in_words(fit.config)}{engine}"),
     ))  # fmt: skip
     for option in fit.options:
