@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import socket
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -114,6 +116,47 @@ def test_instances_start_are_watched_and_stop(machine: MakeMachine) -> None:
     assert here.run("instances.sh", "stop").returncode == 0
     assert here.containers == ["someone-elses"] and not (here.state / "balancer").exists()
     assert here.run("instances.sh", "status").returncode == 1
+
+
+def test_preflight_of_a_node_looks_at_all_its_servers(machine: MakeMachine) -> None:
+    here = machine("copies")
+    assert "`./preflight.sh --node`, then `./instances.sh start`" in (here.plan / "RUNBOOK.md").read_text()
+    assert "2 GPUs gfx942, 8 needed" in here.run("preflight.sh", "--node", HF_TOKEN="token").stdout
+    amdgpu = here.fake_root / "sys/bus/pci/drivers/amdgpu"
+    for bus in range(2, 8):
+        shutil.copytree(amdgpu / "0000:00:00.0", amdgpu / f"0000:{bus:02}:00.0")
+    here.keep_packages(8)
+    done = here.run("preflight.sh", "--node", HF_TOKEN="token")
+    assert done.returncode == 0, done.stdout
+    assert "8 needed" in done.stdout and all(f"port {8000 + copy} is free" in done.stdout for copy in range(9))
+    here.fake("/sys/bus/pci/drivers/amdgpu/0000:05:00.0/mem_info_vram_used", 190 * 2**30)
+    with socket.create_server(("127.0.0.1", 8003)):
+        done = here.run("preflight.sh", "--node", HF_TOKEN="token", DEVICE="0")
+    assert done.returncode == 1 and "FAIL  GPU 5 has" in done.stdout and "FAIL  port 8003 is taken" in done.stdout
+    (here.bin / "nginx").unlink()
+    assert "FAIL  nginx is missing" in here.run("preflight.sh", "--node").stdout
+    alone = here.run("preflight.sh", HF_TOKEN="token")
+    assert alone.returncode == 0 and "1 needed" in alone.stdout, "one server needs neither"
+    here.serve()
+    assert "docker stop" in here.run("preflight.sh", "--node").stdout
+    assert here.run("preflight.sh", "--nodes").returncode == 2
+
+
+def test_preflight_of_a_node_that_serves_is_content(machine: MakeMachine) -> None:
+    here = machine("copies")
+    assert here.run("instances.sh", "start").returncode == 0
+    done = here.run("preflight.sh", "--node")
+    assert done.returncode == 0 and "-0 is already running" in done.stdout
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_preflight_of_the_last_node_counts_the_servers_that_are_left(rank: int, tmp_path: Path) -> None:
+    """Twelve servers on nodes of eight GPUs: eight on the first, four on the last."""
+    here = Machine(tmp_path, emission_of(12))
+    here.run("preflight.sh")
+    said = here.run("preflight.sh", "--node", NODE_RANK=str(rank)).stdout
+    assert f"{(8, 4)[rank]} needed" in said and f"port {8000 + (8, 4)[rank]} is free" in said
+    assert f"port {8001 + (8, 4)[rank]}" not in said
 
 
 def test_a_copy_that_dies_stops_those_that_were_started_with_it(machine: MakeMachine) -> None:

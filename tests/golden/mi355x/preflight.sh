@@ -12,14 +12,21 @@ models=${HF_HOME:-$HOME/.cache/huggingface}
 if [[ "$models" != /* ]]; then models=$PWD/$models; fi
 failures=0
 apply=0
-case "${1:-}" in
-  "") ;;
-  --apply) apply=1 ;;
-  *)
-    echo "usage: $here/preflight.sh [--apply]   (--apply: pull the image, switch NUMA balancing off; without it nothing changes)" >&2
-    exit 2
-    ;;
-esac
+servers=1 # to check for
+last_port=$port
+for word in "$@"; do
+  case "$word" in
+    --apply) apply=1 ;;
+    --node)
+      servers=8
+      port=8000 # of the balancer; the servers listen behind it
+      last_port=$((port + servers)) ;;
+    *)
+      echo "usage: $here/preflight.sh [--node] [--apply]   (--node: for all servers of instances.sh; --apply: pull the image, switch NUMA balancing off; without it nothing changes)" >&2
+      exit 2
+      ;;
+  esac
+done
 
 ok() { printf 'ok    %s\n' "$1"; }
 note() { printf 'note  %s\n' "$1"; }
@@ -36,7 +43,26 @@ if docker info >/dev/null 2>&1; then
 else
   fail "docker does not answer" "install docker, start it, and add your user to the docker group"
 fi
-if running; then
+if ((last_port > port)); then
+  if running; then
+    fail "$name is running and holds GPUs that instances.sh starts servers on" "docker stop $name"
+  fi
+  one=$name
+  for ((copy = 0; copy < servers; copy++)); do
+    name=$one-$copy
+    if running; then
+      ok "$name is already running: $here/instances.sh status shows all servers"
+      echo "ready"
+      exit 0
+    fi
+  done
+  name=$one
+  if command -v nginx >/dev/null; then
+    ok "nginx is installed"
+  else
+    fail "nginx is missing" "sudo apt install nginx-light: instances.sh spreads the requests with it"
+  fi
+elif running; then
   ok "$name is already running: this plan is being served"
   echo "ready"
   exit 0
@@ -62,6 +88,7 @@ fi
 # --- GPUs (read from the driver's files, whose format no version of amd-smi changes) ------------------------------------------
 architecture=gfx950
 need_gpus=1
+need_gpus=$((need_gpus * servers))
 if [[ -e /dev/kfd ]]; then
   ok "/dev/kfd exists"
 else
@@ -101,7 +128,13 @@ need_gpus=1
 asked=${DEVICE:-${HIP_VISIBLE_DEVICES:-${CUDA_VISIBLE_DEVICES:-}}}
 first=0
 IFS=, read -r -a chosen <<<"${asked:-$first}"
-if [[ -z "$asked" && -n "${ROCR_VISIBLE_DEVICES:-}" ]]; then IFS=, read -r -a chosen <<<"$ROCR_VISIBLE_DEVICES"; fi
+if ((last_port > port)); then # every GPU of the servers, whatever DEVICE names
+  need_gpus=$((need_gpus * servers))
+  asked=
+  chosen=()
+  for ((gpu = 0; gpu < need_gpus; gpu++)); do chosen+=("$gpu"); done
+fi
+if [[ -z "$asked" && -n "${ROCR_VISIBLE_DEVICES:-}" ]] && ((last_port == port)); then IFS=, read -r -a chosen <<<"$ROCR_VISIBLE_DEVICES"; fi
 if ((${#chosen[@]} < need_gpus)); then
   fail "DEVICE or HIP_VISIBLE_DEVICES names ${chosen[*]}, $need_gpus GPUs needed" "name that many, or none"
 fi
@@ -177,6 +210,13 @@ if python3 -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 10))
 else
   warn "accuracy.sh needs a python3 of 3.10 or newer that can make an environment" "on Debian and Ubuntu: sudo apt-get install python3-venv"
 fi
+for ((; port < last_port; port++)); do # the last one is checked as that of one server
+  if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+    fail "port $port is taken" "stop the program that listens there: instances.sh needs the ports up to $last_port"
+  else
+    ok "port $port is free"
+  fi
+done
 if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
   fail "port $port is taken" "stop the program that listens there, or set PORT to a free port"
 else
