@@ -93,7 +93,7 @@ def launched(files: dict[str, str]) -> tuple[str, list[str], dict[str, str]]:
     env = {name: value for name, equals, value in pairs if equals and not value.startswith("$")}
     argv = [words[words.index("--entrypoint") + 1], *words[at + 1 :]]
     if "$node_script" in argv:  # over several nodes a script that joins them gets the command
-        argv = argv[argv.index("planner") + 1 :]
+        argv = argv[argv.index("planner") + 1 : argv.index("--port")]
         argv[argv.index("--host") + 1] = "0.0.0.0"  # launch.sh has the network of the node and listens on its own
         env = {name: value for name, value in env.items() if name not in JOINING}
     return shlex.split(image)[0], argv, env
@@ -130,6 +130,8 @@ def differences(case: Case, files: dict[str, str]) -> Iterator[str]:
     saved = json.loads(files["plan.json"])
     if not saved["image"]:  # the port is the script's to say
         saved |= {name: list(without_option(saved[name], "--port")) for name in ("serve_argv", "bench_argv")}
+    elif "node_script=" in files["launch.sh"]:  # without a published port the server's own is the script's to say
+        saved["serve_argv"] = list(without_option(saved["serve_argv"], "--port"))
     image, argv, env = launched(files)
     devices = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if saved["image"] else set()  # chosen at the start
     for what, script, plan in (
