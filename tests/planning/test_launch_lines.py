@@ -40,6 +40,16 @@ def test_kimi_k3_starts_on_each_gpu(gpu: str) -> None:
     assert ("this is the command of the first, whose address is HEAD" in " ".join(text.split())) is (gpu == "gb300")
 
 
+def test_a_missing_chat_template_is_a_warning() -> None:
+    """vllm-project/recipes, DeepSeek-R1.yaml: tool calling takes the parser and --chat-template."""
+    answer = recommend_plans("deepseek-ai/DeepSeek-R1-0528", gpu="h200", goal="min-latency", speculation=False)
+    plan, text = answer.to_dict()["plans"][0], " ".join("\n".join(answer.sentences()).split())
+    assert "--tool-call-parser deepseek_v3" in line_of(plan) and "--chat-template" not in line_of(plan)
+    warning = "tool calls lack their chat template: the recipe adds --chat-template"
+    assert any(one.startswith(warning) for one in plan["warnings"])
+    assert f"! {warning} examples/tool_chat_template_deepseekr1.jinja" in text
+
+
 @pytest.mark.parametrize(
     ("model", "words", "context"),
     [

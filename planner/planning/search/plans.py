@@ -82,7 +82,8 @@ def assemble(
     _, usd_per_hour = space.rented(profile, config.num_gpus)
     env = {**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)}
     departures = tuple(Departures(space, objective, ranking, candidate).of())
-    asides = (one for one in recipe.asides if not any(f"adds {said.split()[1]}" in one for said in departures))
+    apart = {f"adds {said.split()[1]}" for said in departures}  # what tool calls need is not left to that line
+    asides = (one for one in recipe.asides if "tool calls" in one or not any(word in one for word in apart))
     recipe = replace(recipe, asides=tuple(asides))
     warnings = *_warnings(space, objective, candidate, image.note, recipe), *_burst(candidate, prediction)
     return Plan(
@@ -530,6 +531,7 @@ def _warnings(
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
+        **dict.fromkeys(recipe.asides, True),
         drafted: drafted,
         f"DP ranks read prompts of one length in the same steps; {varied:,.0f} tokens/s per GPU where lengths vary by "
         f"{defaults.USUAL_RANGE_RATIO:.0%}": in_phase,
@@ -544,7 +546,6 @@ def _warnings(
         "instances.sh bench sends requests of the mean lengths, not those of each class": by_mean,
         f"image: {image_note}": image_note,
         f"the recipes also set options that {vllm} does not have: {', '.join(options)}": options,
-        **dict.fromkeys(recipe.asides, True),
         "the recipe's quick reduce may cost accuracy: run accuracy.sh before production": quick_reduce,
         "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy": (
             profile.partition and not profile.partition.isolated_bandwidth
