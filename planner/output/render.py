@@ -17,8 +17,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from planner import units
 from planner.errors import InputError, os_errors
-from planner.resources import write_then_rename
+from planner.resources import package_dir, tables_of, write_then_rename
 
 SCHEMA_VERSION = 1
 WIDTH = 100  #: columns of text where there is no terminal
@@ -75,6 +76,17 @@ def at(record: Any, path: str) -> Any:
         else:
             record = record[int(name)] if name.isdecimal() else getattr(record, name)
     return record
+
+
+def columns_of(table: str, **named: Callable[[Any], Any]) -> tuple[Column, ...]:
+    """The columns of a table in ``columns.toml``; ``named``: functions by the key of their column or as ``form``."""
+
+    def column(key: str, *, of: str = "", form: str = "", unit: float | str = 1, **facts: Any) -> Column:
+        names: dict[Any, Any] = {**vars(units), **named}
+        return Column(key, of=of or named.get(key, ""), form=names.get(form, form), unit=names.get(unit, unit), **facts)
+
+    columns = tables_of(package_dir("output") / "columns.toml")[table]
+    return tuple(column(key, **facts) for key, facts in columns.items())
 
 
 def rows_of(records: Iterable[Any], columns: Sequence[Column]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare_plan
 from planner.hardware import GpuProfile
 from planner.output import charts
-from planner.output.render import SPACE, Column, command_parts
+from planner.output.render import SPACE, Column, columns_of, command_parts
 from planner.output.scripts.text import render_template
 from planner.output.tables.prediction import BASIS
 from planner.output.tables.recommendation import Recommendation, plan_in_words
@@ -272,21 +272,8 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
 
 
 _NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
-MEASURED = (
-    Column("metric"),
-    Column("unit"),
-    Column("predicted", form=number),
-    Column("bounds", of=lambda line: f"{number(line.lo)} to {number(line.hi)}"),
-    Column("measured", form=number),
-    Column("difference", form="+.1%", of="error"),
-    Column("verdict"),
-)
-REJECTED = (
-    Column("GPU", of="gpu"),
-    Column("model"),
-    Column("setting", of=lambda row: _rejected_words(row)),
-    Column("reason"),
-)
+MEASURED = columns_of("report_validation", number=number, bounds=lambda it: f"{number(it.lo)} to {number(it.hi)}")
+REJECTED = columns_of("report_rejected", setting=lambda row: _rejected_words(row))
 
 
 def page(folder: PlanFolders, local: Local = SHIPPED) -> str:

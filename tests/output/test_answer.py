@@ -1,12 +1,15 @@
 """An answer renders what was computed before: rows by columns, JSON by fields, no replay while it is printed."""
 
 import csv
+import importlib
 import json
+import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -83,6 +86,18 @@ def test_one_list_of_columns_makes_every_form() -> None:
     assert markdown[:2] == ["| what | GiB | p99 ms | double |", "| --- | ---: | ---: | ---: |"]
     assert list(csv.reader(StringIO(records_text(records, "csv", COLUMNS))))[2] == ["", "1.0", "", "2147483648"]
     assert json.loads(records_text(records, "json", COLUMNS))[0]["gib"] == 3.0
+
+
+@pytest.mark.parametrize("package", ["planner.output", "planner.output.tables", "planner.output.workflows"])
+def test_columns_of_the_tables_have_their_functions_and_units(package: str) -> None:
+    """A name in ``columns.toml`` that neither ``planner.units`` nor the module has would be taken for a format."""
+    names = [f"{package}.{module.name}" for module in pkgutil.iter_modules(importlib.import_module(package).__path__)]
+    values = [value for name in names for value in vars(importlib.import_module(name)).values()]
+    tables = [value for value in values if isinstance(value, tuple) and value and isinstance(value[0], Column)]
+    assert tables
+    for column in chain(*tables):
+        assert callable(column.form) or not column.form.isidentifier(), column
+        assert isinstance(column.unit, int | float), column
 
 
 CLASSES = [Load.of_class("a", 4, 64, 16), Load.of_class("b", 1, 512, 16)]

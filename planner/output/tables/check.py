@@ -11,7 +11,7 @@ from typing import Any
 from planner.engine import has_both_engines
 from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
-from planner.output.render import Column, pair_lines, table_text, wrapped
+from planner.output.render import columns_of, pair_lines, table_text, wrapped
 from planner.output.tables.shared import (
     MORE,
     batch_in_words,
@@ -26,15 +26,7 @@ from planner.planning import LineVerdict, PlannedWorkload, Served
 from planner.units import format_bytes, percent, rounded
 from planner.workload import Load
 
-COLUMNS = (
-    Column("what", ""),
-    Column("gpus", of="num_gpus"),
-    Column("output_throughput", "tok/s", ",.0f"),
-    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
-    Column("mean_ttft_ms", "TTFT ms", rounded),
-    Column("mean_tpot_ms", "TPOT ms", ",.1f"),
-    Column("mean_e2el_ms", "E2EL ms", rounded),
-)
+COLUMNS = columns_of("check")
 #: On one screen.
 BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)
 BRIEF_LAUNCHES = 8

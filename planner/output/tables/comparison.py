@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -10,33 +10,23 @@ from typing import Any
 from planner import planning
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import Column, command_lines, known_table, table_text, wrapped
+from planner.output.render import Column, columns_of, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
-from planner.units import MS, counted, rounded
+from planner.units import MS, counted
 from planner.workload import Load
 
 USD_PER_1M = "usd_per_million_output_tokens"
-TABLE = (
-    Column("servers", of=lambda point: _servers_words(point)),
-    Column(
-        "output_throughput_per_gpu", "tok/s/gpu", of=lambda one: shared.with_interval(one.tok_per_s_per_gpu, ",.0f")
-    ),
-    Column("output_throughput_per_user", "per user", ",.1f", of="figures.output_throughput_per_user"),
-    Column(USD_PER_1M, "USD/1M", of=lambda point: shared.with_interval(point.usd_per_million_tok, ",.2f")),
-    Column("output_tokens_per_joule", "tok/J", ",.2f", of="figures.output_tokens_per_joule"),
-    Column("ttft", "TTFT s, p99", of=lambda point: _mean_and_p99(point, "ttft", MS, ",.3g")),
-    Column("tpot", "TPOT ms, p99", of=lambda point: _mean_and_p99(point, "tpot", 1, ",.1f")),
-    Column("bound_by", "limited by", wraps=True),
-)
+_TAKEN: dict[str, Callable[[Any], Any]] = {
+    "load": lambda point: _load_in_row(point),
+    "servers": lambda point: _servers_words(point),
+    "output_throughput_per_gpu": lambda point: shared.with_interval(point.tok_per_s_per_gpu, ",.0f"),
+    USD_PER_1M: lambda point: shared.with_interval(point.usd_per_million_tok, ",.2f"),
+    "ttft": lambda point: _mean_and_p99(point, "ttft", MS, ",.3g"),
+    "tpot": lambda point: _mean_and_p99(point, "tpot", 1, ",.1f"),
+}
+TABLE = columns_of("comparison", **_TAKEN)
 #: On one screen: all loads in one table.
-BRIEF = (
-    Column("load", of=lambda point: _load_in_row(point)),
-    *TABLE[:3],
-    Column(USD_PER_1M, "USD/1M", ",.2f", of="usd_per_million_tok.mid"),
-    Column("output_tokens_per_joule", "tok/J", ",.2f", of="figures.output_tokens_per_joule", spare=True),
-    Column("mean_ttft_ms", "TTFT ms", rounded, of="figures.mean_ttft_ms"),
-    Column("mean_tpot_ms", "TPOT ms", ",.1f", of="figures.mean_tpot_ms"),
-)
+BRIEF = columns_of("comparison_brief", **_TAKEN)
 LENGTHS = (
     Column("input_len", "in", ",", of="workload.input_len"),
     Column("output_len", "out", ",", of="workload.output_len"),

@@ -6,7 +6,7 @@ from typing import Any
 from planner.engine import LOOPBACK
 from planner.errors import IllegalPlanError
 from planner.output.answer import fields_of, to_plain
-from planner.output.render import Column, command_lines, table_text
+from planner.output.render import columns_of, command_lines, table_text
 from planner.output.scripts.text import with_option
 from planner.output.tables.shared import asked_load, card, items, layout_in_words, milliseconds, seconds
 from planner.planning import Apart, Disaggregated, Objective, Refused, SideLaunch
@@ -20,18 +20,11 @@ FIELDS = (
     "kv_transfer_over=transfer.over", "kv_transfer_ms=transfer.time_s", "ttft_ms", "tpot_ms", "least_gpus",
     "aggregated_gpus", "equal_gpus=aggregated_gpus", "aggregated_rate", "disaggregated_rate",
 )  # fmt: skip
-SIDES = (
-    Column("role", "side", of="0"),
-    Column("servers", "", ",", of="2"),
-    Column("gpus", "", ",", of=lambda row: row[2] * row[1].num_gpus),
-    Column("layout", of=lambda row: layout_in_words(row[1].deployment.config)),
-    Column("weight_dtype", "weights", of="1.deployment.config.weight_dtype"),
-    Column("kv_cache_dtype", "kv cache", of="1.deployment.config.kv_cache_dtype", spare=True),
-    Column("max_num_seqs", "batch", ",", of="1.deployment.config.max_num_seqs"),
-    Column("max_num_batched_tokens", "tokens", ",", of="1.deployment.config.max_num_batched_tokens"),
-    Column("largest_load", "one carries/s", figure, of="1.load.value"),
-    # the other side has a part of the limit
-    Column("bound_by", "limited by", wraps=True, of=lambda row: row[1].load.bound_by.partition(" of ")[0]),
+SIDES = columns_of(
+    "disaggregated_sides",
+    gpus=lambda row: row[2] * row[1].num_gpus,
+    layout=lambda row: layout_in_words(row[1].deployment.config),
+    bound_by=lambda row: row[1].load.bound_by.partition(" of ")[0],  # the other side has a part of the limit
 )
 
 

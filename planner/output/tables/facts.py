@@ -5,9 +5,9 @@ from typing import Any
 
 from planner.hardware import AllReduceCurve, GpuProfile, PartitionRule, Quantity, aliases
 from planner.model import CatalogEntry
-from planner.output.render import Column, json_text, note, print_notes, records_text, wrapped
+from planner.output.render import Column, columns_of, json_text, note, print_notes, records_text, wrapped
 from planner.output.workflows.documents import Workflow
-from planner.units import GB, GIB, MB, TB, TFLOP, US
+from planner.units import GIB, MB, TFLOP, US
 
 
 def _peak(dtype: str) -> Callable[[GpuProfile], float | None]:
@@ -18,55 +18,16 @@ def _billions(number: float) -> str:
     return f"{number / 1e9:,.2f}"
 
 
-HARDWARE_COLUMNS = (
-    Column("id"),
-    Column("memory_gib", "GiB", ".2f", of=lambda profile: round(profile.memory_bytes / GIB, 2)),
-    Column("bandwidth_tb_per_s", "TB/s", ".3f", of="memory_bandwidth_bytes_per_s", unit=TB),
-    Column("bf16_tflop_per_s", "bf16", ",.0f", of=_peak("bf16")),
-    Column("fp8_tflop_per_s", "fp8", ",.0f", of=_peak("fp8")),
-    Column("fp4_tflop_per_s", "fp4", ",.0f", of=_peak("fp4")),
-    Column("gpus_per_node", "node"),
-    Column("usd_per_hour", "USD/h", ",.2f", of="price.typical.value"),
-    Column("aliases", wraps=True, of=lambda profile: sorted(a for a, id in aliases().items() if id == profile.id)),
-    Column("name", aside=True),
-    Column("vendor", aside=True),
-    Column("architecture", aside=True),
-    Column("memory_bytes", aside=True),
-    Column("partition_of", aside=True, of="partition.of"),
+HARDWARE_COLUMNS = columns_of(
+    "hardware",
+    memory_gib=lambda profile: round(profile.memory_bytes / GIB, 2),
+    aliases=lambda profile: sorted(alias for alias, id in aliases().items() if id == profile.id),
+    **{f"{dtype}_tflop_per_s": _peak(dtype) for dtype in ("bf16", "fp8", "fp4")},
 )
-CATALOG_COLUMNS = (
-    Column("model", of="id"),
-    Column("architecture", aside=True, of="model.architecture"),
-    Column("total_params", "params B", _billions, of="model.total_params"),
-    Column("active_params", "active B", _billions, of="model.active_params"),
-    Column("weight_dtype", "weights", of="model.quantization.weight_dtype"),
-    Column("gated"),
-)
-MODEL_COLUMNS = (
-    Column("resolved", "model"),
-    Column("architecture", aside=True),
-    Column("attention", wraps=True),
-    Column("total_params", "params B", _billions),
-    Column("active_params", "active B", _billions),
-    Column("weight_dtype", "weights", of="quantization.weight_dtype"),
-    Column("weights_bytes", aside=True),
-    Column("weights_gb", "GB", ",.2f", of="weights_bytes", unit=GB),
-    Column("kv_bytes_per_token", "KV B/tok", ","),
-    Column("kv_cache_dtype", "KV", of="quantization.kv_cache_dtype"),
-)
-FIGURE_COLUMNS = (
-    Column("figure", of="0"), Column("value", of="1"), Column("kind", of="2"), Column("source", of="3"),
-    Column("note", of="4", wraps=True),
-)  # fmt: skip
-WORKFLOW_COLUMNS = (
-    Column("name"),
-    Column("title", wraps=True),
-    Column("model", aside=True),
-    Column("gpu", of="gpus.0"),
-    Column("engine_version", "vllm"),
-    Column("scripts", wraps=True),
-    Column("sources", aside=True, of=lambda workflow: [document.title for document in workflow.documents]),
-)
+CATALOG_COLUMNS = columns_of("catalog", billions=_billions)
+MODEL_COLUMNS = columns_of("model", billions=_billions)
+FIGURE_COLUMNS = columns_of("model_figures")
+WORKFLOW_COLUMNS = columns_of("workflows", sources=lambda job: [document.title for document in job.documents])
 FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 
 

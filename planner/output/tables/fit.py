@@ -9,26 +9,12 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED
 from planner.model import ResolvedModel
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import Column, at, pair_lines, table_text, wrapped
+from planner.output.render import at, columns_of, pair_lines, table_text, wrapped
 from planner.output.tables.shared import MORE, engine_note, listed
 from planner.planning import Fit, LogLine, Verdict, explain
 from planner.units import GIB, Interval, format_bytes, format_gb, rounded
 
-COLUMNS = (
-    Column("gpu", of="gpu_id"),
-    Column("tensor_parallel_size", "tp", of="config.tensor_parallel_size"),
-    Column("weight_dtype", "weights", of="config.weight_dtype"),
-    Column("kv_cache_dtype", "kv cache", of="config.kv_cache_dtype"),
-    Column("verdict"),
-    Column("weights_gib", "weights GiB", ",.2f", of="stage.weights.weight_bytes", unit=GIB),
-    Column("kv_cache_gib", "left GiB", ",.2f", of="kv_cache.mid", unit=GIB),
-    Column("kv_cache_tokens", "kv tokens", rounded),
-    Column("max_model_len", "context", ",", of="config.max_model_len"),
-    Column("max_concurrency", "requests", ",.2f"),
-    Column("min_tensor_parallel_size", "min tp"),
-    Column("engine_version", "vllm", of=lambda fit: str(v) if (v := at(fit, "config.version")) else None),
-    Column("reason", aside=True),
-)
+COLUMNS = columns_of("fit", engine_version=lambda fit: str(v) if (v := at(fit, "config.version")) else None)
 #: On one screen: columns that go first, of a sweep and of several GPUs.
 SPARE = {
     True: ("min_tensor_parallel_size", "engine_version"),
@@ -36,13 +22,12 @@ SPARE = {
 }
 BRIEF_ROWS = 24
 BRIEF_NAMES = 4
-LOG_COLUMNS = (
-    Column("line"),
-    Column("unit", of=lambda line: "GiB" if line.unit == "bytes" else line.unit),
-    Column("predicted", of=lambda line: _logged(line, line.predicted)),
-    Column("interval", of=lambda line: f"{_logged(line, line.lo)} to {_logged(line, line.hi)}"),
-    Column("logged", of=lambda line: _logged(line, line.logged)),
-    Column("inside"),
+LOG_COLUMNS = columns_of(
+    "startup_log",
+    unit=lambda line: "GiB" if line.unit == "bytes" else line.unit,
+    predicted=lambda line: _logged(line, line.predicted),
+    interval=lambda line: f"{_logged(line, line.lo)} to {_logged(line, line.hi)}",
+    logged=lambda line: _logged(line, line.logged),
 )
 MUCH_TO_SPARE = 32  #: requests at once from which on the smallest settings are named
 OPTIONS_SHOWN = 3  #: in the text; JSON has all of them

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from planner import planning
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import SPACE, Column, command_lines, known_table, table_text, wrapped
+from planner.output.render import SPACE, Column, columns_of, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
-from planner.units import MB, MS, counted, figure
+from planner.units import counted, figure
 from planner.workload import targets_in_words
 
 USD_PER_1M = "usd_per_million_output_tokens"
-START = (
-    Column("gpu", of=lambda fleet: " + ".join(rented.profile.id for rented in fleet.rented)),
-    Column("servers", wraps=True, of=lambda fleet: _servers_words(fleet)),
-    Column("gpus", "GPUs", ","),
-    Column("nodes", form=","),
-    Column("usd_per_hour", "USD/h", ",.2f", of="usd_per_h.mid"),
-    Column("request_rate", "req/s", figure, of=lambda fleet: fleet.request_rate if _stocked(fleet) else None),
-)
-END = (
-    Column("used", form=".0%"),
-    Column("bound_by", "limited by", wraps=True, of=lambda one: one.busiest.load.bound_by or one.busiest.load.binding),
-)
-POWER = Column("kw", "kW", ",.1f", of="power_w", unit=1000, spare=True)
-USD = Column(USD_PER_1M, "USD/1M", of=lambda fleet: shared.with_interval(fleet.usd_per_million_tok, ",.2f"))
-COLUMNS = (*START, USD, replace(POWER, spare=False), *END)
-BRIEF = (*START, replace(USD, form=",.2f", of="usd_per_million_tok.mid", spare=True), POWER, *END)
-DISAGGREGATED = (
-    Column("gpu", of="profile.id"),
-    Column("prefill", of=lambda plan: _side_words(plan, *sides_of(plan)[0][1:])),
-    Column("decode", of=lambda plan: _side_words(plan, *sides_of(plan)[1][1:])),
-    Column("num_gpus", "GPUs", ","),
-    Column("kv_mb", "KV MB", ",.0f", of="transfer.kv_bytes", unit=MB),
-    Column("transfer_ms", "sent in ms", ",.1f", of="transfer.time_s", unit=MS),
-    Column("transfer", "over", of="transfer.over"),
-    Column("ttft_ms", "TTFT ms", ",.0f"),
-    Column("tpot_ms", "TPOT ms", ",.1f"),
-    Column("verdict", "on equal GPUs", wraps=True, of=equal_words),
+_TAKEN: dict[str, Callable[[Any], Any]] = {
+    "gpu": lambda fleet: " + ".join(rented.profile.id for rented in fleet.rented),
+    "servers": lambda fleet: _servers_words(fleet),
+    "request_rate": lambda fleet: fleet.request_rate if _stocked(fleet) else None,
+    USD_PER_1M: lambda fleet: shared.with_interval(fleet.usd_per_million_tok, ",.2f"),
+    "bound_by": lambda fleet: fleet.busiest.load.bound_by or fleet.busiest.load.binding,
+}
+COLUMNS, BRIEF = columns_of("fleets", **_TAKEN), columns_of("fleets_brief", **_TAKEN)
+DISAGGREGATED = columns_of(
+    "fleet_disaggregated",
+    prefill=lambda plan: _side_words(plan, *sides_of(plan)[0][1:]),
+    decode=lambda plan: _side_words(plan, *sides_of(plan)[1][1:]),
+    verdict=equal_words,
 )
 RUNG = ("confidence", "gpus", "usd_per_hour=usd_per_h.mid")
 BRIEF_FLEETS = 8

@@ -15,7 +15,7 @@ from planner.errors import InputError
 from planner.evidence import summary
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
-from planner.output.render import Column, known_table, rows_of, table_text, wrapped
+from planner.output.render import Column, columns_of, known_table, rows_of, table_text, wrapped
 from planner.output.tables.shared import items
 from planner.output.tuning import Tuner
 from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options
@@ -25,24 +25,12 @@ from planner.units import counted, percent
 from planner.workload import METRICS, targets_in_words
 
 FITS = ("before", "after", "left_out")
-FACTORS = (
-    Column("target", "factor on", evidence.MEANINGS.__getitem__),
-    Column("when", of=lambda factor: " ".join(filter(None, dict(factor.when).values()))),
-    Column("before", form=".3f"),
-    Column("after", form=".3f", of="factor"),
-    Column("sd", "± (log)", ".3f"),
-    Column("prior_sd", "prior ±", ".3f"),
-    *map(Column, ("runs", "determined")),
+FACTORS = columns_of(
+    "calibration_factors",
+    meaning=evidence.MEANINGS.__getitem__,
+    when=lambda factor: " ".join(filter(None, dict(factor.when).values())),
 )
-ERRORS = (
-    *map(Column, ("metric", "n")),
-    Column("before", "median error before", ".1%", of="before.median_ape"),
-    Column("after", form=".1%", of="after.median_ape"),
-    Column("left_out", "left out", ".1%", of="left_out.median_ape"),
-    Column("before_within_20", "within 20 % before", ".0%", of="before.within_20"),
-    Column("after_within_20", "after", ".0%", of="after.within_20"),
-    Column("left_out_within_20", "left out", ".0%", of="left_out.within_20"),
-)
+ERRORS = columns_of("calibration_errors")
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,18 +97,7 @@ def _metrics(outcome: evidence.CalibrationOutcome) -> Iterator[dict[str, Any]]:
 
 
 #: A metric, its published figure, and the line.
-LINES = (
-    Column("metric", of="0"),
-    Column("unit", of="2.unit"),
-    Column("published", form=",.2f", of="1"),
-    Column("predicted", form=",.2f", of="2.predicted"),
-    Column("lo", "from", ",.2f", of="2.lo"),
-    Column("hi", "to", ",.2f", of="2.hi"),
-    Column("measured", form=",.2f", of="2.measured"),
-    Column("error", form="+.1%", of="2.error"),
-    Column("basis", "bounds", of="2.basis"),
-    Column("verdict", "", of=lambda one: _verdict_of(one[2])),
-)
+LINES = columns_of("validation", verdict=lambda one: _verdict_of(one[2]))
 OFFLINE = tuple(replace(column, of=column.key) for column in LINES if column.key != "basis")
 
 
@@ -233,16 +210,7 @@ def _measured(point: evidence.PlannedPoint, measured: float) -> dict[str, Any]:
     }
 
 
-SETTINGS = (
-    Column("setting"),
-    Column("predicted_tok_per_s_per_gpu", "predicted tok/s/gpu", ",.0f"),
-    Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f"),
-    Column("mean_e2el_ms", "E2EL ms", ",.0f"),
-    Column("behind", "behind", ".1%"),
-    Column("gain", "may gain", ".1%"),
-    Column("reason", "", wraps=True),
-    Column("folder", aside=True),
-)
+SETTINGS = columns_of("tuning")
 LEAST_GAIN = 0.0005  #: that is shown: less is 0.0 %
 
 
@@ -366,14 +334,7 @@ class WorkflowAnswer(Answer):
 
 
 WORST = 3  #: figures that the verdict of an evaluation names
-SUMMARY = (
-    *map(Column, ("gpu", "bench", "metric", "n")),
-    Column("median_ape", "median APE", ".1%"),
-    Column("mape", "mean APE", ".1%"),
-    Column("within_20", "within 20%", ".1%"),
-    Column("bias", form="+.1%"),
-    Column("coverage_90", "in interval", ".1%"),
-)
+SUMMARY = columns_of("evaluation")
 RUN = ("run_id", "gpu", "model")
 FIGURE = ("measured", "predicted", "lo", "hi", "error")
 ROWS = tuple(map(Column, (*RUN, "metric", *FIGURE, "refused", "calibration")))
@@ -444,14 +405,7 @@ PANELS = {
     "Latency of a batch": ("avg_latency_s",),
 }
 #: Table below the chart: title of the panel, GPU, statistics.
-CHART_COLUMNS = (
-    Column("metric", of="0"),
-    Column("GPU", of="1"),
-    Column("figures", form=",", of="2.n"),
-    Column("median error", form=".1%", of="2.median_ape"),
-    Column(f"within {BAND:.0%}", form=".0%", of="2.within_20"),
-    Column("in interval", form=".0%", of="2.coverage_90"),
-)
+CHART_COLUMNS = columns_of("evaluation_chart")
 
 
 def evaluation_chart(evaluated: Sequence[evidence.Evaluated]) -> Chart | None:

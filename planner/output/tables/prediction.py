@@ -9,12 +9,12 @@ from typing import Any, Literal
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
-from planner.output.render import Column, screen_width, table_text, wrapped
+from planner.output.render import columns_of, screen_width, table_text, wrapped
 from planner.output.tables.shared import from_host
 from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
-from planner.units import GFLOP, MB, MS, TB, TFLOP, US, counted, format_bytes, percent
+from planner.units import MS, TB, TFLOP, counted, format_bytes, percent
 from planner.workload import Load
 
 Bench = Literal["serve", "throughput", "latency"]
@@ -24,23 +24,12 @@ BASIS = {
     "architecture": "measured on GPUs of this architecture",
     "global": "measured on other GPUs: none of this architecture was measured",
 }
-OPERATOR_COLUMNS = (
-    Column("operator", of="name"),
-    Column("kernels", form=",", of="count"),
-    Column("time_us", "us", ",.1f", of="time_s", unit=US),
-    Column("gflop", "GFLOP", ",.2f", of="flop", unit=GFLOP),
-    Column("mb", "MB", ",.2f", of="bytes", unit=MB),
-    Column("tflop_per_s", "TFLOP/s", ",.1f", of=lambda part: _rate(part.flop / TFLOP, part.time_s)),
-    Column("tb_per_s", "TB/s", ",.2f", of=lambda part: _rate(part.bytes / TB, part.time_s)),
-    Column("bound", "bound by"),
+OPERATOR_COLUMNS = columns_of(
+    "operators",
+    tflop_per_s=lambda part: _rate(part.flop / TFLOP, part.time_s),
+    tb_per_s=lambda part: _rate(part.bytes / TB, part.time_s),
 )
-CLASS_COLUMNS = (
-    *map(Column, ("class", "figure")),
-    Column("value", "predicted", ",.2f"),
-    Column("lo", "low", ",.2f"),
-    Column("hi", "high", ",.2f"),
-    Column("target", form=",.10g"),
-)
+CLASS_COLUMNS = columns_of("prediction_classes")
 
 #: ML.ENERGY leaderboard, lm-arena-chat, Qwen3-235B-A22B-Instruct-2507 on eight H100, TP and EP 8, vLLM 0.11.1:
 #: 388 tokens/s in BF16 and 316 in FP8 with 8 requests in flight, 908 and 1,017 with 32.

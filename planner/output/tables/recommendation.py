@@ -11,7 +11,7 @@ from planner import planning
 from planner.engine import EngineArgs, flag_of, tagged
 from planner.errors import InputError
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import Column, command_lines, known_table, table_text, wrapped
+from planner.output.render import Column, columns_of, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import apart_in_words, apart_lines, divided_object, needs_words
 from planner.output.workflows.documents import published_accuracy
@@ -20,52 +20,14 @@ from planner.timing import SHIPPED
 from planner.units import MS, counted, figure, percent, rounded
 from planner.workload import Load, targets_in_words
 
-GPU = Column("gpu")
-LAYOUT = Column("layout", of=shared.layout_in_words)
-WEIGHTS, CACHE = Column("weight_dtype", "weights"), Column("kv_cache_dtype", "kv cache")
-BATCH = Column("max_num_seqs", "batch", ",")
-TTFT = Column("mean_ttft_ms", "TTFT ms", rounded, of="predicted.mean_ttft_ms")
-TPOT = Column("mean_tpot_ms", "TPOT ms", ",.1f", of="predicted.mean_tpot_ms")
-E2EL = Column("mean_e2el_ms", "E2EL ms", rounded, of="predicted.mean_e2el_ms")
-PER_GPU = Column("output_throughput_per_gpu", "tok/s/gpu", ",.0f", of="predicted.output_throughput_per_gpu")
-PER_USER = Column("output_throughput_per_user", "tok/s/user", ",.1f", of="predicted.output_throughput_per_user")
-COST = (
-    Column("total_gpus", "gpus", of="service.total_gpus"),
-    Column("usd_per_hour", "USD/h", ",.2f", of="service.usd_per_hour"),
-    Column("replicas", "servers", of="service.replicas"),
-)
-FITS = Column("engine_version", "vllm"), Column("calibration", aside=True)
-COLUMNS = (
-    GPU,
-    Column("num_gpus", "gpus"),
-    Column("model", aside=True),
-    Column("tensor_parallel_size", "tp"),
-    *(WEIGHTS, CACHE, BATCH, PER_GPU, PER_USER, TTFT, TPOT, E2EL, *FITS),
-)
+COLUMNS = columns_of("plans")
 #: With targets: the cost and load of all servers, then the figures of one.
-TARGET_COLUMNS = (
-    GPU,
-    *COST,
-    Column("model", aside=True),
-    *(LAYOUT, WEIGHTS, CACHE, BATCH),
-    Column("max_num_batched_tokens", "tokens", ","),
-    Column("load", "load", figure, of="service.load"),
-    Column("largest_load", "largest", figure, of="service.largest_load"),
-    Column("goodput", "goodput", figure, aside=True, of="service.goodput"),
-    *(TTFT, TPOT, E2EL, *FITS),
-)
+TARGET_COLUMNS = columns_of("plans_for_targets", layout=shared.layout_in_words)
 #: On one screen: the best plan of each GPU.
-SETTINGS = LAYOUT, WEIGHTS, replace(CACHE, spare=2), replace(BATCH, spare=2)
-USD = Column("usd_per_million_output_tokens", "USD/1M", ",.2f", spare=2)
-BRIEF = (GPU, Column("num_gpus", "gpus"), *SETTINGS, PER_GPU, PER_USER, TTFT, TPOT, replace(E2EL, spare=2), USD)
-BRIEF_TARGETS = (GPU, *COST, *SETTINGS, replace(PER_GPU, of="service.tok_per_s_per_gpu", spare=1))
+BRIEF = columns_of("plans_brief", layout=shared.layout_in_words)
+BRIEF_TARGETS = columns_of("plans_for_targets_brief", layout=shared.layout_in_words)
 #: One server's figures for each class, under the table.
-CLASS_COLUMNS = (
-    *map(Column, ("class", "figure")),
-    Column("value", "predicted", figure),
-    Column("expected", "up to", figure),
-    Column("target", form=",.10g"),
-)
+CLASS_COLUMNS = columns_of("plan_classes")
 WORTH_A_RUN = 1.05  #: gain of a server's load from which on a benchmark run is proposed
 BRIEF_GPUS = 8  #: rows of the brief table
 BRIEF_WARNINGS = 2
@@ -416,7 +378,7 @@ def _brief_columns(plan: planning.Plan) -> Sequence[Column]:
         if not target.of_class
     ]
     found = () if plan.service.load_asked else (Column("load", plan.service.load_unit, figure, of="service.load"),)
-    return (GPU, *COST, *found, *BRIEF_TARGETS[1 + len(COST) :], *(targets or (TTFT, TPOT)))
+    return (*BRIEF_TARGETS[:4], *found, *BRIEF_TARGETS[4:-2], *(targets or BRIEF_TARGETS[-2:]))
 
 
 def taken_words(value: Any) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from planner.engine import ServeLine, read_line
-from planner.output.render import Column
+from planner.output.render import columns_of
 from planner.output.workflows.documents import Command, commands, scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
 from planner.output.workflows.subject import Subject
@@ -40,16 +40,7 @@ def figure_text(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.4f}".rstrip("0")
 
 
-PRINTED = (
-    Column("run"),
-    Column("metric"),
-    Column("published", "printed", figure_text),
-    Column("predicted", form=figure_text),
-    Column("lo", "from", figure_text),
-    Column("hi", "to", figure_text),
-    Column("error", form="+.1%"),
-    Column("unit"),
-)
+PRINTED = columns_of("printed", figure_text=figure_text)
 
 
 def printed_beside(job: Subject) -> tuple[PrintedFigure, ...]:
