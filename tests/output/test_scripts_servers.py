@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from script_machine import Machine
+from shell_checks import check_scripts
 from workflow_cases import commands_in, files_of, machine_of, saved_plan
 
 from planner.commands.main import main
@@ -140,6 +141,16 @@ def test_preflight_of_a_node_looks_at_all_its_servers(machine: MakeMachine) -> N
     here.serve()
     assert "docker stop" in here.run("preflight.sh", "--node").stdout
     assert here.run("preflight.sh", "--nodes").returncode == 2
+
+
+def test_without_an_image_no_script_starts_several_servers(tmp_path: Path) -> None:
+    made = emission_of(8)
+    changed = {"image": "", "serve_argv": ("vllm", "serve", "m", "--host", "127.0.0.1", "--port", "8000")}
+    plan = made.file.plan.model_copy(update=changed)
+    alone = Emission(made.file.model_copy(update={"plan": plan}), made.profile, 1, ("x",))
+    files = render_scripts(alone)
+    assert needed_by(alone) == {} and "./instances.sh" not in files["RUNBOOK.md"]
+    check_scripts([text for name, text in files.items() if name.endswith(".sh")], tmp_path)
 
 
 def test_preflight_of_a_node_that_serves_is_content(machine: MakeMachine) -> None:

@@ -363,7 +363,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "partitions_per_gpu": partition.count if partition else 0,
         "servers": f"{servers} such server{'s' if servers != 1 else ''}",
         "logged": False,  # only sweep.sh logs what its client prints
-        "several": started > 1 and plan.platform != "cpu",
+        "several": started > 1 and plan.platform != "cpu" and plan.image != "",
         "started": "them all" if started == servers else f"the {started} that the load takes",
         "last_node": (planned - 1) // started if started > 1 else 0,
         "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
