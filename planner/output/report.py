@@ -19,7 +19,7 @@ from planner.output.tables.prediction import BASIS
 from planner.output.tables.recommendation import Recommendation, plan_in_words
 from planner.output.tables.shared import batch_in_words, card, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
-from planner.units import GFLOP, GIB, MB, MOST_FIGURE, MS, US, counted
+from planner.units import GIB, MOST_FIGURE, MS, US, counted
 from planner.workload import NAMED, OF_A_REQUEST, use_cases
 
 #: Key in the plan's ``memory``, name, colour.
@@ -258,15 +258,7 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
         "Average steps at the load of the plan. Each bar gives microseconds and the bottleneck of the operator. With "
         "asynchronous scheduling host and GPU work at once, so the parts add up to more than the whole.",
         tuple(panels),
-        (
-            Column("step", of="0"),
-            Column("operator", of="1.name"),
-            Column("kernels", form=",", of="1.count"),
-            Column("time, us", form=",.1f", of="1.time_s", unit=US),
-            Column("GFLOP", form=",.2f", of="1.flop", unit=GFLOP),
-            Column("MB", form=",.2f", of="1.bytes", unit=MB),
-            Column("bound by", of="1.bound"),
-        ),
+        columns_of("report_operators"),
         [(name, part) for name, step in swept.steps.items() for part in step.parts],
     )
 
@@ -408,13 +400,10 @@ def _setting(plan: Plan | None) -> str | None:
 
 
 #: The best plan of a search at one confidence level.
-LEVELS = (
-    Column("confidence", form=".0%", of="asked.confidence"),
-    Column("GPU", of=lambda one: one.plan.gpu if one.plan else "no plan meets the targets with this confidence"),
-    Column("setting", of=lambda one: _setting(one.plan)),
-    Column("servers", form=",", of="plan.service.replicas"),
-    Column("GPUs", form=",", of="plan.service.total_gpus"),
-    Column("USD/h", form=",.2f", of="plan.service.usd_per_hour"),
+LEVELS = columns_of(
+    "report_levels",
+    GPU=lambda one: one.plan.gpu if one.plan else "no plan meets the targets with this confidence",
+    setting=lambda one: _setting(one.plan),
 )
 #: A plan and its main figures.
 PLANS = (

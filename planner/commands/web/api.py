@@ -6,7 +6,7 @@ Nothing names a file: parameters that are paths are not offered, and neither are
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from os import PathLike
@@ -20,6 +20,7 @@ import planner
 from planner.commands.declare import COMMANDS, REQUIRED, Argument, Command, Option, Parameter
 from planner.errors import InputError, UnknownNameError
 from planner.planning import typed
+from planner.resources import package_dir, tables_of
 
 if TYPE_CHECKING:
     from planner.output import Answer
@@ -118,41 +119,19 @@ def _value(parameter: Parameter, texts: list[str]) -> Any:
 
 
 def openapi(offered: Mapping[str, Operation]) -> dict[str, Any]:
-    failed = {
-        "type": "object",
-        "properties": {"error": {"type": "string"}, "hint": {"type": "string"}, "exit_status": {"type": "integer"}},
-    }
+    document = tables_of(package_dir("commands") / "web" / "openapi.toml")
+    paths = {f"/api/{path}": {"get": {**_described(one), **document["operation"]}} for path, one in offered.items()}
+    info = {"title": "planner", "version": planner.__version__, "description": document["description"]}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": document["components"]}
+
+
+def _described(one: Operation) -> dict[str, Any]:
     return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "planner",
-            "version": planner.__version__,
-            "description": "The questions of the command line. An answer is what --format json prints; the header"
-            " Planner-Exit-Status is 0 for yes and 1 for a negative result.",
-        },
-        "paths": {f"/api/{path}": {"get": dict(_described(one))} for path, one in offered.items()},
-        "components": {"schemas": {"Error": failed}},
+        "operationId": one.path.replace("/", "_"),
+        "summary": one.command.help,
+        "description": inspect.getdoc(one.function) or "",
+        "parameters": [_parameter(parameter) for parameter in one.parameters.values()],
     }
-
-
-def _described(one: Operation) -> Iterator[tuple[str, Any]]:
-    yield "operationId", one.path.replace("/", "_")
-    yield "summary", one.command.help
-    yield "description", inspect.getdoc(one.function) or ""
-    yield "parameters", [_parameter(parameter) for parameter in one.parameters.values()]
-    kinds = {"application/json": {"schema": {"type": ["object", "array"]}}}
-    failed = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    yield (
-        "responses",
-        {
-            "200": {"description": "The answer.", "content": kinds},
-            "400": {"description": "Bad input: exit status 2.", "content": failed},
-            "401": {"description": "The token is missing: send it as Authorization: Bearer TOKEN."},
-            "502": {"description": "The hub could not be reached, or refused: exit status 3.", "content": failed},
-            "503": {"description": "Busy; the header Retry-After has the seconds to wait.", "content": failed},
-            "504": {"description": "The answer would take too long.", "content": failed},
-        },
-    )
 
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
