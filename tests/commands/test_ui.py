@@ -486,6 +486,7 @@ def test_every_state_is_an_address() -> None:
         ({"gpu": ["/etc/passwd.toml"]}, "unknown GPU"),
         ({"gpu": ["/etc/passwd.toml,h100"]}, "unknown GPU"),
         ({"model": [""]}, "no model is named"),
+        ({"request_rate": ["5"]}, "unknown parameter 'request_rate'"),
     ],
 )
 def test_bad_addresses_are_told_on_the_page(server: Server, query: dict[str, list[str]], words: str) -> None:

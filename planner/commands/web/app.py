@@ -122,7 +122,7 @@ def _query(request: Request) -> dict[str, list[str]]:
 
 
 def _asked(request: Request) -> Asked:
-    return play.read_asked(_query(request))
+    return play.read_asked({name: texts for name, texts in _query(request).items() if name != "of"})
 
 
 def _front(asked: Asked, answer: str) -> str:

@@ -61,7 +61,7 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
     given: dict[str, Any] = {"model": MODEL, "gpu": (GPU,)}
     for name, texts in query.items():
         if name not in known:
-            continue
+            raise UnknownNameError("parameter", name[:80], known, see="the fields of the page")
         text = texts[-1].strip()
         if name == "gpu":
             given["gpu"] = tuple(dict.fromkeys(texts))
