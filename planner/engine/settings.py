@@ -299,7 +299,7 @@ def tagged(tag: Tag) -> tuple[str, ...]:
 
 #: Settings that a plan repeats: layout and element types, bounds of one step, others.
 PLANNED = tuple(dict.fromkeys((*tagged("axes"), "weight_dtype", "kv_cache_dtype", *tagged("batch"), *tagged("plan"))))
-#: What vLLM has and planner does not model.
+#: Parts of vLLM that planner does not model.
 UNMODELLED = tables_of(package_dir("engine") / "unmodelled.toml")
 NOT_SIMULATED = frozenset(UNMODELLED["options"])
 

@@ -449,7 +449,7 @@ def _drivers(plan: Plan) -> dict[str, Any]:
     if plan.env.get(CUDA_COMPATIBILITY) == "1":
         oldest = OLDEST_COMPATIBLE_DRIVER
     elif oldest == planned and engine.env_status(version, CUDA_COMPATIBILITY):
-        fix += f"; on a data-centre GPU from {OLDEST_COMPATIBLE_DRIVER} on, plan with --env {CUDA_COMPATIBILITY}=1"
+        fix += f"; a data-centre GPU with {OLDEST_COMPATIBLE_DRIVER} or newer: plan with --env {CUDA_COMPATIBILITY}=1"
     return {"planned_driver": planned, "oldest_driver": oldest, "driver_fix": fix}
 
 
