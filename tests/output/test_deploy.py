@@ -716,6 +716,15 @@ def test_yaml_is_dumped_for_every_kind_of_value() -> None:
     assert yaml.safe_load(dump(value)) == value
 
 
+@pytest.mark.parametrize("target", ["compose", "kubernetes", "slurm"])
+def test_a_deployment_without_adapters_says_so(target: str) -> None:
+    """``vllm serve --enable-lora`` starts without one; its requests then skip the kernels that were predicted."""
+    adapted = emission(b200().model_copy(update={"serve_argv": (*b200().serve_argv, "--enable-lora")}))
+    for made, told in ((adapted, True), (emission(b200()), False)):
+        text = "".join(render_deployable(made, target).values())
+        assert ("# no LoRA adapter is served: add --lora-modules NAME=PLACE ..." in text) is told
+
+
 def test_an_illegal_port_of_the_plan_is_refused() -> None:
     made = emission(plan(serve_argv=("vllm", "serve", "m", "--host", "0.0.0.0", "--port", "80 80")))
     with pytest.raises(IllegalPlanError, match="port"):

@@ -210,6 +210,7 @@ class Pods:
             lines.append(f"the load of the plan takes {counted(needed, 'server')}, this starts {self.replicas}{few}")
             if service and service.router:
                 lines.append(f"planned with a {service.router} router: {ROUTERS[service.router]}")
+        lines += ["no LoRA adapter is served: add --lora-modules NAME=PLACE ..."] * ("--enable-lora" in plan.serve_argv)
         if self.nodes != self.planned_nodes:
             lines.append(f"spread over {self.nodes} nodes instead of {self.planned_nodes}: slower than predicted")
         return [*lines, *(("", *remarks) if remarks else ())]
