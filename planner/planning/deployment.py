@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, exp
@@ -24,6 +24,7 @@ from planner.memory import (
     with_kv_cache_space,
 )
 from planner.model import Model, PerModel, as_quantized, load_quantized
+from planner.resources import package_dir, tables_of
 from planner.units import GB, GIB, Interval
 
 if TYPE_CHECKING:
@@ -275,6 +276,13 @@ class Deployment:
     def _host_bytes_per_s(self) -> float:
         """Bandwidth of copies of KV blocks, one direction."""
         return timing.host_bytes_per_s(self.profile, "--kv-offloading-size") * self.efficiency.offload_share
+
+
+def remarks(table: str, holds: Mapping[str, object], **values: object) -> Iterator[str]:
+    """Texts of ``remarks.toml`` whose condition holds, with ``values``; a key that the table lacks is itself a text."""
+    texts = tables_of(package_dir("planning") / "remarks.toml")[table]
+    for name in (name for name, condition in holds.items() if name and condition):
+        yield texts[name].format(**values) if name in texts else name
 
 
 def served_model(model: Model, args: EngineArgs) -> Model:

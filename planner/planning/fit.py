@@ -26,7 +26,7 @@ from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
-from planner.planning.deployment import FREE, GRAPHS, Condition, Deployment, Verdict, served_model
+from planner.planning.deployment import FREE, GRAPHS, Condition, Deployment, Verdict, remarks, served_model
 from planner.planning.largest import largest
 from planner.units import GB, GIB, Interval, format_bytes, format_gb, percent
 
@@ -339,38 +339,30 @@ def _legal_sizes(serving: Serving, **layout: Any) -> Iterable[int]:
 def _notes(serving: Serving) -> Iterator[str]:
     engine, model = serving.memory, serving.model
     budget, config, loading = engine.budget, engine.config, engine.loading_bytes
-    stage, learned, vllm = budget.binding, budget.overheads.own, f"vLLM {config.version}"
-    layers, whole_images = stage.weights.layers, config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
+    stage, learned, layers = budget.binding, budget.overheads.own, budget.binding.weights.layers
+    whole_images = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
     origin, logs = learned[0].origin if learned else "", dict.fromkeys(log for fit in learned for log in fit.logs)
     yield from (*model.notes, *model.quantization.notes, *filter(None, [config.version.note]))
     yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE) or "LongRoPE" in taken)
     yield from config.ignored
-    notes = {
-        f"{vllm} samples with FlashInfer where it is installed, in less memory: --env {FLASHINFER_SAMPLER}=1 or =0 "
-        "says which": budget.features.sampler == "unknown",
-        f"memory overheads of this machine, from {origin} (log {', '.join(logs)})": learned,
-        "MTP modules are not loaded: speculative decoding is not asked for": model.mtp
-        and not config.speculative_config,
-        "the rejection sampler's memory in the profile run is not modelled": config.speculative_config,
-        "vLLM serves adapters only for models that support them (SupportsLoRA); this is not checked here": config.lora,
-        "--swap-space is host memory and changes nothing: vLLM recomputes requests instead of swapping them": (
-            config.swap_space is not None
-        ),
-        f"other processes hold {config.used_gib or 0:g} GiB of each GPU, which vLLM does not count as its own": (
-            config.used_gib
-        ),
-        "the profile run encodes images of the largest size: "
-        + ("--mm-encoder-tp-mode data spreads images over the ranks, " if whole_images else "")
-        + "--limit-mm-per-prompt and --skip-mm-profiling leave them out": model.vision,
-        f"{vllm} captures about {stage.graphs.mid / GIB:.1f} GiB of graphs outside its budget: the engine uses more "
-        f"than {config.gpu_memory_utilization:g} of the GPU's memory": stage.graphs.mid and not stage.graphs_in_budget,
-        f"of {len(budget.stages)} pipeline stages, the one with layers {layers.start} to {layers.stop - 1} binds": (
-            config.pipeline_parallel_size > 1
-        ),
-        f"{vllm} loads the 16-bit weights whole, {format_bytes(loading)} on each GPU, before it quantises them; a "
-        f"checkpoint in {config.weight_dtype} needs {format_bytes(stage.weights.loaded_bytes)}": loading,
+    holds = {
+        "sampler": budget.features.sampler == "unknown",
+        "learned": learned,
+        "mtp": model.mtp and not config.speculative_config,
+        "rejection_sampler": config.speculative_config,
+        "adapters": config.lora,
+        "swap_space": config.swap_space is not None,
+        "used": config.used_gib,
+        "images_on_ranks" if whole_images else "images": model.vision,
+        "graphs": stage.graphs.mid and not stage.graphs_in_budget,
+        "stages": config.pipeline_parallel_size > 1,
+        "loading": loading,
     }
-    yield from (note for note, holds in notes.items() if holds)
+    yield from remarks(
+        "fit", holds, config=config, sampler=FLASHINFER_SAMPLER, origin=origin, logs=", ".join(logs), layers=layers,
+        graphs_gib=stage.graphs.mid / GIB, stages=len(budget.stages), last=layers.stop - 1,
+        loading=format_bytes(loading), loaded=format_bytes(stage.weights.loaded_bytes),
+    )  # fmt: skip
 
 
 #: The largest share of memory that is still sane to ask for.
@@ -726,7 +718,7 @@ def _per_token(fit: Fit) -> str:
 
 def _rule_of_thumb(fit: Fit) -> Iterator[tuple[str, str, str]]:
     model, config, stage, memory = fit.budget.model, fit.config, fit.stage, fit.budget.memory_bytes
-    size, ranks = element_bytes(config.dtype), config.tensor_parallel_size
+    size = element_bytes(config.dtype)
     per_token = 2 * model.num_layers * model.hidden_size * size
     weights, cache = model.total_params * size, per_token * config.max_model_len
     verdict = "fits" if weights + cache < memory * config.num_gpus else "does not fit"
@@ -739,28 +731,24 @@ def _rule_of_thumb(fit: Fit) -> Iterator[tuple[str, str, str]]:
     grouped = next(
         (f"{m.num_kv_heads} KV heads for {m.num_heads}" for m in attention if m.num_kv_heads < m.num_heads), ""
     )
-    reasons = {
-        "latent attention: one compressed row per token instead of keys and values of every head": any(
-            isinstance(m, LatentAttention) for m in mixers
-        ),
-        f"grouped queries: {grouped} query heads; the rule's {per_token:,} B per token are too many": grouped,
-        "heads x head_dim is not the hidden size": any(
-            m.num_heads * m.head_dim != model.hidden_size for m in attention
-        ),
-        "layers with a window keep only their window": any(m.span_tokens for m in attention),
-        "layers with a state keep a fixed size per request": any(isinstance(m, StateMixer) for m in mixers),
-        f"{ranks} ranks repeat the KV heads: their cache does not shrink further": any(
-            m.num_kv_heads < ranks for m in attention
-        ),
-        f"the cache is kept in {config.kv_cache_dtype}": config.kv_cache_dtype != config.dtype,
-        f"weights are stored in {config.weight_dtype}, scales come on top": model.quantization.method,
-        f"{(memory - stage.requested_bytes) / GIB:.2f} GiB that vLLM leaves alone, and {overhead / GIB:.2f} GiB of "
-        "activations, graphs and communicators": True,
-        "the document's 3.6 GB of KV cache for this example are 3.36 GB by its own formula: 4,096 x 819,200 B": (
-            model.id.lower().startswith("meta-llama/llama-2-13b") and config.max_model_len == 4096
-        ),
+    holds = {
+        "latent": any(isinstance(m, LatentAttention) for m in mixers),
+        "grouped": grouped,
+        "heads": any(m.num_heads * m.head_dim != model.hidden_size for m in attention),
+        "windows": any(m.span_tokens for m in attention),
+        "states": any(isinstance(m, StateMixer) for m in mixers),
+        "ranks": any(m.num_kv_heads < config.tensor_parallel_size for m in attention),
+        "cache_dtype": config.kv_cache_dtype != config.dtype,
+        "weight_dtype": model.quantization.method,
+        "budget": True,
+        "example": model.id.lower().startswith("meta-llama/llama-2-13b") and config.max_model_len == 4096,
     }
-    yield from (("  not in the rule", "", reason) for reason, holds in reasons.items() if holds)
+    spared_gib, overhead_gib = (memory - stage.requested_bytes) / GIB, overhead / GIB
+    reasons = remarks(
+        "rule_of_thumb", holds, config=config, grouped=grouped, per_token=per_token, spared_gib=spared_gib,
+        overhead_gib=overhead_gib,
+    )  # fmt: skip
+    yield from (("  not in the rule", "", reason) for reason in reasons)
 
 
 def _both(num_bytes: float) -> str:

@@ -18,7 +18,7 @@ from planner.planning import defaults
 from planner.planning.capacity import measure
 from planner.planning.comparison import SAID, find_limit, limit_in_words
 from planner.planning.cost import MILLION_PER_S
-from planner.planning.deployment import Deployment
+from planner.planning.deployment import Deployment, remarks
 from planner.planning.plan import (
     BenchmarkLine,
     Plan,
@@ -500,7 +500,7 @@ def _warnings(
     space: Space, objective: Objective, candidate: Candidate, image_note: str, recipe: engine.Recipe
 ) -> Iterator[str]:
     config, profile, deployment, load = candidate.config, candidate.profile, candidate.deployment, objective.load
-    vllm, model, drafts = f"vLLM {config.version}", candidate.resolved.model, config.speculative_config
+    model, drafts = candidate.resolved.model, config.speculative_config
     few_bits = config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq")
     # a checkpoint that the user named is not warned of
     chosen = few_bits and candidate.resolved.resolved != space.model.resolved
@@ -512,47 +512,37 @@ def _warnings(
     copies, sends = node // config.num_gpus, partial(engine.flag_status, config.version, command="bench serve")
     started = copies if objective.value is None else min(copies, candidate.servers)
     timed_trace = load.unsendable and load.origin and load.reused and sends("--timed-trace-chunk-hash-size")
-    by_mean = load.classes and copies > 1
     unsent = any(one.priority for one in load.classes) and not sends("--extra-body")
     quick_reduce = config.num_gpus > 1 and recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP"
-    drafted = ""
-    if drafts:
-        imposed = engine.with_imposed_acceptance(drafts, config.version) != drafts
-        sent = "./launch.sh --benchmark has vLLM accept as many" if imposed else "random prompts are not typical"
-        drafted = f"with {drafts.words}, accepting {drafts.accepted_words}, which depends on the text; {sent}"
+    imposed = drafts and engine.with_imposed_acceptance(drafts, config.version) != drafts
     in_phase = model.is_moe and config.data_parallel_size > 1 and not load.range_ratio and not objective.targets
     varied = (candidate.searched or candidate).tok_per_s_per_gpu
     context = min(model.max_position_embeddings, defaults.LONGEST_CONTEXT)
-    warnings = {
+    holds = {
         **dict.fromkeys(map(str, unknown), True),
-        f"a context of {config.max_model_len:,} tokens surely fits; the model has {context:,}": (
-            config.max_model_len < context and not space.args.max_model_len
-        ),
+        "context": config.max_model_len < context and not space.args.max_model_len,
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
+        "drafts_imposed" if imposed else "drafts": drafts,
+        "in_phase": in_phase,
+        "few_bits": chosen,
+        "fp8_cache": fp8_chosen and not model.quantization.kv_cache_dtype,
+        "unsendable": load.unsendable,
+        "timed_trace": timed_trace,
+        "priority": unsent,
+        "classes": load.classes and copies > 1,
+        "image": image_note,
+        "options": options,
         **dict.fromkeys(recipe.asides, True),
-        drafted: drafted,
-        f"DP ranks read prompts of one length in the same steps; {varied:,.0f} tokens/s per GPU where lengths vary by "
-        f"{defaults.USUAL_RANGE_RATIO:.0%}": in_phase,
-        f"{config.weight_dtype} weights may cost accuracy: run accuracy.sh before production": chosen,
-        "fp8 KV cache without measured scales may cost accuracy: run accuracy.sh before production": (
-            fp8_chosen and not model.quantization.kv_cache_dtype
-        ),
-        f"benchmark.sh cannot send {'a trace' if load.origin else 'turns'}: it sends random prompts of the mean "
-        "lengths at the same rate and burstiness. The targets are predicted for the load itself": load.unsendable,
-        f"{vllm} sends a trace with hash_ids itself: --dataset-name timed_trace --self-timed": timed_trace,
-        f"benchmark.sh sends no priority: {vllm} has no --extra-body, 0.11.1 does": unsent,
-        "instances.sh bench sends requests of the mean lengths, not those of each class": by_mean,
-        f"image: {image_note}": image_note,
-        f"the recipes also set options that {vllm} does not have: {', '.join(options)}": options,
-        "the recipe's quick reduce may cost accuracy: run accuracy.sh before production": quick_reduce,
-        "partitions of one GPU share its memory bandwidth: the prediction assumes that all of them are busy": (
-            profile.partition and not profile.partition.isolated_bandwidth
-        ),
-        f"launch.sh starts one server, instances.sh {started} on a node": started > 1,
+        "quick_reduce": quick_reduce,
+        "partitions": profile.partition and not profile.partition.isolated_bandwidth,
+        "servers": started > 1,
     }
-    yield from (warning for warning, holds in warnings.items() if holds)
+    yield from remarks(
+        "plan", holds, config=config, context=context, drafts=drafts, varied=varied, image=image_note, started=started,
+        range_ratio=defaults.USUAL_RANGE_RATIO, sent="a trace" if load.origin else "turns", options=", ".join(options),
+    )  # fmt: skip
 
 
 def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candidate:

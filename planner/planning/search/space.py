@@ -12,7 +12,7 @@ from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoint
 from planner.planning import defaults
 from planner.planning.cost import price_of
 from planner.planning.defaults import Goal
-from planner.planning.deployment import Deployment
+from planner.planning.deployment import Deployment, remarks
 from planner.planning.search.candidate import Rejected
 from planner.planning.serving import Serving
 from planner.units import GIB
@@ -300,27 +300,19 @@ class Choices:
         """Yield what this search does not look at, with the reasons."""
         space, model, fine = self.space, self.space.model.model, not self.space.coarse
         budgets, batches = (", ".join(map(str, sizes)) for sizes in (defaults.TOKEN_BUDGETS, defaults.TARGET_BATCHES))
-        reasons = {
-            f"among {len(space.gpus)} types of GPUs: other token budgets than vLLM's own, an fp8 KV cache "
-            "without scales, stages where TP reaches as far, DP inside a node; name one --gpu for all": space.coarse,
-            "token budgets beside vLLM's own, set by --max-num-batched-tokens, and an fp8 KV cache without scales, set "
-            "by --kv-cache-dtype; both are searched under targets": fine and self.objective.targets is None,
-            f"token budgets beside vLLM's own and {budgets}, and batches beside the largest and {batches}; "
-            "--max-num-batched-tokens and --max-num-seqs set others": (
-                fine and self.objective.targets and not space.args.max_num_batched_tokens
-            ),
-            f"EP and DP, which vLLM {self.version} does not have": model.is_moe and not self._whole_experts(model),
-            "DP, as copies of a model without experts share nothing: they are servers of their own": not model.is_moe,
-            "stages together with DP, and sizes that are no powers of two": True,
-            "stages over NVLink or Infinity Fabric where TP reaches as many GPUs: hardly measured; "
-            "planner predict serve --pipeline-parallel-size shows them": True,
-            "drafts of the checkpoint's own MTP modules: --speculative-config plans with them": (
-                space.args.speculative_config is None and model.mtp and not space.speculation
-            ),
-            "of the ranking, prefill and decode on servers of their own; --disaggregated plans them where they "
-            "take fewer GPUs": self.objective.targets,
+        holds = {
+            "coarse": space.coarse,
+            "fine": fine and self.objective.targets is None,
+            "fine_targets": fine and self.objective.targets and not space.args.max_num_batched_tokens,
+            "experts": model.is_moe and not self._whole_experts(model),
+            "dense": not model.is_moe,
+            "stages_with_dp": True,
+            "stages": True,
+            "drafts": space.args.speculative_config is None and model.mtp and not space.speculation,
+            "disaggregated": self.objective.targets,
         }
-        for reason in (reason for reason, holds in reasons.items() if holds):
+        known = {"gpus": len(space.gpus), "version": self.version, "budgets": budgets, "batches": batches}
+        for reason in remarks("left_out", holds, **known):
             yield Rejected(self.profile.id, space.model.resolved, reason=f"left out: {reason}")
 
     def tensor_parallel_sizes(self, model: Model, *, experts: bool = False, most: int | None = None) -> list[int]:
