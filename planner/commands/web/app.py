@@ -14,7 +14,7 @@ import secrets
 import signal
 import traceback
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -159,16 +159,7 @@ def _status(error: PlannerError) -> tuple[int, dict[str, str]]:
     return status, {"retry-after": str(RETRY_S)} if status == 503 else {}
 
 
-HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr "
-    "'unsafe-inline'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; "
-    "frame-ancestors 'none'",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-    "cache-control": "no-store",
-}
+HEADERS: Mapping[str, str] = resources.tables_of(resources.package_dir("commands") / "web" / "headers.toml")
 MOST_FIELDS = 200  #: of a query
 HEADERS_S = 5.0  #: for the headers of a request
 SENDING_S = 10.0  #: for a client to take its answer

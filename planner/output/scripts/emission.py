@@ -25,15 +25,7 @@ PORT = 8000  #: vLLM's own, and the balancer's
 FIRST_PORT = PORT + 1  #: of the servers behind the balancer
 SERVER_FILES = ("instances.sh", "nginx.conf")
 MODEL_CACHE = "/huggingface"  #: HF_HOME of the host, as the container sees it
-RESULTS = "/results"  #: the folder ``results``, as the container sees it
-#: lm_eval as an API client, which needs no torch, with the releases that `make e2e` runs.
-LM_EVAL_REQUIREMENTS = (
-    "lm-eval[api]==0.4.13", "datasets==5.2.0", "evaluate==0.4.6", "huggingface-hub<3", "numpy<3", "pandas<4",
-    "transformers==5.19.0",
-)  # fmt: skip
-#: Modules that accuracy.sh needs of lm_eval.
-LM_EVAL_MODULES = "lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_completions"
-LM_EVAL_GB = 2  #: of that environment
+LM_EVAL_GB = 2  #: of the environment of accuracy.sh
 IMAGE_GB = {"cuda": 40, "rocm": 60}  #: disk space that preflight.sh asks for
 ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
 #: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens, rounded up
@@ -331,7 +323,6 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "num_clients": len(plan.classes),
         "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
         **_benchmark(plan, plan.bench_argv, plan.result_names[-1]),
-        "results": RESULTS,
         "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
         "image_gb": IMAGE_GB.get(plan.platform, 0),
         "start_timeout_s": max(LEAST_LAUNCH_TIMEOUT_S, start_timeout_s(emission.checkpoint_bytes)),
@@ -466,8 +457,6 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         arguments |= {"num_concurrent": concurrent, "timeout": 600, "max_retries": 5}
         arguments |= {"tokenized_requests": False, "tokenizer_backend": "None"}
     return {
-        "lm_eval_requirements": LM_EVAL_REQUIREMENTS,
-        "lm_eval_modules": LM_EVAL_MODULES,
         "lm_eval_gb": LM_EVAL_GB,
         # JSON, because lm_eval cuts its other form at every comma
         "accuracy_arguments": json.dumps(arguments),
