@@ -179,7 +179,7 @@ class StepModel:
     def _shares(self, batch: Batch) -> tuple[float, float]:
         """Shares of the decodes and of the prompts in one of the batches that are under way in a pipeline of p stages.
 
-        A prompt passes all stages whole, and others wait. Its later chunks, and several that go on, fill the pipeline.
+        A prompt passes all stages whole; others wait. Chunks in its middle, and several that go on, fill the pipeline.
         """
         stages = self.config.pipeline_parallel_size
         if stages == 1 or self._lone == "all":
@@ -188,12 +188,9 @@ class StepModel:
             sampling = min(1.0, batch.decode_seqs + batch.prefill_finishing)  # in a mean of steps, a part of them
             return (sampling + (1.0 - sampling) / stages,) * 2
         whole, prompts, tok = batch.decode_seqs + batch.prefill_seqs, batch.prefill_seqs, batch.prefill_tok
-        if prompts == 1:
-            filled = (
-                1.0 if batch.prefill_pair_tok <= tok * (tok + 1) / 2 else stages
-            )  # no context before: a first chunk
-        else:
-            filled = stages if prompts > batch.prefill_finishing else max(1.0, min(stages, prompts))
+        first = prompts == 1 and batch.prefill_pair_tok <= tok * (tok + 1) / 2  # no context before
+        going_on = prompts > batch.prefill_finishing and not first
+        filled = stages if going_on else max(1.0, min(stages, prompts))
         return 1.0 / max(1.0, min(stages, whole)), 1.0 / filled
 
     def _launch_s(self, batch: Batch) -> float:

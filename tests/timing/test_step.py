@@ -149,6 +149,9 @@ def test_a_prompt_passes_the_stages_whole_whatever_decodes_beside_it(stages: int
     at = StepModel(llama_8b(), gpu(), engine(pipeline_parallel_size=stages), perfect())
     lone, beside = Batch(0, 0, 1, 2048, 2e6, 1), Batch(64, 64 * 2048, 1, 2048, 2e6, 1)
     assert at.step_s(lone) <= at.step_s(beside) <= at.step_s(lone) + at.step_s(Batch(64, 64 * 2048))
+    cached = Batch(0, 0, 1, 2048, 2048 * 8192.0, 1)  # behind 7,000 tokens of the prefix cache
+    one = StepModel(llama_8b(), gpu(), engine(), perfect())
+    assert at.step_s(cached) == pytest.approx(one.step_s(cached), rel=0.02)
     many = Batch(0, 0, stages, 2048 * stages, 2e6 * stages, stages)  # each batch under way has one of these
     assert at.step_s(many) == pytest.approx(at.step_s(lone), rel=0.02)
 

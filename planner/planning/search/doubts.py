@@ -71,7 +71,7 @@ def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
     if any(reading.predicted_ms > reading.slo.limit_ms for reading in closest.load.readings):
         return None
     looser = met_limits(closest.load.readings)
-    said = f"the expected value meets the targets, at {confidence:.0%} confidence not: the interval decides"
+    said = f"the expected value meets the targets but not at {confidence:.0%} confidence: the interval decides"
     return Doubt(
         "odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan for hardly any load"
     )
