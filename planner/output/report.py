@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Interval
 
 from planner import __version__, progress
 from planner.engine import PLANNED, tagged
@@ -416,24 +418,27 @@ PLANS = (
 )
 
 
+_CONFIDENCES = Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE)
+
+
 @dataclass(frozen=True)
 class Asked:
-    """The question of the page; each field is a parameter of its address."""
+    """The question of the page; each field is a parameter of its address, with its bounds."""
 
     model: str
     gpu: tuple[str, ...]
-    gpus: int = 8  #: of a node
+    gpus: Annotated[int, Interval(ge=1, le=72)] = 8  #: of a node
     goal: defaults.Goal = defaults.GOAL
-    by: str = "flight"  #: or ``rate``: how the load is given
-    flight: int = 32  #: requests in flight
-    rate: float = 2.0  #: requests per second
-    input_len: int = 1024
-    output_len: int = 1024
-    ttft: float | None = None
-    tpot: float | None = None
-    e2el: float | None = None
-    percentile: str = "95"
-    confidence: float = defaults.CONFIDENCE  #: with which the targets are met
+    by: Literal["flight", "rate"] = "flight"  #: how the load is given
+    flight: Annotated[int, Interval(ge=1, le=4096)] = 32  #: requests in flight
+    rate: Annotated[float, Interval(ge=0.1, le=1000)] = 2.0  #: requests per second
+    input_len: Annotated[int, Interval(ge=1, le=1_000_000)] = 1024
+    output_len: Annotated[int, Interval(ge=1, le=1_000_000)] = 1024
+    ttft: Annotated[float, Interval(ge=1, le=60_000)] | None = None
+    tpot: Annotated[float, Interval(ge=1, le=1000)] | None = None
+    e2el: Annotated[float, Interval(ge=1, le=600_000)] | None = None
+    percentile: Literal["50", "90", "95", "99", "mean"] = "95"
+    confidence: Annotated[float, _CONFIDENCES] = defaults.CONFIDENCE  #: with which the targets are met
 
     @property
     def targets(self) -> dict[str, float]:

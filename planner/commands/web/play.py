@@ -11,10 +11,8 @@ from hashlib import sha256
 from io import BytesIO
 from math import ceil, isclose
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 from urllib.parse import urlencode
-
-from annotated_types import Interval
 
 from planner import output, planning
 from planner.commands.recommend import recommend_plans, script_files
@@ -28,23 +26,6 @@ if TYPE_CHECKING:
     from planner.planning import Deployment, Plan
     from planner.workload import Load
 
-#: Field of ``Asked`` -> type and bounds.
-NUMBERS: Mapping[str, Any] = {
-    "gpus": Annotated[int, Interval(ge=1, le=72)],
-    "flight": Annotated[int, Interval(ge=1, le=4096)],
-    "rate": Annotated[float, Interval(ge=0.1, le=1000)],
-    "input_len": Annotated[int, Interval(ge=1, le=1_000_000)],
-    "output_len": Annotated[int, Interval(ge=1, le=1_000_000)],
-    "ttft": Annotated[float, Interval(ge=1, le=60_000)],
-    "tpot": Annotated[float, Interval(ge=1, le=1000)],
-    "e2el": Annotated[float, Interval(ge=1, le=600_000)],
-    "confidence": Annotated[float, Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE)],
-}
-WORDS = {
-    "goal": get_args(defaults.Goal),
-    "by": ("flight", "rate"),
-    "percentile": (*map(str, defaults.PERCENTILES), "mean"),
-}
 MOST_GPUS = 8  #: of one question
 MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
 LIVE_PROMPTS = 1000  #: at most, of a replay while a slider moves
@@ -57,20 +38,20 @@ class Search(NamedTuple):
 
 def read_asked(query: Mapping[str, list[str]]) -> Asked:
     """Read the question of an address. Raises InputError, naming the parameter, for an impossible one."""
-    known = {field.name for field in fields(output.Asked)}
+    known: dict[str, Any] = {field.name: field.type for field in fields(output.Asked)}
     given: dict[str, Any] = {"model": MODEL, "gpu": (GPU,)}
     for name, texts in query.items():
         if name not in known:
             raise UnknownNameError("parameter", name[:80], known, see="the fields of the page")
-        text = texts[-1].strip()
+        text, words = texts[-1].strip(), get_args(known[name]) if get_origin(known[name]) is Literal else ()
         if name == "gpu":
             given["gpu"] = tuple(dict.fromkeys(texts))
-        elif name in NUMBERS:
-            given |= {name: planning.typed(name, text, NUMBERS[name], flag=name, strict=False)} if text else {}
-        elif name in WORDS and text not in WORDS[name]:
-            raise UnknownNameError(name, text[:80], WORDS[name], see="the page")
-        else:
+        elif words and text not in words:
+            raise UnknownNameError(name, text[:80], words, see="the page")
+        elif words or known[name] is str:
             given[name] = text
+        elif text:
+            given[name] = planning.typed(name, text, known[name], flag=name, strict=False)
     with names_only():
         profiles, _ = planning.find_gpus(given["gpu"])
     if len(profiles) > MOST_GPUS:
