@@ -50,9 +50,6 @@ AsModel = Annotated[
 Concurrency = Annotated[
     int | None, Interval(ge=1), Option(panel=opt.LOAD, help="Concurrent requests. Default: as many as run at once.")
 ]
-NumPrompts = Annotated[
-    int | None, Interval(ge=1), Option(panel=opt.LOAD, help="Requests. Default: 5 x the concurrency.")
-]
 Given = Annotated[
     "Mapping[str, str] | Sequence[str]",
     Option("--set", kind=list[str], metavar="NAME=VALUE", help="Variable of the script. Repeatable."),
@@ -73,7 +70,7 @@ Gpus = Annotated[
 def check_command(
     line: Line | None = None, gpu: OneGpu | None = None, *, engine_version: opt.EngineVersion = None,
     as_model: AsModel = None, variables: Given = (), input_len: opt.RandomInputLen = None,
-    output_len: opt.RandomOutputLen = None, max_concurrency: Concurrency = None, num_prompts: NumPrompts = None,
+    output_len: opt.RandomOutputLen = None, max_concurrency: Concurrency = None, num_prompts: opt.UsualPrompts = None,
     goal: Goal = "balanced", gpus: Gpus = None, network_gb_per_s: opt.NetworkGbPerS = None,
     calibration: opt.Calibration = None, explain: opt.Explain = False, **hub: Any,
 ) -> "CheckAnswer":  # fmt: skip

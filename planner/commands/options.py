@@ -139,6 +139,7 @@ RouterName = Annotated[
     _load("Distribution of requests to servers. Default: least-loaded; prefix-aware where prompts share prefixes."),
 ]
 NumPrompts = Annotated[int, Interval(ge=1), _load("Requests.")]
+UsualPrompts = Annotated[int | None, Interval(ge=1), _load("Requests. Default: 5 x the concurrency.")]
 MaxConcurrency = Annotated[int | None, Interval(ge=1), _load("Maximum concurrent requests.")]
 TotalRate = Annotated[float | None, _load("Requests per second, of all servers together.")]
 

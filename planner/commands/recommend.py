@@ -36,9 +36,7 @@ class ClosedLoop:
     """A load in a closed loop, and the length of a replay."""
 
     max_concurrency: opt.MaxConcurrency = None
-    num_prompts: Annotated[
-        int | None, Interval(ge=1), Option(panel=opt.LOAD, help="Requests. Default: 5 x the concurrency.")
-    ] = None
+    num_prompts: opt.UsualPrompts = None
 
 
 class SearchOptions:
