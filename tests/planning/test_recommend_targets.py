@@ -555,14 +555,19 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
     assert run("recommend", *words, *itertools.chain(*met.items())).status == 0
 
 
-def test_of_equal_cost_servers_without_pipelines_are_planned() -> None:
-    """A pipeline of four RTX 4090 and four servers of one cost the same; few pipelines were measured."""
-    load = ("--input-len", "1024", "--output-len", "256", "--range-ratio", "0.5", "--ttft", "1500", "--tpot", "40",
-            "--num-prompts", "400")  # fmt: skip
-    asked = ("openai/gpt-oss-20b", "--gpu", "rtx-4090", "--request-rate", "10", *load)
-    plans = json_of("recommend", *(word.replace("--range", "--random-range") for word in asked))["plans"]
-    pipelines = [plan["pipeline_parallel_size"] for plan in plans if plan["service"]["total_gpus"] == 4]
-    assert pipelines == sorted(pipelines) and {*pipelines} == {1, 4}
+def test_of_equal_cost_servers_without_pipelines_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers of one GPU, and a pipeline of two with the same figures; few pipelines were measured."""
+    targets = Targets(parse_slos({"ttft": 1000.0, "tpot": 30.0}), "rate", 50.0)
+    asked = search_for(targets, "h100", gpus_per_node=2)
+    (best, *_), among = ranked(asked).candidates, choices(asked)
+    best = replace(best, servers=2)
+    args = replace(among.space.args, pipeline_parallel_size=2, max_model_len=2048, max_num_seqs=64)
+    piped = replace(best, deployment=among.deployed(best.resolved, args), servers=1)
+    assert piped.num_gpus == best.num_gpus == 2
+    search = by_targets._Search(among)
+    monkeypatch.setattr(search, "run", lambda: None)
+    search.plans = [piped, best]
+    assert [one.config.pipeline_parallel_size for one in search.ranking().candidates] == [1, 2]
 
 
 def test_without_a_load_the_largest_is_the_answer() -> None:
