@@ -570,6 +570,26 @@ def test_of_equal_cost_servers_without_pipelines_are_planned(monkeypatch: pytest
     assert [one.config.pipeline_parallel_size for one in search.ranking().candidates] == [1, 2]
 
 
+@pytest.mark.parametrize(("more", "first"), [(1 + TOLERANCE / 2, "bf16"), (1 + 2 * TOLERANCE, "fp8")])
+def test_an_fp8_cache_without_scales_has_to_carry_clearly_more(
+    monkeypatch: pytest.MonkeyPatch, more: float, first: str
+) -> None:
+    targets = Targets(parse_slos({"ttft": 1000.0, "tpot": 30.0}), "rate")
+    asked = search_for(targets, "h100", model="Qwen/Qwen3-8B", gpus_per_node=1)
+    (best, *_), among = ranked(asked).candidates, choices(asked)
+    assert best.load
+    args = replace(among.space.args, max_model_len=2048, max_num_seqs=64)
+    wide, small = (among.deployed(among.space.model, replace(args, kv_cache_dtype=one)) for one in ("auto", "fp8"))
+    search = by_targets._Search(among)
+    monkeypatch.setattr(search, "run", lambda: None)
+    carries_more = replace(best.load, value=best.load.value * more)
+    search.plans = [
+        replace(best, resolved=among.space.model, deployment=small, load=carries_more),
+        replace(best, resolved=among.space.model, deployment=wide),
+    ]
+    assert search.ranking().candidates[0].config.kv_cache_dtype == first
+
+
 def test_without_a_load_the_largest_is_the_answer() -> None:
     answer = answer_of("recommend", SMALL, "--gpu", "h100", *TARGETS, "--workload", "chat")
     service = answer.to_dict()["plans"][0]["service"]
