@@ -393,7 +393,8 @@ def test_what_does_not_fit_is_answered_by_what_does(words: tuple[str, ...], foun
 
 @pytest.mark.parametrize(("version", "least"), [("0.8.5", 1024 + 1024 + 82), ("0.10.2", 1024 + 1024)])
 def test_prompts_that_an_old_client_only_decodes_have_room(version: str, least: int) -> None:
-    """``sample_random_requests`` of 0.8.5 sends decoded tokens, which are up to 8 % more when they are encoded."""
+    """``sample_random_requests`` of 0.8.5 sends decoded tokens. Of 800 prompts of 1,024, by Tekken and a SentencePiece
+    tokenizer, the longest had 1,105 when encoded."""
     plan = recommend_plans(LLAMA, "mi300x", engine_version=version, max_concurrency=32).best
     assert plan and least <= (plan.benchmark_line or plan).max_model_len < least + 256
 

@@ -244,7 +244,7 @@ class Choices:
             advised["enable_prefix_caching"] = engine.prefix_caching(model, features, asked=True) or None
         names = [name for name in advised if name != "max_num_seqs" and getattr(args, name) in (None, "auto")]
         args = replace(args, **{name: advised[name] for name in names})
-        if self.version.release < (0, 9, 1):  # its client decodes random prompts, which arrive up to 8 % longer
+        if self.version.release < (0, 9, 1):  # its client only decodes: of 800 random prompts the longest had 8 % more
             total += load.input_len // 10
         context = max(min(defaults.round_context(total), model.max_position_embeddings), load.longest_len)
         return replace(args, max_model_len=args.max_model_len or context)
