@@ -312,7 +312,7 @@ class _Resolver:
             return context
         if asked > context:
             cause = f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for"
-            hint = f"use --max-model-len {context} or less, or change its rope scaling"
+            hint = f"use --max-model-len {context} or less, or raise max_position_embeddings by --hf-overrides"
             raise IllegalPlanError(cause, hint=hint, max_model_len=context)
         return asked
 

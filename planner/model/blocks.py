@@ -155,9 +155,9 @@ def read_moe(config: Config, *, size: str = "moe_intermediate_size", shared: int
     return Moe(experts, top_k, config.size(size), shared)
 
 
-def context_tokens(config: Config) -> int:
+def context_tokens(config: Config, *, yarn: bool = True) -> int:
     """The model's own context, stretched by the rotary factor; 2048 without any key (``_get_and_verify_max_len`` of
-    vLLM 0.32: ``model_max_length`` first). YaRN counts beyond ``max_position_embeddings``."""
+    vLLM 0.32: ``model_max_length`` first). With ``yarn`` YaRN counts beyond ``max_position_embeddings``."""
     tokens = config.size("model_max_length", "max_position_embeddings", default=2048)
     rope = config.get("rope_scaling", "rope_parameters")
     factor = rope.get("factor") if isinstance(rope, Mapping) else None
@@ -165,16 +165,16 @@ def context_tokens(config: Config) -> int:
         return tokens
     kind = rope.get("rope_type", rope.get("type"))
     original = rope.get("original_max_position_embeddings")
-    if kind == "yarn" and isinstance(original, int) and 1 <= original <= tokens:
+    if yarn and kind == "yarn" and isinstance(original, int) and 1 <= original <= tokens:
         return max(tokens, int(original * factor))
     already_counted = config.text("model_type", default="").startswith("gemma3")
     return int(tokens * factor) if kind in STRETCHING and not already_counted else tokens
 
 
-def with_overrides(model: Model, overrides: Mapping[str, Any]) -> Model:
-    """Return ``model`` with the context that it has under ``--hf-overrides``."""
+def with_overrides(model: Model, overrides: Mapping[str, Any], *, yarn: bool = True) -> Model:
+    """Return ``model`` with the context that it has under ``--hf-overrides``; ``yarn``: YaRN stretches it."""
     config = Config({"max_position_embeddings": model.max_position_embeddings, **overrides}, model_id=model.id)
-    return replace(model, max_position_embeddings=context_tokens(config))
+    return replace(model, max_position_embeddings=context_tokens(config, yarn=yarn))
 
 
 def windows(config: Config, *, full_every: int = 0) -> list[int | None]:

@@ -273,7 +273,8 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     """
     given = serving
     if overrides := _overrides(line):
-        serving = serving.changed(model=with_overrides(serving.model, overrides))
+        yarn = serving.version.release < (0, 30)  # pull request 56446 leaves it to max_position_embeddings
+        serving = serving.changed(model=with_overrides(serving.model, overrides, yarn=yarn))
     if line.pools:
         remark = "only memory is checked, speed is not simulated"
         line = replace(line, problems=(*line.problems, engine.FlagProblem("pooling", remark, fatal=False)))

@@ -487,15 +487,23 @@ def test_a_setting_that_costs_the_new_engine_is_named(gpu: str, version: str, wo
 
 @pytest.mark.parametrize(
     ("version", "option", "key"),
-    [("0.32.0", "--hf-overrides", '{"rope_scaling": %s}'), ("0.9.1", "--rope-scaling", "%s")],
+    [
+        ("0.32.0", "--hf-overrides", '{"rope_parameters": %s, "max_position_embeddings": 131072}'),
+        ("0.29.0", "--hf-overrides", '{"rope_scaling": %s}'),
+        ("0.9.1", "--rope-scaling", "%s"),
+    ],
 )
 def test_a_context_that_the_line_stretches_is_the_models(version: str, option: str, key: str) -> None:
-    """Qwen3's model card: YaRN of factor 4.0 from 32,768 tokens, and ``--max-model-len 131072``."""
+    """Qwen3's model card: YaRN of factor 4.0 from 32,768 tokens, and ``--max-model-len 131072``. vLLM 0.30 and newer
+    refuse that without ``max_position_embeddings`` ("YaRN variants leave it already scaled", config/model.py)."""
     scaling = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
     line = ("vllm", "serve", "Qwen/Qwen3-8B", option, key % scaling, "--max-model-len")
     asked = ("--gpu", "h100", "--engine-version", version, "--max-concurrency", "1", "--")
     assert answer(*asked, *line, "131072")["starts"]
     assert not answer(*asked, *line, "131073", status=1)["starts"]
+    if version == "0.32.0":
+        alone = ("vllm", "serve", "Qwen/Qwen3-8B", option, json.dumps({"rope_parameters": json.loads(scaling)}))
+        assert not answer(*asked, *alone, "--max-model-len", "131072", status=1)["starts"]
 
 
 def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:
