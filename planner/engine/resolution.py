@@ -324,7 +324,13 @@ class _Resolver:
             raise UnmodelledError(f"--enable-chunked-prefill: {cause}", hint="leave it out")
         if asked is False and features.engine == "V1" and self.version.release < (0, 11, 1):
             cause = f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks"
-            raise IllegalPlanError(cause, hint="leave it out")
+            raise IllegalPlanError(cause, hint="leave it out", enable_chunked_prefill=None)
+        caching = self.args.enable_prefix_caching
+        cached = caching is not False and prefix_caching(model, features, asked=bool(caching))
+        if asked is False and cached and aligns_states(model, self.version):
+            cause = f"--no-enable-chunked-prefill: vLLM {self.version} caches prefixes of {model.id} by chunks only"
+            hint = "leave it out, or add --no-enable-prefix-caching"
+            raise IllegalPlanError(cause, hint=hint, enable_chunked_prefill=None)
         if asked is not None:
             return asked
         if features.engine == "V1":
@@ -395,6 +401,12 @@ class _Resolver:
                 raise IllegalPlanError(f"--async-scheduling: vLLM {self.version} {cause}", hint=f"leave it out{other}")
         drafted = method in ("", "mtp", "eagle", "eagle3")
         return bool(self._or("async_scheduling", features.async_scheduling and not pipelined and drafted))
+
+
+def aligns_states(model: Model, version: EngineVersion) -> bool:
+    """True if cached states lie at the ends of chunks, mode ``align`` of ``MambaModelConfig``: always from 0.28 on."""
+    kinds = {mixer.kind for mixer in model.distinct_mixers if isinstance(mixer, StateMixer)}
+    return bool(kinds) and version.release >= ((0, 28) if kinds <= {"mamba", "mamba2"} else (0, 15))
 
 
 def prefix_caching(model: Model, features: Features, *, asked: bool = False) -> bool:

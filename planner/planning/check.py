@@ -515,8 +515,8 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     named = " ".join(error.cause for error in answer.refusals)
     starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
     names = [*FUNCTIONAL, *["gpu_memory_utilization"] * bool(starts)]  # the rest may be other programs'
-    names += ["enable_prefix_caching"] * bool(given.enable_prefix_caching)
-    kept = {name: getattr(given, name) for name in names if engine.flag_of(name) not in named}
+    names += ["enable_prefix_caching"] * bool(given.enable_prefix_caching or given.enable_chunked_prefill is False)
+    kept = {n: getattr(given, n) for n in names if not any(engine.flag_of(no + n) in named for no in ("", "no_"))}
     drafts = None if engine.flag_of("speculative_config") in named else given.speculative_config
     if drafts and (accepting := line.args.speculative_config) and accepting.acceptance_rates:
         kept["speculative_config"] = accepting

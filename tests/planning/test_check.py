@@ -742,11 +742,31 @@ def test_parsers_that_the_server_misses_when_it_starts() -> None:
 def test_a_suggestion_has_the_parsers_of_the_recipe_for_those_that_are_refused() -> None:
     model = "Qwen/Qwen3-Next-80B-A3B-Instruct"
     words = "--no-enable-chunked-prefill --enable-auto-tool-choice --tool-call-parser nonsense"
-    answer = check_command(f"vllm serve {model} -tp 8 {words}", "h200").to_dict()
+    answer = check_command(f"vllm serve {model} -tp 8 --no-enable-prefix-caching {words}", "h200").to_dict()
     assert not answer["starts"] and answer["better"]
     for plan in answer["better"]:
         assert "--tool-call-parser hermes --enable-auto-tool-choice" in plan["command"]
         assert "--no-enable-chunked-prefill" in plan["command"]
+
+
+def test_states_are_cached_at_the_ends_of_chunks() -> None:
+    """ "Chunked prefill is required for mamba cache mode 'align'" (``MambaModelConfig``): the mode of every cache from
+    0.28 on, from 0.15 on of all states but Mamba's. The first line is that of the model's recipe."""
+    gdn, mamba = "Qwen/Qwen3-Next-80B-A3B-Instruct -tp 4", "nvidia/NVIDIA-Nemotron-Nano-9B-v2"
+    for version, model, words, starts in (
+        ("0.32.0", gdn, "", False),
+        ("0.32.0", mamba, "", False),
+        ("0.32.0", mamba, "--no-enable-prefix-caching", True),
+        ("0.27.1", gdn, "", True),  # caches no prefixes unless asked
+        ("0.27.1", gdn, "--enable-prefix-caching", False),
+        ("0.27.1", mamba, "--enable-prefix-caching", True),
+    ):
+        line = f"vllm serve {model} --trust-remote-code --no-enable-chunked-prefill {words}"
+        said = check_command(line, "h100", engine_version=version, max_concurrency=8)
+        assert said.ok == starts, (version, model, words)
+        (better, *_) = said.to_dict()["better"] or [{"changes": {}}]
+        assert ("enable_chunked_prefill" in better["changes"]) == (not starts)
+        assert said.record.ranking and said.record.ranking.candidates
 
 
 @pytest.mark.parametrize("share", ["0.95", "0.9"])
