@@ -75,6 +75,6 @@ def workflow(
         out.write_folder(output, files, force=force)
         out.note(f"wrote {len(files)} files into {output}; start with WORKFLOW.md")
     out.print_files({file: out.purpose_of(file) for file in files}, format)
-    out.print_notes([f"calibration: {out.calibration_of(files)}"])
+    out.print_notes([out.calibration_of(files)])
     if not output:
         out.note(f"write them with: {command_line} -o {name}")

@@ -17,9 +17,8 @@ from planner.hardware import GpuProfile
 from planner.output import charts
 from planner.output.render import SPACE, Column, columns_of, command_parts
 from planner.output.scripts.text import render_template
-from planner.output.tables.prediction import BASIS
 from planner.output.tables.recommendation import Recommendation, plan_in_words
-from planner.output.tables.shared import batch_in_words, card, layout_in_words, local_argv
+from planner.output.tables.shared import BASIS, batch_in_words, card, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.units import GIB, MOST_FIGURE, MS, US, counted
 from planner.workload import NAMED, OF_A_REQUEST, use_cases
@@ -337,7 +336,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "engine": f"vLLM {plan.engine_version}",
         "image": f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM",
         "calibration": plan.calibration,
-        **({"efficiencies": BASIS.get(swept.basis, swept.basis)} if swept.basis else {}),
+        **({"efficiencies": f"measured on {BASIS[swept.basis]}"} if swept.basis else {}),
         "planner": f"{entry.file.planner_version}, plan {plan.digest}",
         "command": entry.file.command,
     }

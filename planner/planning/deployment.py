@@ -104,6 +104,11 @@ class Deployment:
         return ", ".join(name for name in origins if name != timing.SHIPPED) or timing.SHIPPED
 
     @property
+    def evidence(self) -> tuple[str, str, str]:
+        """The GPU, ``calibrated_by``, and where the efficiencies were measured: gpu, architecture or global."""
+        return self.profile.id, self.calibrated_by, self.efficiency.basis
+
+    @property
     def network_remark(self) -> str:
         """Caveat for an engine over several nodes: its network, and how much was measured; empty on one node."""
         nodes, network = self.covariates["nodes"], self.profile.interconnect.network_bandwidth

@@ -80,7 +80,7 @@ class Calibration(FitRecord):
         values = self.unbounded(covariates, priors)
         basis: EfficiencyBasis = "global"
         for effect in self._matching(covariates):
-            if "gpu" in effect.when:
+            if effect.gpu or "gpu" in effect.when:
                 basis = "gpu"
             elif "architecture" in effect.when and basis == "global":
                 basis = "architecture"

@@ -1,7 +1,9 @@
 """The first sentence of an answer: digits that a prediction is good for, and the interval that belongs to them."""
 
+import csv
 import json
 import re
+from typing import Any
 
 import pytest
 from command_line import answer_of, run
@@ -9,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from script_plans import GOLDEN
 
+from planner import resources
+from planner.hardware.profiles import load_profile
 from planner.output.tables.recommendation import predicted_lines
 from planner.output.tables.shared import asked_load
 from planner.planning.plan import PlannedTarget, Service
@@ -30,6 +34,33 @@ RANGE = r"([\d.,]+) (requests/s|tokens/s per GPU) \(([\d.,]+) to ([\d.,]+)\)"
 )  # fmt: skip
 def test_a_figure_has_two_digits_below_100_and_three_above(value: float, words: str) -> None:
     assert figure(value) == words
+
+
+@pytest.mark.parametrize("gpu", ["h100-sxm", "h800", "w7900"])
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("predict latency {model} --gpu {gpu}", ()),
+        ("recommend {model} --gpu {gpu} --max-concurrency 8", ("plans", 0)),
+        ("fleet {model} --gpu {gpu} --request-rate 1", ("fleets", 0, "pools", 0)),
+        ("compare {model} --gpu {gpu} --max-concurrency 8", ("rows", 0)),
+        ("check --gpu {gpu} --max-concurrency 8 vllm serve {model}", ()),
+    ],
+)
+def test_every_answer_says_where_its_efficiencies_were_measured(words: str, path: tuple[Any, ...], gpu: str) -> None:
+    """By the GPUs of the published runs behind the fits. ``predict`` alone said it, a buyer of H800 read nothing."""
+    runs = csv.DictReader((resources.data_dir("hardware") / "calibration" / "runs.csv").read_text().splitlines())
+    measured = {row["gpu"] for row in runs}
+    architectures = {load_profile(one).architecture for one in measured}
+    basis = "gpu" if gpu in measured else "other"
+    basis = "architecture" if basis == "other" and load_profile(gpu).architecture in architectures else basis
+    said = {"gpu": "the same GPU", "architecture": "the same architecture", "other": "other architectures"}[basis]
+    asked = words.format(model=LLAMA, gpu=gpu).split()
+    assert f"efficiencies measured on {said}" in " ".join(run(*asked).err.split())
+    found = json.loads(run(*" ".join(asked).replace("--gpu", "--format json --gpu").split()).out)
+    for place in path:
+        found = found[place]
+    assert found["efficiency_basis"] == {"other": "global"}.get(basis, basis)
 
 
 def test_the_header_of_a_script_has_targets_with_their_units() -> None:

@@ -296,8 +296,10 @@ def test_the_table_names_whose_fits_predicted() -> None:
 
     outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8")
     assert "calibration: shipped" in outcome.err
-    mixed = [("h100-sxm", "shipped"), ("mi300x", "mine.toml"), ("b200-sxm", "shipped"), ("h100-sxm", "shipped")]
-    assert list(calibration_note(mixed)) == ["calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"]
+    pairs = [("h100-sxm", "shipped"), ("mi300x", "mine.toml"), ("b200-sxm", "shipped"), ("h100-sxm", "shipped")]
+    said, measured = calibration_note((*pair, "architecture" if pair[0] == "b200-sxm" else "gpu") for pair in pairs)
+    assert said == "calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"
+    assert measured == "efficiencies measured on the same GPU (h100-sxm, mi300x), the same architecture (b200-sxm)"
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown"])

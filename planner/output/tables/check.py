@@ -13,8 +13,10 @@ from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
 from planner.output.render import columns_of, pair_lines, table_text, wrapped
 from planner.output.tables.shared import (
+    EVIDENCE,
     MORE,
     batch_in_words,
+    calibration_note,
     engine_remarks,
     figure_between,
     items,
@@ -22,7 +24,7 @@ from planner.output.tables.shared import (
     layout_in_words,
     listed,
 )
-from planner.planning import LineVerdict, PlannedWorkload, Served
+from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served
 from planner.units import format_bytes, percent, rounded
 from planner.workload import Load
 
@@ -143,11 +145,12 @@ class CheckAnswer(Answer):
 def _judged(launch: JudgedLaunch) -> dict[str, Any]:
     record = launch.record
     refusals = [fields_of(refusal, "cause", "hint") for refusal in record.refusals]
+    engine = _timed(record)
     return {
         "starts": record.starts,
         "model": fields_of(record.serving.resolved, "requested", "resolved"),
         **fields_of(record.serving, "gpu=profile.id", "engine_version=version"),
-        "calibration": _calibration(record),
+        **fields_of(engine, *EVIDENCE),
         "flags": [fields_of(problem, "flag=word", "cause", "hint", "fatal") for problem in record.line.problems],
         "not_simulated": list(record.line.not_simulated),
         "refusal": refusals[0] if refusals else None,
@@ -292,15 +295,15 @@ def _load_words(load: Load) -> str:
     return ", ".join(words)
 
 
-def _calibration(record: LineVerdict) -> str | None:
-    if record.offline and record.fit:
-        return record.fit.deployment.calibrated_by
-    return record.served.deployment.calibrated_by if record.served else None
+def _timed(record: LineVerdict) -> Deployment | None:
+    """The engine whose figures are shown; None without figures."""
+    timed = record.fit if record.offline and record.fit else record.served
+    return timed.deployment if timed else None
 
 
 def _basis(record: LineVerdict) -> Iterator[str]:
-    if used := _calibration(record):
-        yield f"calibration: {used}"
+    if engine := _timed(record):
+        yield from calibration_note([engine.evidence])
     if record.line.not_simulated:
         yield f"not simulated: {', '.join(record.line.not_simulated)}"
 

@@ -69,7 +69,10 @@ class ComparisonAnswer(Answer):
     def _object(self) -> dict[str, Any]:
         return {
             **fields_of(self.record, "model=question.serving.model.id", "question.per", "share"),
-            "rows": [{**point.figures, "departures": of} for point, of in self.departures],
+            "rows": [
+                {**point.figures, **fields_of(point.setup.deployment, *shared.EVIDENCE), "departures": of}
+                for point, of in self.departures
+            ],
             "doubts": shared.doubts_of(self.doubts),
             "orders": [
                 {
@@ -222,9 +225,9 @@ class ComparisonAnswer(Answer):
         yield from self.said
 
     def _fits(self) -> Iterator[str]:
-        engines = [(point.gpu, point.setup.deployment) for point in self.record.points]
-        yield from shared.engine_note(str(engine.config.version) for _, engine in engines)
-        yield from shared.calibration_note((gpu, engine.calibrated_by) for gpu, engine in engines)
+        engines = [point.setup.deployment for point in self.record.points]
+        yield from shared.engine_note(str(engine.config.version) for engine in engines)
+        yield from shared.calibration_note(engine.evidence for engine in engines)
 
     def _engine_notes(self) -> Iterator[str]:
         engines = (point.setup.deployment for point in self.record.points)

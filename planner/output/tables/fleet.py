@@ -160,7 +160,7 @@ class FleetAnswer(Answer):
     def _fits(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
         yield from shared.engine_note(str(kind.deployment.config.version) for kind in kinds)
-        yield from shared.calibration_note((kind.profile.id, kind.deployment.calibrated_by) for kind in kinds)
+        yield from shared.calibration_note(kind.deployment.evidence for kind in kinds)
 
     def _brief_notes(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
@@ -307,7 +307,7 @@ def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:
         **fields_of(pool, "class=demand.name", "gpu=kind.profile.id", "model=kind.candidate.resolved.resolved"),
         **fields_of(pool, "servers", "kind.num_gpus"),
         **pool.kind.deployment.config.choice,
-        **fields_of(pool, "engine_version=kind.deployment.config.version", "calibration=kind.deployment.calibrated_by"),
+        **fields_of(pool.kind.deployment, "engine_version=config.version", *shared.EVIDENCE),
         "largest_load": fleet.used and pool.load.value,
         "utilisation": fleet.used and fleet.utilisation(pool),
         "bound_by": pool.load.bound_by or None,

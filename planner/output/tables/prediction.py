@@ -10,7 +10,7 @@ from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
-from planner.output.tables.shared import from_host
+from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, layout_in_words
 from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
@@ -19,11 +19,6 @@ from planner.workload import Load
 
 Bench = Literal["serve", "throughput", "latency"]
 TABLES = {"serve": serve_table, "throughput": throughput_table, "latency": latency_table}
-BASIS = {
-    "gpu": "measured on this GPU",
-    "architecture": "measured on GPUs of this architecture",
-    "global": "measured on other GPUs: none of this architecture was measured",
-}
 OPERATOR_COLUMNS = columns_of(
     "operators",
     tflop_per_s=lambda part: _rate(part.flop / TFLOP, part.time_s),
@@ -64,8 +59,9 @@ class PredictionAnswer(MetricAnswer):
     @property
     def result(self) -> dict[str, Any]:
         """The keys of the bench's result file; beside each prediction its 90 % interval, ``KEY_lo`` and ``KEY_hi``."""
-        config, used = self.deployment.config, self.deployment.calibrated_by
-        return {**self.record.result, "engine_version": str(config.version), "calibration": used}
+        keys = ("engine_version=config.version", *EVIDENCE, "gpu=profile.id", "config.num_gpus")
+        server = fields_of(self.deployment, *keys)
+        return {**self.record.result, **server, **self.deployment.config.choice}
 
     def _object(self) -> dict[str, Any]:
         classes = [
@@ -240,8 +236,8 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     if refusal := next((one.message for one in checked.conditions if one.margin.mid < 0), ""):
         odds = f"starts with {percent(checked.probability_fits)} probability" * (checked.verdict != "does not fit")
         yield f"vLLM {odds or 'does not start'}: {refusal}; the figures assume that it does; planner fit shows ways out"
-    known = f"; efficiencies {BASIS[basis]}" if (basis := deployment.timer.efficiency.basis) != "gpu" else ""
-    yield f"vLLM {config.version}; calibration: {deployment.calibrated_by}{known}"
+    server = f"{resolved.resolved} on {config.num_gpus} x {deployment.profile.id}, {layout_in_words(config)}"
+    yield "; ".join([server, f"vLLM {config.version}", *calibration_note([deployment.evidence])])
     if computed := deployment.profile.emulated.get(config.weight_dtype):
         name = deployment.profile.name
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"

@@ -305,9 +305,13 @@ class Recommendation(Answer):
         yield from shared.price_caveats(profiles, self.search.space.prices, ranked=self.objective.targets is not None)
         if self.objective.load.classes and self._made:
             yield "one pool serves all classes; planner fleet tries a pool for each too"
-        fits = shared.calibration_note((plan.gpu, plan.calibration) for plan in self._made)
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
-        yield "; ".join([*shared.engine_note(plan.engine_version for plan in self._made), *fits, *scripts, shared.MORE])
+        yield "; ".join([*self._engines(), *scripts, shared.MORE])
+
+    def _engines(self) -> Iterator[str]:
+        """The versions of vLLM, and what the figures rest on."""
+        yield from shared.engine_note(plan.engine_version for plan in self._made)
+        yield from shared.calibration_note((plan.gpu, plan.calibration, plan.efficiency_basis) for plan in self._made)
 
     def _taken(self) -> Iterator[str]:
         shown = {name: value for name, value in self.defaults_taken.items() if name != "num_prompts"}
@@ -360,8 +364,7 @@ class Recommendation(Answer):
         return f"; {first.gpu} is ahead of {others[0].gpu} with {percent(behind)} probability" if behind else ""
 
     def _notes(self) -> Iterator[str]:
-        if self._made:
-            yield f"calibration: {', '.join(dict.fromkeys(plan.calibration for plan in self._made))}"
+        yield from self._engines()
         if len(self._made) > 1:
             yield f"order: {planning.plans_in_order(self._made, self._merit)[1]}{self._odds_words()}"
         yield from self._taken()
@@ -510,8 +513,9 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
         servers = counted(service.replicas, "such server")
         yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
         yield from filter(None, (_confidence_words(service), *_measured_next(service)))
-    if plan.calibration != SHIPPED:
-        yield f"calibration        {plan.calibration}"
+    measured = [f"efficiencies measured on {shared.BASIS[plan.efficiency_basis]}"] if plan.efficiency_basis else []
+    if measured or plan.calibration != SHIPPED:
+        yield f"calibration        {'; '.join([plan.calibration, *measured])}"
 
 
 def _workload(search: planning.Search) -> dict[str, Any]:

@@ -39,6 +39,9 @@ def recommend_words(model: str, profile: GpuProfile, prices: Mapping[str, float]
 
 
 MORE = "see --explain for details"
+BASIS = {"gpu": "the same GPU", "architecture": "the same architecture", "global": "other architectures"}
+EVIDENCE = "calibration=calibrated_by", "efficiency_basis=efficiency.basis"  #: of a ``Deployment``, in JSON
+LISTED = 3  #: GPUs of one group in a note
 NOTES = 5  #: of the best answer on one screen: a warning, a reason or a document's advice
 
 
@@ -126,13 +129,19 @@ def with_interval(interval: Interval | None, form: str) -> str | None:
     return f"{interval.mid:{form}}{ends}" if interval else None
 
 
-def calibration_note(used: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """The fits behind the predictions, in one line; by GPU where they differ."""
-    by_origin = grouped((origin, gpu) for gpu, origin in used)
-    several = len(by_origin) > 1
-    words = [f"{origin} ({', '.join(gpus)})" if several else origin for origin, gpus in by_origin.items()]
+def calibration_note(used: Iterable[tuple[str, str, str | None]]) -> Iterator[str]:
+    """The fits behind the predictions and the GPUs that they rest on, in two lines; by GPU where they differ."""
+    rows = list(used)
+    yield from _by_gpu("calibration:", ((origin, gpu) for gpu, origin, _ in rows))
+    measured = ((words, gpu) for basis, words in BASIS.items() for gpu, _, known in rows if known == basis)
+    yield from _by_gpu("efficiencies measured on", measured)
+
+
+def _by_gpu(what: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
+    gpus = grouped(pairs)
+    words = [f"{one} ({listed(of, LISTED)})" if len(gpus) > 1 else one for one, of in gpus.items()]
     if words:
-        yield f"calibration: {', '.join(words)}"
+        yield f"{what} {', '.join(words)}"
 
 
 def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ from planner.model import resolve_model
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
+from planner.output.tables.shared import calibration_note
 from planner.output.workflows.documents import Workflow, instead_of, purposes, score_lines
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
 from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options, printed_beside
@@ -52,9 +53,9 @@ def purpose_of(name: str) -> str:
 
 
 def calibration_of(files: Mapping[str, str]) -> str:
-    """The fits that predicted the plans of a workflow: ``shipped``, or the files of the user's own."""
+    """The fits that predicted the plans of a workflow, and the GPUs that they rest on."""
     plans = (planning.PlanFile.from_json(text).plan for name, text in files.items() if name.endswith("plan.json"))
-    return ", ".join(dict.fromkeys(plan.calibration for plan in plans))
+    return "; ".join(calibration_note((plan.gpu, plan.calibration, plan.efficiency_basis) for plan in plans))
 
 
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:

@@ -113,6 +113,7 @@ def assemble(
         predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
+        efficiency_basis=deployment.efficiency.basis,
         why=(*_why(space, objective, ranking, candidate, place, recipe), *beside_recipe(departures)),
         departures=departures,
         warnings=tuple(filter(None, warnings)),
