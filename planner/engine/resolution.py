@@ -762,9 +762,11 @@ def check_speculative_config(
     if wanted.method == "draft_model" and not features.draft_models and features.engine == "V1":
         cause = f"{FLAG}: vLLM {version} (V1) does not draft with a model (not before 0.15.0)"
         raise IllegalPlanError(cause, hint='choose vLLM 0.15.0 or later, or "method": "ngram"')
-    if wanted.method == "mtp" and not model.mtp:
+    since = releases("mtp").get(model.architecture, (0,))
+    if wanted.method == "mtp" and (not model.mtp or version.release < since):
         cause = f"{FLAG}: {model.id} has no multi-token-prediction modules"
-        raise IllegalPlanError(cause, hint='use another "method", such as ngram')
+        cause += f" in vLLM {version} (not before {release_text(since)})" if model.mtp else ""
+        raise IllegalPlanError(cause, hint='use another "method", such as ngram', speculative_config=None)
     if wanted.draft_tensor_parallel_size not in (None, 1, tensor_parallel_size):
         size = f"draft_tensor_parallel_size {wanted.draft_tensor_parallel_size}"
         cause = f"{FLAG}: {size} is neither 1 nor the model's {tensor_parallel_size}"

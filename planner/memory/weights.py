@@ -284,10 +284,11 @@ def _draft_mixers(model: Model, speculative: SpeculativeConfig, draft: Model | N
 
 
 def module_mixer(model: Model) -> Mixer:
-    """The mixer of an MTP module: the model's first attention layer that has as many queries, else the first."""
+    """The mixer of an MTP module: the model's first attention layer with its queries and keys, else the first."""
     attention = [mixer for mixer in model.distinct_mixers if not isinstance(mixer, StateMixer)]
-    rows = {w.shape[0] for w in model.mtp if w.name.endswith("q_proj")}
-    alike = (m for m in attention if isinstance(m, Attention) and rows & {m.num_heads * m.head_dim * n for n in (1, 2)})
+    rows, keys = ({w.shape[0] for w in model.mtp if w.name.endswith(name)} for name in ("q_proj", "k_proj"))
+    heads = [m for m in attention if isinstance(m, Attention) and m.num_kv_heads * m.head_dim in keys]
+    alike = (m for m in heads if rows & {m.num_heads * m.head_dim * n for n in (1, 2)})
     return next(alike, attention[0])
 
 

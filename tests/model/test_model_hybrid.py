@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.errors import UnsupportedModelError
+from planner.memory.weights import module_mixer
 from planner.model.architecture import Attention, Component, CompressedAttention, LatentAttention, Model, StateMixer
 from planner.model.build import model_from_config
 
@@ -340,6 +341,14 @@ def test_mimo_keys_are_wider_than_values() -> None:
     assert full.kv_elements_per_token == 4 * (192 + 128)
     assert sliding.kv_elements_per_token == 8 * (192 + 128)
     assert (full.window, sliding.window) == (None, 128)
+
+
+def test_mimo_drafts_with_a_dense_sliding_layer() -> None:
+    """``MiMoV2MTPLayer`` of vLLM 0.32: the sliding layers' attention and sinks, an MLP, ``eh_proj`` and five norms."""
+    model = build("mimo-v2-flash")
+    heads = 64 * 192 + 8 * (192 + 128) + 64 * 128
+    assert sum(w.params for w in model.mtp) == 4096 * (heads + 3 * 16384 + 2 * 4096 + 5) + 64
+    assert module_mixer(model) == model.layers[1].mixer
 
 
 def test_minimax_m3_reads_sixteen_blocks_of_128_tokens() -> None:

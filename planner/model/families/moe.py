@@ -351,7 +351,8 @@ def _mixing(name: str, config: Config) -> tuple[Weight, ...]:
 
 @family("MiMoV2FlashForCausalLM")
 def mimo_v2(config: Config) -> ModelParts:
-    """MiMo-V2-Flash: keys wider than values, and sliding layers with heads of their own and a sink per head."""
+    """MiMo-V2-Flash: keys wider than values, and sliding layers with heads of their own and a sink per head. vLLM
+    drafts with the first of its dense MTP layers alone, which config.json does not name (``mimo_v2_mtp.py``)."""
     hidden, count, moe = config.hidden_size, config.num_layers, read_moe(config)
     if config.size("n_shared_experts", default=0):
         raise config.refuse("n_shared_experts", "0 or null")
@@ -369,7 +370,10 @@ def mimo_v2(config: Config) -> ModelParts:
         return weights
 
     routed = map(bool, config.sizes("moe_layer_freq", count=count))
-    return mixed_decoder(config, list(zip(kinds, routed, strict=True)), mixing, moe, moe_mlp(hidden, moe))
+    layer = Layer((*mixing(sliding), *mlp(hidden, config.size("intermediate_size")), *norms(hidden, *PRE_NORMS)))
+    mtp = mtp_module(layer, hidden, "model.mtp.layers.0.", norm_names=("enorm", "hnorm", "final_layernorm"))
+    parts = mixed_decoder(config, list(zip(kinds, routed, strict=True)), mixing, moe, moe_mlp(hidden, moe))
+    return replace(parts, mtp=mtp)
 
 
 def step3p7_text(config: Config) -> ModelParts:
