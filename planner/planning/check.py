@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import product
 from math import ceil, inf, isfinite
 from typing import Any
@@ -207,11 +207,13 @@ class LineVerdict:
         candidates = self.ranking.candidates if self.ranking else ()
         merit = Merit.among(candidates, self.goal)
         best, line = next(iter(candidates), None), self.served or self.mended
+        refused = "speculative_config" in _refused(("speculative_config",), self.refusals)
+        kept = replace(self.line, args=self.line.args.changed(speculative_config=None)) if refused else self.line
         same = next((one for one in candidates if one.resolved.resolved == self.model), None)
         for candidate in (best, same if same is not best else None):
             if candidate is None or self.workload is None:
                 continue
-            plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload, self.line)
+            plan = _serve(candidate.resolved.resolved, candidate.deployment, self.workload, kept)
             if not line or plan.merit(merit) > line.merit(merit) + merit.tie:
                 yield plan
 
@@ -254,15 +256,17 @@ class LineVerdict:
     def changes(self, plan: Served) -> dict[str, tuple[Any, Any]]:
         """Settings in which ``plan`` differs from the line: name -> (the line's, the plan's)."""
         line = {"model": self.model, **self.settings}
-        planned = {name: getattr(plan.launched, name, plan.model) for name in line}
+        planned = {name: _shown(getattr(plan.launched, name, plan.model)) for name in line}
         return {name: (value, planned[name]) for name, value in line.items() if value != planned[name]}
 
     @property
     def settings(self) -> dict[str, Any]:
         """The line's settings; only what it says itself where vLLM refuses it."""
         config = self.served.config if self.served else self.fit and self.fit.config
-        names = dict.fromkeys((*SETTINGS, *(name for error in self.refusals for name in error.remedy)))
-        given = {name: getattr(config or self.line.args, name, None) for name in names}
+        remedied = (name for error in self.refusals for name in error.remedy)
+        named = _refused([row.name for row in fields(engine.EngineArgs)], self.refusals)
+        names = dict.fromkeys((*SETTINGS, *remedied, *named))
+        given = {name: _shown(getattr(config or self.line.args, name, None)) for name in names}
         return given if config else {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
@@ -358,6 +362,16 @@ def _named(line: engine.ServeLine, error: PlannerError) -> dict[str, Any]:
     named = (name for name in SETTINGS if engine.flag_of(name) in error.cause)
     unset = {name: getattr(engine.EngineArgs(), name, None) for name in named}
     return {name: value for name, value in unset.items() if getattr(line.args, name, None) != value}
+
+
+def _refused(names: Sequence[str], refusals: Sequence[PlannerError]) -> list[str]:
+    """Those of ``names`` whose options, or the ones that switch them off, stand in a refusal."""
+    words = {word.strip(":,.()") for error in refusals for word in error.cause.split()}
+    return [name for name in names if words & {engine.flag_of(name), engine.flag_of(f"no_{name}")}]
+
+
+def _shown(value: Any) -> Any:
+    return value.text if isinstance(value, engine.SpeculativeConfig) else value
 
 
 def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:
@@ -512,12 +526,12 @@ def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking
 def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | None, context: int | None) -> Ranking:
     """The plans of one server on ``gpus`` GPUs, or fewer where there are none; None: on a node, or more."""
     given, line = answer.line.args, answer.serving
-    named = " ".join(error.cause for error in answer.refusals)
     starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
     names = [*FUNCTIONAL, *["gpu_memory_utilization"] * bool(starts)]  # the rest may be other programs'
     names += ["enable_prefix_caching"] * bool(given.enable_prefix_caching or given.enable_chunked_prefill is False)
-    kept = {n: getattr(given, n) for n in names if not any(engine.flag_of(no + n) in named for no in ("", "no_"))}
-    drafts = None if engine.flag_of("speculative_config") in named else given.speculative_config
+    refused = _refused((*names, "speculative_config"), answer.refusals)
+    kept = {name: getattr(given, name) for name in names if name not in refused}
+    drafts = None if "speculative_config" in refused else given.speculative_config
     if drafts and (accepting := line.args.speculative_config) and accepting.acceptance_rates:
         kept["speculative_config"] = accepting
     args = engine.EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)

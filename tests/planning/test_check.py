@@ -749,6 +749,30 @@ def test_a_suggestion_has_the_parsers_of_the_recipe_for_those_that_are_refused()
         assert "--no-enable-chunked-prefill" in plan["command"]
 
 
+def test_no_suggestion_has_the_drafts_that_are_refused() -> None:
+    """``config/speculative.py`` of vLLM 0.21 is the first that drafts for MiMo-V2-Flash; Qwen3-8B has no modules."""
+    drafts = """--speculative-config '{"method":"mtp","num_speculative_tokens":1}'"""
+    for model, version, starts in (
+        ("XiaomiMiMo/MiMo-V2-Flash -tp 8", "0.32.0", True),
+        ("XiaomiMiMo/MiMo-V2-Flash -tp 8", "0.20.0", False),
+        ("Qwen/Qwen3-8B", "0.32.0", False),
+    ):
+        line = f"vllm serve {model} --trust-remote-code {drafts}"
+        said = check_command(line, "h200", engine_version=version, max_concurrency=8)
+        assert said.ok == starts and said.record.ranking and said.record.ranking.candidates
+        for plan in said.to_dict()["better"]:
+            assert ("--speculative-config" in plan["command"]) == starts
+            assert ("speculative_config" in plan["changes"]) == (not starts)
+        assert ("starts with: " in said.to_text("table")) == (not starts)
+
+
+def test_what_the_hint_of_a_refusal_leaves_out_is_a_change() -> None:
+    line = "vllm serve RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic -tp 2 --decode-context-parallel-size 2"
+    said = check_command(line, "h100", max_concurrency=8)
+    assert said.to_dict()["better"][0]["changes"]["decode_context_parallel_size"] == {"line": 2, "plan": 1}
+    assert "starts with: decode_context_parallel_size: 2 -> 1" in said.to_text("table")
+
+
 def test_states_are_cached_at_the_ends_of_chunks() -> None:
     """ "Chunked prefill is required for mamba cache mode 'align'" (``MambaModelConfig``): the mode of every cache from
     0.28 on, from 0.15 on of all states but Mamba's. The first line is that of the model's recipe."""

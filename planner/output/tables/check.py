@@ -276,7 +276,8 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
     for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
         changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
         if brief:
-            yield from items("-", [f"better for --goal {record.goal}: {listed(changes, BRIEF_CHANGES)}"])
+            what = f"better for --goal {record.goal}" if record.served else "starts with"
+            yield from items("-", [f"{what}: {listed(changes, BRIEF_CHANGES)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
         if added := plan.from_recipe:
@@ -310,7 +311,7 @@ def _basis(record: LineVerdict) -> Iterator[str]:
 
 def _caveats(record: LineVerdict) -> Iterator[str]:
     drafts = record.line.args.speculative_config
-    if drafts and not drafts.acceptance_rates:
+    if drafts and record.fit and not drafts.acceptance_rates:
         one = record.served or next(record.better(), None)
         timed = one and one.config.speculative_config
         accepted = timed and f"with {timed.words}, accepting {timed.accepted_words}"
