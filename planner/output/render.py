@@ -24,7 +24,7 @@ from planner.resources import package_dir, tables_of, write_then_rename
 SCHEMA_VERSION = 1
 WIDTH = 100  #: columns of text where there is no terminal
 SPACE = "\N{NO-BREAK SPACE}"  #: between a number and its unit, where ``wrapped`` breaks no line
-NARROWEST = 16  #: columns that wrapped text keeps
+NARROWEST = 16  #: columns that wrapped text keeps where a word of it is as long
 
 _LIVE = re.compile(r"([\\|\[\]<])")  #: begins a link, HTML or another cell in Markdown
 
@@ -40,7 +40,9 @@ class Column:
     form: str | Callable[[Any], str] = ""  #: format of a number, such as ``,.2f``, or what writes a value
     wraps: bool = False  #: text that may wrap in a table
     aside: bool = False  #: only in CSV and Markdown, where width does not matter
-    spare: int = 0  #: goes where a table would be wider than the screen: the highest number first, then the last column
+    spare: int = (
+        0  #: goes where a table is wider than the screen, the highest first; below 0: where wrapping is too little
+    )
     of: str | Callable[[Any], Any] = ""  #: path to the value in a record, see ``at``, or what takes it; else the key
     unit: float = 1  #: the value is divided by it: ``GIB`` for a column in GiB of a field in bytes
 
@@ -126,7 +128,7 @@ def records_text(records: Sequence[Any], output: str, columns: Sequence[Column])
 
 
 def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
-    """A table that fits the terminal: spare columns go, text wraps; else each row becomes a list.
+    """A table that fits the terminal: spare columns go, headings and text wrap; else each row becomes a list.
 
     Laid out here, because rich and tabulate take 40 ms to import, and rich up to 60 ms for a long table.
     """
@@ -134,22 +136,17 @@ def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
     rows = rows_of(records, shown)
     grid = {column: [column.title, *(column.cell(row[column.key]) for row in rows)] for column in shown}
     for column in sorted(reversed(shown), key=lambda column: -column.spare):
-        if column.spare and _excess(grid) > 0:
+        if column.spare and _excess(grid if column.spare > 0 else _narrowed(grid)) > 0:
             del grid[column]
-    for column, cells in grid.items():
-        if column.wraps and (excess := _excess(grid)) > 0:
-            width = max(_widest(cells[1:]) - excess, NARROWEST, len(column.title))
-            grid[column] = [
-                textwrap.fill(cell, width, break_long_words=False, break_on_hyphens=False) for cell in cells
-            ]
-    if terminal_width() and _excess(grid) > 0:
-        titles, *listed = zip(*grid.values(), strict=True)
-        lists = []
-        for record in listed:
-            pairs = ((title, " ".join(cell.split())) for title, cell in zip(titles, record, strict=True))
-            lists.append("\n".join(pair_lines(pairs, indent=0, label_width=_widest(titles))))
-        return "\n\n".join(lists)
-    return "\n".join(_aligned(grid, rows))
+    narrow = _narrowed(grid)
+    if not terminal_width() or _excess(narrow) <= 0:
+        return "\n".join(_aligned(narrow, rows))
+    titles, *listed = zip(*grid.values(), strict=True)
+    lists = []
+    for record in listed:
+        pairs = ((title, " ".join(cell.split())) for title, cell in zip(titles, record, strict=True))
+        lists.append("\n".join(pair_lines(pairs, indent=0, label_width=_widest(titles))))
+    return "\n\n".join(lists)
 
 
 def known_table(records: Sequence[Any], columns: Sequence[Column]) -> str:
@@ -164,6 +161,30 @@ Grid = Mapping[Column, Sequence[str]]  #: the cells of each column, its heading 
 
 def _excess(grid: Grid) -> int:
     return sum(map(_widest, grid.values())) + 2 * (len(grid) - 1) - screen_width()
+
+
+def _narrowed(grid: Grid) -> Grid:
+    """The cells in as many lines as the screen needs: first headings wrap, then text, the widest first."""
+    narrow = dict(grid)
+    for column, (title, *cells) in grid.items():
+        if (excess := _excess(narrow)) > 0:
+            narrow[column] = [_filled(title, max(len(title) - excess, _widest([*cells, *title.split()]))), *cells]
+    widths = {column: _widest(cells) for column, cells in narrow.items() if column.wraps}
+    least = {column: min(_widest(" ".join(narrow[column]).split()), NARROWEST) for column in widths}
+    for _ in range(_excess(narrow)):
+        if wide := [column for column in widths if widths[column] > least[column]]:
+            widths[max(wide, key=widths.__getitem__)] -= 1
+    return narrow | {column: [_filled(cell, width) for cell in narrow[column]] for column, width in widths.items()}
+
+
+def _filled(text: str, width: int) -> str:
+    """``text`` in lines of ``width``; longer words break on a terminal alone, as programs search for them."""
+    lines = []
+    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        for part in textwrap.wrap(re.sub("[._/]", "-", line), width) if terminal_width() else [line]:
+            lines.append(line[: len(part)])
+            line = line[len(part) :]
+    return "\n".join(lines)
 
 
 def _aligned(grid: Grid, rows: Sequence[Row]) -> Iterator[str]:

@@ -140,7 +140,7 @@ def test_a_prediction_is_the_table_of_the_bench_and_fits_too(words: tuple[str, .
         (("recommend", LLAMA, "--gpu", "h100", "--gpu", "mi300x"), ("AMD Instinct MI300X: ", "write the scripts with")),
         (
             ("compare", LLAMA, "--gpu", "h100", "--gpu", "mi300x", *SHORT.split()),
-            ("limited by", "TPOT ms, p99", "joules assume"),
+            ("limited by", "with the range of prices", "joules assume"),
         ),
         (("fleet", LLAMA, "--gpu", "h100", *MET, *PINNED.split()), ("USD per GPU and hour, on demand", "kW assume")),
         (("fit", LLAMA, "--gpu", "h100"), ("rule of thumb",)),

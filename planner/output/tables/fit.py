@@ -17,8 +17,8 @@ from planner.units import GIB, Interval, format_bytes, format_gb, rounded
 COLUMNS = columns_of("fit", engine_version=lambda fit: str(v) if (v := at(fit, "config.version")) else None)
 #: On one screen: columns that go first, of a sweep and of several GPUs.
 SPARE = {
-    True: ("min_tensor_parallel_size", "engine_version"),
-    False: ("kv_cache_dtype", "max_model_len", "engine_version"),
+    True: {"min_tensor_parallel_size": 1, "engine_version": 1, "kv_cache_gib": -1},
+    False: {"kv_cache_dtype": 1, "max_model_len": 1, "engine_version": 1, "kv_cache_gib": -1},
 }
 BRIEF_ROWS = 24
 BRIEF_NAMES = 4
@@ -148,7 +148,7 @@ class FitTable(Answer):
         shown: Sequence[GpuFit] = self.answers
         if len(shown) > BRIEF_ROWS:
             shown = sorted(shown, key=lambda one: -one.max_concurrency - one.fits if isinstance(one, Fit) else 0.0)
-        columns = [replace(c, spare=c.key in SPARE[self.sweep]) for c in COLUMNS if not c.aside]
+        columns = [replace(c, spare=SPARE[self.sweep].get(c.key, 0)) for c in COLUMNS if not c.aside]
         yield table_text(map(_record, shown[:BRIEF_ROWS]), columns)
         if (more := len(self.answers) - BRIEF_ROWS) > 0:
             yield f"and {more} more"
