@@ -43,7 +43,7 @@ SETTINGS = (
 FUNCTIONAL = (
     "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "scheduling_policy",
     "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only", "enable_chunked_prefill",
-    "max_cudagraph_capture_size", "override_generation_config",
+    "max_cudagraph_capture_size", "override_generation_config", "kv_offloading_size",
 )  # fmt: skip
 #: Variables that force a kernel of fp8 experts where both are on, and the default of the first: vLLM 0.32.0,
 #: ``select_fp8_moe_backend`` of ``fused_moe/oracle/fp8.py``.

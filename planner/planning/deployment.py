@@ -121,9 +121,7 @@ class Deployment:
     @property
     def unused_host_remark(self) -> str:
         """Caveat for ``--kv-offloading-size`` under a load of random prompts."""
-        unused = (
-            "--kv-offloading-size changes no figure here: only a trace with turns or hash_ids finds blocks on the host"
-        )
+        unused = "--kv-offloading-size changes no figure here: the requests of this load share no prompts"
         return unused if self.config.kv_offloading_size else ""
 
     @cached_property

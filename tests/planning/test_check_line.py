@@ -277,6 +277,36 @@ def test_a_refused_line_gets_a_plan_on_its_gpus_or_fewer_before_a_node(model: st
     assert least <= said["better"][0]["delivers"]["num_gpus"] <= most
 
 
+@pytest.mark.parametrize(
+    ("words", "joined"),
+    [
+        ("-tp 16 --nnodes 2 --node-rank 1 --headless --master-addr 10.0.0.1", "--nnodes 2 --node-rank 0 --master-addr"),
+        ("-dp 16 -ep --data-parallel-size-local 8 --data-parallel-address 10.0.0.1", "--data-parallel-size-local 8"),
+        ("-tp 16 --distributed-executor-backend ray", "--distributed-executor-backend ray"),
+    ],
+)
+def test_a_suggestion_joins_its_nodes_once_at_the_address_of_the_line(words: str, joined: str) -> None:
+    """argparse takes the last of equal options; ``config/parallel.py``: more than one of ``--nnodes`` is for mp."""
+    record = check_command(f"vllm serve moonshotai/Kimi-K2-Instruct {words} --trust-remote-code", "h200").record
+    assert record.served and record.line.not_simulated == ()
+    command = shlex.join(record.served.command)
+    for option in ("--nnodes", "--node-rank", "--master-addr", "--data-parallel-size-local", "--data-parallel-address"):
+        assert command.count(option) == ("ray" not in words and option.split("-")[2] in joined), option
+    assert joined in command and "HEAD" not in command and "--headless" not in command
+    assert ("10.0.0.1" in command) == ("10.0.0.1" in words)
+
+
+def test_nodes_of_another_number_are_not_simulated() -> None:
+    line = "vllm serve Qwen/Qwen3-32B -tp 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1"
+    assert check_command(line, "h100", max_concurrency=8).record.line.not_simulated == ("--nnodes",)
+
+
+def test_a_suggestion_keeps_the_memory_of_the_host() -> None:
+    line = "vllm serve meta-llama/Llama-3.1-8B-Instruct --kv-offloading-size 64 --kv-offloading-backend native"
+    better = check_command(line, "h100", max_concurrency=64).to_dict()["better"]
+    assert better and all("--kv-offloading-size 64" in plan["command"] for plan in better)
+
+
 def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
     """A public question: 671 GB of DeepSeek-R1 on eight H100. Two nodes hold it, and so do eight H200."""
     line = "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 --trust-remote-code"
