@@ -45,6 +45,13 @@ FUNCTIONAL = (
     "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only", "enable_chunked_prefill",
     "max_cudagraph_capture_size", "override_generation_config", "kv_offloading_size",
 )  # fmt: skip
+#: Options that name the first of several nodes, and all that join them: ``engine.head_node_words`` has those of a plan.
+_ADDRESSES = ("--master-addr", "--data-parallel-address")
+_JOINING = (
+    *_ADDRESSES, "--nnodes", "--node-rank", "--headless", "--data-parallel-size-local", "--data-parallel-start-rank",
+)  # fmt: skip
+#: Exchanges of experts that run two micro-batches: ``Microbatching currently only supports`` of ``config/vllm.py``.
+_MICROBATCHED = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
 #: Variables that force a kernel of fp8 experts where both are on, and the default of the first: vLLM 0.32.0,
 #: ``select_fp8_moe_backend`` of ``fused_moe/oracle/fp8.py``.
 _FORCED_EXPERTS = {
@@ -146,6 +153,8 @@ class Served:
         spelled = engine.spelled_options(keyed, self.config.version)
         others |= {f"--{name}": json.dumps(value, separators=(",", ":")) for name, value in spelled.items()}
         host, port = others.pop("--host", engine.LOOPBACK), others.pop("--port", "8000")
+        head = next((others[name] for name in _ADDRESSES if name in others), "HEAD")
+        others = {name: value for name, value in others.items() if name not in _JOINING}
         said = {name.removeprefix("--").removeprefix("no-") for name in others}
         recipe = recipe_of(self.deployment).flags
         added = {
@@ -155,8 +164,9 @@ class Served:
         shown = {name: "REDACTED" if is_secret(value, name) else value for name, value in others.items()}
         kept = (word for name, value in shown.items() for word in (name, *engine.option_values(name, value)))
         own = (word for word in words if not word.startswith("--") or word[2:].removeprefix("no-") not in said)
-        nodes = -(-self.config.num_gpus // self.deployment.profile.gpus_per_node)
-        return (*own, *kept, *engine.head_node_words(self.config, nodes, self.config.version))
+        nodes = 1 if others.get("--distributed-executor-backend") == "ray" else _nodes(self.deployment)
+        joined = engine.head_node_words(self.config, nodes, self.config.version)
+        return (*own, *kept, *(head if word == "HEAD" else word for word in joined))
 
     @property
     def env(self) -> dict[str, str]:
@@ -295,6 +305,10 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
             if mended := verdict.served or verdict.mended:
                 return replace(answer, workload=verdict.workload, mended=mended, ranking=verdict.ranking)
         return _with_plan(answer, asked, defaults.LEN)
+    nodes, ranks = _nodes(result.deployment), result.config.data_parallel_size
+    as_planned = {("--nnodes", str(nodes)), ("--data-parallel-size-local", str(ranks // nodes))}
+    ignored = tuple(name for name in line.not_simulated if (name, line.options.get(name)) not in as_planned)
+    line = replace(line, not_simulated=ignored)
     line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")
     known = engine.known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
@@ -310,6 +324,10 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     line = replace(answer.line, problems=(*answer.line.problems, *_about_places(answer.line, deployment, workload)))
     answer = replace(answer, line=line, workload=workload, served=_serve(answer.model, deployment, workload, line))
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _nodes(deployment: Deployment) -> int:
+    return -(-deployment.config.num_gpus // deployment.profile.gpus_per_node)
 
 
 def _overrides(line: engine.ServeLine) -> dict[str, Any]:
@@ -365,7 +383,7 @@ def _named(line: engine.ServeLine, error: PlannerError) -> dict[str, Any]:
 
 
 def _refused(names: Sequence[str], refusals: Sequence[PlannerError]) -> list[str]:
-    """Those of ``names`` whose options, or the ones that switch them off, stand in a refusal."""
+    """Return the ``names`` whose options, or the ones that switch them off, stand in a refusal."""
     words = {word.strip(":,.()") for error in refusals for word in error.cause.split()}
     return [name for name in names if words & {engine.flag_of(name), engine.flag_of(f"no_{name}")}]
 
