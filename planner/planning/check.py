@@ -472,13 +472,7 @@ def _doubts(
             cause = "forces kernels that do not read the blocks of fp8 experts as TP cuts them"
             hint = f"set {moe}=0, or add --enable-expert-parallel"
             yield engine.FlagProblem(moe if moe in line.env else name, cause, hint)
-    if line.others.get("--prefill-context-parallel-size", "1") != "1":  # v1/worker/cp_utils.py
-        mla = engine.uses_latent_attention(model)
-        cause = "multiplies the GPUs, and planner does not model it" if mla else f"vLLM {version} has it for MLA alone"
-        yield engine.FlagProblem("--prefill-context-parallel-size", cause, "leave it out", modelled=not mla)
-    shared = config.enable_expert_parallel and engine.Layout.of(config).expert_ranks > 1
-    if "--enable-eplb" in line.others and not shared and version.release >= (0, 10, 1):  # config/parallel.py
-        yield engine.FlagProblem("--enable-eplb", "no ranks share experts by --enable-expert-parallel", "leave it out")
+    yield from _parallel_doubts(line, config, model)
     own = model.quantization.weight_dtype
     if method == "modelopt" and own != "fp8" and model.quantization.method:
         cause = f"the checkpoint is {own}, and modelopt is fp8"
@@ -488,6 +482,24 @@ def _doubts(
     if method in ("awq", "gptq") and of_nvidia and not engine.value_status(version, "quantization", f"auto_{method}"):
         cause = f"vLLM {version} then takes slower kernels than Marlin, its own choice, which is predicted"
         yield engine.FlagProblem(f"--quantization {method}", cause, "leave it out", fatal=False)
+
+
+def _parallel_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Model) -> Iterator[engine.FlagProblem]:
+    version = config.version
+    if line.others.get("--prefill-context-parallel-size", "1") != "1":  # v1/worker/cp_utils.py
+        mla = engine.uses_latent_attention(model)
+        cause = "multiplies the GPUs, and planner does not model it" if mla else f"vLLM {version} has it for MLA alone"
+        yield engine.FlagProblem("--prefill-context-parallel-size", cause, "leave it out", modelled=not mla)
+    shared = config.enable_expert_parallel and engine.Layout.of(config).expert_ranks > 1
+    if "--enable-eplb" in line.others and not shared and version.release >= (0, 10, 1):  # config/parallel.py
+        yield engine.FlagProblem("--enable-eplb", "no ranks share experts by --enable-expert-parallel", "leave it out")
+    exchange = "--all2all-backend", "VLLM_ALL2ALL_BACKEND"
+    word = "--enable-dbo" if "--enable-dbo" in line.others else "--ubatch-size"
+    halved = word == "--enable-dbo" or line.others.get(word, "0") not in ("0", "1")
+    if halved and not {line.others.get(exchange[0]), line.env.get(exchange[1])} & {*_MICROBATCHED}:
+        option = f"{exchange[0]} " if engine.flag_status(version, exchange[0]) else f"{exchange[1]}="
+        hint = f"add {option}{_MICROBATCHED[0]} and install DeepEP, or leave it out"
+        yield engine.FlagProblem(word, f"vLLM {version} runs it on DeepEP or NIXL alone", hint)
 
 
 def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) -> Iterator[engine.FlagProblem]:

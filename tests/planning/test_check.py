@@ -427,20 +427,25 @@ MOE, MLA = "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3.1 -tp 8"
 
 
 #: vLLM 0.32.0: ``supports_pcp`` of v1/attention/backend.py (True for MLA alone, asserted in v1/worker/cp_utils.py), the
-#: world size and ``enable_eplb`` of config/parallel.py; 0.9.2 had no such check of EPLB.
+#: world size and ``enable_eplb`` of config/parallel.py; 0.9.2 had no such check of EPLB. ``Microbatching currently only
+#: supports`` of config/vllm.py, in 0.11.0 by the variable.
 @pytest.mark.parametrize(
     ("version", "line", "told"),
     [
         ("0.32.0", f"{LLAMA} -pcp 2", "vLLM refuses an option; without it: starts x --prefill-context-parallel-size:"),
         ("0.32.0", f"{MLA} -pcp 2", "planner does not model an option; without it: starts x --prefill-context-"),
         ("0.32.0", f"{LLAMA} -pcp 1", "starts weights"),
+        ("0.32.0", f"{MOE} --enable-dbo -ep", "vLLM refuses an option; without it: starts x --enable-dbo:"),
+        ("0.11.0", f"{MOE} --enable-dbo -ep", "vLLM refuses an option; without it: starts x --enable-dbo: vLLM 0.11.0 "
+         "runs it on DeepEP or NIXL alone (add VLLM_ALL2ALL_BACKEND=deepep_low_latency and install DeepEP, or"),
+        ("0.32.0", f"{MOE} --enable-dbo -ep --all2all-backend deepep_high_throughput", "starts weights"),
         ("0.32.0", f"{MOE} --enable-eplb", "vLLM refuses an option; without it: starts x --enable-eplb:"),
         ("0.32.0", f"{MOE} --enable-eplb -ep", "vLLM refuses an option; without it: starts x --enable-eplb:"),
         ("0.32.0", f"{MOE} --enable-eplb -tp 2", "vLLM refuses an option; without it: starts x --enable-eplb:"),
         ("0.32.0", f"{MOE} --enable-eplb -ep -tp 2", "starts weights"),
         ("0.9.2", f"{MOE} --enable-eplb", "starts weights"),
     ],
-)
+)  # fmt: skip
 def test_ranks_that_have_no_setting(version: str, line: str, told: str) -> None:
     words = ("--gpu", "h200", "--engine-version", version, "--", "vllm", "serve", *line.split())
     checked = run("check", *words)
