@@ -208,7 +208,7 @@ def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, val
         lasting = defaults.PROMPTS_PER_SLOT * value
     else:
         lasting = defaults.PROMPTS_PER_FLYING * in_flight(deployment, load, value)
-    pool = load.count if load.drawn else 0  # the turns of sessions that a share is judged by
+    pool = min(load.count, defaults.TRACE_PROMPTS) if load.unsendable else 0  # that a share is judged by
     prompts = ceil(min(max(defaults.LEAST_SEARCH_PROMPTS, tail, lasting, pool), defaults.MOST_SEARCH_PROMPTS))
     if by == "concurrency":
         return load.at_concurrency(round(value), max(prompts, ceil(value)))

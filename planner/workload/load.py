@@ -383,8 +383,10 @@ class Load:
         return replace(self, num_prompts=min(self.num_prompts, count), recorded=recorded)
 
     def share_of(self, servers: int, router: Router = "round-robin", most: int | None = None) -> Load:
-        """The load of one of ``servers``, at most ``most`` requests; recorded ones are those that the router sends to
-        it."""
+        """The load of one of ``servers``, at most ``most`` requests; recorded ones as the router deals them.
+
+        Where one server gets few requests of a trace, those of several are replayed, each on its own.
+        """
         rate = self.request_rate / servers
         if self.classes:
             classes = tuple(replace(one, request_rate=one.request_rate / servers) for one in self.classes)
@@ -392,11 +394,12 @@ class Load:
             sent = mixed(classes, prompts, seed=self.seed, burstiness=self.burstiness)
             return replace(self, request_rate=rate, num_prompts=prompts, recorded=sent, classes=classes)
         if self.recorded is not None:
-            from planner.workload.requests import share
+            from planner.workload.requests import TRACE_POOL, share
             from planner.workload.sessions import shares
 
             drawn = self.drawn and shares(self.name, self.request_rate, servers, router, self.seed)
-            sent = drawn or share(self.recorded, servers, most or self.count, router)
+            few = max(min(servers, TRACE_POOL * servers // self.count), 1)
+            sent = drawn or share(self.recorded, servers, most or self.count, router, few)
             return replace(self, request_rate=rate, num_prompts=len(sent.arrival_s), recorded=sent)
         places = self.max_concurrency and ceil(self.max_concurrency / servers)
         return replace(self, request_rate=rate, max_concurrency=places, num_prompts=most or self.num_prompts)

@@ -87,6 +87,7 @@ MATCHED = 0.3
 #: ``--balance-abs-threshold``, ``--balance-rel-threshold``
 UNEVEN, UNEVEN_TIMES = 64, 1.5
 POOLED = 4  #: servers of many that are replayed
+TRACE_POOL = 2000  #: requests of a trace by which a share is judged: those of several servers, where one gets fewer
 MOST_SHARES = 32  #: kept, with the requests that they are of
 
 
@@ -118,13 +119,14 @@ def share(requests: Requests, servers: int, most: int, router: Router = "round-r
 
 
 def in_turn(pool: Sequence[Requests]) -> Requests:
-    """The requests of several servers, all with prefixes, one after the other."""
+    """The requests of several servers, one after the other; none has a priority."""
     starts_s = np.cumsum([0.0, *(one.arrival_s[-1] for one in pool)])
     arrivals_s = [one.arrival_s + start_s for one, start_s in zip(pool, starts_s, strict=False)]
     inputs, outputs = (np.concatenate([getattr(one, name) for one in pool]) for name in ("input_len", "output_len"))
     trees = [one.prefixes for one in pool if one.prefixes]
-    ends = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in ("prompt", "answer")}
-    return Requests(inputs, outputs, np.concatenate(arrivals_s), replace(trees[0], **ends), pool=tuple(pool))
+    ends = {name: np.concatenate([getattr(tree, name) for tree in trees]) for name in ("prompt", "answer") if trees}
+    prefixes = replace(trees[0], **ends) if trees else None
+    return Requests(inputs, outputs, np.concatenate(arrivals_s), prefixes, pool=tuple(pool))
 
 
 def _places(requests: Requests, servers: int, router: Router) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -487,10 +487,44 @@ def test_all_of_a_recorded_trace_decides_and_not_its_end(monkeypatch: pytest.Mon
     assert best and best.load
     by_end, by_all = (share_of(best.deployment, asked.objective, 1, entire=entire) for entire in (False, True))
     assert by_end.meets and len(by_end.replay.sent_s) == 200 and not by_all.meets
-    assert best.servers > 1 and len(best.load.replay.sent_s) == pytest.approx(1000 / best.servers, abs=1)
+    assert best.servers > 1 and len(best.load.replay.sent_s) == 1000  # of all its servers
     every_one = share_of(best.deployment, asked.objective, best.servers, entire=True)
     assert every_one.meets  # what is printed is that of all of them
     assert best.load.readings[0].predicted_ms == pytest.approx(every_one.readings[0].predicted_ms)
+
+
+def test_more_requests_of_a_bursty_trace_never_take_fewer_servers() -> None:
+    """Bursts of 25 requests, 8 a second, between lulls. A share of ten requests would be judged by its longest."""
+    draw = np.random.default_rng(5)
+    gaps_s = draw.exponential(np.where(np.arange(200) // 25 % 2, 1 / 8, 1.0))
+    input_len, output_len = (np.rint(draw.lognormal(np.log(mean), 0.8, 200)).astype(int) for mean in (1300, 130))
+    requests = Requests(input_len, output_len, np.cumsum(gaps_s))
+    slos, servers = parse_slos({"ttft": 600.0, "tpot": 50.0}), []
+    for rate in (1.0, 2.0, 4.0, 8.0, 16.0):
+        load = Load.of_requests(requests.at_pace(200 / float(requests.arrival_s[-1]) / rate), rate)
+        best = ranked(search_for(Targets(slos, "rate", rate), "l40s", load=load, gpus_per_node=1)).best
+        assert best and best.load and len(best.load.replay.sent_s) == 200  # of all its servers
+        servers.append(best.servers)
+    assert servers == sorted(servers) and servers[-1] < 16
+
+
+def test_the_room_of_a_server_for_a_trace_does_not_follow_the_rate_that_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The rush comes first, so the last requests alone say too much."""
+    monkeypatch.setattr(defaults, "TRACE_PROMPTS", 200)
+    room = []
+    for rate in (1.0, 2.0):
+        requests = rushed(600, 300)
+        load = Load.of_requests(requests.at_pace(600 / float(requests.arrival_s[-1]) / rate), rate)
+        targets = Targets(parse_slos({"ttft": 900.0}), "rate", rate)
+        asked = search_for(targets, "h100", load=load, gpus_per_node=1)
+        best = ranked(asked).best
+        assert best and best.servers == 1
+        most = largest(asked.space, asked.objective, best)
+        assert most and len(most.replay.sent_s) == 600
+        room.append(most.value)
+    assert room[0] > 1.1 and room[1] == pytest.approx(room[0], rel=0.25)
 
 
 def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() -> None:

@@ -16,7 +16,7 @@ from statistics import NormalDist
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, at_load, doubt_at, measure, most_in_flight
 from planner.planning.deployment import Deployment
-from planner.planning.largest import ROUNDING
+from planner.planning.largest import ROUNDING, bracket
 from planner.planning.plan import PlannedRung
 from planner.planning.predict import THROUGHPUT, ServedLoad, estimate
 from planner.planning.search.candidate import Candidate
@@ -120,9 +120,15 @@ def largest(
     if most is None or most.value < candidate.load.value:  # the search stops a little below the edge
         return replace(candidate.load, bound_by=most.bound_by if most else "")
     if objective.load.unsendable and not objective.load.drawn:  # all requests of a trace, not the last ones alone
-        sent, engine = capacity.load.at_rate(most.value, capacity.load.count), capacity.deployment
-        entire = measure(engine, sent, capacity.slos, confidence=confidence, whole=False, exactly=True)
-        return most if entire.meets else replace(candidate.load, bound_by=entire.binding)
+        sent, engine = capacity.load, capacity.deployment
+
+        def entire(rate: float) -> ServedLoad:
+            every_one = sent.at_rate(rate, sent.count)
+            return measure(engine, every_one, capacity.slos, confidence=confidence, whole=False, exactly=True)
+
+        asked = candidate.load
+        met, missed = bracket(entire, most.value, asked.value, most.value, defaults.NEAR_EDGE, known=[asked])
+        return replace(met or asked, bound_by=missed.binding if missed else most.bound_by)
     return most
 
 
