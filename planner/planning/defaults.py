@@ -38,6 +38,7 @@ PROMPTS_BEYOND = 2  #: above the percentile that a target names: two beyond the 
 LEAST_SEARCH_PROMPTS, MOST_SEARCH_PROMPTS = 200, 10_000  #: where the largest load is searched
 LEAST_SWEEP_PROMPTS, MOST_SWEEP_PROMPTS = 100, 4000  #: at each load of a chart
 TRACE_PROMPTS = 2000  #: of a trace, on each server
+NOISY = 1.1  #: misses of drawn sessions by less are noise where one server fewer meets the targets
 PROMPTS_ALONE = 500  #: that show whether an idle server meets the targets
 
 FEW_GPUS = 8  #: types of GPUs up to which each is searched finely

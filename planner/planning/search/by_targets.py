@@ -367,8 +367,15 @@ class _Search:
         count, met, failed = fewest_servers(share, fewest, start, cap)
         if count is None or met is None:
             return None, failed
-        while count > 1 and (failed := share(count - 1)).meets:  # ``fewest`` rests on a margin by judgement
-            count, met, failed = count - 1, failed, None
+        failed = None
+        for fewer in range(count - 1, 0, -1):  # ``fewest`` rests on a margin by judgement
+            one = share(fewer)
+            if one.meets:
+                count, met, failed = fewer, one, None
+                continue
+            failed = failed or one
+            if not load.drawn or one.excess > defaults.NOISY or fewer < count - 1:
+                break
         return replace(self._candidate(engine, met, count), too_much=failed), failed
 
     def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
