@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from planner.output import Answer
 from planner.planning import met_limits
 from planner.planning.predict import Reading
 from planner.planning.search.doubts import TIMES, WAIT_S
-from planner.workload import Slo
+from planner.workload import Load, Slo
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 #: ms per token that a GB10 has with the request alone on it: not even as expected; so, but not with 80 % confidence;
@@ -142,3 +143,17 @@ def test_prompts_that_wait_for_minutes_are_told_of_a_plan_too() -> None:
     assert "16 prompts of 60,000 tokens wait for their prefill" in said(answer)
     alone = recommend_plans(**asked | {"input_len": 120_000}, max_concurrency=1, goal="max-throughput")
     assert "the prefill of 120,000 tokens); more GPUs per server would shorten it" in said(alone)
+
+
+def test_one_pool_that_takes_more_than_a_pool_for_each_class_is_said() -> None:
+    """Long prompts hold up short ones with a tight target: both commands name the same sizes."""
+    chat, long = Load.parse("chat=6:512:128,ttft=150,tpot=40"), Load.parse("long=0.5:12000:128")
+    answer = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, long))
+    fleet = size_fleet("Qwen/Qwen3-8B", "l40s", classes=(chat, long))
+    (doubt,) = [one for one in answer.doubts if one.kind == "pools"]
+    assert answer.best and answer.best.service
+    assert fleet.record.best
+    one_pool, each = map(int, re.findall(r"takes (\d+)", doubt.said))
+    assert one_pool == answer.best.service.total_gpus > each == fleet.record.best.gpus
+    alike = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, replace(chat, name="other")))
+    assert not [one for one in alike.doubts if one.kind == "pools"]

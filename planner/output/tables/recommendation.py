@@ -303,8 +303,6 @@ class Recommendation(Answer):
         yield from self._taken()
         profiles = [one.profile for one, plan in zip(self.rankings, self.plans, strict=True) if plan]
         yield from shared.price_caveats(profiles, self.search.space.prices, ranked=self.objective.targets is not None)
-        if self.objective.load.classes and self._made:
-            yield "one pool serves all classes; planner fleet tries a pool for each too"
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
         yield "; ".join([*self._engines(), *scripts, shared.MORE])
 

@@ -4,6 +4,7 @@
 - ``idle``: more than TIMES as many servers as there are requests in flight, or as somewhat looser targets take.
 - ``wait``: a first token that comes after more than WAIT_S on average.
 - ``odds``: targets that even odds miss, which refutes the answer, or meet where the answer is no.
+- ``pools``: one pool for all classes that takes more GPUs than a pool for each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, Service
 from planner.planning.predict import Reading
 from planner.planning.search.candidate import Candidate, Ranking
-from planner.planning.search.fleet import Fleet, Fleets
+from planner.planning.search.fleet import Fleet, Fleets, Terms, divided_fleets
 from planner.planning.search.plans import load_words
 from planner.planning.search.search import Search
 from planner.planning.search.servers import fewest_servers, share_of
@@ -29,7 +30,7 @@ TIMES = defaults.SUSPICIOUS_TIMES
 WAIT_S = defaults.SUSPICIOUS_WAIT_S
 EVEN = defaults.LADDER[0]  #: the confidence of the expected value
 
-Kind = Literal["confidence", "idle", "wait", "odds"]
+Kind = Literal["confidence", "idle", "wait", "odds", "pools"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class Doubt:
 
 def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Iterator[Doubt]:
     service, objective = plan.service, search.objective
+    if service and objective.load.classes and service.request_rate and service.replicas > 1:
+        yield from _about_pools(search, candidate, service.total_gpus)
     if service:
         yield from (sizes := tuple(_about_sizes(objective, candidate, service, plan.gpu)))
         if service.request_rate:
@@ -63,6 +66,16 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
         yield _wait(plan.gpu, first_s, cause, "fewer concurrent requests, or more servers, would shorten it")
 
 
+def _about_pools(search: Search, candidate: Candidate, one_pool: int) -> Iterator[Doubt]:
+    gpu = candidate.profile.id
+    servings = tuple(one for one in search.space.servings if one.profile.id == gpu)
+    alone = replace(search, space=replace(search.space, servings=servings))
+    each = divided_fleets(alone, Terms(), search.objective.load.classes).best
+    if each and each.gpus < one_pool:
+        said = f"one pool for all classes takes {counted(one_pool)}, a pool for each takes {each.gpus:,}"
+        yield Doubt("pools", gpu, said, "planner fleet plans these")
+
+
 def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
     """The doubt where no plan meets the targets with ``confidence``, but the expected value of the closest does."""
     closest = ranking.closest
@@ -73,7 +86,7 @@ def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
     looser = met_limits(closest.load.readings)
     said = f"the expected value meets the targets but not at {confidence:.0%} confidence: the interval decides"
     return Doubt(
-        "odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan for hardly any load"
+        "odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan, often of many servers"
     )
 
 

@@ -347,12 +347,17 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
         return _largest(search, terms)
     if len(demands) == 1:
         return _in_order(one_pool.fleets(demands))
-    each = _Solver(search, terms, tuple(times(one, more) for one in demands))
-    divided = _in_order(each.fleets(demands))
+    divided = divided_fleets(search, terms, demands)
     if too_rare(demands, MIXED_PROMPTS):
         return divided
     shared = _in_order(one_pool.fleets(demands))
     return replace(_better(divided, shared), shapes=(divided.best, shared.best))
+
+
+def divided_fleets(search: Search, terms: Terms, classes: tuple[Load, ...]) -> Fleets:
+    """Plan a pool of servers for each of ``classes``."""
+    demands = tuple(times(one, 1 + search.objective.headroom) for one in classes)
+    return _in_order(_Solver(search, terms, demands).fleets(classes))
 
 
 def _largest(search: Search, terms: Terms) -> Fleets:
