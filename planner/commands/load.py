@@ -185,6 +185,11 @@ def planned_load(
 ) -> tuple[Load, Targets | None]:
     """The load and the targets of ``PlannedLoad``. Raises InputError where options contradict each other."""
     refuse_contradictions({**given, **size}, planned=True)
+    stocked = next((name for name in ("budget", "have") if size.get(name)), None)
+    if stocked and given.get("workload") in named_sessions():
+        cause = f"--workload {given['workload']}: what turns find in the cache depends on their rate"
+        hint = f"ask for --request-rate 1 and more in place of --{stocked}, and compare the GPUs that they take"
+        raise InputError(f"{cause}, so no largest one is searched", hint=hint)
     burstiness, least = given.get("burstiness"), defaults.LEAST_BURSTINESS
     if burstiness is not None and not burstiness >= least:
         raise InputError(
