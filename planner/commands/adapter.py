@@ -6,6 +6,7 @@
 import inspect
 import shlex
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -38,7 +39,17 @@ class Typed:
     verdict_first: bool = False  #: whether the text that was printed begins with a verdict
 
 
-class GroupedHelp(TyperCommand):
+class _Command(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises InputError for an option of one value that is given several times: the parser keeps the last."""
+        rest = super().parse_args(ctx, list(args))
+        given: Counter[Any] = Counter(self.make_parser(ctx).parse_args(list(args))[2])
+        for one, times in given.items():
+            if times > 1 and not (one.is_flag or one.multiple):
+                several = "; planner compare takes several" if one.name == "gpu" else ""
+                raise InputError(f"{one.opts[0]} is given {times} times", hint=f"give it once{several}")
+        return rest
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for parameter in self.get_params(ctx):
@@ -67,7 +78,7 @@ def add_command(app: typer.Typer, name: str, declared: Command) -> None:
     vars(answer)["__signature__"] = inspect.Signature(signature, return_annotation=int)
     answer.__annotations__ = {one.name: one.annotation for one in signature}
     settings: dict[str, Any] = {"context_settings": dict(declared.settings)} if declared.settings else {}
-    app.command(name, help=declared.help, cls=GroupedHelp, **settings)(answer)
+    app.command(name, help=declared.help, cls=_Command, **settings)(answer)
 
 
 def _as_typer(parameter: Parameter) -> inspect.Parameter:

@@ -368,7 +368,9 @@ def load_profile(name: str) -> GpuProfile:
     plain, count = counted_name(name)
     profile_id = _id_of(plain)
     if profile_id is None:
-        see = "`planner hardware list`, or give the path of a .toml file"
+        if "," in name:
+            raise InputError(f"{name!r} is more than one GPU", hint="give one; planner compare takes several")
+        see = "`planner hardware list`" + ", or give the path of a .toml file" * may_be_path()
         raise UnknownNameError("GPU", name, see=see, near=_nearest(plain))
     profile = _shipped(profile_id)
     if count is not None and not 1 <= count <= profile.gpus_per_node:

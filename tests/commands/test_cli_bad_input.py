@@ -26,6 +26,16 @@ DIGITS = "9" * 5000  #: more than Python reads as a number
 WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "unknown GPU": (("fit", LLAMA_7B, "--gpu", "h10"), "unknown GPU 'h10'", "nearest: h100"),
     "unknown GPU of a group": (("hardware", "show", "mi300x-cpxx"), "unknown GPU", "mi300x-cpx"),
+    "two GPUs where one is meant": ((*LATENCY, "--gpu", "l40s"), "--gpu is given 2 times", "planner compare"),
+    "two GPUs after one flag": ((*LATENCY[:-1], "h100,l40s"), "'h100,l40s' is more than one GPU", "planner compare"),
+    "two GPUs of a line": (
+        ("check", "--gpu", "h100", "--gpu", "l40s", "--", "vllm", "serve", LLAMA_7B), "--gpu is given 2 times", "once",
+    ),
+    "two spellings of an option": ((*LATENCY, "-tp", "1", "--tensor-parallel-size", "2"), "is given 2 times", "once"),
+    "two rates": (
+        ("fleet", LLAMA_7B, "--gpu", "h100", "--request-rate", "5", "--request-rate", "9"),
+        "--request-rate is given 2 times", "give it once",
+    ),
     "no GPU": (("fit", LLAMA_7B), "--gpu", "planner fit --help"),
     "profile that is not there": (("hardware", "show", "my.toml"), "my.toml", "check the path"),
     "unknown model": (("fit", "Llama-2-7b-h", "--gpu", "h100"), "unknown model", "nearest: meta-llama/Llama-2-7b-hf"),
