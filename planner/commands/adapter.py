@@ -7,7 +7,7 @@ import inspect
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -109,8 +109,10 @@ def _answer(
         if any(sources.get(name) == TYPED for name in named):
             sources |= {name: UNSAID for name in others if sources.get(name, TYPED) != TYPED}
     stated = {name: value for name, value in typed.items() if sources[name] != UNSAID}
+    of_file = [name for name in stated if sources[name] == FROM_FILE and name != "format"]
+    words = [word for name in of_file for word in _words(parameters[name], stated[name])]
     try:
-        answer = _call(context, declared, parameters, stated)
+        answer = _call(context, declared, parameters, stated, words)
     except InputError as error:
         for name, value in stated.items():
             words = value if isinstance(value, list) else [value]
@@ -123,12 +125,27 @@ def _answer(
     if context.obj is not None:
         context.obj.verdict_first = typed["format"] == "table" and answer.verdict_first
     output.print_answer(answer, typed["format"])
+    if words:
+        output.print_notes([masked(f"from {FILE}: {shlex.join(words)}")])
     return 0 if answer.ok else 1
 
 
+def _words(parameter: Parameter, value: Any) -> Iterator[str]:
+    """The words that give a value of planner.toml on the command line."""
+    flag, _, opposite = parameter.flag.partition("/")
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(parameter.option, Argument):
+            yield str(one)
+        elif not isinstance(one, bool):
+            yield from (flag, str(one).removesuffix(".0") if isinstance(one, float) else str(one))
+        elif one or parameter.default is not False:
+            yield flag if one else opposite or f"--no-{flag[2:]}"
+
+
 def _call(
-    context: typer.Context, declared: Command, parameters: Mapping[str, Parameter], stated: Mapping[str, Any]
-) -> Any:
+    context: typer.Context, declared: Command, parameters: Mapping[str, Parameter], stated: Mapping[str, Any],
+    of_file: Sequence[str],
+) -> Any:  # fmt: skip
     words: list[Any] = []
     options: dict[str, Any] = {}
     for name, value in stated.items():
@@ -139,7 +156,7 @@ def _call(
         elif parameter is not FORMAT:
             options[name] = value
     if "command_line" in inspect.signature(declared.function).parameters:
-        options["command_line"] = masked(shlex.join(["planner", *(context.obj.words if context.obj else ())]))
+        options["command_line"] = masked(shlex.join(["planner", *(context.obj.words if context.obj else ()), *of_file]))
     return declared.function(*words, **declared.check(options))
 
 

@@ -1,6 +1,7 @@
 """``planner.toml`` in the working directory: other defaults, a table per command."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,33 @@ def test_switches_may_be_written_either_way() -> None:
         write(f"{table}{line}\n")
         assert error_of(run("fit", LLAMA))[0].startswith("--no-enable-chunked-prefill: ")
         assert run("fit", LLAMA, "--enable-chunked-prefill").status == 0
+
+
+def test_scripts_and_notes_name_the_settings_of_the_file_so_that_the_command_makes_the_plan_elsewhere() -> None:
+    """The header had ``planner recommend MODEL -o p``, which planned four types of GPU without a target."""
+    write('[recommend]\ngpu = ["h100"]\ninput_len = 2048\nttft = 300\nspeculation = false\nformat = "json"\n')
+    outcome = run("recommend", LLAMA, "-o", "p")
+    assert "from planner.toml: --gpu h100 --no-speculation --random-input-len 2048 --ttft 300" in outcome.err
+    made = json.loads(Path("p/plan.json").read_text())
+    words = shlex.split(made["command"])
+    assert f"# by: {made['command']}\n" in Path("p/launch.sh").read_text()
+    Path("planner.toml").unlink()
+    assert run(*words[1:], "--force").status == 0 and words[0] == "planner"
+    assert json.loads(Path("p/plan.json").read_text())["digest"] == made["digest"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ((), "--gpu h100 --max-model-len 2048 --no-enable-prefix-caching"),
+        (("--gpu", "h200"), "--max-model-len 2048 --no-enable-prefix-caching"),
+        (("--gpu", "h200", "--max-model-len", "99", "--enable-prefix-caching"), ""),
+    ],
+)
+def test_the_note_leaves_out_what_was_typed_instead(typed: tuple[str, ...], said: str) -> None:
+    write('[fit]\ngpu = "h100"\nmax-model-len = 2048\nenable-prefix-caching = false\nexplain = false\n')
+    notes = " ".join(run("fit", LLAMA, *typed).err.split())
+    assert notes.partition("from planner.toml: ")[2] == said
 
 
 @pytest.mark.parametrize(
