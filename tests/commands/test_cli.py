@@ -314,7 +314,9 @@ def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
     explained = [line.split(":")[0] for line in outcome.out.splitlines() if line.startswith(("AMD", "NVIDIA"))]
     assert explained == ["AMD Instinct MI300X", "AMD Instinct MI308X 192GB", "NVIDIA H100 SXM 80GB"]
     said = " ".join(outcome.err.split())
-    order = "order: USD per hour, the cheapest first; no price is known for mi308x: counted at 2.49 USD/h, the mean of"
+    order = (
+        "order: USD per hour, the cheapest first; no price is known for mi308x: counted at 2.49 USD/h each, the mean of"
+    )
     assert order in said
     assert "one server of 1 GPU" in outcome.out and "1 server of 1 GPU each" not in outcome.out
     own = run("recommend", LLAMA_7B, *names, *load, "--price", "mi308x=0.5", "--price", "h100=1", "--explain")

@@ -410,6 +410,23 @@ def test_the_table_names_whose_fits_predicted() -> None:
     assert outcome.status == 0 and "calibration: shipped" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "said"),
+    [
+        ("fleet", "--price h100=3 --price l40s=1", "h20: counted at 2.00 USD/h each, the mean of the others; give"),
+        ("recommend", "--price h100=3 --price l40s=1", "h20: counted at 2.00 USD/h each, the mean of the others; give"),
+        ("fleet", "--price h100=3 --price l40s=1 --minimise gpus", "h20; give"),
+        ("recommend", "--price h100=3 --price l40s=1 --goal max-throughput", "h20; give"),
+    ],
+)
+def test_a_gpu_without_a_price_is_said_to_be_counted_at_the_mean(command: str, words: str, said: str) -> None:
+    """The mean of 3 and 1 USD. The note said ``ranked by the number of GPUs``, and the order was another one."""
+    load = ("--request-rate", "2", "--ttft", "2000", "--workload", "chat", *WORDS)
+    gpus = ("--gpu", "h20", "--gpu", "h100", "--gpu", "l40s")
+    notes = " ".join(run(command, LLAMA, *gpus, *load, *words.split()).err.split())
+    assert f"no price is known for {said} one with --price h20=USD" in notes
+
+
 def test_partitions_of_a_named_gpu_take_part_and_what_is_left_out_says_why() -> None:
     load = ("--request-rate", "1", "--input-len", "512", "--output-len", "64", "--tpot", "40", "--max-num-seqs", "32")
     answer = run("fleet", LLAMA, "--gpu", "a100", "--partitions", *load, "--max-num-batched-tokens", "2048")

@@ -434,7 +434,7 @@ def test_a_gpu_without_a_price_counts_at_the_mean_of_the_others() -> None:
     assert [p.gpu for p in plans_in_order(plans, Merit("balanced"))[0]] == ["cheap", "one", "dear", "two"]
     assert [p.gpu for p in plans_in_order(plans, Merit("max-throughput"))[0]] == ["dear", "cheap", "one", "two"]
     assert plans_in_order(plans, Merit("balanced"))[1].endswith(
-        "no price is known for two, one: counted at 4.80 USD/h, the mean of the others"
+        "no price is known for two, one: counted at 4.80 USD/h each, the mean of the others"
     )
     free = [plans[0], plans[2]]
     assert [p.gpu for p in plans_in_order(free, Merit("balanced"))[0]] == ["one", "two"]

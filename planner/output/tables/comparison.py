@@ -201,7 +201,7 @@ class ComparisonAnswer(Answer):
         points, refused = self.record.points, [f"{one.gpu} ({one.reason})" for one in self.record.refused]
         if refused and points:
             yield f"left out: {shared.listed(refused, BRIEF_REASONS)}"
-        yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices, ranked=False)
+        yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices)
         yield from self._engine_notes()
         read = ["brackets: 90 % interval", "percentages: probability that the ranking is correct"] if points else []
         yield "; ".join([*self._fits(), *read, shared.MORE])

@@ -168,7 +168,8 @@ class FleetAnswer(Answer):
         if refused and kinds:
             yield f"left out: {shared.listed(refused, BRIEF_REFUSED)}"
         profiles = {kind.profile.id: kind.profile for kind in kinds}.values()
-        yield from shared.price_caveats(profiles, self.record.search.space.prices)
+        assumed_usd = self.record.mean_usd if self.record.terms.minimise == "usd" else 0.0
+        yield from shared.price_caveats(profiles, self.record.search.space.prices, assumed_usd)
         yield "; ".join([*self._fits(), shared.MORE])
 
     def _notes(self) -> Iterator[str]:

@@ -302,7 +302,10 @@ class Recommendation(Answer):
     def _brief_notes(self) -> Iterator[str]:
         yield from self._taken()
         profiles = [one.profile for one, plan in zip(self.rankings, self.plans, strict=True) if plan]
-        yield from shared.price_caveats(profiles, self.search.space.prices, ranked=self.objective.targets is not None)
+        asked, stock = self.objective, self.search.space.stock
+        by_cost = asked.targets and asked.goal != "max-throughput" and stock is None
+        assumed_usd = planning.mean_usd(self._made) if by_cost else 0.0
+        yield from shared.price_caveats(profiles, self.search.space.prices, assumed_usd)
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
         yield "; ".join([*self._engines(), *scripts, shared.MORE])
 

@@ -154,11 +154,15 @@ def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> l
     return rows
 
 
-def price_caveats(profiles: Iterable[GpuProfile], prices: Mapping[str, float], *, ranked: bool = True) -> Iterator[str]:
-    """GPUs without a price, and those whose price is no rent."""
+def price_caveats(
+    profiles: Iterable[GpuProfile], prices: Mapping[str, float], assumed_usd: float = 0.0
+) -> Iterator[str]:
+    """GPUs without a price, counted at ``assumed_usd`` where cost decides, and those whose price is no rent."""
     rows = price_rows(profiles, prices)
     if unpriced := [row["gpu"] for row in rows if not row["origin"]]:
-        place = ": ranked by the number of GPUs" if ranked else ""
+        assumed = f"counted at {assumed_usd:,.2f} USD/h each, the mean of the others"
+        words = "ranked by the number of GPUs" if len(unpriced) == len(rows) else assumed
+        place = f": {words}" if assumed_usd and len(rows) > 1 else ""
         yield f"no price is known for {listed(unpriced, 3)}{place}; give one with --price {unpriced[0]}=USD"
     if owned := [row["gpu"] for row in rows if str(row["origin"]).endswith("owned")]:
         cost = "the cost of a card of your own over three years, not a rent"

@@ -333,6 +333,11 @@ class Fleets:
     def best(self) -> Fleet | None:
         return next(iter(self.fleets), None)
 
+    @property
+    def mean_usd(self) -> float:
+        """Mean USD per hour of one GPU, which stands in for a price that is not known; 1 where none is."""
+        return fmean([fleet.usd_per_h.mid / fleet.gpus for fleet in self.single if fleet.usd_per_h] or [1.0])
+
 
 def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] = ()) -> Fleets:
     """Plan fleets for the load of ``search``: of each GPU the better of two shapes.
@@ -511,7 +516,7 @@ class _Solver:
 def _in_order(fleets: Fleets) -> Fleets:
     """The fleets in their order, a GPU without a price at the mean of the others; a mix only where it saves enough."""
     single, mix, minimise = fleets.single, fleets.mix, fleets.minimised
-    usd = fmean([fleet.usd_per_h.mid / fleet.gpus for fleet in single if fleet.usd_per_h] or [1.0])
+    usd = fleets.mean_usd
 
     def weight(fleet: Fleet) -> float:
         known = fleet.weight(minimise)

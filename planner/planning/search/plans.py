@@ -326,7 +326,7 @@ def plans_in_order(plans: Iterable[Plan], merit: Merit) -> tuple[list[Plan], str
         words, weights = "USD per hour, the cheapest first", [cost(plan, usd) for plan in plans]
         if unpriced := [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]:
             names = ", ".join(dict.fromkeys(unpriced))
-            words += f"; no price is known for {names}: counted at {usd:,.2f} USD/h, the mean of the others"
+            words += f"; no price is known for {names}: counted at {usd:,.2f} USD/h each, the mean of the others"
         if unpriced and len(unpriced) == len(plans):
             words = "whole GPUs, the fewest first; no price is known"
     places = sorted(range(len(plans)), key=weights.__getitem__)
