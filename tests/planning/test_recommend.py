@@ -1,6 +1,7 @@
 """Plans: the shape of the published recipe, nothing that does not fit, and reasons for what lost."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from math import inf, log, sqrt
@@ -326,6 +327,16 @@ def test_who_lost_says_how_likely() -> None:
     for rejected in behind:
         assert rejected.probability_behind is not None and 0.5 <= rejected.probability_behind <= 1
         assert rejected.reason.endswith(f"{percent(rejected.probability_behind)} likely to be slower")
+    balanced = [one.reason for one in ranked("balanced", "h100-sxm").rejected if one.probability_behind is not None]
+    assert balanced and all("likely to be worse" in reason for reason in balanced)  # one of its two rates is larger
+
+
+def test_a_picked_plan_is_not_its_own_next_best() -> None:
+    """Each of ``--pick 1``, 2, 3 printed number 2 as the next best."""
+    asked = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--max-concurrency", "20")
+    first, second = (" ".join(run(*asked, "--pick", pick).out.split()) for pick in "12")
+    after = re.search(r"next best: .*?: ([\d,]+ tokens/s per GPU at [\d,]+ per user)", first)
+    assert after and f"balanced: {after[1]}, number 2, behind" in second and "next best" not in second
 
 
 def test_a_plan_says_everything_that_was_simulated_in_its_command(monkeypatch: pytest.MonkeyPatch) -> None:

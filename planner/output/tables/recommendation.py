@@ -285,7 +285,7 @@ class Recommendation(Answer):
         whole = candidate.resolved.model.quantization.method is None and candidate.deployment.profile.supports("fp8")
         if whole and "fp8" not in tried:
             yield "i", "no FP8 checkpoint of it is known: --quantization fp8 halves the weights while they load"
-        more = _measured_next(service) if service else _next_best(ranking, plan)
+        more = _measured_next(service) if service else _next_best(ranking, plan) if self.pick == 1 else ()
         yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
 
     def _limit_words(self, plan: planning.Plan) -> str:

@@ -18,7 +18,7 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.predict import Prediction
-from planner.planning.search.candidate import Candidate, Merit, Ranking, Rejected, best_first, odds_words
+from planner.planning.search.candidate import Candidate, Merit, Ranking, Rejected, best_first
 from planner.planning.search.plans import for_users
 from planner.planning.search.space import Choices, Objective, why_not
 
@@ -104,7 +104,7 @@ def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterat
     for candidate in candidates[1:]:
         if best_of[candidate.engine] is candidate:
             behind = merit.odds(objective.load, candidates[0], candidate)
-            reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {odds_words(behind)}"
+            reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {merit.odds_words(behind)}"
             faster = merit.of_candidate(candidate) > merit.of_candidate(candidates[0])
             within = (
                 f"; within {defaults.TOLERANCE:.0%} the recipe's layout and KV cache and fewer GPUs go first" * faster

@@ -230,10 +230,10 @@ class Merit:
             return f"{candidate.tok_per_s_per_gpu:,.0f} output tokens/s per GPU"
         return f"{candidate.tok_per_s_per_gpu:,.0f} tokens/s per GPU at {candidate.tok_per_s_per_user:.0f} per user"
 
-
-def odds_words(behind: float) -> str:
-    """``93% likely to be slower``, or faster."""
-    return f"{percent(max(behind, 1 - behind))} likely to be {'slower' if behind >= 0.5 else 'faster'}"
+    def odds_words(self, behind: float) -> str:
+        """``93% likely to be slower``, or faster; ``balanced`` weighs two rates, of which one may be larger."""
+        worse, better = ("worse", "better") if self.goal == "balanced" else ("slower", "faster")
+        return f"{percent(max(behind, 1 - behind))} likely to be {worse if behind >= 0.5 else better}"
 
 
 def best_first(candidates: Iterable[Candidate], goal: Goal) -> list[Candidate]:

@@ -32,7 +32,7 @@ from planner.planning.plan import (
     Unaided,
 )
 from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
-from planner.planning.search.candidate import Candidate, Merit, Ranking, odds_words
+from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.departures import Departures, beside_recipe, recipe_of
 from planner.planning.search.servers import Rung, Servers
 from planner.planning.search.space import Objective, Space
@@ -363,7 +363,7 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
             of_layout.setdefault(engine.Layout.of(candidate.config), candidate)
     for layout in sorted(of_layout, key=astuple):
         if layout != engine.Layout.of(winner.config):
-            behind = odds_words(merit.odds(objective.load, winner, of_layout[layout]))
+            behind = merit.odds_words(merit.odds(objective.load, winner, of_layout[layout]))
             words = layout.flags if layout.num_gpus > 1 else "--tensor-parallel-size 1"
             yield f"{words} instead: {merit.words(of_layout[layout])}, {behind}"
     searched = winner.searched or winner
