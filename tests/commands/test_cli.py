@@ -173,6 +173,24 @@ def test_predict_serve_speaks_as_the_bench_does() -> None:
     assert re.match(rf"note: \S+ on 1 x {gpu}\S*, TP 1; vLLM [\d.]+; calibration: ", outcome.err)
 
 
+@pytest.mark.parametrize(
+    ("words", "load"),
+    [
+        ("serve", "1,000 requests of 1,024 + 128 tokens, all at once, so TTFT includes the queue: --max-concurrency"),
+        ("serve --max-concurrency 16", "1,000 requests of 1,024 + 128 tokens, 16 at once"),
+        ("serve --request-rate 2 --num-prompts 50", "50 requests of 1,024 + 128 tokens, 2 per second"),
+        ("throughput --input-len 99 --output-len 9", "1,000 requests of 99 + 9 tokens, all at once"),
+        ("latency", "8 requests of 32 + 128 tokens, all at once"),
+    ],
+)
+def test_predict_names_its_load(words: str, load: str) -> None:
+    """The defaults are those of vLLM. Sent at once, 1,000 requests of 1,024 + 128 tokens have a TTFT of 20 to 40 s."""
+    name, *more = words.split()
+    notes = data(run("predict", name, LLAMA_7B, "--gpu", "h100", *more, "--format", "json"))["notes"]
+    (said,) = (note for note in notes if note.startswith("load: "))
+    assert said.startswith(f"load: {load}") and ("queue" in said) == ("all at once, so" in load)
+
+
 def test_predict_serve_json_has_the_keys_of_the_result_file() -> None:
     result = data(run(*SERVE, "--format", "json"))
     assert result.keys() >= SERVE_KEYS | {"schema_version", "engine_version", "breakdown"}

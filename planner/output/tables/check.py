@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any
 
 from planner.engine import has_both_engines
@@ -23,10 +22,10 @@ from planner.output.tables.shared import (
     launch_lines,
     layout_in_words,
     listed,
+    sent_words,
 )
 from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served
 from planner.units import format_bytes, percent, rounded
-from planner.workload import Load
 
 COLUMNS = columns_of("check")
 #: On one screen.
@@ -213,7 +212,7 @@ def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = Tr
         load, result = launch.record.workload, launch.record.offline.result
         key, unit = ("avg_latency", "s") if "avg_latency" in result else ("tokens_per_second", "tokens/s, in and out")
         rate = figure_between(result[key], result.get(f"{key}_lo"), result.get(f"{key}_hi"), unit)
-        yield wrapped(f"{f'{_load_words(load)}, ' if load else ''}offline: {rate}")
+        yield wrapped(f"{f'{sent_words(load)}, ' if load else ''}offline: {rate}")
     elif launch.has_speed:
         yield from _load_lines(launch, brief=brief, with_command=with_command)
     yield from items("i", launch.advice)
@@ -262,7 +261,7 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
     record, most = launch.record, 1 if brief else None
     rows, shown = launch.rows(most), launch.better[:most]
     if record.workload:
-        yield wrapped(f"{_load_words(record.workload)}:")
+        yield wrapped(f"{sent_words(record.workload)}:")
     if rows:
         yield table_text(rows, BRIEF if brief else COLUMNS)
     if launch.copies:
@@ -284,16 +283,6 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_CHANGES if brief else len(added))}"])
         if with_command:
             yield from launch_lines(plan.env, plan.command)
-
-
-def _load_words(load: Load) -> str:
-    words = [f"{load.num_prompts:,} requests of {load.input_len:,} + {load.output_len:,} tokens"]
-    words += [f"varied by {load.range_ratio:.0%}"] if load.range_ratio else []
-    words += [f"after {load.prefix_len:,} shared tokens"] if load.prefix_len else []
-    words += [f"{load.request_rate:g} per second"] if isfinite(load.request_rate) else []
-    if load.max_concurrency or not isfinite(load.request_rate):
-        words.append(f"{load.max_concurrency or 'all'} at once")
-    return ", ".join(words)
 
 
 def _timed(record: LineVerdict) -> Deployment | None:

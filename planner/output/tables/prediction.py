@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
-from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, layout_in_words
+from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, layout_in_words, sent_words
 from planner.planning import ClassFigures, Deployment, Prediction
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
@@ -106,6 +107,10 @@ class PredictionAnswer(MetricAnswer):
 
     def _notes(self) -> Iterator[str]:
         yield from _notes(self.deployment, self.resolved)
+        load = self.record.load
+        if load.recorded is None:
+            queue = ", so TTFT includes the queue: --max-concurrency or --request-rate limits it"
+            yield f"load: {sent_words(load)}{queue * (self.bench == 'serve' and load.value == inf)}"
         if shares := self._offloading:
             without, figures = shares["without"], self.record.figures
             then = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
@@ -91,6 +92,17 @@ def asked_load(value: float, unit: str = "requests/s") -> str:
     """A load as it was asked for: ``1 request/s``, ``4.125 requests/s``; that of a trace is rounded."""
     digits = 6 if value == round(value, 3) else 3
     return f"{value:,.{digits}g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
+
+
+def sent_words(load: Load) -> str:
+    """Return the requests of a load, such as ``1,000 requests of 1,024 + 128 tokens, all at once``."""
+    words = [f"{counted(load.num_prompts, 'request')} of {load.input_len:,} + {load.output_len:,} tokens"]
+    words += [f"varied by {load.range_ratio:.0%}"] if load.range_ratio else []
+    words += [f"after {load.prefix_len:,} shared tokens"] if load.prefix_len else []
+    words += [f"{load.request_rate:g} per second"] if isfinite(load.request_rate) else []
+    if load.max_concurrency or not isfinite(load.request_rate):
+        words.append(f"{load.max_concurrency or 'all'} at once")
+    return ", ".join(words)
 
 
 def of_tokens(sent: Load | PlannedWorkload) -> str:
