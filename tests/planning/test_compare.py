@@ -296,6 +296,7 @@ def test_the_table_names_whose_fits_predicted() -> None:
 
     outcome = run("compare", LLAMA, "--gpu", "mi355x", "--max-concurrency", "8")
     assert "calibration: shipped" in outcome.err
+    assert "brackets: 90 % interval, for USD with the range of prices" in " ".join(outcome.err.split())
     pairs = [("h100-sxm", "shipped"), ("mi300x", "mine.toml"), ("b200-sxm", "shipped"), ("h100-sxm", "shipped")]
     said, measured = calibration_note((*pair, "architecture" if pair[0] == "b200-sxm" else "gpu") for pair in pairs)
     assert said == "calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"

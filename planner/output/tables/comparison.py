@@ -203,7 +203,14 @@ class ComparisonAnswer(Answer):
             yield f"left out: {shared.listed(refused, BRIEF_REASONS)}"
         yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices)
         yield from self._engine_notes()
-        read = ["brackets: 90 % interval", "percentages: probability that the ranking is correct"] if points else []
+        read = (
+            [
+                "brackets: 90 % interval, for USD with the range of prices",
+                "percentages: probability that the ranking is correct",
+            ]
+            if points
+            else []
+        )
         yield "; ".join([*self._fits(), *read, shared.MORE])
 
     def _notes(self) -> Iterator[str]:

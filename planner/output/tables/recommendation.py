@@ -499,7 +499,9 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
         return f"{value:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None and high is not None else "")
 
     yield f"output throughput  {ranged('output_throughput', ',.0f')} tokens/s"
-    yield f"per GPU            {ranged('output_throughput_per_gpu', ',.0f')} tokens/s"
+    steady = plan.service.tok_per_s_per_gpu if plan.service else None
+    more = f", start and end of the benchmark included; {steady:,.0f} in steady state" if steady else ""
+    yield f"per GPU            {ranged('output_throughput_per_gpu', ',.0f')} tokens/s{more}"
     for name in ("ttft", "tpot", "itl", "e2el"):
         mean, p99 = (ranged(f"{statistic}_{name}_ms", ",.1f") for statistic in ("mean", "p99"))
         yield f"{name.upper():<5}              {mean} ms mean, {p99} ms p99"
