@@ -254,8 +254,10 @@ def test_predict_says_no_where_the_cache_holds_no_request() -> None:
     command = ("predict", "latency", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100")
     plain, answer = run(*command), run(*command, "--format", "json")
     assert (plain.status, answer.status) == (1, 1)
-    assert "cannot be served" in " ".join(plain.out.split())
-    assert data(answer)["fits"] is False
+    assert "does not fit: 131.4 GiB of weights on each GPU, which has 79.2 GiB" in " ".join(plain.out.split())
+    assert "KV cache" not in plain.out and data(answer)["fits"] is False  # nothing to set there
+    little = run("predict", "latency", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "b200", "--input-len", "99999")
+    assert "cannot be served" in " ".join(little.out.split()) and "GiB are left for the KV cache" in little.out
 
 
 def test_predict_says_where_the_server_would_not_start_as_it_is_set_up() -> None:

@@ -12,7 +12,7 @@ from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
 from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, layout_in_words, sent_words
-from planner.planning import ClassFigures, Deployment, Prediction
+from planner.planning import ClassFigures, Deployment, Prediction, why_not
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
 from planner.units import MS, TB, TFLOP, counted, format_bytes, percent
@@ -158,14 +158,12 @@ class PredictionRefused(MetricAnswer):
 
     @property
     def reason(self) -> str:
-        """The tokens of a request beside the memory that is left for them."""
-        config = self.deployment.config
-        left = max(self.deployment.budget.binding.available.mid, 0)
-        return (
-            f"{self.resolved.resolved} on {config.num_gpus} x {self.deployment.profile.id}, vLLM {config.version}: "
-            f"requests of {self.workload.max_total_len:,} tokens cannot be served, {format_bytes(left)} are left for "
-            "the KV cache"
-        )
+        """The tokens of a request beside the memory that is left for them, or the weights where none is."""
+        config, left = self.deployment.config, self.deployment.budget.binding.available.mid
+        tokens = f"requests of {self.workload.max_total_len:,} tokens cannot be served"
+        why = f"{tokens}, {format_bytes(left)} are left for the KV cache" if left > 0 else why_not(self.deployment)
+        where = f"{self.resolved.resolved} on {config.num_gpus} x {self.deployment.profile.id}"
+        return f"{where}, vLLM {config.version}: {why}"
 
     def _object(self) -> dict[str, Any]:
         left = round(self.deployment.budget.binding.available.mid)
