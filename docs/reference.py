@@ -21,7 +21,7 @@ MARK = "<!-- `make docs` writes what follows from the declarations of the comman
 SHARED = 2
 WIDTH = 120
 PLAIN = "General"  #: the panel of an option that names none
-RANGE = re.compile(r" \[[^][;]*<?=?x[<>]=[^][;]*\]|; [^][;]*x[<>]=[^][;]*(?=\])")  #: of a number; --help has it
+RANGE = re.compile(r" \[(at least|at most|from) [^][]*\]")  #: of a number; --help has it
 
 OF_VLLM = "(flags of vllm serve)"  #: end of a panel whose options vLLM documents
 #: The engine's options in any version of vLLM.

@@ -3,6 +3,7 @@ names carry the unit. GB is 10^9 bytes, GiB is 2^30 bytes."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import floor, isfinite, log10
@@ -80,6 +81,24 @@ def to_base(value: float, unit: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):  # a text times a GB would be a long one
         raise TypeError(f"{value!r} is not a number")
     return value * FACTORS[unit]
+
+
+def in_range(least: float | None = None, most: float | None = None) -> str:
+    """Bounds in words, such as ``from 1 to 1,024``; empty without any."""
+    if least is None or most is None:
+        return f"at least {least:,.10g}" if least is not None else f"at most {most:,.10g}" if most is not None else ""
+    return f"from {least:,.10g} to {most:,.10g}"
+
+
+def meant(flag: str, value: object, most: float | None = None, unit: str = "") -> str:
+    """The option as it was probably meant: percent where a share is taken, or seconds where ms are; else nothing."""
+    given = re.fullmatch(r"(\d+(?:\.\d+)?) ?(%|ms|s|)", str(value))
+    number = float(given[1]) if given else 0.0
+    if given and unit == "ms" and given[2] in ("s", "ms"):
+        return f"{number:g} {given[2]} is {flag} {number * (1000 if given[2] == 's' else 1):g}"
+    if most is not None and most <= 10 and ((given and given[2] == "%") or max(2 * most, 5) <= number <= 100):
+        return f"{number:g} % is {flag} {number / 100:g}"
+    return ""
 
 
 def figure(value: float, digits: int = 0) -> str:

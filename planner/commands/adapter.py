@@ -21,6 +21,7 @@ from planner.commands.declare import REQUIRED, Argument, Command, Option, Parame
 from planner.errors import InputError, os_errors
 from planner.resources import read_given
 from planner.secrets import masked
+from planner.units import in_range
 
 FILE = "planner.toml"
 #: Sources of a value, as the parser calls them.
@@ -82,21 +83,23 @@ def add_command(app: typer.Typer, name: str, declared: Command) -> None:
 
 
 def _as_typer(parameter: Parameter) -> inspect.Parameter:
-    option, kind, default = parameter.option, parameter.kind, parameter.default
+    option, kind, default, settings = parameter.option, parameter.kind, parameter.default, parameter.option.settings
+    if parameter.number:  # typed as text, so that one place words what is wrong
+        ends, form = in_range(**parameter.limits), settings.get("metavar") or f"<{parameter.number.__name__}>"
+        kind, settings = str, settings | {"metavar": form, "help": settings["help"] + f" [{ends}]" * bool(ends)}
     if default is not REQUIRED:
         default = default if isinstance(default, bool | int | float | str) else option.default
         if default is None:
             kind = kind | None
-        elif option.kind is str:
+        elif kind is str:
             default = str(default)
     info: Any
     if isinstance(option, Argument):
-        info = typer.Argument(**option.settings)
+        info = typer.Argument(**settings)
     else:
         flag = parameter.flag
         names = option.names or (f"{flag}/--no-{flag[2:]}" if kind == bool | None else flag,)
-        limits = parameter.limits if option.kind is None else {}
-        info = typer.Option(*names, rich_help_panel=option.panel or None, **(option.settings | limits))
+        info = typer.Option(*names, rich_help_panel=option.panel or None, **settings)
     annotation: Any = Annotated[kind, info]
     return inspect.Parameter(parameter.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
@@ -115,8 +118,10 @@ def _answer(
         answer = _call(context, declared, parameters, stated, words)
     except InputError as error:
         for name, value in stated.items():
-            words = value if isinstance(value, list) else [value]
-            if sources[name] == FROM_FILE and any(f"'{word}'" in error.cause for word in words):
+            words = map(str, value if isinstance(value, list) else [value])
+            if sources[name] == FROM_FILE and any(
+                error.cause.endswith(f" {word}") or f"'{word}'" in error.cause for word in words
+            ):
                 cause = f"{FILE}: [{declared.words.replace(' ', '.')}] {name}: {error.cause}"
                 raise InputError(cause, hint=error.hint) from error
         raise
@@ -150,7 +155,7 @@ def _call(
     options: dict[str, Any] = {}
     for name, value in stated.items():
         parameter = parameters[name]
-        value = value if parameter.option.read is None else parameter.option.read(value)
+        value = parameter.read(value)
         if parameter.positional:
             words += value
         elif parameter is not FORMAT:

@@ -5,6 +5,7 @@ Nothing here imports typer, so that a program that uses the library does not wai
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, wraps
 from types import NoneType, UnionType
@@ -69,10 +70,20 @@ class Parameter:
         """The first spelling of the parameter, such as ``--gpu``."""
         return (self.option.names or (f"--{self.name.replace('_', '-')}",))[0]
 
+    @cached_property
+    def number(self) -> Any:
+        """The type of a number; None for other values."""
+        kinds = set(get_args(self.kind) or (self.kind,)) - {NoneType}
+        return next((kind for kind in (int, float) if kinds == {kind} and get_origin(self.kind) is not list), None)
+
+    @property
+    def unit(self) -> str:
+        return "ms" if self.option.settings.get("metavar") == "MS" else ""
+
     @property
     def limits(self) -> dict[str, float]:
-        """The bounds that include their value, as ``min`` and ``max``."""
-        pairs = ((word, getattr(one, key)) for one in self.bounds for word, key in (("min", "ge"), ("max", "le")))
+        """The bounds that include their value, as ``least`` and ``most``."""
+        pairs = ((word, getattr(one, key)) for one in self.bounds for word, key in (("least", "ge"), ("most", "le")))
         return {word: value for word, value in pairs if value is not None}
 
     def check(self, value: Any, see: str) -> Any:
@@ -85,7 +96,19 @@ class Parameter:
         if get_origin(kinds[0]) is Literal and isinstance(value, str) and value not in get_args(kinds[0]):
             raise UnknownNameError(self.name, value[:80], get_args(kinds[0]), see=see)
         wanted: Any = Annotated[self.type, *self.bounds] if self.bounds else self.type
-        return planning.typed(self.name, value, wanted, flag=self.flag)
+        return planning.typed(self.name, value, wanted, flag=self.flag, unit=self.unit)
+
+    def read(self, given: Any) -> Any:
+        """What typed words mean. Raises InputError, naming the flag, for text that is no number where one is wanted."""
+        if self.option.read:
+            return self.option.read(given)
+        if self.number is None:
+            return given
+        row = engine.SETTINGS.get(self.name)
+        with suppress(ValueError, OverflowError):  # OverflowError: digits beyond any float
+            return row.read(given) if row else self.number(given)
+        wanted: Any = Annotated[self.number, *self.bounds, self.option]
+        return planning.typed(self.name, given, wanted, flag=self.flag, unit=self.unit, strict=False)
 
 
 @dataclass(frozen=True)

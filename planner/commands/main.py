@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 cause = cause.replace(f"--{side}-len", f"--random-{side}-len")
         return complain(cause, error.exit_status, hint=error.hint)
     except ParserError as error:
-        return complain(_cause(error), 2, hint=_usage_hint(error))
+        return complain(_cause(error, words), 2, hint=_usage_hint(error, words))
     except OSError as error:
         if error.filename is None:
             return _bug()
@@ -151,19 +151,29 @@ def _root(
     context.default_map = read_defaults(context.command)
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: Exception, words: Sequence[str]) -> str:
     if named := getattr(error, "possibilities", None):  # typer counts the dashes too: --seed is like --use-case to it
-        asked = vars(error)["option_name"].lstrip("-")
-        vars(error)["possibilities"] = [one for one in named if get_close_matches(asked, [one.lstrip("-")], 1, 0.7)]
+        without = {one.lstrip("-"): one for one in named}
+        near = get_close_matches(vars(error)["option_name"].lstrip("-"), without, 1, 0.8)
+        vars(error)["possibilities"] = [without[one] for one in near]
     message = str(getattr(error, "format_message", error.__str__)()).replace("Value error, ", "")
+    if option := getattr(error, "option_name", ""):  # the parser takes -tp for -t and -p
+        whole = next((word.partition("=")[0] for word in words if word.startswith(option)), option)
+        vars(error)["option_name"], message = whole, message.replace(f": {option}", f": {whole}", 1)
     context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
     if context and parameter and source_of(context, parameter.name) == FROM_FILE:
         return f"{FILE}: {message}"
     return message or "no command is given"
 
 
-def _usage_hint(error: Exception) -> str:
+def _usage_hint(error: Exception, words: Sequence[str]) -> str:
     context, message = getattr(error, "ctx", None), str(getattr(error, "message", ""))
+    if option := getattr(error, "option_name", ""):
+        from planner.engine import SETTINGS
+
+        if row := next((row for row in SETTINGS.values() if option in row.flags), None):
+            searched = words[0] in ("recommend", "fleet") and "searched" in row.tags.split()
+            return f"{words[0]} searches it: " * searched + f"planner predict and planner check take {option}"
     if choices := re.search(r"'(.*)' is not one of (.*)", message):
         names = re.findall(r"'([^']+)'", choices[2])
         if near := get_close_matches(choices[1], names, n=2, cutoff=0.5):

@@ -81,8 +81,6 @@ _LISTS = frozenset(
 )
 #: Values of ``--runner``, ``--convert`` and, to 0.12, ``--task`` of a server that generates nothing.
 _POOLING = ("pooling", "embed", "embedding", "classify", "score", "reward")
-_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 SET_IT = "write the value out, or give it by --set"
 API_SERVER = "vllm.entrypoints.openai.api_server"
 #: Commands that start an engine of their own, and those that send requests to a server.
@@ -431,8 +429,8 @@ class _LineReader:
     def _set_row(self, flag: str, value: str) -> None:
         row = _ROWS[flag]
         try:
-            reader = parse_speculative_config if row.name == "speculative_config" else row.value_type
-            self.settings[row.name] = _count(value) if row.scaled else reader(value)
+            reader = parse_speculative_config if row.name == "speculative_config" else row.read
+            self.settings[row.name] = reader(value)
         except (ValueError, OverflowError):  # OverflowError: digits beyond any float
             self.problems.append(FlagProblem(flag, f"{value[:40]!r} is not a number"))
         except UnmodelledError:
@@ -444,9 +442,3 @@ class _LineReader:
 
 def option_values(flag: str, text: str) -> list[str]:
     return text.split() if flag in _LISTS else [text] * bool(text)
-
-
-def _count(text: str) -> int:
-    """``32k`` is 32,000 and ``32K`` 32,768, as vLLM reads lengths (``human_readable_int``)."""
-    scaled = _SCALED.fullmatch(text.strip())
-    return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)

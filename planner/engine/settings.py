@@ -11,6 +11,7 @@ planner.errors.InputError: --max-num-seqs must be at least 1, got 0
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
@@ -22,7 +23,7 @@ from planner.engine.flags import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MA
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.resources import package_dir, tables_of
-from planner.units import GIB, MOST_FIGURE
+from planner.units import GIB, MOST_FIGURE, meant
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
@@ -33,6 +34,8 @@ SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "eagle3", "ngram", "s
 #: whoever has a measured result without its plan. ``logged``: printed at start-up, and not of the layout.
 #: ``recommend``, ``fleet``: taken by these commands.
 Tag = Literal["axes", "layout", "batch", "searched", "plan", "result", "logged", "recommend", "fleet"]
+_SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 
 
@@ -87,7 +90,7 @@ class Setting:
     most: float | None = None
     metavar: str = ""  #: what ``--help`` shows for the value: a unit, or its form
     ours: bool = False  #: planner's own, no option of vLLM
-    scaled: bool = False  #: vLLM reads ``32k`` as 32,000 and ``32K`` as 32,768
+    scaled: bool = False  #: a count with a suffix, as vLLM's ``human_readable_int`` reads it
     on: Literal["", "gpu"] = ""  #: where it has a meaning; empty: everywhere
     only: Literal["", "memory", "time"] = ""  #: what it changes, where the other is not modelled or not touched
     tags: str = ""  #: uses, each a ``Tag``
@@ -109,6 +112,11 @@ class Setting:
         off = f"/{flag_of('no_' + self.name)}" if self.kind == bool | None else ""
         return tuple(filter(None, (self.flag + off, self.short)))
 
+    def read(self, text: str) -> Any:
+        """The value of a text; of lengths ``32k`` is 32,000 and ``32K`` 32,768. Raises ValueError or OverflowError."""
+        scaled = _SCALED.fullmatch(text.strip()) if self.scaled else None
+        return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else self.value_type(text)
+
     def check(self, value: Any) -> None:
         if not isinstance(value, int | float) or isinstance(value, bool):
             return
@@ -122,7 +130,8 @@ class Setting:
         wanted += [f"above {above:g}"] if self.above is not None else []
         wanted += [f"at most {most:,g}"] if self.most is not None or value > most else []
         cause = f"{self.flag} must be {' and '.join(wanted) or 'a number'}, got {value}"
-        raise InputError(cause, hint=f"give such a number, or leave {self.flag} out for the default")
+        hint = meant(self.flag, value, self.most) or f"give such a number, or leave {self.flag} out for the default"
+        raise InputError(cause, hint=hint)
 
 
 def flag_of(name: str) -> str:

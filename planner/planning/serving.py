@@ -33,6 +33,7 @@ from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local, local_for
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit import Fit, fit_of
+from planner.units import in_range, meant
 
 if TYPE_CHECKING:
     from planner.planning.capacity import Capacity
@@ -366,7 +367,7 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
     return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates), env=variables)
 
 
-def typed(name: str, value: Any, kind: Any, *, flag: str = "", strict: bool = True) -> Any:
+def typed(name: str, value: Any, kind: Any, *, flag: str = "", unit: str = "", strict: bool = True) -> Any:
     """``value`` as a plain one of ``kind``, bounds included; also numbers of numpy, without ``strict`` also text.
 
     Raises InputError, naming the flag, for any other value.
@@ -376,6 +377,12 @@ def typed(name: str, value: Any, kind: Any, *, flag: str = "", strict: bool = Tr
     try:
         return TypeAdapter(kind).validate_python(value, strict=strict and not isinstance(value, list | tuple | dict))
     except ValidationError as error:
-        wanted = error.errors()[0]["msg"].removeprefix("Input should be ")
-        cause = f"{flag or flag_of(name)} must be {wanted}, got {repr(value)[:80]}"
-        raise InputError(cause, hint=f"give such a value, or leave {name} out") from error
+        problem, flag, rules = error.errors()[0], flag or flag_of(name), getattr(kind, "__metadata__", ())
+        least, most = (next((getattr(one, end) for one in rules if hasattr(one, end)), None) for end in ("ge", "le"))
+        wanted = {"int": "an integer", "float": "a number"}.get(problem["type"].partition("_")[0], "")
+        wanted += f" of {unit}" * bool(wanted and unit)
+        if wanted or problem["type"].endswith("than_equal"):
+            wanted = ", ".join(filter(None, (wanted, in_range(least, most))))
+        cause = f"{flag} must be {wanted or problem['msg'].removeprefix('Input should be ')}, got {repr(value)[:80]}"
+        hint = meant(flag, value, most, unit) or f"give such a value, or leave {flag} out"
+        raise InputError(cause, hint=hint) from error

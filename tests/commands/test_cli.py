@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Outcome, answer_of, error_of, run
+from command_line import Outcome, answer_of, error_of, json_of, run
 
 import planner
 from planner.engine import NEWEST, release_text
@@ -560,3 +560,11 @@ def test_a_name_that_the_system_refuses_is_an_error_of_two_lines(command: str) -
     outcome = run(command, "A" * 300, *words, *(("--target", "compose") if command == "deploy" else ()))
     cause, hint = error_of(outcome)
     assert outcome.status == 2 and cause.endswith("File name too long") and hint
+
+
+@pytest.mark.parametrize(("typed", "tokens"), [("8k", 8000), ("8K", 8192), ("1.5k", 1500), ("8192", 8192)])
+def test_lengths_have_the_suffixes_of_vllm(typed: str, tokens: int) -> None:
+    """As its ``human_readable_int`` reads them, which planner check does too."""
+    assert json_of("fit", "Qwen/Qwen3-8B", "--gpu", "h100", "--max-model-len", typed)["max_model_len"] == tokens
+    Path("planner.toml").write_text(f"[fit]\nmax-model-len = '{typed}'")
+    assert json_of("fit", "Qwen/Qwen3-8B", "--gpu", "h100")["max_model_len"] == tokens

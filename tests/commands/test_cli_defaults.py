@@ -94,8 +94,16 @@ def test_the_note_leaves_out_what_was_typed_instead(typed: tuple[str, ...], said
         ("[fit]\nmax-model-len = true", "[fit] max-model-len is not a string or a number", "command line"),
         ("[fit]\nmax-model-len = [1, 2]", "[fit] max-model-len is not a string or a number", "command line"),
         ("[fit]\ngpu = 1979-05-27", "[fit] gpu is not a string or a number, or a list of them", "command line"),
-        ("[fit]\nmax-model-len = 'abc'", "planner.toml: Invalid value for '--max-model-len'", "planner fit --help"),
-        ("[fit]\nmax-model-len = 0", "planner.toml: Invalid value for '--max-model-len'", "planner fit --help"),
+        (
+            "[fit]\nmax-model-len = 'abc'",
+            "planner.toml: [fit] max_model_len: --max-model-len must be an integer",
+            "leave",
+        ),
+        (
+            "[fit]\nmax-model-len = 0",
+            "planner.toml: [fit] max_model_len: --max-model-len must be at least 1",
+            "default",
+        ),
         ("[fit]\nformat = 'xml'", "planner.toml: Invalid value for '--format'", "planner fit --help"),
     ],
 )

@@ -476,10 +476,10 @@ def test_every_state_is_an_address() -> None:
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"flight": ["0"]}, "flight must be greater than"),
-        ({"flight": ["9" * 400]}, "flight must be less than"),
+        ({"flight": ["0"]}, "flight must be from 1 to 4,096"),
+        ({"flight": ["9" * 400]}, "flight must be from 1 to 4,096"),
         ({"rate": ["nan"]}, "rate must be"),
-        ({"input_len": ["1e3"]}, "must be a valid integer"),
+        ({"input_len": ["1e3"]}, "must be an integer, from 1 to 1,000,000"),
         ({"goal": ["fast"]}, "unknown goal"),
         ({"gpu": ["nothing"]}, "unknown GPU"),
         ({"gpu": ["all"]}, "GPUs are chosen"),
@@ -554,7 +554,7 @@ def test_no_is_an_answer_and_bad_input_an_error(server: Server) -> None:
         ("fit", {"model": MODEL, "gpu": "h10"}, "unknown GPU"),
         ("fit", {"model": MODEL}, "the parameter gpu is missing"),
         ("fit", {"model": MODEL, "gpu": GPU, "colour": "red"}, "unknown parameter"),
-        ("fit", {"model": MODEL, "gpu": GPU, "max_model_len": "long"}, "valid integer"),
+        ("fit", {"model": MODEL, "gpu": GPU, "max_model_len": "long"}, "an integer"),
         ("fit", {"model": MODEL, "gpu": GPU, "tensor_parallel_size": 0}, "at least 1"),
         ("fit", {"model": MODEL, "gpu": [GPU, GPU]}, "given 2 times"),
         ("fit", {"model": MODEL, "gpu": GPU, "startup_log": "/etc/passwd"}, "unknown parameter"),

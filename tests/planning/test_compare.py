@@ -363,7 +363,7 @@ def test_a_model_that_nobody_holds_is_an_honest_no() -> None:
     ("words", "cause"),
     [
         (("--max-concurrency", "8,x"), "--max-concurrency '8,x' is not a list of numbers"),
-        (("--max-concurrency", "1.5"), "--max-concurrency must be a valid integer, got 1.5"),
+        (("--max-concurrency", "1.5"), "--max-concurrency must be an integer, at least 1, got 1.5"),
         (("--request-rate", "0"), "--request-rate must be greater than 0, got 0"),
         (("--request-rate", "1", "--max-concurrency", "1"), "--request-rate and --max-concurrency are both given"),
         (("--input-len", "1,2,3", "--output-len", "1,2"), "--random-input-len names 3 lengths, --random-output-len 2"),

@@ -136,7 +136,7 @@ def _described(one: Operation) -> dict[str, Any]:
 
 def _parameter(parameter: Parameter) -> dict[str, Any]:
     kind, default = _kind(parameter), parameter.default
-    bounds = {"min": "minimum", "max": "maximum"}
+    bounds = {"least": "minimum", "most": "maximum"}
     schema = TypeAdapter(kind).json_schema() | {bounds[key]: value for key, value in parameter.limits.items()}
     if isinstance(default, bool | int | str) or (isinstance(default, float) and default < float("inf")):
         schema["default"] = default
