@@ -260,7 +260,8 @@ def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], perc
 
 def gpus_in(size: Mapping[str, Any]) -> list[str] | None:
     """The GPUs that ``--have`` names; None without it."""
-    return [word.partition("=")[0] for word in assignments(size.get("have", ()))] or None
+    words = assignments(size.get("have", ()))
+    return [word.partition("=")[0] if "=" in word else hardware.counted_name(word)[0] for word in words] or None
 
 
 def stock_of(

@@ -507,6 +507,21 @@ def test_bad_input_is_named(words: tuple[str, ...], cause: str) -> None:
     assert cause in refused("fleet", LLAMA, "--gpu", "h100", *words)
 
 
+def test_the_longest_request_is_named_by_the_option_that_made_it() -> None:
+    classes = ("--class", "a=1:9:9,ttft=500", "--class", "long=1:200000:9,ttft=9000")
+    assert "--class long: the longest request has 200009" in refused("recommend", LLAMA, "--gpu", "h100", *classes)
+    sent = ("--workload", "coding-agent", "--request-rate", "0.2")
+    assert "--workload coding-agent: the longest" in refused(
+        "predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", *sent
+    )
+
+
+def test_gpus_in_stock_may_be_more_than_a_node_has() -> None:
+    words = ("Qwen/Qwen3-8B", "--ttft", "500", "--format", "json", "--have")
+    counted, named = (json_of("recommend", *words, have)["plans"][0] for have in ("16xa100", "a100=16"))
+    assert counted["num_gpus"] == named["num_gpus"] and counted["gpu"] == named["gpu"] == "a100-sxm-80gb"
+
+
 @pytest.mark.parametrize("rate", [20.0, 150.0])
 def test_sizes_at_each_confidence_ascend_and_have_the_servers_asked_for(rate: float) -> None:
     fleet = planned("h100", rate=rate).single[0]
