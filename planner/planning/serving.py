@@ -343,7 +343,10 @@ def check_context(load: Load, max_model_len: int, model: str) -> None:
         "raise --max-model-len if that limits",
     )
     if load.recorded is not None and load.longest_len > max_model_len:
-        cause = f"--trace: the longest request has {load.longest_len} tokens, {served}"
+        longest = max(load.classes, key=lambda one: one.longest_len, default=None)
+        what = f"--workload {load.name}" if load.drawn else "--trace"
+        what = f"--class {longest.name}" if longest and longest.recorded is None else what
+        cause = f"{what}: the longest request has {load.longest_len} tokens, {served}"
         raise InputError(cause, hint=f"{change}, or choose a model of longer context")
     if load.max_total_len > max_model_len:
         lengths = f"--input-len {load.input_len} and --output-len {load.output_len} make requests of"
