@@ -129,9 +129,9 @@ def counted(number: float, noun: str = "GPU") -> str:
 
 
 def rounded(count: float) -> str:
-    """Format a count with three digits from 100,000 on: ``98,304``, ``662,000``, ``5.15 million``."""
-    millions = f"{figure(count / 1e6, 3)} million"
-    return millions if count >= 999_500 else figure(count, 3) if count >= 1e5 else f"{count:,.0f}"
+    """Format a count with three digits from 100,000 on: ``662,000``, ``5.15 million``, ``12.7 billion``."""
+    large, word = (count / 1e9, "billion") if count >= 999.5e6 else (count / 1e6, "million")
+    return f"{figure(large, 3)} {word}" if count >= 999_500 else figure(count, 3) if count >= 1e5 else f"{count:,.0f}"
 
 
 def percent(probability: float) -> str:

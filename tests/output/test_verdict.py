@@ -16,7 +16,7 @@ from planner.hardware.profiles import load_profile
 from planner.output.tables.recommendation import predicted_lines
 from planner.output.tables.shared import asked_load
 from planner.planning.plan import PlannedTarget, Service
-from planner.units import figure
+from planner.units import figure, rounded
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 TARGETS = ("--ttft", "2000", "--tpot", "50", "--random-input-len", "256", "--random-output-len", "64")
@@ -159,3 +159,9 @@ def test_a_rate_that_no_gpu_keeps_up_with_is_named() -> None:
     outcome = run("compare", LLAMA, "--gpu", "l40s", "--gpu", "h100", "--request-rate", "1,500", *TARGETS[4:])
     said = " ".join(outcome.out.split())
     assert "! overloaded, so without latencies and not ranked: at 500/s on " in said
+
+
+def test_large_counts_have_three_digits_and_a_word() -> None:
+    counts = {98_304: "98,304", 661_900: "662,000", 5_150_000: "5.15 million", 999_400_000: "999 million"}
+    for count, words in {**counts, 999_600_000: "1.00 billion", 12_700_000_000: "12.7 billion"}.items():
+        assert rounded(count) == words
