@@ -262,7 +262,7 @@ class EngineArgs:
 #: Kept in ``speculative_config`` of EngineArgs; vLLM has no such option.
 ACCEPTANCE_RATE = Setting(
     name="speculative_acceptance_rate", kind=str | None,
-    help="Share of the drafted tokens that the model accepts: one rate for all positions, or one for each.",
+    help="Chance that a drafted token is accepted after the one before; or the share of steps up to each position.",
     metavar="RATE[,RATE...]", ours=True, only="time", tags="recommend",
 )  # fmt: skip
 
