@@ -307,6 +307,17 @@ def test_a_suggestion_keeps_the_memory_of_the_host() -> None:
     assert better and all("--kv-offloading-size 64" in plan["command"] for plan in better)
 
 
+def test_a_better_plan_says_where_first_tokens_come_later() -> None:
+    line = "vllm serve deepseek-ai/DeepSeek-V3.1 -dp 8 -ep"
+    said = check_command(line, "b200", output_len=128, max_concurrency=3376, num_prompts=16880)
+    old, new = (row["mean_ttft_ms"] / 1e3 for row in said.launches[0].rows(1))
+    pattern = r"with TTFT (\d+) s, not (\d+) s \((\S+) requests wait for a place\):"
+    ((later, sooner, waiting),) = re.findall(pattern, " ".join(said.to_text("table").split()))
+    assert (float(later), float(sooner)) == (pytest.approx(new, abs=1), pytest.approx(old, abs=1))
+    config = said.launches[0].better[0].config
+    assert waiting == f"{3376 - config.max_num_seqs * config.data_parallel_size:,}"
+
+
 def test_weights_beyond_a_node_name_two_nodes_and_larger_gpus() -> None:
     """A public question: 671 GB of DeepSeek-R1 on eight H100. Two nodes hold it, and so do eight H200."""
     line = "vllm serve deepseek-ai/DeepSeek-R1 --tensor-parallel-size 8 --trust-remote-code"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from planner.engine import has_both_engines
@@ -25,7 +26,7 @@ from planner.output.tables.shared import (
     sent_words,
 )
 from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served
-from planner.units import format_bytes, percent, rounded
+from planner.units import figure, format_bytes, percent, rounded
 
 COLUMNS = columns_of("check")
 #: On one screen.
@@ -34,6 +35,7 @@ BRIEF_LAUNCHES = 8
 BRIEF_PROBLEMS = 3
 BRIEF_START = 8
 BRIEF_CHANGES = 8
+NOTED_TTFT = 1.5  #: times the TTFT of the line from which a better plan says so
 
 
 @dataclass(frozen=True)
@@ -275,7 +277,7 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
     for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
         changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
         if brief:
-            what = f"better for --goal {record.goal}" if record.served else "starts with"
+            what = f"better for --goal {record.goal}{_slower_start(record, plan)}" if record.served else "starts with"
             yield from items("-", [f"{what}: {listed(changes, BRIEF_CHANGES)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
@@ -283,6 +285,16 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_CHANGES if brief else len(added))}"])
         if with_command:
             yield from launch_lines(plan.env, plan.command)
+
+
+def _slower_start(record: LineVerdict, plan: Served) -> str:
+    """Warning that first tokens come later than by the line, and how many requests wait for a place; or empty."""
+    old, new = (one.result["mean_ttft_ms"] / 1e3 if one else inf for one in (record.served, plan))
+    if new <= NOTED_TTFT * old or not (load := record.workload):
+        return ""
+    waiting = (load.max_concurrency or 0) - plan.config.max_num_seqs * plan.config.data_parallel_size
+    why = f" ({waiting:,} requests wait for a place)" if waiting > 0 else ""
+    return f", with TTFT {figure(new)} s, not {figure(old)} s{why}"
 
 
 def _timed(record: LineVerdict) -> Deployment | None:
