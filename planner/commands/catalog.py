@@ -35,11 +35,9 @@ def print_models_of_catalog(*, format: Format = "table") -> None:
 
 @command("models show", help="Architecture, parameters and bytes of models.", groups=(HubOptions,))
 def print_model_facts(
-    model: Annotated[list[str], Argument(metavar="MODEL...", autocompletion=complete_model, help=_MODELS)],
-    *,
-    format: Format = "table",
-    **hub: Any,
-) -> int:
+    model: Annotated[list[str], Argument(metavar="MODEL...", autocompletion=complete_model, help=_MODELS)], *,
+    format: Format = "table", **hub: Any,
+) -> int:  # fmt: skip
     """Print models. Exit status 2 or 3 if one of them cannot be shown; the others are shown all the same."""
     from planner.commands.streams import complain
     from planner.errors import PlannerError

@@ -62,11 +62,9 @@ Gpus = Annotated[
 
 #: ``--`` in front of the line is not needed: what is no option of this command belongs to the line.
 @command(
-    "check",
-    help="Does this vllm serve line start, and what would be faster?",
-    groups=(opt.HubOptions,),
+    "check", help="Does this vllm serve line start, and what would be faster?", groups=(opt.HubOptions,),
     settings={"ignore_unknown_options": True},
-)
+)  # fmt: skip
 def check_command(
     line: Line | None = None, gpu: OneGpu | None = None, *, engine_version: opt.EngineVersion = None,
     as_model: AsModel = None, variables: Given = (), input_len: opt.RandomInputLen = None,

@@ -67,13 +67,9 @@ RequestRates = Annotated[
 
 
 @command(
-    "compare",
-    help="GPUs side by side, on equal hardware under equal load.",
-    groups=opt.SERVING,
-    engine=opt.TIME,
-    searched=("tensor_parallel_size",),
-    rivals=rivals(planned=True),
-)
+    "compare", help="GPUs side by side, on equal hardware under equal load.", groups=opt.SERVING, engine=opt.TIME,
+    searched=("tensor_parallel_size",), rivals=rivals(planned=True),
+)  # fmt: skip
 def compare_gpus(
     model: opt.ModelOrDefault = defaults.MODEL, gpu: opt.GpusOrDefault = defaults.GPUS, *,
     partitions: opt.Partitions = False, per: Per = "package", packages: Packages = None,
@@ -112,12 +108,10 @@ def compare_gpus(
 
 
 def _loads(
-    input_len: "int | Sequence[int]",
-    output_len: "int | Sequence[int]",
-    max_concurrency: "int | Sequence[int] | None",
-    request_rate: "float | Sequence[float] | None",
+    input_len: "int | Sequence[int]", output_len: "int | Sequence[int]",
+    max_concurrency: "int | Sequence[int] | None", request_rate: "float | Sequence[float] | None",
     rhythm: "Mapping[str, Any]",
-) -> list[Load]:
+) -> list[Load]:  # fmt: skip
     arrivals: list[dict[str, Any]]
     if request_rate is not None:
         arrivals = [{"request_rate": rate, **rhythm} for rate in _numbers("request_rate", request_rate, Positive)]

@@ -53,23 +53,15 @@ class FleetOptions:
 
 
 @command(
-    "fleet",
-    help="Servers, GPUs, USD and watts for a load within targets.",
-    groups=(opt.PlannedLoad, opt.SizeOptions, FleetOptions, opt.ServerOptions),
-    engine=tagged("fleet"),
+    "fleet", help="Servers, GPUs, USD and watts for a load within targets.",
+    groups=(opt.PlannedLoad, opt.SizeOptions, FleetOptions, opt.ServerOptions), engine=tagged("fleet"),
     rivals=rivals(planned=True),
-)
+)  # fmt: skip
 def size_fleet(
-    model: opt.ModelOrDefault = defaults.MODEL,
-    gpu: opt.GpusOrDefault | None = None,
-    *,
-    partitions: opt.Partitions = False,
-    output: OutputDir = None,
-    force: opt.Force = False,
-    explain: opt.Explain = False,
-    command_line: str = "",
-    **options: Any,
-) -> "FleetAnswer":
+    model: opt.ModelOrDefault = defaults.MODEL, gpu: opt.GpusOrDefault | None = None, *,
+    partitions: opt.Partitions = False, output: OutputDir = None, force: opt.Force = False,
+    explain: opt.Explain = False, command_line: str = "", **options: Any,
+) -> "FleetAnswer":  # fmt: skip
     """Size servers, GPUs, dollars and watts that carry a load under latency targets.
 
     The load is a ``request_rate`` (requests per second, of all servers), ``classes`` or a ``trace``; targets are in ms.

@@ -47,11 +47,9 @@ def _stated(facts: dict[str, Any]) -> "Stated":
 
 
 @command(
-    "evaluate",
-    help="Predicted beside measured, run by run, and a summary.",
-    groups=(ResultOptions,),
+    "evaluate", help="Predicted beside measured, run by run, and a summary.", groups=(ResultOptions,),
     engine=tagged("result"),
-)
+)  # fmt: skip
 def evaluate_runs(
     runs: Annotated[
         PathName,
@@ -84,11 +82,9 @@ def evaluate_runs(
 
 
 @command(
-    "calibrate",
-    help="Calibrate the model with your own benchmark results.",
-    groups=(ResultOptions,),
+    "calibrate", help="Calibrate the model with your own benchmark results.", groups=(ResultOptions,),
     engine=tagged("result"),
-)
+)  # fmt: skip
 def calibrate_from(
     *sources: Annotated[
         PathName,

@@ -68,12 +68,9 @@ class ServeLoad:
 
 
 @command(
-    "predict serve",
-    help="A client against a server: vllm bench serve.",
-    groups=(ServeLoad, *opt.SERVING),
-    engine=opt.TIME,
-    rivals=rivals(planned=False),
-)
+    "predict serve", help="A client against a server: vllm bench serve.", groups=(ServeLoad, *opt.SERVING),
+    engine=opt.TIME, rivals=rivals(planned=False),
+)  # fmt: skip
 def predict_serve(
     model: opt.Model,
     gpu: opt.Gpu,
@@ -118,11 +115,9 @@ def predict_serve(
 
 
 @command(
-    "predict throughput",
-    help="Offline, all prompts at once: vllm bench throughput.",
-    groups=opt.SERVING,
+    "predict throughput", help="Offline, all prompts at once: vllm bench throughput.", groups=opt.SERVING,
     engine=opt.TIME,
-)
+)  # fmt: skip
 def predict_throughput(
     model: opt.Model, gpu: opt.Gpu, *, input_len: opt.InputLen, output_len: opt.OutputLen,
     num_prompts: opt.NumPrompts = 1000, seed: opt.Seed = 0, random_prefix_len: opt.PrefixLen = 0,
@@ -140,15 +135,10 @@ def predict_throughput(
     "predict latency", help="One batch from start to end: vllm bench latency.", groups=opt.SERVING, engine=opt.TIME
 )
 def predict_latency(
-    model: opt.Model,
-    gpu: opt.Gpu,
-    *,
-    input_len: opt.InputLen = 32,
-    output_len: opt.OutputLen = 128,
+    model: opt.Model, gpu: opt.Gpu, *, input_len: opt.InputLen = 32, output_len: opt.OutputLen = 128,
     batch_size: Annotated[int, Interval(ge=1), Option(panel=opt.LOAD, help="Prompts of the one batch.")] = 8,
-    explain: opt.Explain = False,
-    **options: Any,
-) -> "PredictionAnswer | PredictionRefused":
+    explain: opt.Explain = False, **options: Any,
+) -> "PredictionAnswer | PredictionRefused":  # fmt: skip
     """Predict what ``vllm bench latency`` would measure: seconds of one batch from start to end."""
     load = Load(input_len, output_len, batch_size)
     return _predict("latency", load, planning.Serving(model, gpu, **options), explain)

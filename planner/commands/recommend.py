@@ -53,23 +53,15 @@ class SearchOptions:
 
 
 @command(
-    "recommend",
-    help="Best settings for a goal or for targets, and their scripts.",
-    groups=(SearchOptions, opt.PlannedLoad, ClosedLoop, opt.SizeOptions, opt.ServerOptions),
-    engine=GIVEN,
+    "recommend", help="Best settings for a goal or for targets, and their scripts.",
+    groups=(SearchOptions, opt.PlannedLoad, ClosedLoop, opt.SizeOptions, opt.ServerOptions), engine=GIVEN,
     rivals=rivals(planned=True),
-)
+)  # fmt: skip
 def recommend_plans(
-    model: Served | None = None,
-    gpu: opt.GpusOrDefault | None = None,
-    *,
-    partitions: opt.Partitions = False,
-    output: OutputDir = None,
-    force: opt.Force = False,
-    explain: opt.Explain = False,
-    command_line: str = "",
+    model: Served | None = None, gpu: opt.GpusOrDefault | None = None, *, partitions: opt.Partitions = False,
+    output: OutputDir = None, force: opt.Force = False, explain: opt.Explain = False, command_line: str = "",
     **options: Any,
-) -> "Recommendation":
+) -> "Recommendation":  # fmt: skip
     """Find the best settings for each GPU, for a goal or for latency targets under a load.
 
     The load is given by lengths in tokens, a ``workload`` by name, a ``trace`` or ``classes``; targets in ms at a
