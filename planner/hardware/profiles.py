@@ -223,6 +223,9 @@ class GpuProfile(_Facts):
     notes: tuple[str, ...] = ()
     sources: dict[str, Source]
 
+    def __repr__(self) -> str:
+        return f"GpuProfile({self.id})"
+
     @property
     def memory_bytes(self) -> int:
         return int(self.memory.engine_visible.base)

@@ -199,6 +199,9 @@ class Model(ModelParts):
     quantization: Quantization
     gated: bool | None = None
 
+    def __repr__(self) -> str:
+        return f"Model({self.id}, {self.total_params / 1e9:,.2f} billion parameters)"
+
     @property
     def num_layers(self) -> int:
         return len(self.layers)

@@ -42,6 +42,11 @@ class Capacity:
         self._reacting = set(self._served)
         self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
 
+    def __repr__(self) -> str:
+        low, high = self.interval()
+        loads = "concurrent requests" if self.by == "concurrency" else "requests/s"
+        return f"Capacity({self._most(None):,.4g} {loads}, {low:,.4g} to {high:,.4g})"
+
     def largest(self, confidence: float | None = None, *, exactly: bool | None = None) -> ServedLoad | None:
         """The largest request rate, or concurrency (at most ``max_num_seqs``), that meets the targets; None: none does.
 

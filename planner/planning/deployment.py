@@ -58,6 +58,9 @@ class Deployment:
     def budget(self) -> MemoryBudget:
         return memory_budget(self.model, self.profile, self.config, self.basis)
 
+    def __repr__(self) -> str:
+        return f"Deployment({self.model.id} on {self.config.num_gpus} x {self.profile.id}, vLLM {self.config.version})"
+
     @cached_property
     def checked(self) -> Checked:
         return Checked(budget=self.budget, conditions=tuple(_conditions(self.budget, self.loading_bytes)))

@@ -89,6 +89,9 @@ class Fit:
     notes: tuple[str, ...] = ()
     startup_log: tuple[LogLine, ...] = ()  #: where one was given
 
+    def __repr__(self) -> str:
+        return f"Fit({self.serving!r}: {self.verdict_words})"
+
     @property
     def deployment(self) -> Deployment:
         return self.serving.memory

@@ -98,6 +98,11 @@ class Prediction:
         served = deployment.replay(load, keep_steps=load.count <= MOST_REQUESTS, hopeless=hopeless)
         return cls(deployment, load, served, margins=margins if len(served.sent_s) < load.count else {})
 
+    def __repr__(self) -> str:
+        shown = ("output_throughput", "tokens_per_second", "mean_ttft_ms", "mean_tpot_ms", "avg_latency")
+        known = ", ".join(f"{key} {self.figures[key]:,.4g}" for key in shown if self.figures.get(key))
+        return f"Prediction({self.deployment.model.id} on {self.deployment.profile.id}: {known})"
+
     @property
     def whole(self) -> bool:
         return not self.margins

@@ -130,6 +130,10 @@ class Serving:
         vars(made)["args"] = _accepting(made.args.changed(**changes), made.resolved)
         return made
 
+    def __repr__(self) -> str:
+        where = f"{self.args.num_gpus} x {self.profile.id}, vLLM {self.version}"
+        return f"{type(self).__name__}({self.resolved.resolved} on {where})"
+
     @property
     def model(self) -> Model:
         return self.resolved.model

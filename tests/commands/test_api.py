@@ -213,6 +213,19 @@ def test_a_recommendation_names_the_command_that_asks_the_same() -> None:
 # --- how it is shown -----------------------------------------------------------------------------------------------
 
 
+def test_nouns_show_themselves_in_one_line() -> None:
+    serving = planner.Serving(LLAMA, "h200", tensor_parallel_size=2, engine_version="0.11.0")
+    load = planner.Load.closed_loop(4, input_len=64, output_len=16)
+    prediction, capacity = serving.predict(load), serving.capacity(load, tpot_ms=50)
+    assert repr(serving) == f"Serving({LLAMA} on 2 x h200-sxm, vLLM 0.11.0)"
+    assert repr(serving.fit()) == f"Fit({serving!r}: {serving.fit().verdict})"
+    assert f"output_throughput {prediction.figures['output_throughput']:,.4g}" in repr(prediction)
+    largest = capacity.largest()
+    assert largest is not None and repr(capacity).startswith(f"Capacity({largest.value:,.4g} concurrent requests, ")
+    shown = (prediction, serving.deployment, serving.model, serving.profile, serving.resolved, capacity)
+    assert all(len(repr(one)) < 200 and "\n" not in repr(one) for one in shown)
+
+
 def test_an_answer_shows_itself() -> None:
     answer = check_fit(LLAMA, "h100")
     assert f"{answer}" == repr(answer) == answer.to_text().removesuffix("\n")
