@@ -709,3 +709,13 @@ def test_a_server_that_sorts_logits_for_top_p_carries_less() -> None:
         return float(top_p / without)
 
     assert share("0.15.0") < 0.9 and share("0.32.0") == pytest.approx(1, rel=0.05)
+
+
+def test_partitions_are_named_beside_the_gpus_that_they_fill() -> None:
+    """Eight CPX partitions are one MI300X, which is rented whole."""
+    asked: dict[str, Any] = {"request_rate": 30.0, "input_len": 512, "output_len": 128, "tpot": 40.0}
+    answer, fleet = (ask(LLAMA, "mi300x-cpx", **asked) for ask in (recommend_plans, size_fleet))
+    assert answer.best and answer.best.service
+    count = answer.best.service.total_gpus
+    assert count > 8 and f"on {count} x MI300X-CPX ({-(-count // 8)} GPUs)," in " ".join(str(answer).split())
+    assert f"on {-(-count // 8)} x MI300X as MI300X-CPX:" in " ".join(str(fleet).split())

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from planner import planning
+from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import SPACE, Column, columns_of, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
@@ -220,7 +221,7 @@ def _verdict_of(fleets: planning.Fleets) -> str:
         return f"No fleet carries {loads} of {search.space.model.resolved} with {targets}: {where}"
     checkpoints = dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)
     models = shared.listed([shared.served_words(one, search.space.model) for one in checkpoints], 1)
-    gpus = " + ".join(f"{rented.gpus:,} x {shared.card(rented.profile.id)}" for rented in best.rented)
+    gpus = " + ".join(f"{one.gpus:,} x {_rented(one.profile)}" for one in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
     price += f", {each.mid:,.2f}{SPACE}USD per 1M output tokens" if (each := best.usd_per_million_tok) else ""
     most = best.carries  # without the spares
@@ -228,6 +229,11 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     if most and _stocked(best):
         loads, room = shared.figure_between(best.request_rate, most.low, most.high, "requests/s") + sent, ""
     return f"Serve {models} on {gpus}: {loads} with {targets}{room}{price}"
+
+
+def _rented(profile: GpuProfile) -> str:
+    cut = profile.parts > 1
+    return f"{shared.card(profile.whole)} as {shared.card(profile.id)}" if cut else shared.card(profile.id)
 
 
 def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = False) -> Iterator[str]:

@@ -402,13 +402,14 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         load = f" at {counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
-        size, paid = plan.num_gpus, (plan.usd_per_hour, plan.usd_per_million_output_tokens)
+        size, paid, whole = plan.num_gpus, (plan.usd_per_hour, plan.usd_per_million_output_tokens), ""
         delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}{tokens}, {means}{_in_usd(*paid)}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
         most = shared.figure_between(value, low, high, service.load_unit) if value else ""
         size = service.total_gpus
+        whole = f" ({counted(round(service.packages), 'GPU')})" if service.packages < size else ""
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout} behind a {service.router} router"
         met = []
@@ -419,7 +420,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
         delivers = ", ".join([load + tokens, *(met or [means])])
         delivers += _in_usd(service.usd_per_hour, service.usd_per_million_output_tokens)
         delivers += f"; room for {most}" if most and service.load_asked else ""
-    return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}, {layout}: {delivers}"
+    return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{whole}, {layout}: {delivers}"
 
 
 def _in_usd(per_hour: float | None, per_million: float | None) -> str:

@@ -217,7 +217,7 @@ def from_host(shares: Any, without_gpu_share: float, then: str) -> str:
     host, gpu = at(shares, "host_share"), at(shares, "gpu_share")
     return (
         f"{host:.1%} of the prompt tokens are loaded from host memory, {gpu:.1%} are found "
-        f"on the GPU; without --kv-offloading-size: {without_gpu_share:.1%} on the GPU, {then}"
+        f"on the GPU; this layout without --kv-offloading-size: {without_gpu_share:.1%} on the GPU, {then}"
     )
 
 
