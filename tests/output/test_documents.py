@@ -79,8 +79,9 @@ def test_every_printed_number_stands_beside_its_prediction() -> None:
         assert figures["gsm8k, flexible-extract"].published in (0.9052, 0.8954)
 
 
-def test_figures_are_written_as_the_documents_write_theirs() -> None:
+def test_figures_are_written_as_the_documents_write_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A score keeps its four places, a count has none."""
+    monkeypatch.setenv("COLUMNS", "130")
     answer = run("workflow", "mi355x-fp8", "--show").out
     for printed in ("0.9052", "0.8575", "1,048,448 ", "7,864.95", "0.85 "):
         assert printed in answer
