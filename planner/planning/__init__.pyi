@@ -41,6 +41,7 @@ from .startup import read_start as read_start
 # How fast is it?
 from .predict import ClassFigures as ClassFigures
 from .capacity import Capacity as Capacity
+from .capacity import steady_per_s as steady_per_s
 from .predict import Prediction as Prediction
 from .sweep import LoadPoint as LoadPoint
 from .sweep import Sweep as Sweep

@@ -472,7 +472,7 @@ def _doubts(
             cause = "forces kernels that do not read the blocks of fp8 experts as TP cuts them"
             hint = f"set {moe}=0, or add --enable-expert-parallel"
             yield engine.FlagProblem(moe if moe in line.env else name, cause, hint)
-    yield from _parallel_doubts(line, config, model)
+    yield from _rank_doubts(line, config, model)
     own = model.quantization.weight_dtype
     if method == "modelopt" and own != "fp8" and model.quantization.method:
         cause = f"the checkpoint is {own}, and modelopt is fp8"
@@ -484,7 +484,7 @@ def _doubts(
         yield engine.FlagProblem(f"--quantization {method}", cause, "leave it out", fatal=False)
 
 
-def _parallel_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Model) -> Iterator[engine.FlagProblem]:
+def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Model) -> Iterator[engine.FlagProblem]:
     version = config.version
     if line.others.get("--prefill-context-parallel-size", "1") != "1":  # v1/worker/cp_utils.py
         mla = engine.uses_latent_attention(model)

@@ -109,6 +109,13 @@ class Uncertainty(ABC):
             shown[key] = value
             if isinstance(value, float) and (bounds := self.factors(key)):
                 shown |= {f"{key}_lo": value * bounds[0], f"{key}_hi": value * bounds[1]}
+        most_ms = shown.get("duration_hi", inf) * 1e3
+        for key in [key for key in figures if key.endswith("_ttft_ms")]:  # no request waits longer than it is served
+            whole = key.replace("_ttft_", "_e2el_")
+            for name in (whole, key):
+                bound_ms = min(most_ms, shown.get(f"{whole}_hi", inf))
+                if f"{name}_hi" in shown and shown[name] <= bound_ms:
+                    shown[f"{name}_hi"] = min(shown[f"{name}_hi"], bound_ms)
         return shown
 
     def upper(self, key: str, probability: float) -> float:

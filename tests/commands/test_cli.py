@@ -173,12 +173,23 @@ def test_predict_serve_speaks_as_the_bench_does() -> None:
     assert re.match(rf"note: \S+ on 1 x {gpu}\S*, TP 1; vLLM [\d.]+; calibration: ", outcome.err)
 
 
+@pytest.mark.parametrize("sent", [("--request-rate", "4"), ("--request-rate", "1"), ()])
+def test_no_request_waits_longer_than_it_is_served_nor_than_the_benchmark(sent: tuple[str, ...]) -> None:
+    words = ("--gpu", "l4", "--max-model-len", "8192", "--random-output-len", "256", *sent, "--format", "json")
+    said = data(run("predict", "serve", "meta-llama/Llama-3.1-8B-Instruct", *words))
+    for statistic in ("mean", "median", "p99"):
+        first, whole = (said[f"{statistic}_{metric}_ms_hi"] for metric in ("ttft", "e2el"))
+        assert first <= whole <= said["duration_hi"] * 1e3, statistic
+        assert first >= said[f"{statistic}_ttft_ms"] and whole >= said[f"{statistic}_e2el_ms"]
+
+
 @pytest.mark.parametrize(
     ("words", "load"),
     [
         ("serve", "1,000 requests of 1,024 + 128 tokens, all at once, so TTFT includes the queue: --max-concurrency"),
         ("serve --max-concurrency 16", "1,000 requests of 1,024 + 128 tokens, 16 at once"),
         ("serve --request-rate 2 --num-prompts 50", "50 requests of 1,024 + 128 tokens, 2 per second"),
+        ("serve --request-rate 900", "1,000 requests of 1,024 + 128 tokens, 900 per second, but it serves "),
         ("throughput --input-len 99 --output-len 9", "1,000 requests of 99 + 9 tokens, all at once"),
         ("latency", "8 requests of 32 + 128 tokens, all at once"),
     ],

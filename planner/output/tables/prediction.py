@@ -12,7 +12,7 @@ from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
 from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, layout_in_words, sent_words
-from planner.planning import ClassFigures, Deployment, Prediction, why_not
+from planner.planning import ClassFigures, Deployment, Prediction, steady_per_s, why_not
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
 from planner.units import MS, TB, TFLOP, counted, format_bytes, percent
@@ -109,8 +109,7 @@ class PredictionAnswer(MetricAnswer):
         yield from _notes(self.deployment, self.resolved)
         load = self.record.load
         if load.recorded is None:
-            queue = ", so TTFT includes the queue: --max-concurrency or --request-rate limits it"
-            yield f"load: {sent_words(load)}{queue * (self.bench == 'serve' and load.value == inf)}"
+            yield f"load: {sent_words(load)}{_queue(self.record)}"
         if shares := self._offloading:
             without, figures = shares["without"], self.record.figures
             then = (
@@ -231,6 +230,15 @@ def _share(name: str, served: Replay) -> str:
         context_tok = batch.decode_context_tok / batch.decode_seqs
         work.append(f"{batch.decode_seqs:,} decoding sequences with {context_tok:,.0f} tokens of context each")
     return f"mean of {counted(steps, 'step')}, {time_s:,.3f} s in all: {' and '.join(work)}"
+
+
+def _queue(record: Prediction) -> str:
+    """Clause on the queue that the load makes; empty where it makes none that grows."""
+    load = record.load
+    if record.bench == "serve" and load.value == inf:
+        return ", so TTFT includes the queue: --max-concurrency or --request-rate limits it"
+    most = steady_per_s(record.deployment, load) if load.open else inf
+    return f", but it serves {most:,.1f}: waits grow with the number of requests" if load.value > most else ""
 
 
 def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
