@@ -40,9 +40,8 @@ class Column:
     form: str | Callable[[Any], str] = ""  #: format of a number, such as ``,.2f``, or what writes a value
     wraps: bool = False  #: text that may wrap in a table
     aside: bool = False  #: only in CSV and Markdown, where width does not matter
-    spare: int = (
-        0  #: goes where a table is wider than the screen, the highest first; below 0: where wrapping is too little
-    )
+    #: goes where a table is wider than the screen, the highest first; below 0: where wrapping does not suffice
+    spare: int = 0
     of: str | Callable[[Any], Any] = ""  #: path to the value in a record, see ``at``, or what takes it; else the key
     unit: float = 1  #: the value is divided by it: ``GIB`` for a column in GiB of a field in bytes
 

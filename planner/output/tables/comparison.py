@@ -36,6 +36,9 @@ FLIP = ("ahead_until=before", "ahead_since=after", "until", "since", "probabilit
 BRIEF_ROWS = 18
 BRIEF_REASONS = 3
 BRIEF_DOUBTS = 2
+HOW_TO_READ = (
+    "brackets: 90 % interval, for USD with the range of prices", "percentages: probability that the ranking is correct",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,14 +206,7 @@ class ComparisonAnswer(Answer):
             yield f"left out: {shared.listed(refused, BRIEF_REASONS)}"
         yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices)
         yield from self._engine_notes()
-        read = (
-            [
-                "brackets: 90 % interval, for USD with the range of prices",
-                "percentages: probability that the ranking is correct",
-            ]
-            if points
-            else []
-        )
+        read = HOW_TO_READ if points else ()
         yield "; ".join([*self._fits(), *read, shared.MORE])
 
     def _notes(self) -> Iterator[str]:
