@@ -30,14 +30,10 @@ if TYPE_CHECKING:
 LengthDistribution = Literal["symmetric", "below", "conversation"]
 #: The names that tables of measured runs use, as (length_distribution, range_ratio).
 NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
-    "fixed": ("symmetric", 0.0),
-    "uniform-0.8-1": ("below", 0.8),
-    "sharegpt": ("conversation", 0.0),
-    "sonnet": ("symmetric", 0.0),  # vLLM's sonnets: prompts of the asked length to within a line, answers of it exactly
-    "lm-arena-chat": ("symmetric", 0.0),
-    "gpqa": ("symmetric", 0.0),
-    "sourcegraph-fim": ("symmetric", 0.0),
-}
+    # vLLM's sonnets: prompts of the asked length to within a line, answers of it exactly
+    **dict.fromkeys(("fixed", "sonnet", "lm-arena-chat", "gpqa", "sourcegraph-fim"), ("symmetric", 0.0)),
+    "uniform-0.8-1": ("below", 0.8), "sharegpt": ("conversation", 0.0),
+}  # fmt: skip
 #: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
 CONVERSATION_MIN_TOK = 4
 MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake

@@ -25,18 +25,7 @@ from planner.resources import package_dir, tables_of
 if TYPE_CHECKING:
     from planner.output import Answer
 
-#: Path below /api -> the words of the command, and the function of the library that answers.
-ANSWERED = {
-    "fit": ("fit", "check_fit"),
-    "fits": ("fit", "list_fits"),
-    "predict/latency": ("predict latency", "predict_latency"),
-    "predict/throughput": ("predict throughput", "predict_throughput"),
-    "predict/serve": ("predict serve", "predict_serve"),
-    "recommend": ("recommend", "recommend_plans"),
-    "compare": ("compare", "compare_gpus"),
-    "fleet": ("fleet", "size_fleet"),
-    "check": ("check", "check_command"),
-}
+ANSWERED: Mapping[str, list[str]] = tables_of(package_dir("commands") / "web" / "answered.toml")
 #: Closed over HTTP: another server, variables of a shell, a second model, the cache of the hub, what is written.
 CLOSED = frozenset((
     "refresh", "variables", "speculative_config", "speculative_acceptance_rate", "output",
