@@ -87,15 +87,16 @@ class PlannedTarget(_Record):
     metric: str  #: as in the result of the benchmark: ``p99_ttft_ms``
     limit_ms: float
     predicted_ms: float
-    expected_ms: float  #: at the end of the interval that has to meet the limit
+    expected_ms: float  #: the old name of ``upper_ms``
+    upper_ms: float | None = None  #: at the end of the interval that has to meet the limit
     met: bool
     of_class: str = ""  #: the class of requests that it is a target of; empty: all
 
     @classmethod
     def of(cls, reading: Reading) -> PlannedTarget:
         values = {name: getattr(reading, name) for name in ("predicted_ms", "expected_ms", "met")}
-        slo = reading.slo
-        return cls(metric=slo.key, limit_ms=slo.limit_ms, of_class=slo.group, **values)
+        slo, upper_ms = reading.slo, reading.expected_ms
+        return cls(metric=slo.key, limit_ms=slo.limit_ms, of_class=slo.group, upper_ms=upper_ms, **values)
 
     @property
     def slo(self) -> Slo:
