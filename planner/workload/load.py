@@ -321,6 +321,12 @@ class Load:
         return self.recorded is not None and self.recorded.prefixes is not None
 
     @property
+    def hashed(self) -> bool:
+        """True if prompts share blocks by ``hash_ids``; in sessions answers are shared too."""
+        shared = self.recorded.prefixes if self.recorded is not None else None
+        return shared is not None and bool((shared.answer == shared.prompt).all())
+
+    @property
     def unsendable(self) -> bool:
         """True if no benchmark can send its requests: a trace, or sessions."""
         return self.recorded is not None and not self.classes

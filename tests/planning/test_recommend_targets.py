@@ -703,6 +703,19 @@ def test_a_plan_says_which_vllm_sends_its_trace_with_prefixes(version: str, send
     assert any("--dataset-name timed_trace --self-timed" in warning for warning in warnings) == sends
 
 
+def test_sessions_are_not_told_to_be_sent_by_hash_ids(tmp_path: Path) -> None:
+    """``timed_trace`` of vllm bench serve takes missing ``hash_ids`` for []: no prompt would share a prefix."""
+    path = tmp_path / "turns.jsonl"
+    turns = [
+        {"arrival_s": i, "input_len": 100 + i // 9 * 30, "output_len": 20, "session": i % 9} for i in range(1, 300)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in turns))
+    words = ("--gpu", "h100", "--gpus", "1", "--ttft", "2000", "--trace", str(path), *FIXED)
+    service = json_of("recommend", SMALL, *words)["plans"][0]
+    assert service["service"]["prefix_cache_share"] > 0.1
+    assert not any("timed_trace" in warning for warning in service["warnings"])
+
+
 WRONG = {
     "no time at all": ((*TARGETS[:1], "0"), "--ttft 0"),
     "a negative target": (("--tpot", "-5"), "--tpot -5"),
@@ -932,7 +945,8 @@ def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> 
 def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:
     answer = answer_of("recommend", SMALL, "--gpu", "h100", "--tpot", "12", "--workload", "chat", *FIXED)
     (target,) = answer.to_dict()["plans"][0]["service"]["targets"]
-    bound = f"{target['predicted_ms']:.2g} ms predicted, up to {target['expected_ms']:.2g} ms with 80% confidence"
+    bound = f"{target['predicted_ms']:.2g} ms predicted, up to {target['upper_ms']:.2g} ms with 80% confidence"
+    assert target["upper_ms"] == target["expected_ms"]
     assert f"bottleneck: p95 TPOT of 12 ms: {bound}; decode steps" in " ".join(answer.to_text().split())
 
 

@@ -512,7 +512,7 @@ def _warnings(
     node, unknown = space.node_size(profile), [*engine.known_issues(config, recipe.env | config.env, model, profile)]
     copies, sends = node // config.num_gpus, partial(engine.flag_status, config.version, command="bench serve")
     started = copies if objective.value is None else min(copies, candidate.servers)
-    timed_trace = load.unsendable and load.origin and load.reused and sends("--timed-trace-chunk-hash-size")
+    timed_trace = load.unsendable and load.origin and load.hashed and sends("--timed-trace-chunk-hash-size")
     unsent = any(one.priority for one in load.classes) and not sends("--extra-body")
     quick_reduce = config.num_gpus > 1 and recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP"
     imposed = drafts and engine.with_imposed_acceptance(drafts, config.version) != drafts
