@@ -20,7 +20,7 @@ from planner.output.scripts.text import render_template
 from planner.output.tables.recommendation import Recommendation, plan_in_words
 from planner.output.tables.shared import BASIS, batch_in_words, card, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
-from planner.units import GIB, MOST_FIGURE, MS, US, counted
+from planner.units import GIB, MOST_FIGURE, MS, US, counted, percent
 from planner.workload import NAMED, OF_A_REQUEST, use_cases
 
 #: Key in the plan's ``memory``, name, colour.
@@ -544,7 +544,7 @@ def live_answer(played: Played, moved: Probed | None, verdict: str = "") -> str:
     rate = f"{number(figures.get('output_throughput'))} output tokens/s per server"
     statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
     for name, (predicted_ms, chance) in (probed.targets if probed else {}).items():  # a word: never by colour alone
-        expected = f"{number(predicted_ms)} ms predicted, met with {chance:.0%} probability"
+        expected = f"{number(predicted_ms)} ms predicted, met with {percent(chance)} probability"
         word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
         limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.10g} ms"
         targets.append((limit, f"{expected} (target {asked.confidence:.0%})", word))

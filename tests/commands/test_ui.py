@@ -450,9 +450,10 @@ def test_a_target_is_met_with_a_probability(server: Server) -> None:
     chances = []
     for tpot in (200, 14, 9, 6, 4, 1):
         text = server.get("/live", {**PLAN, "tpot": tpot, "of": key}).text
-        found = re.search(r'<li class="(\w+)">.*met with (\d+)% probability \(target 80%', text)
+        found = re.search(r'<li class="(\w+)">.*met with (under |over )?(\d+)% probability \(target 80%', text)
         assert found
-        chances.append(int(found[2]))
+        assert found[3] not in ("0", "100")
+        chances.append(int(found[3]) + {"under ": -1, "over ": 1}.get(found[2], 0))
         assert found[1] == ("met" if chances[-1] >= 80 else "open" if chances[-1] >= 50 else "missed")
     assert chances == sorted(chances, reverse=True) and chances[0] > 99 and chances[-1] < 1
 
