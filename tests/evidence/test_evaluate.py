@@ -237,7 +237,11 @@ def test_the_verdict_counts_figures_in_their_intervals_and_names_the_worst() -> 
         return Evaluated(replace(RUN, run_id=name), {"mean_tpot_ms": PredictedFigure(measured, 100, 80, 120)})
 
     text = str(Evaluation((run("good", 100), run("fast", 50), run("slow", 300))))
-    assert text.startswith("1 of 3 measured figures lie inside their 90 % interval; worst: mean_tpot_ms of slow (-67%)")
+    said = "1 of 3 measured figures lie inside their 90 % interval; worst predictions: mean_tpot_ms of slow (-67%)"
+    assert " ".join(text.split()).startswith(said)
+    assert "1 of 1 measured figures" in str(Evaluation((run("good", 100),)))
+    two = Evaluation((*(Evaluated(replace(RUN, run_id=name), {}, "no GPU") for name in "ab"), run("good", 100)))
+    assert list(two.notes)[-1] == "a, b: no GPU"
     assert "mean_tpot_ms of fast (+100%)" in text and "of good" not in text
     assert str(Evaluation((Evaluated(RUN, {}, "no such model"),))).startswith("No run was predicted")
 

@@ -16,7 +16,7 @@ from planner.evidence import summary
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
 from planner.output.render import Column, columns_of, known_table, rows_of, table_text, wrapped
-from planner.output.tables.shared import items
+from planner.output.tables.shared import grouped, items, listed
 from planner.output.tuning import Tuner
 from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options
 from planner.output.workflows.subject import Subject
@@ -382,17 +382,17 @@ class Evaluation(Answer):
         outside = [figure for figure in judged if not figure[2].covered]
         worst = sorted(outside or figures, key=lambda figure: -abs(log(figure[2].predicted / figure[2].measured)))
         words = (f"{name} of {run_id} ({one.error:+.0%})" for run_id, name, one in worst[:WORST])
-        inside = f"{len(judged) - len(outside)} of {counted(len(judged), 'measured figure')}"
-        return f"{inside} lie inside their 90 % interval; worst: {', '.join(words)}"
+        inside = f"{len(judged) - len(outside)} of {len(judged):,} measured figures"
+        return f"{inside} lie inside their 90 % interval; worst predictions: {', '.join(words)}"
 
     def _notes(self) -> Iterator[str]:
-        refused = Counter(one.refused for one in self.evaluated if one.refused)
-        yield f"{counted(len(self.evaluated), 'run')}, {sum(refused.values())} refused"
+        refused = grouped((one.refused, one.run.run_id) for one in self.evaluated if one.refused)
+        yield f"{counted(len(self.evaluated), 'run')}, {sum(one.refused is not None for one in self.evaluated)} refused"
         used = Counter(one.calibration for one in self.evaluated if one.calibration)
         if used:
-            yield "calibration: " + ", ".join(f"{name} ({times})" for name, times in used.most_common())
-        for reason, times in refused.most_common():
-            yield f"{times} x {reason}"
+            yield "calibration: " + ", ".join(f"{name} ({counted(times, 'run')})" for name, times in used.most_common())
+        for reason, run_ids in refused.items():
+            yield f"{listed(run_ids, 3)}: {reason}"
 
 
 BAND = 0.2
