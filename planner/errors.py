@@ -77,7 +77,7 @@ class Fault(NamedTuple):
     what: str
 
     def __str__(self) -> str:
-        return f"{self.field or 'it'} {self.what}" if self.what.startswith("is ") else f"{self.field}: {self.what}"
+        return f"{self.field or 'it'} {self.what}" if self.what.startswith("is ") else ": ".join(filter(None, self))
 
 
 def fault_in(error: Any) -> Fault:

@@ -320,7 +320,7 @@ class GpuProfile(_Facts):
         if self.emulated and not self.emulated_source:
             raise ValueError("'emulated' needs 'emulated_source'")
         if missing := sorted(used - self.sources.keys()):
-            raise ValueError(f"sources not listed: {', '.join(missing)}")
+            raise ValueError(f"sources not listed: {', '.join(missing)}: add [sources.{missing[0]}]")
         return self
 
 

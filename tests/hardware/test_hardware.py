@@ -425,7 +425,7 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
         ("value = 250", "value = 1e300", "compute.bf16.value is 1e+300, not at most 1e+18"),
         ("value = 250", "value = nan", "compute.bf16.value is nan, not a finite number"),
         ("value = 250", 'value = "250"', "compute.bf16.value is '250', not a number"),
-        ('source = "me"', 'source = "hearsay"', "sources not listed: hearsay"),
+        ('source = "me"', 'source = "hearsay"', "toml: sources not listed: hearsay: add [sources.hearsay]"),
         ('kind = "measured"', 'kind = "guessed"', "memory.engine_visible.kind is 'guessed', not 'spec', 'measured'"),
         ("gpus_per_node = 4", "gpus_per_node = 0", "gpus_per_node is 0, not at least 1"),
         ("gpus_per_node = 4", "gpus_per_node = 999999999", "gpus_per_node is 999999999, not at most 4096"),

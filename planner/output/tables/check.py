@@ -250,7 +250,7 @@ def _memory_lines(record: LineVerdict) -> Iterator[str]:
     short, held = fit.kv_cache.mid < 0, f", {fit.max_concurrency:.2f} requests of that length at once"
     left = f"nothing: {format_bytes(-fit.kv_cache.mid)} too little" if short else format_bytes(fit.kv_cache.mid)
     yield from pair_lines((
-        ("weights", f"{format_bytes(fit.stage.weights.loaded_bytes)}{on_each}, {fit.config.weight_dtype}"),
+        ("weights", f"{format_bytes(fit.stage.weights.weight_bytes)}{on_each}, {fit.config.weight_dtype}"),
         ("KV cache", left if short else f"{left}, {cache}"),
         ("context", f"{fit.config.max_model_len:,} tokens{'' if short else held}"),
         ("batch", f"{batch_in_words(fit.config)}{engine}"),

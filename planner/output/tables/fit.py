@@ -245,7 +245,7 @@ def _logged(line: LogLine, value: float) -> str:
 
 
 def _left(left: Interval) -> str:
-    low, high = f"{left.low / GIB:,.2f}", f"{left.high / GIB:,.2f}"
+    low, high = (f"{round(end / GIB, 2) + 0:,.2f}" for end in (left.low, left.high))  # -0.00 is 0.00
     if left.mid >= 0:
         return f"{format_bytes(left.mid)} ({low} to {high})"
     most = f"{-left.high / GIB:,.2f}" if left.high < 0 else f"{high} GiB to spare"
