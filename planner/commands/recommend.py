@@ -102,10 +102,12 @@ def recommend_plans(
     names: dict[str, Any] = {} if model is None else {"": asked.resolved.requested}
     names |= {} if gpu is None else {"gpu": [profile.id for profile in profiles]}
     picked = tuple(_picked(search, ranking, pick) for ranking in rankings)
-    taken_by_default = _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets)
+    nodes = {profile.id: profile.gpus_per_node // profile.parts for profile in profiles}
+    taken_by_default = _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets, max(nodes.values()))
+    cut = (f"a node of {one} has {most} GPUs at most" for one, most in nodes.items() if most < searched.get("gpus", 0))
     answer = out.Recommendation.of(
         search, rankings, picked, pick, taken_by_default, command_line or shlex.join(typed({**names, **stated})),
-        wrote=directory is not None, remarks=(*of_case, *asked.notes, *load.notes), explain=explain,
+        wrote=directory is not None, remarks=(*of_case, *cut, *asked.notes, *load.notes), explain=explain,
         disaggregated=disaggregated,
     )  # fmt: skip
     if directory and (written := write_scripts(answer, directory, force=force)):
@@ -185,13 +187,13 @@ def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
     return search.plan(ranking, ranking.candidates[pick - 1])
 
 
-def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None") -> dict[str, Any]:
+def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None", node: int) -> dict[str, Any]:
     latency = stated.get("goal") == "min-latency"
     taken: dict[str, Any] = {
         "model": defaults.MODEL,
         "goal": defaults.GOAL,
         "gpu": list(defaults.GPUS),
-        "gpus": defaults.GPUS_PER_NODE,
+        "gpus": min(defaults.GPUS_PER_NODE, node),
         "input_len": defaults.LEN,
         "output_len": defaults.LEN,
         "max_concurrency": defaults.LATENCY_CONCURRENCY if latency else "searched",

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import Outcome, answer_of, error_of, json_of, run
+from published_models import CONFIGS
 
 import planner
 from planner.engine import NEWEST, release_text
@@ -333,6 +334,42 @@ def test_recommend_without_anything_compares_four_gpus() -> None:
     latencies = [float(row["mean_e2el_ms"]) for row in rows]
     assert latencies == sorted(latencies), "the list is in the order of the goal"
     assert "order: mean E2EL, the shortest first" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("words", "taken", "said"),
+    [
+        ("gb200", "gpus=4,", ""),
+        ("gb200 --gpus 8", "input", "a node of gb200 has 4 GPUs at most"),
+        ("h100", "gpus=8,", ""),
+    ],
+)
+def test_the_node_of_a_plan_is_that_of_the_profile(words: str, taken: str, said: str) -> None:
+    """NVIDIA's GB200 NVL72 has four GPUs to a compute tray: 8 was named, and 4 were planned for."""
+    notes = " ".join(run("recommend", LLAMA_7B, "--gpu", *words.split(), "--ttft", "2000").err.split())
+    assert f"defaults taken: {taken}" in notes and ("a node of" in notes) == bool(said) and said in notes
+
+
+def test_check_and_fit_print_the_same_weights() -> None:
+    """6,738,415,616 parameters of 2 bytes: 12.55 GiB. What loading takes beside them is in vLLM's log, not in these."""
+    fit, check = run("fit", LLAMA_7B, "--gpu", "h100"), run("check", "--gpu", "h100", "vllm", "serve", LLAMA_7B)
+    weights = [re.search(r"weights +([\d.]+ GiB)", outcome.out) for outcome in (fit, check)]
+    assert [found and found[1] for found in weights] == ["12.55 GiB", "12.55 GiB"]
+
+
+def test_nothing_left_has_no_sign() -> None:
+    from planner.output.tables.fit import _left
+    from planner.units import GIB, Interval
+
+    assert _left(Interval(0.5 * GIB, -0.001 * GIB, GIB)) == "0.50 GiB (0.00 to 1.00)"
+
+
+def test_a_folder_is_not_taken_for_another_checkpoint(tmp_path: Path) -> None:
+    """The verdict said ``Serve /home/me/ft (asked: bf16)`` of weights in bf16."""
+    (tmp_path / "ft").mkdir()
+    (tmp_path / "ft/config.json").write_text(json.dumps(CONFIGS[0]))
+    outcome = run("recommend", "./ft", "--gpu", "h100", "--ttft", "2000")
+    assert re.match(r"Serve (\./)?ft on \d+ x H100", outcome.out), outcome.out
 
 
 def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:

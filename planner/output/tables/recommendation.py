@@ -223,7 +223,8 @@ class Recommendation(Answer):
         if apart := self.answer_apart:
             return apart_in_words(self.objective, apart)
         if best:
-            return plan_in_words(best, shared.served_words(best.model, self.search.space.model))
+            served = self._candidates[id(best)].resolved.resolved  # of a folder as typed, not its absolute path
+            return plan_in_words(best, shared.served_words(served, self.search.space.model))
         where = shared.listed([shared.card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
