@@ -113,9 +113,9 @@ def _answer(
             sources |= {name: UNSAID for name in others if sources.get(name, TYPED) != TYPED}
     stated = {name: value for name, value in typed.items() if sources[name] != UNSAID}
     of_file = [name for name in stated if sources[name] == FROM_FILE and name != "format"]
-    words = [word for name in of_file for word in _words(parameters[name], stated[name])]
+    in_words = [word for name in of_file for word in _words(parameters[name], stated[name])]
     try:
-        answer = _call(context, declared, parameters, stated, words)
+        answer = _call(context, declared, parameters, stated, in_words)
     except InputError as error:
         for name, value in stated.items():
             words = map(str, value if isinstance(value, list) else [value])
@@ -130,8 +130,8 @@ def _answer(
     if context.obj is not None:
         context.obj.verdict_first = typed["format"] == "table" and answer.verdict_first
     output.print_answer(answer, typed["format"])
-    if words:
-        output.print_notes([masked(f"from {FILE}: {shlex.join(words)}")])
+    if in_words:
+        output.print_notes([masked(f"from {FILE}: {shlex.join(in_words)}")])
     return 0 if answer.ok else 1
 
 
