@@ -25,12 +25,9 @@ from planner.workload import NAMED, OF_A_REQUEST, use_cases
 
 #: Key in the plan's ``memory``, name, colour.
 PIECES = (
-    ("weights_bytes", "weights", 0),
-    ("kv_cache_bytes", "KV cache", 2),
-    ("activation_bytes", "activations", 1),
-    ("cuda_graph_bytes", "graphs", 3),
-    ("non_torch_bytes", "runtime", 4),
-)
+    ("weights_bytes", "weights", 0), ("kv_cache_bytes", "KV cache", 2), ("activation_bytes", "activations", 1),
+    ("cuda_graph_bytes", "graphs", 3), ("non_torch_bytes", "runtime", 4),
+)  # fmt: skip
 FREE = "unused"  #: the rest of the memory
 BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
 SHOWN_OPERATORS = 11

@@ -444,6 +444,14 @@ def test_more_confidence_never_costs_less(server: Server) -> None:
     assert cells[2][4] == ("-" if not plans else str(plans[0]["service"]["total_gpus"]))
 
 
+def test_the_page_names_the_engine_and_the_evidence_behind_its_figures(server: Server) -> None:
+    """The notes had ``calibration: shipped`` and no version of vLLM at all."""
+    text = server.get("/answer", PLAN).text
+    notes = re.findall(r"<li[^>]*>([^<]*)</li>", text)
+    assert any(re.match(r"vLLM \d+\.\d+", note) for note in notes), notes
+    assert any(note.startswith("efficiencies measured on the same ") for note in notes)
+
+
 def test_a_target_is_met_with_a_probability(server: Server) -> None:
     """It falls as the target does, and what is asked for decides the word."""
     key = key_of(server.get("/answer", PLAN).text)

@@ -398,12 +398,10 @@ class Evaluation(Answer):
 BAND = 0.2
 #: Panels of the chart. A run shows the first metric of a panel that it measured.
 PANELS = {
-    "Output throughput": ("output_throughput",),
-    "TPOT": ("median_tpot_ms", "mean_tpot_ms"),
-    "TTFT": ("median_ttft_ms", "mean_ttft_ms"),
-    "End-to-end latency": ("median_e2el_ms", "mean_e2el_ms"),
+    "Output throughput": ("output_throughput",), "TPOT": ("median_tpot_ms", "mean_tpot_ms"),
+    "TTFT": ("median_ttft_ms", "mean_ttft_ms"), "End-to-end latency": ("median_e2el_ms", "mean_e2el_ms"),
     "Latency of a batch": ("avg_latency_s",),
-}
+}  # fmt: skip
 #: Table below the chart: title of the panel, GPU, statistics.
 CHART_COLUMNS = columns_of("evaluation_chart")
 
