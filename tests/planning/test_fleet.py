@@ -427,6 +427,20 @@ def test_a_gpu_without_a_price_is_said_to_be_counted_at_the_mean(command: str, w
     assert f"no price is known for {said} one with --price h20=USD" in notes
 
 
+@pytest.mark.parametrize("command", ["fleet", "recommend"])
+def test_a_verdict_that_rests_on_an_assumed_price_says_so(command: str) -> None:
+    """2 GH200 144GB come first at the mean of 2.99 and 1.35 USD/h, a price that nobody asks."""
+    gpus = ("--gpu", "gh200-144gb", "--gpu", "l40s", "--gpu", "h100", "--price", "h100=2.99", "--price", "l40s=1.35")
+    asked = (command, "Qwen/Qwen3-8B", *gpus, "--request-rate", "20", "--ttft", "1000")
+    known = ("--price", "gh200-144gb=2.17")
+    assumed, given, alone = (
+        run(*asked, *more).out.partition("\n\n")[0] for more in ((), known, ("--minimise", "gpus"))
+    )
+    assert "GH200-144GB" in assumed and "GPU price assumed" in assumed and "USD/h" not in assumed
+    assert "GH200-144GB" in given and "assumed" not in given and "4.34" in given
+    assert "assumed" not in alone  # of the number of GPUs no price decides; recommend has no such option
+
+
 def test_partitions_of_a_named_gpu_take_part_and_what_is_left_out_says_why() -> None:
     load = ("--request-rate", "1", "--input-len", "512", "--output-len", "64", "--tpot", "40", "--max-num-seqs", "32")
     answer = run("fleet", LLAMA, "--gpu", "a100", "--partitions", *load, "--max-num-batched-tokens", "2048")

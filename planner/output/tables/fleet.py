@@ -224,6 +224,8 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     gpus = " + ".join(f"{one.gpus:,} x {_rented(one.profile)}" for one in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
     price += f", {each.mid:,.2f}{SPACE}USD per 1M output tokens" if (each := best.usd_per_million_tok) else ""
+    by_cost = fleets.minimised == "usd" and not _stocked(best)
+    price += "; GPU price assumed" * (by_cost and not best.usd_per_h and any(one.usd_per_h for one in fleets.fleets))
     most = best.carries  # without the spares
     room = f"; room for {shared.figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
     if most and _stocked(best):

@@ -146,6 +146,12 @@ class Recommendation(Answer):
         picked = zip(self.plans, self.rankings, strict=True)
         return {id(plan): ranking.candidates[self.pick - 1] for plan, ranking in picked if plan}
 
+    @property
+    def _assumed_usd(self) -> float:
+        """USD per hour at which a GPU without a price is counted; 0 where cost does not order the plans."""
+        by_cost = self.objective.targets and self.objective.goal != "max-throughput" and self.search.space.stock is None
+        return planning.mean_usd(self._made) if by_cost else 0.0
+
     @cached_property
     def _merit(self) -> planning.Merit:
         return planning.Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.objective.goal)
@@ -224,7 +230,10 @@ class Recommendation(Answer):
             return apart_in_words(self.objective, apart)
         if best:
             served = self._candidates[id(best)].resolved.resolved  # of a folder as typed, not its absolute path
-            return plan_in_words(best, shared.served_words(served, self.search.space.model))
+            priced = any(plan.service and plan.service.usd_per_hour is not None for plan in self._made)
+            guessed = priced and self._assumed_usd and best.service and best.service.usd_per_hour is None
+            words = plan_in_words(best, shared.served_words(served, self.search.space.model))
+            return words + "; GPU price assumed" * bool(guessed)
         where = shared.listed([shared.card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
@@ -303,10 +312,7 @@ class Recommendation(Answer):
     def _brief_notes(self) -> Iterator[str]:
         yield from self._taken()
         profiles = [one.profile for one, plan in zip(self.rankings, self.plans, strict=True) if plan]
-        asked, stock = self.objective, self.search.space.stock
-        by_cost = asked.targets and asked.goal != "max-throughput" and stock is None
-        assumed_usd = planning.mean_usd(self._made) if by_cost else 0.0
-        yield from shared.price_caveats(profiles, self.search.space.prices, assumed_usd)
+        yield from shared.price_caveats(profiles, self.search.space.prices, self._assumed_usd)
         scripts = () if self.wrote or not self._made else ("-o DIR writes the scripts",)
         yield "; ".join([*self._engines(), *scripts, shared.MORE])
 
