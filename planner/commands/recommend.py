@@ -87,6 +87,11 @@ def recommend_plans(
     prices = planning.parse_prices(opt.assignments(given.get("price", ())), profiles)
     stock = stock_of(size, profiles, prices)
     load, targets = _sized(load, targets, stocked=stock is not None, **size)
+    if targets and (chosen := stated.get("goal")):
+        rank = (
+            "tokens/s per GPU, not cost, ranks GPUs" if chosen == "max-throughput" else "it decides at equal cost only"
+        )
+        of_case += (f"--goal {chosen} with targets: {rank}",)
     planning.check_context(load, asked.longest_context, asked.resolved.resolved)
     pick, disaggregated = searched.get("pick", 1), "disaggregated" in searched
     if disaggregated and pick > 1:

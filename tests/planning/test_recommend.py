@@ -449,3 +449,19 @@ def test_types_of_gpu_beyond_the_table_are_counted() -> None:
     table = said.split("\n\n")[1].splitlines()
     assert sum(" TP 1 " in line for line in table) == 8
     assert "2 more types of GPU in --format csv; name up to 8 with --gpu to search" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("goal", "first", "words"),
+    [
+        ("min-latency", "rtx-5090", "--goal min-latency with targets: it decides at equal cost only"),
+        ("max-throughput", "h100-sxm", "--goal max-throughput with targets: tokens/s per GPU, not cost, ranks GPUs"),
+    ],
+)
+def test_what_a_goal_does_beside_targets_is_said(goal: str, first: str, words: str) -> None:
+    answer = recommend_plans(
+        "meta-llama/Llama-3.1-8B-Instruct", ("h100", "rtx-5090"), ttft=500, goal=goal, max_num_batched_tokens=8192
+    )
+    assert answer.best and answer.best.gpu == first and words in answer.notes
+    silent = recommend_plans("meta-llama/Llama-3.1-8B-Instruct", "h100", ttft=500, max_num_batched_tokens=8192)
+    assert not any("--goal" in note for note in silent.notes)
