@@ -31,14 +31,9 @@ class Option:
     """
 
     def __init__(
-        self,
-        *names: str,
-        kind: Any = None,
-        read: Callable[[Any], Any] | None = None,
-        default: Any = None,
-        panel: str = "",
-        **settings: Any,
-    ) -> None:
+        self, *names: str, kind: Any = None, read: Callable[[Any], Any] | None = None, default: Any = None,
+        panel: str = "", **settings: Any,
+    ) -> None:  # fmt: skip
         self.names, self.kind, self.read, self.default = names, kind, read, default
         self.panel, self.settings = panel, settings
 

@@ -58,12 +58,9 @@ NEGLIGIBLE = 1e-9
 
 
 def observe(
-    runs: Iterable[MeasuredRun],
-    calibration: Calibration | None = None,
-    *,
-    processes: int = 1,
+    runs: Iterable[MeasuredRun], calibration: Calibration | None = None, *, processes: int = 1,
     seen: Container[str] | None = None,
-) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:
+) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:  # fmt: skip
     """Return the sound runs to fit to, replayed with ``calibration``, and those that cannot be with the reason.
 
     ``seen``: ids of runs whose prompts the server had answered before, by default those among ``runs``.

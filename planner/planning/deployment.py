@@ -199,14 +199,9 @@ class Deployment:
         return Client(**{name: getattr(self.efficiency, name) for name in timing.CLIENT_DELAYS})
 
     def replay(
-        self,
-        load: Load,
-        *,
-        offline: bool = False,
-        keep_steps: bool = False,
-        keep_gaps: bool = True,
+        self, load: Load, *, offline: bool = False, keep_steps: bool = False, keep_gaps: bool = True,
         hopeless: Hopeless | None = None,
-    ) -> Replay:
+    ) -> Replay:  # fmt: skip
         """Serve ``load``, ``offline`` without a front end; ``hopeless`` ends it early.
 
         Raises InputError where a request never fits.

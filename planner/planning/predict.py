@@ -61,14 +61,9 @@ class Prediction:
 
     @classmethod
     def of(
-        cls,
-        deployment: Deployment,
-        load: Load,
-        *,
-        bench: Bench = "serve",
-        percentiles: Sequence[float] = (99,),
+        cls, deployment: Deployment, load: Load, *, bench: Bench = "serve", percentiles: Sequence[float] = (99,),
         goodput: Mapping[str, float] | None = None,
-    ) -> Prediction:
+    ) -> Prediction:  # fmt: skip
         """Replay ``load`` as ``bench`` sends it: a client to a server, all prompts at once, or one batch.
 
         Raises InputError where a request never fits the KV cache.

@@ -240,13 +240,9 @@ def _accepting(args: EngineArgs, resolved: ResolvedModel) -> EngineArgs:
 
 
 def load_model(
-    model: ModelName,
-    *,
-    weight_dtype: str | None = None,
-    revision: str | None = None,
-    refresh: bool = False,
+    model: ModelName, *, weight_dtype: str | None = None, revision: str | None = None, refresh: bool = False,
     timeout: float | None = None,
-) -> ResolvedModel:
+) -> ResolvedModel:  # fmt: skip
     """A model's architecture, and what its name led to.
 
     ``model``: a hub id in any case, a folder with a ``config.json``, or such a file. The bundled catalog answers first,

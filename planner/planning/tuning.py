@@ -183,14 +183,9 @@ class TuningState(_Record):
 
     @classmethod
     def begun(
-        cls,
-        planner_version: str,
-        digest: str,
-        merit: Merit,
-        prospects: Sequence[Sequence[Prospect]],
-        folders: Sequence[str],
-        targets: Sequence[PlannedTarget] = (),
-    ) -> TuningState:
+        cls, planner_version: str, digest: str, merit: Merit, prospects: Sequence[Sequence[Prospect]],
+        folders: Sequence[str], targets: Sequence[PlannedTarget] = (),
+    ) -> TuningState:  # fmt: skip
         """Before any run. ``prospects``: merit and margins of each setting, whose plans lie in ``folders``."""
         known = Prospects.of(prospects)
         return cls(

@@ -90,14 +90,9 @@ def hopeless_at(
 
 
 def serve_result(
-    replay: Replay,
-    workload: Load,
-    *,
-    model_id: str = "",
-    backend: str = "vllm",
-    percentiles: Sequence[float] = (99,),
+    replay: Replay, workload: Load, *, model_id: str = "", backend: str = "vllm", percentiles: Sequence[float] = (99,),
     goodput: Mapping[str, float] | None = None,
-) -> BenchResult:
+) -> BenchResult:  # fmt: skip
     """The result file of ``vllm bench serve --backend BACKEND --percentile-metrics ttft,tpot,itl,e2el``.
 
     ``goodput`` maps ``ttft``, ``tpot`` and ``e2el`` to ms. Raises InputError for an impossible percentile or target.

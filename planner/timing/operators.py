@@ -246,13 +246,9 @@ def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
 
 
 def _attention(
-    row_bytes: float,
-    decode_flop: float,
-    prefill_flop: float,
-    seen: StepLoad,
-    config: EngineConfig,
+    row_bytes: float, decode_flop: float, prefill_flop: float, seen: StepLoad, config: EngineConfig,
     name: str = "attention",
-) -> list[Operator]:
+) -> list[Operator]:  # fmt: skip
     """One attention layer: ``row_bytes`` of cache per token seen, FLOP per (query, key) pair.
 
     With ``--decode-context-parallel-size`` each rank reads its share of the tokens for the heads of all: as many FLOP.
