@@ -344,6 +344,7 @@ def _notes(serving: Serving) -> Iterator[str]:
     budget, config, loading = engine.budget, engine.config, engine.loading_bytes
     stage, learned, layers = budget.binding, budget.overheads.own, budget.binding.weights.layers
     whole_images = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
+    links = engine.profile.interconnect
     origin, logs = learned[0].origin if learned else "", dict.fromkeys(log for fit in learned for log in fit.logs)
     yield from (*model.notes, *model.quantization.notes, *filter(None, [config.version.note]))
     yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE) or "LongRoPE" in taken)
@@ -359,6 +360,7 @@ def _notes(serving: Serving) -> Iterator[str]:
         "images_on_ranks" if whole_images else "images": model.vision,
         "graphs": stage.graphs.mid and not stage.graphs_in_budget,
         "stages": config.pipeline_parallel_size > 1,
+        "links": links.kind not in ("none", "on-package") and not links.bandwidth and not links.link_bandwidth,
         "loading": loading,
     }
     yield from remarks(

@@ -150,6 +150,9 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
         return (min(ranks, links.domain_gpus) - 1) * links.link_bandwidth.base
     if bandwidth := links.bandwidth or links.link_bandwidth:
         return bandwidth.base
+    if links.kind != "none":
+        hint = "add bandwidth to [interconnect] of its profile, or use --tensor-parallel-size 1"
+        raise IllegalPlanError(f"link bandwidth of {profile.name} unknown: {ranks} GPUs share the model", hint=hint)
     raise IllegalPlanError(
         f"{profile.name} has no links between GPUs, so {ranks} of them cannot share a model",
         hint="use --tensor-parallel-size 1, and more servers for more throughput",

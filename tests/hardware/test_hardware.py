@@ -4,6 +4,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from command_line import error_of, json_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -413,6 +414,20 @@ def test_a_profile_of_ones_own(tmp_path: Path) -> None:
     assert (profile.id, profile.gpus_per_node) == ("My-Card", 4)
     assert profile.memory_bandwidth_bytes_per_s == 1.3e12
     assert profile.memory_bytes == int(47.1 * GIB)
+
+
+def test_links_of_unknown_bandwidth_are_named(tmp_path: Path) -> None:
+    """``fit`` counts memory alone, and says that the speed over these links is not known."""
+    path, known = tmp_path / "my-card.toml", tmp_path / "known.toml"
+    path.write_text(OWN)
+    bandwidth = 'bandwidth = { value = 32, unit = "GB/s", source = "me", kind = "spec" }'
+    known.write_text(OWN.replace('kind = "pcie"', f'kind = "pcie"\n{bandwidth}'))
+    words = ("predict", "latency", "meta-llama/Llama-3.1-8B-Instruct", "-tp", "2", "--gpu")
+    cause, hint = error_of(run(*words, str(path)))
+    assert cause == "link bandwidth of Card of the next generation unknown: 2 GPUs share the model"
+    assert "add bandwidth to [interconnect]" in hint and run(*words, str(known)).status == 0
+    notes = [json_of("fit", words[2], "--gpu", str(profile))["notes"] for profile in (path, known)]
+    assert [any("link bandwidth unknown" in note for note in of_one) for of_one in notes] == [True, False]
 
 
 @pytest.mark.parametrize(
