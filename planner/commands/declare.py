@@ -94,7 +94,7 @@ class Parameter:
         return planning.typed(self.name, value, wanted, flag=self.flag, unit=self.unit)
 
     def read(self, given: Any) -> Any:
-        """What typed words mean. Raises InputError, naming the flag, for text that is no number where one is wanted."""
+        """Return the value of typed words. Raises InputError, naming the flag, for text in place of a number."""
         if self.option.read:
             return self.option.read(given)
         if self.number is None:

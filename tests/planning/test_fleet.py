@@ -733,3 +733,19 @@ def test_partitions_are_named_beside_the_gpus_that_they_fill() -> None:
     count = answer.best.service.total_gpus
     assert count > 8 and f"on {count} x MI300X-CPX ({-(-count // 8)} GPUs)," in " ".join(str(answer).split())
     assert f"on {-(-count // 8)} x MI300X as MI300X-CPX:" in " ".join(str(fleet).split())
+
+
+def test_one_load_gets_equal_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router keeps equal servers equally busy. TP 2 with 1.9 requests/s beside TP 1 with 0.8 would save a GPU."""
+    search, kinds = asked("h100", load=replace(CHAT, request_rate=2.5), spares=0, headroom=0.0), []
+    best = plan_fleets(search).best
+    assert best
+    (pool,) = best.pools
+    for size, rate in ((2, 1.9), (1, 0.8)):
+        engine = pool.kind.candidate.deployment
+        engine = replace(engine, config=replace(engine.config, tensor_parallel_size=size))
+        candidate = replace(pool.kind.candidate, deployment=engine)
+        kinds.append(replace(pool.kind, candidate=candidate, loads={0: replace(pool.load, value=rate)}))
+    monkeypatch.setattr("planner.planning.search.fleet._Solver._kinds", lambda *_: kinds)
+    best = plan_fleets(search).best
+    assert best and len(best.pools) == 1 and best.gpus == 4

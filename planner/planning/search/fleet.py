@@ -415,9 +415,8 @@ class _Solver:
         for serving, *of_classes in zip(self.search.space.servings, *rankings, strict=True):
             own = self._kinds(of_classes)
             kinds += own
-            # prompts that share prefixes find more or less by the number of servers: kinds are not mixed; else the best
-            # kind alone, unless a mix of kinds takes fewer GPUs
-            choices = [[kind] for kind in own] if self.demands[0].reused else [own[:1], own]
+            # one load gets equal servers, which a router keeps equally busy; several classes may mix kinds
+            choices = [[kind] for kind in own] if len(self.demands) == 1 else [own[:1], own]
             fleets = [fleet for some in choices if some and (fleet := self._fleet(some, "gpus"))]
             if fleets:
                 single.append(min(fleets, key=lambda fleet: fleet.gpus))
