@@ -577,6 +577,7 @@ def test_no_is_an_answer_and_bad_input_an_error(server: Server) -> None:
         answer = server.get(f"/api/{path}", query)
         said = json.loads(answer.text)
         assert answer.status == 400 and words in said["error"] and said["hint"] and said["exit_status"] == 2, said
+        assert ".toml" not in said["hint"]  # no parameter takes a path
 
 
 def test_nothing_names_a_file(server: Server, tmp_path: Path) -> None:

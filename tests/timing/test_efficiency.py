@@ -127,6 +127,15 @@ def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> Non
     assert found.basis == "architecture"
 
 
+def test_runs_of_a_user_measure_their_gpu() -> None:
+    """A W7900 has no published run. Its owner's runs are of that GPU, and of no other."""
+    own = (Effect(target="gemm_flop_16", when={}, factor=0.5, sd=0.1, gpu="w7900"),)
+    calibration = load_calibration().with_own(own, "mine.toml")
+    basis = {name: efficiency_for(llama_8b(), load_profile(name), engine(), calibration).basis
+             for name in ("w7900", "gfx1151")}  # fmt: skip
+    assert basis == {"w7900": "gpu", "gfx1151": "global"}
+
+
 def test_a_part_of_a_gpu_is_not_the_gpu_that_was_measured() -> None:
     calibration = load_calibration()
     whole, part = (covariates_of(llama_8b(), load_profile(name), engine()) for name in ("mi300x", "mi300x-cpx"))
