@@ -46,6 +46,7 @@ class FleetOptions:
         _fleet("Largest number of whole GPUs of a type. Repeatable.", kind=list[str], metavar="GPU=N"),
     ] = ()
     speculation: opt.Speculation = True
+    weight_dtype: opt.CheckpointDtype = None
     disaggregated: Annotated[bool, _fleet("Also plan separate servers for prefill and decode.")] = False
     kv_transfer_gb_per_s: Annotated[
         float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), _fleet(_KV)
@@ -102,7 +103,8 @@ def size_fleet(
         planning.check_context(demand, first.longest_context, first.resolved.resolved)
     terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
     objective = planning.Objective("balanced", load, targets, **size)
-    space = planning.Space(servings, prices=prices, stock=stock, speculation=fleet.get("speculation", True))
+    further = {"speculation": fleet.get("speculation", True), "weight_dtype": fleet.get("weight_dtype")}
+    space = planning.Space(servings, prices=prices, stock=stock, **further)
     search = planning.Search(space, objective)
     fleets = planning.plan_fleets(search, planning.Terms(stock=limits, **terms), demands)
     divided = []

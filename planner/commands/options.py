@@ -111,6 +111,8 @@ class PrecisionOptions(ServerOptions):
     ] = None
 
 
+_CHECKPOINTS = Option(metavar="DTYPE", help="Precision of the checkpoints to plan. Default: any.")
+CheckpointDtype = Annotated[str | None, _CHECKPOINTS]
 SERVING = (PrecisionOptions,)
 
 

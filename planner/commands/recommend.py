@@ -49,6 +49,7 @@ class SearchOptions:
         bool, Option(help="Use separate prefill and decode servers where they take fewer GPUs.")
     ] = False
     speculation: opt.Speculation = True
+    weight_dtype: opt.CheckpointDtype = None
     pick: Annotated[int, Interval(ge=1), Option(help="Plan to print and to write; 1 is the best.")] = 1
 
 
@@ -97,7 +98,8 @@ def recommend_plans(
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
     gpus, drafts = searched.get("gpus", defaults.GPUS_PER_NODE), searched.get("speculation", True)
-    space = planning.Space(servings, gpus, searched.get("nodes"), prices, stock, drafts)
+    dtype = searched.get("weight_dtype")
+    space = planning.Space(servings, gpus, searched.get("nodes"), prices, stock, drafts, dtype)
     goal, num_prompts, name = searched.get("goal", defaults.GOAL), given.get("num_prompts"), given.get("workload")
     sent = load if targets else replace(load, max_concurrency=given.get("max_concurrency"))
     search = planning.Search(space, planning.Objective(goal, sent, targets, num_prompts, workload_name=name, **size))

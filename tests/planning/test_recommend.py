@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import choices, search_for
 
-from planner import recommend_plans
+from planner import recommend_plans, size_fleet
 from planner.engine.settings import EngineArgs
 from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
+from planner.errors import InputError
 from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import Goal, PlanFile
@@ -465,3 +466,30 @@ def test_what_a_goal_does_beside_targets_is_said(goal: str, first: str, words: s
     assert answer.best and answer.best.gpu == first and words in answer.notes
     silent = recommend_plans("meta-llama/Llama-3.1-8B-Instruct", "h100", ttft=500, max_num_batched_tokens=8192)
     assert not any("--goal" in note for note in silent.notes)
+
+
+@pytest.mark.parametrize(("dtype", "targets"), [("bf16", {"ttft": 500}), ("bf16", {}), ("fp8", {}), ("nvfp4", {})])
+def test_the_precision_of_the_checkpoints_can_be_asked_for(dtype: str, targets: dict[str, float]) -> None:
+    """That of the model itself keeps the checkpoint that was named; all others are left out."""
+    named = "meta-llama/Llama-3.1-8B-Instruct"
+    answer = recommend_plans(
+        named,
+        "b200",
+        weight_dtype=dtype,
+        max_num_batched_tokens=8192,
+        max_concurrency=None if targets else 8,
+        **targets,
+    )
+    every = [one for ranking in answer.rankings for one in ranking.candidates]
+    assert every and {one.resolved.model.quantization.weight_dtype for one in every} == {dtype}
+    assert answer.best and (answer.best.model == named) is (dtype == "bf16")
+    assert f"--weight-dtype {dtype}" in answer.command
+    with pytest.raises(InputError, match="no such checkpoint") as refused:
+        recommend_plans(named, "b200", weight_dtype="mxfp8")
+    assert "known are bf16, fp8" in str(refused.value.hint)
+
+
+def test_a_fleet_keeps_the_precision_that_was_asked_for() -> None:
+    load = {"request_rate": 10, "ttft": 500, "max_num_batched_tokens": 8192}
+    answer = size_fleet("meta-llama/Llama-3.1-8B-Instruct", "h100", weight_dtype="bf16", **load)
+    assert {kind.candidate.config.weight_dtype for fleet in answer.fleets for kind in fleet.kinds} == {"bf16"}

@@ -6,7 +6,7 @@ from itertools import count, product
 from math import ceil, inf
 
 from planner import engine
-from planner.errors import PlannerError
+from planner.errors import InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoints, resolve_model
 from planner.planning import defaults
@@ -39,6 +39,14 @@ class Space:
     prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, before the profile's own
     stock: Mapping[str, int] | None = None  #: whole GPUs by profile id, of which the largest load is asked for
     speculation: bool = False  #: whether drafts by the model's own MTP modules are searched too
+    weight_dtype: str | None = None  #: of the checkpoints that are planned; None: any
+
+    def __post_init__(self) -> None:
+        made = quantized_checkpoints(self.model.resolved) if self.model.source != "path" else ()
+        known = dict.fromkeys((self.model.model.quantization.weight_dtype, *(one.weight_dtype for one in made)))
+        if self.weight_dtype not in (None, *known):
+            cause = f"--weight-dtype {self.weight_dtype}: no such checkpoint of {self.model.resolved} is known"
+            raise InputError(cause, hint=f"known are {', '.join(known)}; or give the checkpoint as MODEL")
 
     @property
     def model(self) -> ResolvedModel:
@@ -172,16 +180,16 @@ class Choices:
 
     def checkpoints(self) -> Iterator[ResolvedModel]:
         """Yield the asked model and the checkpoints made of it that this GPU runs; a quantised one has none."""
-        asked = self.space.model
-        if self.native:
+        asked, wanted = self.space.model, self.space.weight_dtype
+        if self.native and wanted in (None, asked.model.quantization.weight_dtype):
             yield asked
         own, made = asked.model.quantization, quantized_checkpoints(asked.resolved) if asked.source != "path" else ()
         seen = {(own.weight_dtype, own.kv_cache_dtype)}
         for checkpoint in made:
             reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
             later = key[0] in INTEGER and self.profile.supports("fp8")
-            if not self.native and not later:
-                continue  # searched, or turned down, before
+            if wanted not in (None, key[0]) or (not self.native and not later):
+                continue  # not asked for, or searched or turned down before
             if reason is None and self.native and later:
                 self.passed_over = True
                 reason = f"{key[0]} is planned on {self.profile.name} where no wider format fits: ask for it by name"
