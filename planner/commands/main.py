@@ -116,8 +116,13 @@ def app_for(words: Sequence[str]) -> typer.Typer:
 def _run(typed: Typed) -> int:
     called = Path(sys.argv[0]).stem  # shells complete words by this name
     program = called if called in PROGRAMS else PROGRAMS[0]
+    words = typed.words
+    if words[:1] == ["predict"]:
+        from planner.commands.predict import of_bench
+
+        words = of_bench(words)
     try:
-        status = app_for(typed.words)(args=typed.words, prog_name=program, standalone_mode=False, obj=typed)
+        status = app_for(words)(args=words, prog_name=program, standalone_mode=False, obj=typed)
     except SystemExit as done:  # typer ends so when it has completed a word, or installed that it does
         status = done.code
     if status == INTERRUPTED:  # newer versions of typer answer Ctrl-C so

@@ -13,6 +13,7 @@ from planner.commands import options as opt
 from planner.commands.declare import Option, command, taken
 from planner.commands.load import load_of, refuse_contradictions, rivals
 from planner.errors import InputError
+from planner.resources import package_dir, tables_of
 from planner.workload import Load
 
 if TYPE_CHECKING:
@@ -156,3 +157,22 @@ def _predict(
         notes += (f"vllm bench latency {deployment.config.version} times prompts that its warm-up left in the cache",)
     prediction = serving.predict(load, bench=bench, **asked)
     return output.PredictionAnswer.of(bench, prediction, deployment, resolved, explain=explain, remarks=notes)
+
+
+def of_bench(words: Sequence[str]) -> list[str]:
+    """The words without options that change no figure, which a note names. Raises InputError for the unsimulated."""
+    tables, kept, left = tables_of(package_dir("commands") / "bench.toml"), list[str](), list[str]()
+    rest = iter(words)
+    for word in rest:
+        flag, _, value = word.partition("=")
+        if flag in ("--model", *tables["options"]):
+            value = value or next(rest, "")
+        if flag in tables["refused"] and value != "random":
+            raise InputError(f"{f'{flag} {value}'.strip()} is not simulated", hint=tables["refused"][flag])
+        if flag in tables["options"] or flag in tables["switches"]:
+            left.append(flag)
+        else:
+            kept.append(value if flag == "--model" else word)
+    if left:
+        output.note(f"note: no effect on the prediction: {', '.join(left)}")
+    return kept

@@ -14,7 +14,8 @@ from command_line import Outcome, answer_of, error_of, json_of, run
 from published_models import CONFIGS
 
 import planner
-from planner.engine import NEWEST, release_text
+from planner.engine import NEWEST, flag_status, parse_version, release_text
+from planner.resources import package_dir, tables_of
 
 LLAMA_7B, LLAMA_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
 SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "20", "--max-concurrency", "4")
@@ -616,3 +617,39 @@ def test_lengths_have_the_suffixes_of_vllm(typed: str, tokens: int) -> None:
     assert json_of("fit", "Qwen/Qwen3-8B", "--gpu", "h100", "--max-model-len", typed)["max_model_len"] == tokens
     Path("planner.toml").write_text(f"[fit]\nmax-model-len = '{typed}'")
     assert json_of("fit", "Qwen/Qwen3-8B", "--gpu", "h100")["max_model_len"] == tokens
+
+
+def test_predict_takes_a_line_of_the_bench() -> None:
+    """That of a plan, flag by flag; what changes no figure is left out with a note."""
+    (plan,) = json_of("recommend", LLAMA_7B, "--gpu", "h100", "--max-concurrency", "4")["plans"][:1]
+    bench = plan["bench_argv"]
+    assert bench[:3] == ["vllm", "bench", "serve"]
+    line = run("predict", "serve", *bench[3:], "--gpu", "h100", "--format", "json")
+    assert line.status == 0 and "no effect on the prediction: --backend, --host, --port, --dataset-name" in line.err
+    lengths = ("--random-input-len", "1024", "--random-output-len", "1024", "--num-prompts", "20")
+    plain = json_of("predict", "serve", plan["model"], "--gpu", "h100", "--max-concurrency", "4", *lengths)
+    assert json.loads(line.out)["output_throughput"] == plain["output_throughput"]
+
+
+def test_options_of_the_bench_are_those_of_vllm() -> None:
+    tables = tables_of(package_dir("commands") / "bench.toml")
+    flags = [*tables["switches"], *tables["options"], *tables["refused"]]
+    for flag in flags:
+        states = [
+            flag_status(parse_version(release_text(NEWEST)), flag, command)
+            for command in ("bench serve", "bench latency", "bench throughput")
+        ]
+        assert any(states), flag
+
+
+@pytest.mark.parametrize(
+    ("words", "cause", "hint"),
+    [
+        (("--dataset-name", "sharegpt"), "--dataset-name sharegpt is not simulated", "--trace"),
+        (("--use-beam-search",), "--use-beam-search is not simulated", "leave it out"),
+        (("--ramp-up-strategy=linear",), "--ramp-up-strategy linear is not simulated", "--trace"),
+    ],
+)
+def test_what_a_line_of_the_bench_has_unsimulated_is_refused(words: tuple[str, ...], cause: str, hint: str) -> None:
+    told, offered = error_of(run("predict", "serve", LLAMA_7B, "--gpu", "h100", *words))
+    assert told == cause and hint in offered
