@@ -43,9 +43,9 @@ class Capacity:
         self._largest: dict[tuple[float, bool], ServedLoad | None] = {}
 
     def __repr__(self) -> str:
-        low, high = self.interval()
+        found = self._largest.get((self.confidence, self.exactly))
         loads = "concurrent requests" if self.by == "concurrency" else "requests/s"
-        return f"Capacity({self._most(None):,.4g} {loads}, {low:,.4g} to {high:,.4g})"
+        return f"Capacity({self.deployment!r}: {f'{found.value:,.4g} {loads}' if found else 'call largest()'})"
 
     def largest(self, confidence: float | None = None, *, exactly: bool | None = None) -> ServedLoad | None:
         """The largest request rate, or concurrency (at most ``max_num_seqs``), that meets the targets; None: none does.

@@ -221,7 +221,7 @@ def test_nouns_show_themselves_in_one_line() -> None:
     assert repr(serving.fit()) == f"Fit({serving!r}: {serving.fit().verdict})"
     assert f"output_throughput {prediction.figures['output_throughput']:,.4g}" in repr(prediction)
     largest = capacity.largest()
-    assert largest is not None and repr(capacity).startswith(f"Capacity({largest.value:,.4g} concurrent requests, ")
+    assert largest is not None and repr(capacity).endswith(f"vLLM 0.11.0): {largest.value:,.4g} concurrent requests)")
     shown = (prediction, serving.deployment, serving.model, serving.profile, serving.resolved, capacity)
     assert all(len(repr(one)) < 200 and "\n" not in repr(one) for one in shown)
 
