@@ -206,7 +206,7 @@ class Choices:
     def _unsuitable(self, checkpoint: Checkpoint) -> str | None:
         profile, publisher, dtype = self.profile, self.space.model.resolved.split("/")[0], checkpoint.weight_dtype
         if checkpoint.publisher.lower() not in TRUSTED_PUBLISHERS and checkpoint.publisher != publisher:
-            return f"quantised by {checkpoint.publisher}: ask for it by name to plan it"
+            return f"quantised by {checkpoint.publisher}: give {checkpoint.id} as MODEL to plan it"
         if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
             return f"published for {' and '.join(checkpoint.platforms)} GPUs"
         emulated = f"{profile.name} computes {dtype} in {profile.emulated.get(dtype)}: saves memory, not time"
