@@ -529,3 +529,14 @@ def test_settings_are_legal_together_and_keep_what_was_asked(
     late = model is LATENT and (0, 7, 1) <= version.release < (0, 8)  # V0 checks before it sees MLA (config.py)
     assert config.enable_chunked_prefill or config.max_num_batched_tokens >= config.max_model_len or late
     assert 0 < config.gpu_memory_utilization <= 1
+
+
+@pytest.mark.parametrize("version", ["0.14.0", "0.27.1", "0.32.0"])
+def test_e5m2_caches_are_refused_with_fp8_checkpoints(version: str) -> None:
+    """``attention/layer.py`` of 0.14.0, ``layers/attention/attention.py`` of 0.27.1 and 0.32.0."""
+    for name in ("Qwen/Qwen3-32B-FP8", "nvidia/Llama-3.1-8B-Instruct-FP8"):
+        model = resolve_model(name, network=False).model
+        with pytest.raises(IllegalPlanError, match="--kv-cache-dtype fp8_e5m2") as caught:
+            settings(version, "h100-sxm", model, kv_cache_dtype="fp8_e5m2")
+        assert caught.value.hint == "use --kv-cache-dtype fp8"
+    assert settings(version, "h100-sxm", kv_cache_dtype="fp8_e5m2").kv_cache_dtype == "fp8_e5m2"
