@@ -400,7 +400,7 @@ class Load:
             from planner.workload.sessions import shares
 
             drawn = self.drawn and shares(self.name, self.request_rate, servers, router, self.seed)
-            few = max(min(servers, TRACE_POOL * servers // self.count), 1)
+            few = max(min(servers, self.count, TRACE_POOL * servers // self.count), 1)
             sent = drawn or share(self.recorded, servers, most or self.count, router, few)
             return replace(self, request_rate=rate, num_prompts=len(sent.arrival_s), recorded=sent)
         places = self.max_concurrency and ceil(self.max_concurrency / servers)

@@ -169,3 +169,9 @@ def test_room_is_kept_for_whole_contexts_and_shared_pieces_count_once() -> None:
         assert sent.held_len() == sent.held_len(caching=False)
     assert turns.held_len() > 5 * (turns.input_len + turns.output_len)
     assert Load(100, 20, prefix_len=50).held_len() == 170
+
+
+@pytest.mark.parametrize("servers", [1, 2, 5, 10**6])
+def test_a_short_trace_is_judged_by_all_its_requests_on_however_many_servers(servers: int) -> None:
+    sent = Load.of_requests(chats(6, 4), 2.0).share_of(servers, "least-loaded", 2000).requests()
+    assert len(sent.arrival_s) == 24 and len(sent.pool or (sent,)) == min(servers, 24)
