@@ -185,11 +185,6 @@ def planned_load(
 ) -> tuple[Load, Targets | None]:
     """The load and the targets of ``PlannedLoad``. Raises InputError where options contradict each other."""
     refuse_contradictions({**given, **size}, planned=True)
-    stocked = next((name for name in ("budget", "have") if size.get(name)), None)
-    if stocked and given.get("workload") in named_sessions():
-        cause = f"--workload {given['workload']}: what turns find in the cache depends on their rate"
-        hint = f"ask for --request-rate 1 and more in place of --{stocked}, and compare the GPUs that they take"
-        raise InputError(f"{cause}, so no largest one is searched", hint=hint)
     burstiness, least = given.get("burstiness"), defaults.LEAST_BURSTINESS
     if burstiness is not None and not burstiness >= least:
         raise InputError(
@@ -198,6 +193,11 @@ def planned_load(
         )
     names = ("input_len", "output_len", "random_range_ratio", "workload", "trace", "classes", "request_rate", "seed")
     of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
+    limits_ms: dict[str, float | None] = {name: given.get(name) for name in LATENCIES}
+    sized = any(limits_ms.values()) or size.get("budget") or size.get("have")
+    largest = sized and given.get("workload") in named_sessions() and not given.get("request_rate")
+    if largest:
+        of_load["request_rate"] = 1.0  # the search deals turns anew at each rate
     load = load_of(**of_load, scheduling_policy=scheduling_policy)
     if load.classes and "num_prompts" in given:
         benchmarks(load.classes, given["num_prompts"])  # refuses a class of which that many send none
@@ -205,10 +205,11 @@ def planned_load(
     of_targets = {name: given.get(name) for name in ("confidence", "request_rate", "max_concurrency", "router")}
     targets = targets_of(
         load,
-        {name: given.get(name) for name in LATENCIES},
+        limits_ms,
         percentile=f"{percentile:g}" if isinstance(percentile, float) else percentile,
         **of_targets,
     )
+    targets = replace(targets, value=None) if targets and largest else targets
     return replace(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
 
 

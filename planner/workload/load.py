@@ -100,6 +100,7 @@ class Load:
     steady: bool = False  #: ``num_prompts`` places that a queue fills again and again; figures are of one such cycle
     origin: Trace | None = field(default=None, repr=False, hash=False, compare=False)  #: the file of the requests
     drawn: bool = False  #: whether ``recorded`` were drawn, so that some of them say as much as all
+    dealt: tuple[int, Router] | None = None  #: of a share: the servers and the router, to draw it anew at each rate
 
     # --- constructors
 
@@ -370,6 +371,10 @@ class Load:
             return load
         from planner.workload.requests import share
 
+        if self.dealt and load.open:
+            anew = replace(self, request_rate=load.request_rate * self.dealt[0]).share_of(*self.dealt)
+            assert anew.recorded is not None
+            return replace(anew, recorded=share(anew.recorded, 1, num_prompts)) if num_prompts else anew
         sent = share(self.recorded, 1, load.num_prompts)
         if load.request_rate == inf:
             return replace(load, recorded=sent.at_pace(0.0))

@@ -219,6 +219,19 @@ def test_sessions_are_judged_by_all_turns_of_a_share_at_any_rate() -> None:
     assert share.count == 1000 and sent.count >= 900
 
 
+@pytest.mark.parametrize(("rate", "servers"), [(2.0, 10), (0.5, 2)])
+def test_a_share_of_sessions_at_another_rate_is_the_share_of_that_rate(rate: float, servers: int) -> None:
+    """What turns find in the cache depends on how many sessions a server has at once."""
+    for router in ("prefix-aware", "least-loaded"):
+        targets = replace(Targets.of(ttft_ms=2000), router=router)
+        asked_for = search_for(targets, "h100", load=Load.sessions("coding-agent", 1.0)).objective
+        found = asked_for.dealt(servers).at_rate(rate / servers)
+        asked = Load.sessions("coding-agent", rate).share_of(servers, router)  # type: ignore[arg-type]
+        assert found.recorded and asked.recorded and found.request_rate == asked.request_rate
+        assert np.array_equal(found.recorded.arrival_s, asked.recorded.arrival_s)
+        assert np.array_equal(found.recorded.input_len, asked.recorded.input_len)
+
+
 def test_among_plans_of_one_cost_and_slack_the_layout_is_simple() -> None:
     """DP 2 + EP was planned for 0.7 % of slack in its p95 TPOT."""
     load = replace(Load.open_loop(40.0, 1024, 256), range_ratio=0.5)

@@ -621,6 +621,20 @@ def test_the_old_name_of_spares_still_works() -> None:
 LARGEST: dict[str, Any] = {"model": LLAMA, "output_len": 64, "tpot": 60, **FIXED}
 
 
+def test_the_most_agents_on_given_gpus_need_those_gpus() -> None:
+    """A little less, asked for as a rate, takes as many GPUs; a third more takes more. An order moves a p95 by 5 %."""
+    asked = {"gpu": "l40s", "use_case": "coding-agent", "ttft": 20000, "tpot": 60}
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    most = recommend_plans(model, have={"l40s": 4}, **asked).best
+    assert most is not None and most.service and most.service.request_rate
+    rate = most.service.request_rate
+    same, more = (recommend_plans(model, request_rate=factor * rate, **asked).best for factor in (0.8, 1.33))
+    assert same and same.service and more and more.service
+    assert same.service.total_gpus <= 4 < more.service.total_gpus
+    with pytest.raises(InputError, match="how many come"):
+        recommend_plans(model, gpu="l40s", workload="coding-agent")
+
+
 def test_the_largest_load_of_a_stock_by_hand() -> None:
     """Three GPUs of one server each carry three times what one carries, for 3 x 2 USD/h; a spare takes one of them."""
     one = recommend_plans(**LARGEST, gpu="h100").best

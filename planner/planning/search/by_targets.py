@@ -406,7 +406,7 @@ class _Search:
 
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         servers = self.choices.servers_in_stock(engine.num_gpus)
-        sent = self.objective.dealt(servers)
+        sent = self.objective.dealt(max(servers, 1))
         capacity = Capacity(engine.deployment, sent, self.targets, exactly=self.exactly)
         if self.plans:
             challenge = self.choices.gpus_each(engine.num_gpus) / self.best_cost * self._clearly(engine)

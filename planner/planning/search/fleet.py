@@ -267,7 +267,7 @@ class Fleet:
             most, interval = servers.most, servers.interval
             return Interval(most.value, *interval).scaled(pool.servers) if most and interval else None
         deployment, most = pool.kind.candidate.deployment, servers.most or pool.load
-        low, high = map(Steady.of(deployment, pool.demand).rate, (0.95, 0.05))
+        low, high = map(Steady.of(deployment, most.prediction.as_found).rate, (0.95, 0.05))
         return Interval(most.value, low, high).scaled(pool.servers)
 
     @cached_property

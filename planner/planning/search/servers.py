@@ -101,9 +101,9 @@ def capacity_of(objective: Objective, candidate: Candidate) -> Capacity:
 
     The search's replays are reused, but where prompts share prefixes not that of fewer servers: it found more.
     """
-    load, servers, own = objective.load, candidate.servers, (candidate.load, candidate.too_much)
-    known = [one for one in (own[:1] if load.reused else own) if one]
-    load = load.share_of(servers, objective.router) if load.unsendable else objective.dealt(servers)
+    own = (candidate.load, candidate.too_much)
+    known = [one for one in (own[:1] if objective.load.reused else own) if one]
+    load = objective.dealt(candidate.servers)
     return Capacity(candidate.deployment, load, objective.targets or Targets(), known=known)
 
 
