@@ -7,7 +7,7 @@ import inspect
 import shlex
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -113,7 +113,7 @@ def _answer(
             sources |= {name: UNSAID for name in others if sources.get(name, TYPED) != TYPED}
     stated = {name: value for name, value in typed.items() if sources[name] != UNSAID}
     of_file = [name for name in stated if sources[name] == FROM_FILE and name != "format"]
-    in_words = [word for name in of_file for word in _words(parameters[name], stated[name])]
+    in_words = [word for name in of_file for word in parameters[name].words(stated[name])]
     try:
         answer = _call(context, declared, parameters, stated, in_words)
     except InputError as error:
@@ -133,18 +133,6 @@ def _answer(
     if in_words:
         output.print_notes([masked(f"from {FILE}: {shlex.join(in_words)}")])
     return 0 if answer.ok else 1
-
-
-def _words(parameter: Parameter, value: Any) -> Iterator[str]:
-    """The words that give a value of planner.toml on the command line."""
-    flag, _, opposite = parameter.flag.partition("/")
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(parameter.option, Argument):
-            yield str(one)
-        elif not isinstance(one, bool):
-            yield from (flag, str(one).removesuffix(".0") if isinstance(one, float) else str(one))
-        elif one or parameter.default is not False:
-            yield flag if one else opposite or f"--no-{flag[2:]}"
 
 
 def _call(

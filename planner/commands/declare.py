@@ -93,6 +93,17 @@ class Parameter:
         wanted: Any = Annotated[self.type, *self.bounds] if self.bounds else self.type
         return planning.typed(self.name, value, wanted, flag=self.flag, unit=self.unit)
 
+    def words(self, value: Any) -> Iterator[str]:
+        """Return the words that give the option this value on the command line."""
+        flag, _, opposite = self.flag.partition("/")
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(self.option, Argument):
+                yield str(one)
+            elif not isinstance(one, bool):
+                yield from (flag, str(one).removesuffix(".0") if isinstance(one, float) else str(one))
+            elif one or self.default is not False:
+                yield flag if one else opposite or f"--no-{flag[2:]}"
+
     def read(self, given: Any) -> Any:
         """Return the value of typed words. Raises InputError, naming the flag, for text in place of a number."""
         if self.option.read:

@@ -106,7 +106,7 @@ def recommend_plans(
     if disaggregated:
         planning.check_apart(search)
     rankings = search.run()
-    names: dict[str, Any] = {} if model is None else {"": asked.resolved.requested}
+    names: dict[str, Any] = {} if model is None else {"model": asked.resolved.requested}
     names |= {} if gpu is None else {"gpu": [profile.id for profile in profiles]}
     picked = tuple(_picked(search, ranking, pick) for ranking in rankings)
     nodes = {profile.id: profile.gpus_per_node // profile.parts for profile in profiles}
@@ -224,23 +224,12 @@ def repeated(options: Mapping[str, Any], stated: Collection[str] = ()) -> tuple[
 
 
 def typed(given: Mapping[str, Any]) -> Iterator[str]:
-    """Return the words of the command line that gives these options; the model has no name. Others are left out."""
+    """Return the words of the command line that gives these options of recommend. Others are left out."""
     yield from ("planner", "recommend")
     declared = COMMANDS["recommend"].parameters
     for name, value in given.items():
-        if not name:
-            yield value
-        elif name not in declared:
-            continue
-        elif isinstance(value, bool):
-            if value or name in ("enable_prefix_caching", "speculation"):
-                yield flag_of(name) if value else flag_of(f"no_{name}")
-        elif name == "speculative_config" and (drafts := planning.engine_args({name: value}).speculative_config):
-            yield from (flag_of(name), drafts.text)
-        elif declared[name].kind == list[str]:  # repeated
-            for one in opt.assignments(value):
-                yield from (declared[name].flag, getattr(one, "word", one))
-        else:
-            yield flag_of(name)
-            text = ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            yield text.removesuffix(".0") if isinstance(value, float) else text
+        if name == "speculative_config" and (drafts := planning.engine_args({name: value}).speculative_config):
+            value = drafts.text
+        elif name in declared and declared[name].kind == list[str]:
+            value = [getattr(one, "word", one) for one in opt.assignments(value)]
+        yield from declared[name].words(value) if name in declared else ()

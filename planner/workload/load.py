@@ -355,7 +355,10 @@ class Load:
     def word(self) -> str:
         limits = "".join(f",{metric}={limit_ms:g}" for metric, limit_ms in self.limits_ms.items())
         first = f",{PRIORITY}={self.priority}" if self.priority else ""
-        return f"{self.name}={self.request_rate:g}:{self.input_len}:{self.output_len}{limits}{first}"
+        own = self.input_len, self.output_len, self.range_ratio
+        names = (name for name, one in NAMED.items() if own == (one.input_len, one.output_len, one.range_ratio))
+        lengths = next(names, f"{self.input_len}:{self.output_len}")
+        return f"{self.name}={self.request_rate:g}:{lengths}{limits}{first}"
 
     # --- the same requests under another load
 

@@ -33,6 +33,13 @@ def test_a_class_as_it_is_typed() -> None:
     assert Load.parse("code=2:code").limits_ms == {}
 
 
+@pytest.mark.parametrize("text", [BATCH, "chat=6:chat", "a=0.5:rag,ttft=3000", "b=1:1024:256"])
+def test_a_class_is_written_as_it_was_typed(text: str) -> None:
+    # chat is 1024:256 with lengths that vary by half: its numbers alone would be another load
+    assert Load.parse(text).word == text
+    assert Load.parse(Load.parse(text).word) == Load.parse(text)
+
+
 def test_classes_are_sent_as_their_own_benchmarks_would() -> None:
     # vllm bench serve draws the arrivals of a class from its own seed; 300 of 400 requests are of the first class
     sent = mixed([Load.of_class("a", 3, 100, 10), Load.of_class("b", 1, 200, 20, priority=2)], 400, seed=7)
