@@ -315,8 +315,8 @@ def resolve_deployment(
     return Deployment(served, profile, config, basis, calibration, checkpoint=stored, least_cache_bytes=least_bytes)
 
 
-#: Conditions: other processes leave the budget free; graphs that are captured outside the budget fit there.
-FREE, GRAPHS = "free memory below budget", "CUDA graphs exceed memory"
+#: Conditions on the memory beside the budget: other processes leave the budget free; weights and graphs fit.
+FREE, LOADING, GRAPHS = "free memory below budget", "weights exceed memory", "CUDA graphs exceed memory"
 Verdict = Literal["fits", "does not fit", "too close to call"]
 #: Standard deviations from the best estimate of an overhead to either end of its interval, taken as one of 90 %.
 ENDS = NormalDist().inv_cdf(0.95)
@@ -378,7 +378,7 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
         )
     heaviest = max(max(s.weights.loaded_bytes for s in budget.stages), loading_bytes)
     yield Condition(
-        "weights exceed memory",
+        LOADING,
         free.minus(Interval.exact(heaviest)),
         f"out of memory while loading: {heaviest / GIB:.2f} GiB of weights, {free.mid / GIB:.2f} GiB free",
     )

@@ -26,7 +26,7 @@ from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
-from planner.planning.deployment import FREE, GRAPHS, Condition, Deployment, Verdict, remarks, served_model
+from planner.planning.deployment import FREE, GRAPHS, LOADING, Condition, Deployment, Verdict, remarks, served_model
 from planner.planning.largest import largest
 from planner.units import GB, GIB, Interval, format_bytes, format_gb, percent
 
@@ -165,7 +165,7 @@ class Fit:
         if self.config.given_kv_cache_bytes:
             return None
         conditions = self.deployment.checked.conditions
-        lacking = min(c.margin.mid for c in conditions if c.name != FREE)
+        lacking = min(c.margin.mid for c in conditions if c.name not in (FREE, LOADING, GRAPHS))
         wanted = self.stage.requested_bytes - lacking
         smallest = max(0.01, ceil(100 * wanted / self.budget.memory_bytes) / 100)
         return smallest if smallest <= 1 and self._fits_with(gpu_memory_utilization=smallest) else None
