@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from math import inf
 from typing import Any
 
 from planner.errors import PlannerError
@@ -40,15 +39,14 @@ class Sweep:
 
 def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
     """Replay ``plan`` at loads around its own. Never raises for a plan that cannot be: ``missing`` says why."""
-    load, points = plan.workload.sent, list[LoadPoint]()
-    by = "concurrency" if load.request_rate == inf else "rate"
+    by, points = "rate" if plan.workload.request_rate else "concurrency", list[LoadPoint]()
     try:
-        deployment = redeploy(plan, local)
+        load, deployment = plan.load, redeploy(plan, local)
         planned = Prediction.of(deployment, load, percentiles=defaults.PERCENTILES)
         for sent in _loads(load, by):
-            point = planned if sent == load else Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
+            point = planned if sent is load else Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
             figures = {**point.result, **point.with_intervals(point.rates)}
-            points.append(LoadPoint(sent.value, figures, sent == load))
+            points.append(LoadPoint(sent.value, figures, sent is load))
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")
     notes, steps = _notes(plan, deployment, planned.figures), deployment.typical_steps(planned.replay)
@@ -58,7 +56,9 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
 def _loads(workload: Load, by: str) -> Iterator[Load]:
     """The load of the plan among smaller and larger ones, the smallest first."""
     if by == "rate":
-        yield from (replace(workload, request_rate=workload.request_rate * share) for share in (*BELOW, 1.0, *BEYOND))
+        for share in (*BELOW, 1.0, *BEYOND):
+            paced = replace(workload.at_rate(workload.request_rate * share), max_concurrency=workload.max_concurrency)
+            yield workload if share == 1 else paced
         return
     planned = workload.max_concurrency or workload.num_prompts
     below = [2**power for power in range(planned.bit_length()) if 2**power < planned]

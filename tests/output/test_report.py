@@ -289,6 +289,23 @@ def test_the_replay_at_the_plans_own_load_is_the_plan(made: Path) -> None:
     assert busiest == sorted(busiest)  # a closed loop never serves less with more in flight, up to the batch
 
 
+def test_the_replay_of_classes_is_the_plan_and_scales_every_class(tmp_path: Path) -> None:
+    """Their mixture is sent, not requests of its mean lengths."""
+    classes = ("--class", "chat=6:1024:256,ttft=1000", "--class", "rag=1:8000:100,ttft=5000")
+    words = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--max-num-batched-tokens", "8192")
+    assert run(*words, *classes, "-o", str(tmp_path / "classes")).status == 0
+    plan = plan_of(tmp_path / "classes").plan
+    swept = sweep_loads(plan)
+    (own,) = [point for point in swept.points if point.planned]
+    assert swept.notes == () and own.load == 7
+    for key in ("output_throughput", "p99_ttft_ms", "mean_tpot_ms_lo"):
+        assert own.figures[key] == pytest.approx(plan.predicted[key], rel=1e-9), key
+    for point in swept.points:
+        tokens = point.figures["total_input_tokens"], point.figures["total_output_tokens"]
+        assert tokens == (own.figures["total_input_tokens"], own.figures["total_output_tokens"])
+        assert point.figures["duration"] == pytest.approx(own.figures["duration"] * 7 / point.load, rel=0.1)
+
+
 def test_what_is_replayed_is_the_planned_load_to_the_last_field(made: Path) -> None:
     sent = {"input_len": 100, "output_len": 20, "num_prompts": 40, "seed": 7, "burstiness": 0.5, "range_ratio": 0.25}
     load = PlannedWorkload(**sent, prefix_len=512)
