@@ -155,7 +155,7 @@ def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, consta
     # ranks that a GPU has communicators with inside a stage: DP ranks of an MoE share its experts
     ranks = Layout.of(config).expert_ranks if model.is_moe else config.tensor_parallel_size
     where = {
-        "gpu": profile.id, "vendor": profile.vendor, "architecture": profile.architecture,
+        "gpu": profile.id.split("@")[0], "vendor": profile.vendor, "architecture": profile.architecture,
         "capability": (profile.compute_capability or (0, 0))[0], "link": profile.interconnect.kind,
         "model": model.id, "model_type": model.model_type, "weight_dtype": config.weight_dtype,
         "bits": (model.quantization.linear or model.quantization.base).bits,

@@ -18,7 +18,6 @@ from typing import Any
 
 from planner.engine import SETTINGS, tagged
 from planner.errors import InputError
-from planner.hardware import GpuProfile
 from planner.memory.budget import MemoryBudget, graph_captures, peak_terms_of
 from planner.memory.overheads import FittedConstant, spread
 from planner.resources import package_dir, tables_of
@@ -171,9 +170,7 @@ class MemoryParts:
     implied: bool = False  #: only their sum was printed
 
 
-def learn_constants(
-    log: StartupLog, budget: MemoryBudget, profile: GpuProfile, *, origin: str
-) -> tuple[FittedConstant, ...]:
+def learn_constants(log: StartupLog, budget: MemoryBudget, *, origin: str) -> tuple[FittedConstant, ...]:
     """Constants that ``log`` implies, those for its own model first; ``budget`` is the prediction for its settings."""
     parts = parts_of(log, budget)
     own: dict[str, Interval] = {}
@@ -200,7 +197,7 @@ def learn_constants(
         mid = _requested(log, budget) - cache - stage.weights.loaded_bytes - sum(part.mid for part in taken)
         own |= dict.fromkeys(("reported_memory", "loading"), Interval.exact(0))
         own["unexplained"] = Interval(mid, mid - ROUNDING_BYTES, mid + ROUNDING_BYTES)
-    gpu = {"gpu": profile.id, "tensor_parallel_size": budget.config.tensor_parallel_size}
+    gpu = {"gpu": budget.overheads.where["gpu"], "tensor_parallel_size": budget.config.tensor_parallel_size}
     major, minor = (*budget.config.version.release, 0)[:2]
 
     def kept(found: dict[str, Interval], where: dict[str, Any]) -> Iterator[FittedConstant]:

@@ -90,7 +90,7 @@ def read_start(log: StartupLog, serving: Serving) -> Start:
     args, basis = logged_settings(log, serving), serving.basis
     engine = resolve_deployment(serving.model, serving.profile, args, serving.version, basis=basis, as_started=True)
     _check_machine(log, engine.budget, serving)
-    learned = learn_constants(log, engine.budget, serving.profile, origin=str(local_path()))
+    learned = learn_constants(log, engine.budget, origin=str(local_path()))
     unset, given = EngineArgs(), serving.args
     asked = {name: value for name in FREE if (value := getattr(given, name)) != getattr(unset, name)}
     refused = [f"vLLM refused this start: {log.refusal}"] if log.refusal else []

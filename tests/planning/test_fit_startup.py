@@ -249,6 +249,15 @@ def test_nothing_is_learned_from_a_cache_that_was_asked_for(log: Callable[[str],
     assert any("--kv-cache-memory-bytes" in note for note in found["notes"])
 
 
+def test_what_a_log_taught_about_a_gpu_holds_under_a_power_limit(log: Callable[[str], str]) -> None:
+    """A power limit changes no memory."""
+    whole = fit("Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(SUM_ONLY))
+    limited = fit("Qwen/Qwen3-4B", "--gpu", "h100@500w", "--engine-version", whole["engine_version"])
+    assert limited["kv_cache_bytes"] == whole["kv_cache_bytes"] and limited["calibration"] == str(kept())
+    again = fit("Qwen/Qwen3-4B", "--gpu", "h100@500w", "--startup-log", log(SUM_ONLY))
+    assert again["kv_cache_bytes"] == whole["kv_cache_bytes"] and "@" not in kept().read_text()
+
+
 def test_people_see_a_table(log: Callable[[str], str]) -> None:
     outcome = run("fit", "Qwen/Qwen3-4B", "--gpu", "h100", "--startup-log", log(SUM_ONLY))
     assert outcome.status == 0
