@@ -200,10 +200,10 @@ def _read_log(path: Path, plan: Plan) -> tuple[StartupLog | None, ServerLog | No
         return None, None, (f"{where} does not exist: memory is not compared",)
     text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
     try:
-        read_startup_log(text)
+        startup = read_startup_log(text)
     except InputError as error:
         return None, read_server_log(text), (f"{where}: {error.cause}: memory is not compared",)
-    return read_startup_log(text, model=plan.model), read_server_log(text), ()
+    return startup.of_model(plan.model), read_server_log(text), ()
 
 
 def _read_accuracy(directory: Path, plan: Plan) -> list[Accuracy]:

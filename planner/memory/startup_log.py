@@ -10,11 +10,11 @@ version and TP size has the known spread between models. Where only the cache is
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import ceil
-from typing import Any
+from typing import Any, Self
 
 from planner.engine import SETTINGS, tagged
 from planner.errors import InputError
@@ -72,10 +72,16 @@ class StartupLog:
     notes: tuple[str, ...] = ()
     digest: str = ""  #: first eight hexadecimal digits of the text's SHA-256
 
+    def of_model(self, *names: str) -> Self:
+        """This log. Raises InputError where it is of another model than the one of these ``names``."""
+        if self.model and _last_part(self.model) not in map(_last_part, names):
+            raise InputError(f"the log is of {self.model}, not of {names[0]}", hint="give the log of the same model")
+        return self
 
-def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLog:
-    """Read the memory figures of a start-up log. ``model``: the expected model, or all names of it. Raises InputError
-    for another model, a log that ends before the cache was made, or no log of vLLM."""
+
+def read_startup_log(text: str) -> StartupLog:
+    """Read the memory figures of a start-up log. Raises InputError where it ends before the cache was made, or is no
+    log of vLLM."""
     by_rank: dict[str, dict[str, float]] = defaultdict(dict)
     settings: dict[str, str] = {}
     refusal: str | None = None
@@ -97,9 +103,6 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
         cause = f"the log ends before the KV cache was made; it has: {', '.join(sorted(values))}"
         hint = "give the server's output from its start until 'Application startup complete', at log level INFO"
         raise InputError(cause if values else "this log has no line of a vLLM start-up", hint=hint)
-    expected, logged = (model,) if isinstance(model, str) else model, settings.pop("model", None)
-    if logged and expected and _last_part(logged) not in map(_last_part, expected):
-        raise InputError(f"the log is of {logged}, not of {expected[0]}", hint="give the log of the same model")
     read: dict[str, Any] = {name: (min if _is_least(name) else max)(numbers) for name, numbers in values.items()}
     for name, value in read.items():
         read[name] = value * GIB if name.endswith("_bytes") else value if name == "max_concurrency" else int(value)
@@ -112,7 +115,7 @@ def read_startup_log(text: str, *, model: str | Sequence[str] = ()) -> StartupLo
         settings["max_model_len"] = str(read.pop("max_model_len"))
     return StartupLog(
         version=settings.pop("version", None),
-        model=logged,
+        model=settings.pop("model", None),
         settings={name: _value(text) for name, text in settings.items()},
         **read,
         refusal=refusal,

@@ -66,7 +66,7 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
     resolved, given = serving.resolved, serving.engine_version
     with os_errors(f"--startup-log {path}", hint="give the output of vllm serve"):
         text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
-    log = read_startup_log(text, model=(resolved.requested, resolved.resolved, resolved.model.id))
+    log = read_startup_log(text).of_model(resolved.requested, resolved.resolved, resolved.model.id)
     logged = parse_version(log.version) if log.version else None
     if logged and given and logged.release[:2] != given.release[:2]:
         cause = f"--engine-version {given}: the log is of vLLM {log.version}"

@@ -51,7 +51,7 @@ def test_v0_names_the_parts_and_counts_blocks() -> None:
 
 
 def test_v1_prints_the_cache_in_tokens() -> None:
-    log = read_startup_log(V1, model="Qwen/Qwen3-4B")
+    log = read_startup_log(V1).of_model("Qwen/Qwen3-4B")
     assert (log.version, log.kv_cache_tokens, log.max_concurrency) == ("0.10.2", 422_672, 10.32)
     assert log.weights_bytes == pytest.approx(7.5552 * GIB)
     # 36 layers x 8 heads x 2 x 128 x 2 B
@@ -101,11 +101,11 @@ def test_text_that_is_no_start_up_is_refused(text: str) -> None:
 
 def test_the_log_of_another_model_is_refused() -> None:
     with pytest.raises(InputError, match="Qwen/Qwen3-4B, not of meta-llama"):
-        read_startup_log(V1, model="meta-llama/Llama-3.1-8B")
+        read_startup_log(V1).of_model("meta-llama/Llama-3.1-8B")
 
 
 def test_a_model_served_from_a_folder_is_known_by_its_name() -> None:
-    assert read_startup_log(V1.replace("Qwen/Qwen3-4B", "/models/Qwen3-4B"), model="Qwen/Qwen3-4B").ranks == 1
+    assert read_startup_log(V1.replace("Qwen/Qwen3-4B", "/models/Qwen3-4B")).of_model("Qwen/Qwen3-4B").ranks == 1
 
 
 ARGUMENTS = """
@@ -151,7 +151,7 @@ CPU = """
 
 def test_a_start_of_0_32_on_a_cpu_is_read() -> None:
     """As vLLM 0.32 printed it; its version stands in a banner and in the engine's summary."""
-    log = read_startup_log(CPU * 2, model="tinycfg")
+    log = read_startup_log(CPU * 2).of_model("tinycfg")
     assert (log.version, log.kv_cache_tokens, log.max_concurrency, log.weights_bytes) == (
         "0.32.0",
         262_144,
