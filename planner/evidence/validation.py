@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from planner.engine import SHORT_NAMES, parse_version
 from planner.errors import InputError, PlannerError
 from planner.evidence.folder import MeasuredPlan, Setting, read_measured, read_result
-from planner.evidence.results import AGAIN, read_number
+from planner.evidence.results import AGAIN, read_number, stated_number
 from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
 from planner.resources import package_dir, tables_of
@@ -363,7 +363,7 @@ def _compare_sweep(measured: MeasuredPlan) -> tuple[tuple[FurtherLoad, ...], tup
 
 def _compare_load(path: Path, plan: Plan, deployment: Deployment) -> FurtherLoad:
     result = read_result(path, plan)
-    limit, rate = result.get("max_concurrency"), result.get("request_rate")
+    limit, rate = stated_number(path, result, "max_concurrency"), result.get("request_rate")
     load = replace(
         plan.workload.sent,
         num_prompts=int(read_number(path, result, "completed")),

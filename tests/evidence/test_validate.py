@@ -511,6 +511,12 @@ def test_loads_of_a_sweep_say_that_the_fits_moved_since_the_plan(
     assert any("sweep.sh is predicted with today's fits" in note for note in swept(1.0).notes)
 
 
+@pytest.mark.parametrize("limit", ["abc", [1], {}, True])
+def test_a_load_of_a_sweep_that_is_no_number_is_refused(swept: Callable[..., Validation], limit: object) -> None:
+    with pytest.raises(InputError, match=r"max_concurrency is .*, not a number"):
+        swept(1.0, max_concurrency=limit)
+
+
 def test_a_load_of_a_sweep_that_lost_requests_is_refused(swept: Callable[..., Validation]) -> None:
     with pytest.raises(InputError, match="19 of 20 requests completed"):
         swept(1.0, completed=19)
