@@ -550,6 +550,17 @@ def test_sizes_at_each_confidence_ascend_and_have_the_servers_asked_for(rate: fl
         assert abs((rung.gpus or 0) - servers * pool.kind.num_gpus) <= pool.kind.num_gpus
 
 
+def test_every_gpu_of_a_mix_counts_at_each_confidence() -> None:
+    """One H100 and one H200 with equal settings: of 95 % confidence the two carry less than the load, three enough."""
+    fixed: dict[str, Any] = {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "weight_dtype": "fp8"}
+    load: dict[str, Any] = {"request_rate": 16, "ttft": 2000, "tpot": 50}
+    fleet = size_fleet(LLAMA, ("h100", "h200"), stock={"h100": 1, "h200": 2}, **load, **fixed).record.best
+    assert fleet and [rented.gpus for rented in fleet.rented] == [1, 1]
+    small, large = (kind.at(0.95).largest_load for kind in fleet.kinds)
+    assert small < large and small + large < 16 < small + 2 * large
+    assert [rung.gpus for rung in fleet.by_confidence] == [2, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("gpu", "model", "load", "slos"),
     [

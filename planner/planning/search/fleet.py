@@ -73,6 +73,10 @@ class Kind(Servers):
         return self.candidate.config.num_gpus
 
     @property
+    def key(self) -> tuple[str, EngineConfig]:
+        return self.profile.id, self.candidate.config  # GPUs alike may have equal settings
+
+    @property
     def rates(self) -> tuple[float, ...]:
         """Requests per second of each class; 0 where it cannot serve it."""
         return tuple(load.value if load else 0.0 for _, load in sorted(self.loads.items()))
@@ -172,7 +176,7 @@ class Fleet:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        return tuple({pool.kind.candidate.config: pool.kind for pool in self.pools}.values())
+        return tuple({pool.kind.key: pool.kind for pool in self.pools}.values())
 
     @property
     def power_w(self) -> float | None:
@@ -230,10 +234,9 @@ class Fleet:
         if confidence == self.solver.confidence or not self.solver.objectives[0].slos:
             return Rung(confidence, self.gpus, self.usd_per_h)
         progress.say(f"{confidence:.0%} confidence on {' and '.join(kind.profile.id for kind in self.kinds)}")
-        capacities: dict[EngineConfig, list[float]] = {}
+        capacities = {kind.key: [0.0] * len(self.solver.demands) for kind in self.kinds}
         for pool in self.pools:
-            capacity = capacities.setdefault(pool.kind.candidate.config, [0.0] * len(self.solver.demands))
-            capacity[pool.place] = self._carried(pool, self.solver.sized(pool).at(confidence))
+            capacities[pool.kind.key][pool.place] = self._carried(pool, self.solver.sized(pool).at(confidence))
         return self._rented(confidence, [tuple(capacity) for capacity in capacities.values()])
 
     @cached_property
