@@ -87,14 +87,17 @@ def brute_force(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence
             servers = sum(row[k] for row in rows)
             gpus[offer.gpu] += offer.gpus * (servers + spares * (servers > 0))
         units = [ceil(count / rent.gpus) for count, rent in zip(gpus, rents, strict=True)]
-        if all(count <= rent.stock for count, rent in zip(units, rents, strict=True)):
+        together = sum(units) if rents[0].package and len({rent.package for rent in rents}) == 1 else 0
+        in_stock = all(max(count, together) <= rent.stock for count, rent in zip(units, rents, strict=True))
+        if in_stock:
             best = min(best, sum(count * rent.price for count, rent in zip(units, rents, strict=True)))
     return best
 
 
 CAPACITY = st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.0, 4.5])
 OFFER = st.builds(Offer, st.integers(0, 1), st.sampled_from([1, 2]), st.tuples(CAPACITY, CAPACITY))
-RENT = st.builds(Rent, st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1, 2, 4]), st.sampled_from([3.0, inf]))
+STOCK = st.sampled_from([3.0, inf])
+RENT = st.builds(Rent, st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1, 2, 4]), STOCK, st.sampled_from(["", "one"]))
 
 
 @given(
@@ -146,6 +149,17 @@ def test_what_is_not_in_stock_cannot_be_rented() -> None:
     mix = only(cheapest_mix([6.0], offers, [Rent(1.0, stock=2), Rent(5.0)]))
     assert mix.units == (2, 1)
     assert cheapest_mix([6.0], offers[:1], [Rent(1.0, stock=2)]) is None
+
+
+def test_modes_of_one_package_share_its_stock() -> None:
+    """3 requests/s of servers of 1: three packages, whole or cut in two halves of which each carries a half."""
+    offers = [Offer(0, 1, (1.0,)), Offer(1, 1, (0.5,))]
+    for stock, units in ((3, 3), (2, None)):
+        mix = cheapest_mix([3.0], offers, [Rent(1.0, 1, stock, "mi300x"), Rent(1.0, 2, stock, "mi300x")])
+        assert (mix and sum(mix.units)) == units
+    search = asked("mi300x", "mi300x-dpx", load=replace(CHAT, request_rate=40.0), headroom=0.0, spares=0)
+    fleets = [plan_fleets(search, Terms(stock={"mi300x": stock})).best for stock in (1, 2)]
+    assert fleets[0] is None and fleets[1] and fleets[1].gpus == 2
 
 
 def test_servers_for_a_load_by_hand() -> None:

@@ -488,13 +488,14 @@ class _Solver:
         places, rents = {name: place for place, name in enumerate(profiles)}, list[Rent]()
         for name, profile in profiles.items():
             gpus = profile.gpus_per_node if self.terms.rent == "node" else profile.parts
-            price, stock = prices[name], self.terms.stock.get(name, self.terms.stock.get(profile.whole, inf))
+            price, package = prices[name], name if name in self.terms.stock else profile.whole
+            stock = self.terms.stock.get(package, inf)
             weight = {
                 "gpus": gpus / profile.parts,
                 "watts": (power_w(profile) or 0.0) * gpus,
                 "usd": price.usd_per_h.mid * gpus if price else inf,
             }[minimise]
-            rents.append(Rent(weight, gpus, stock if stock == inf else stock * profile.parts // gpus))
+            rents.append(Rent(weight, gpus, stock if stock == inf else stock * profile.parts // gpus, package))
         pairs = zip(kinds, capacities, strict=True)
         offers = [Offer(places[kind.profile.id], kind.num_gpus, capacity) for kind, capacity in pairs]
         mix = cheapest_mix([one.request_rate for one in self.demands], offers, rents, self.search.objective.spares)

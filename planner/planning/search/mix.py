@@ -10,7 +10,7 @@
     with        sum_k capacity[c, k] n[c, k]  >=  load[c]                              every class is carried
                 sum_c n[c, k]                 <=  most[k] u[k]
                 sum_(k on g) gpus[k] (sum_c n[c, k] + spares u[k])  <=  unit[g] r[g]   spares of each kind, rented
-                r[g]                          <=  stock[g]
+                r[g], and the sum of one package  <=  stock[g]                         modes share their packages
 
 A server serves one class, so its capacity is the one that was replayed, and nothing is assumed about mixtures. A
 spare of a kind stands in for any server of that kind. Equal costs are broken towards fewer servers.
@@ -46,6 +46,7 @@ class Rent:
     price: float  #: of one unit; in USD, watts or units, as is minimised
     gpus: int = 1  #: of one unit
     stock: float = inf  #: units that there are
+    package: str = ""  #: that all modes of which share the stock
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
                 row[used + k] = offer.gpus * spares
         row[rented + g] = -rent.gpus
         rows.append((row, -np.inf, 0.0))
+    for package in dict.fromkeys(rent.package for rent in rents if rent.package):
+        row = np.zeros(size)
+        row[rented:] = [rent.package == package for rent in rents]
+        rows.append((row, -np.inf, min(rent.stock for rent in rents if rent.package == package)))
     price = np.zeros(size)
     price[rented:] = [rent.price for rent in rents]
     price[:used] = TIE * (min((rent.price for rent in rents if rent.price > 0), default=1.0))
