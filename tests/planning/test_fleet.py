@@ -267,6 +267,17 @@ def test_a_little_of_each_class_shares_its_servers() -> None:
     assert fleet.servers == 2
 
 
+def test_gpus_without_a_price_get_the_shape_that_takes_fewer() -> None:
+    """H800 beside a GPU with a price: its classes share a server as they do where it is alone."""
+    classes = (Load.of_class("chat", 6, 1024, 256), Load.of_class("rag", 2, 8000, 256))
+    alone, beside = (
+        plan_fleets(asked(*gpus, load=Load.classes_of(classes), headroom=0.0, spares=0))
+        for gpus in (("h800",), ("h100", "h800"))
+    )
+    (h800,) = [fleet for fleet in beside.single if fleet.usd_per_h is None]
+    assert alone.best and h800.gpus == alone.best.gpus == 1
+
+
 def test_targets_that_nothing_keeps_leave_no_fleet_and_a_reason() -> None:
     fleets = plan_fleets(asked("h100", slos=(Slo("tpot", 0.5),)))
     assert fleets.best is None

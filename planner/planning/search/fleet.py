@@ -536,7 +536,8 @@ def _better(one: Fleets, other: Fleets) -> Fleets:
     by_gpu: dict[str, Fleet] = {}
     for fleet in (*one.single, *other.single):
         gpu = fleet.rented[0].profile.id
-        if gpu not in by_gpu or fleet.weight(minimise) < by_gpu[gpu].weight(minimise):
+        best = by_gpu.setdefault(gpu, fleet)
+        if (fleet.weight(minimise), fleet.gpus) < (best.weight(minimise), best.gpus):
             by_gpu[gpu] = fleet
     mix = min(filter(None, (one.mix, other.mix)), key=lambda fleet: fleet.weight(minimise), default=None)
     refused = tuple(gone for gone in one.refused if gone.gpu not in by_gpu)
