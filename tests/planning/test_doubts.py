@@ -146,14 +146,15 @@ def test_prompts_that_wait_for_minutes_are_told_of_a_plan_too() -> None:
 
 
 def test_one_pool_that_takes_more_than_a_pool_for_each_class_is_said() -> None:
-    """Long prompts hold up short ones with a tight target: both commands name the same sizes."""
+    """Long prompts hold up short ones with a tight target: both commands name the same sizes, with headroom."""
     chat, long = Load.parse("chat=6:512:128,ttft=150,tpot=40"), Load.parse("long=0.5:12000:128")
-    answer = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, long))
-    fleet = size_fleet("Qwen/Qwen3-8B", "l40s", classes=(chat, long))
+    answer = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, long), headroom=1.0)
+    fleet = size_fleet("Qwen/Qwen3-8B", "l40s", classes=(chat, long), headroom=1.0)
     (doubt,) = [one for one in answer.doubts if one.kind == "pools"]
     assert answer.best and answer.best.service
     assert fleet.record.best
     one_pool, each = map(int, re.findall(r"takes (\d+)", doubt.said))
     assert one_pool == answer.best.service.total_gpus > each == fleet.record.best.gpus
-    alike = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, replace(chat, name="other")))
+    others = (chat, replace(chat, name="other"))
+    alike = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=others, headroom=1.0)
     assert not [one for one in alike.doubts if one.kind == "pools"]

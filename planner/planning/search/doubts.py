@@ -69,7 +69,8 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
 def _about_pools(search: Search, candidate: Candidate, one_pool: int) -> Iterator[Doubt]:
     gpu = candidate.profile.id
     servings = tuple(one for one in search.space.servings if one.profile.id == gpu)
-    alone = replace(search, space=replace(search.space, servings=servings))
+    objective = replace(search.objective, headroom=0.0)  # the load of a plan includes it
+    alone = replace(search, space=replace(search.space, servings=servings), objective=objective)
     each = divided_fleets(alone, Terms(), search.objective.load.classes).best
     if each and each.gpus < one_pool:
         said = f"one pool for all classes takes {counted(one_pool)}, a pool for each takes {each.gpus:,}"
