@@ -17,11 +17,11 @@ from planner.engine import legal_tensor_parallel_sizes
 from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
-from planner.planning.capacity import in_flight, steady_per_s
+from planner.planning.capacity import at_concurrency, in_flight, most_held, steady_per_s
 from planner.planning.cost import MILLION_PER_S, Price, interval_figures, interval_of, power_w, price_of
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Estimate, Prediction, estimate
+from planner.planning.predict import Estimate, Prediction
 from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.simulator import Replay
@@ -322,37 +322,28 @@ def _best_point(setups: Sequence[Setup], workload: Load, price: Price | None) ->
 def _closed_form(setup: Setup, workload: Load) -> Estimate:
     """The busiest server; what the KV cache does not hold waits its turn, which is in E2EL alone."""
     deployment, share = setup.deployment, dealt(setup.deployment, workload, setup.servers)[0].workload
-    ranks = deployment.config.data_parallel_size
-    places = max(min(deployment.requests_served(workload.total_len), deployment.config.max_num_seqs), 1.0)
-    if share.max_concurrency is None:
-        overload = max(share.request_rate / steady_per_s(deployment, share), 1.0)
-        flying = in_flight(deployment, share, share.request_rate) / ranks
-    else:
-        flying = share.max_concurrency / ranks
-        overload = max(flying / places, 1.0)
-    alone = estimate(deployment, workload.input_len, workload.output_len, ceil(min(flying, places)))
-    return replace(alone, e2el_s=alone.e2el_s * overload)
+    held = most_held(deployment, share)
+    flying = share.max_concurrency or in_flight(deployment, share, share.request_rate)
+    served = at_concurrency(deployment, share, min(flying, held))
+    overload = flying / held if share.max_concurrency else share.request_rate / steady_per_s(deployment, share)
+    return replace(served, e2el_s=served.e2el_s * max(overload, 1.0))
 
 
 def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, ...]:
     """``workload`` dealt evenly to ``servers``, the busiest first; servers that get nothing are left out."""
 
-    def prompts(flying: float) -> int:
-        if workload.num_prompts > 1:
-            return max(round(workload.num_prompts / servers), 1)
-        return max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
+    def share(each: Load, flying: float, count: int) -> Share:
+        enough = max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
+        asked = max(round(workload.num_prompts / servers), 1) if workload.num_prompts > 1 else enough
+        return Share(count, replace(each, num_prompts=asked))
 
-    if workload.max_concurrency is None:
-        each = replace(workload, request_rate=workload.request_rate / servers)
-        most = steady_per_s(deployment, each)  # beyond, only the queue grows
-        flying = in_flight(deployment, each, min(each.request_rate, most))
-        return (Share(servers, replace(each, num_prompts=prompts(flying))),)
+    each = workload.share_of(servers)
+    if workload.max_concurrency is None:  # beyond full batches only the queue grows
+        flying = in_flight(deployment, each, min(each.request_rate, steady_per_s(deployment, each)))
+        return (share(each, flying, servers),)
     small, more = divmod(workload.max_concurrency, servers)
-    return tuple(
-        Share(count, replace(workload, max_concurrency=places, num_prompts=prompts(places)))
-        for places, count in [(small + 1, more), (small, servers - more)]
-        if places and count
-    )
+    sizes = [(small + 1, more), (small, servers - more)]
+    return tuple(share(replace(each, max_concurrency=n), n, count) for n, count in sizes if n and count)
 
 
 Figure = Callable[[ComparedPoint], Forecast | None]

@@ -395,7 +395,9 @@ class Load:
     def share_of(self, servers: int, router: Router = "round-robin", most: int | None = None) -> Load:
         """The load of one of ``servers``, at most ``most`` requests; recorded ones as the router deals them.
 
-        Where one server gets few requests of a trace, those of several are replayed, each on its own.
+        Where one server gets few requests of a trace, those of several are replayed, each on its own. Of drawn ones it
+        gets every n-th arrival: those of a gamma process are one with n times the shape. Least-loaded is no worse than
+        round-robin; at random each server has arrivals like all of them.
         """
         rate = self.request_rate / servers
         if self.classes:
@@ -411,8 +413,9 @@ class Load:
             few = max(min(servers, self.count, TRACE_POOL * servers // self.count), 1)
             sent = drawn or share(self.recorded, servers, most or self.count, router, few)
             return replace(self, request_rate=rate, num_prompts=len(sent.arrival_s), recorded=sent)
-        places = self.max_concurrency and ceil(self.max_concurrency / servers)
-        return replace(self, request_rate=rate, max_concurrency=places, num_prompts=most or self.num_prompts)
+        places, prompts = self.max_concurrency and ceil(self.max_concurrency / servers), most or self.num_prompts
+        shape = self.burstiness * (1 if places or router == "random" else servers)
+        return replace(self, request_rate=rate, max_concurrency=places, num_prompts=prompts, burstiness=shape)
 
     def _bounds(self, length: int) -> tuple[int, int]:
         if self.length_distribution == "below":

@@ -32,6 +32,7 @@ from planner.planning.predict import Prediction
 from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.workload.load import Load
+from planner.workload.requests import Requests
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -111,6 +112,18 @@ def test_one_server_is_predicted_as_predict_serve_does() -> None:
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms"):
         for ending in ("", "_lo", "_hi"):
             assert row[key + ending] == pytest.approx(expected[key + ending]), key + ending
+
+
+def test_each_server_gets_every_nth_arrival() -> None:
+    """Four servers, and the fourth arrivals of the client's own draw: at random TTFT would be 57 ms, not 52."""
+    load = Load(1024, 1024, 4000, request_rate=40.0)
+    found = point(compare_hardware(question(sizes=(2,), share=8), [load_profile("h100")], [load]), "h100-sxm", 40)
+    every, fourth = load.requests(), slice(None, None, 4)
+    sent = Requests(every.input_len[fourth], every.output_len[fourth], every.arrival_s[fourth])
+    expected = Prediction.of(found.setup.deployment, Load.of_requests(sent, 10.0)).figures
+    assert found.setup.servers == 4 and found.shares[0].workload.num_prompts == len(sent.arrival_s)
+    mean = found.latency_ms("mean_ttft_ms")
+    assert mean and mean.mid == pytest.approx(expected["mean_ttft_ms"], rel=0.05)
 
 
 def test_two_servers_of_half_the_load_put_out_twice_what_one_does() -> None:

@@ -96,8 +96,8 @@ def brute_force(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence
 
 CAPACITY = st.sampled_from([0.0, 1.0, 1.5, 2.0, 3.0, 4.5])
 OFFER = st.builds(Offer, st.integers(0, 1), st.sampled_from([1, 2]), st.tuples(CAPACITY, CAPACITY))
-STOCK = st.sampled_from([3.0, inf])
-RENT = st.builds(Rent, st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1, 2, 4]), STOCK, st.sampled_from(["", "one"]))
+PRICE, STOCK = st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([3.0, inf])
+RENT = st.builds(Rent, PRICE, st.sampled_from([1, 2, 4]), STOCK, st.sampled_from(["", "one"]))
 
 
 @given(
@@ -276,6 +276,16 @@ def test_gpus_without_a_price_get_the_shape_that_takes_fewer() -> None:
     )
     (h800,) = [fleet for fleet in beside.single if fleet.usd_per_h is None]
     assert alone.best and h800.gpus == alone.best.gpus == 1
+
+
+def test_a_router_keeps_servers_of_another_class_as_busy_too() -> None:
+    """Each engine is tried on both classes: of n servers each gets every n-th request, not requests at random."""
+    classes = (Load.of_class("chat", 60, 1024, 256), Load.of_class("rag", 20, 8000, 256))
+    slos, load = (Slo("ttft", 600), Slo("tpot", 30)), Load.classes_of(classes)
+    search = asked("h100", slos=slos, load=load, headroom=0.0, spares=0, args=EngineArgs())
+    divided = (plan_fleets(search).shapes or (None,))[0]
+    assert divided and any(pool.kind.objective.load is not pool.demand for pool in divided.pools)
+    assert all(1 < pool.load.sent.burstiness <= pool.servers for pool in divided.pools if pool.servers > 1)
 
 
 def test_targets_that_nothing_keeps_leave_no_fleet_and_a_reason() -> None:

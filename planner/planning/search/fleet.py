@@ -439,7 +439,7 @@ class _Solver:
         candidate = pool.kind.candidate
         if pool.kind.objective is objective:
             return pool.kind
-        capacity = Capacity(candidate.deployment, pool.demand, objective.targets or Targets(), known=[pool.load])
+        capacity = Capacity(candidate.deployment, pool.load.sent, objective.targets or Targets(), known=[pool.load])
         own = replace(candidate, servers=pool.servers, load=pool.load, too_much=None, capacity=capacity)
         return Servers(self.search.space, objective, own)
 
@@ -464,7 +464,8 @@ class _Solver:
         longest = objective.load.longest_len
         if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
             return None
-        return Capacity(deployment, objective.load, objective.targets or Targets()).largest()
+        servers = ceil(objective.load.request_rate / Steady.of(deployment, objective.load).rate(self.confidence))
+        return Capacity(deployment, objective.dealt(servers), objective.targets or Targets()).largest()
 
     def _fleet(self, kinds: Sequence[Kind], minimise: Minimised) -> Fleet | None:
         mix, rented = self.solved(kinds, minimise, [kind.rates for kind in kinds])

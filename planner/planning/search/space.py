@@ -121,17 +121,12 @@ class Objective:
         return asked or ("prefix-aware" if self.load.reused else "least-loaded")
 
     def dealt(self, servers: int) -> Load:
-        """The share of one of ``servers``: recorded requests as the router deals them, others with its arrivals.
-
-        Every n-th arrival of a gamma process is one with n times the shape (``--burstiness``): round-robin, and
-        least-loaded is no worse. At random each server has arrivals like all of them.
-        """
+        """The share of one of ``servers`` as the router deals it, for ``at_load``; classes as they are."""
         load = self.load
-        if load.unsendable:
-            anew = (servers, self.router) if load.drawn and self.value is None else None
-            return replace(load.share_of(servers, self.router), dealt=anew)
-        drawn = load.recorded is None and self.by == "rate" and self.router != "random"
-        return replace(load, burstiness=load.burstiness * servers) if drawn and servers > 1 else load
+        if load.classes or (load.recorded is None and self.by == "concurrency"):
+            return load
+        anew = (servers, self.router) if load.drawn and self.value is None else None
+        return replace(load.share_of(servers, self.router), dealt=anew)
 
     @property
     def slos(self) -> tuple[Slo, ...]:
