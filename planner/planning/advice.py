@@ -55,7 +55,7 @@ class Advised:
             case "copies" if config.num_gpus == config.tensor_parallel_size > 1:
                 share = load.share_of(config.num_gpus, most=ceil(load.num_prompts / config.num_gpus))
                 one = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
-                return (f"TP {config.num_gpus}", self._difference(one, share)) if one.checked.fits else ("", "")
+                return (f"TP {config.num_gpus}", self._difference(one, share)) if one.fits else ("", "")
             case "held" if "--max-num-seqs" in (self.options or ()):
                 served, full = self.deployment.requests_served(load.longest_len), _in_flight(load, config.max_running)
                 held = int(served)
@@ -96,7 +96,7 @@ class Advised:
 
     def _difference(self, other: Deployment, load: Load, before: Deployment | None = None) -> str:
         """The figures of ``other`` beside the engine's own, or those of ``before`` under its load."""
-        if not other.checked.fits:
+        if not other.fits:
             return "does not fit"
         own = _figures(before, load, self.bench) if before else self._figures
         advised = _figures(other, load, self.bench)

@@ -62,8 +62,23 @@ class Deployment:
         return f"Deployment({self.model.id} on {self.config.num_gpus} x {self.profile.id}, vLLM {self.config.version})"
 
     @cached_property
-    def checked(self) -> Checked:
-        return Checked(budget=self.budget, conditions=tuple(_conditions(self.budget, self.loading_bytes)))
+    def conditions(self) -> tuple[Condition, ...]:
+        """The start-up checks of the engine's memory."""
+        return tuple(_conditions(self.budget, self.loading_bytes))
+
+    @property
+    def fits(self) -> bool:
+        return all(condition.margin.mid >= 0 for condition in self.conditions)
+
+    @property
+    def verdict(self) -> Verdict:
+        order: tuple[Verdict, ...] = ("fits", "too close to call", "does not fit")
+        return max((condition.verdict for condition in self.conditions), key=order.index, default="fits")
+
+    @property
+    def probability_fits(self) -> float:
+        """Probability of starting: that of the least likely condition, as all depend on the same overheads."""
+        return min((condition.probability for condition in self.conditions), default=1.0)
 
     @cached_property
     def loading_bytes(self) -> int:
@@ -143,7 +158,7 @@ class Deployment:
         base = self.model.quantization.base.name
         config = replace(self.config, weight_dtype=base)
         wide = replace(self, model=as_quantized(self.model, base), config=config, checkpoint=None, moved=None)
-        return wide if wide.checked.fits else None
+        return wide if wide.fits else None
 
     def stepping(self, steps: int) -> Deployment:
         """The engine with ``steps`` for each visit of its scheduler: V0 takes several, except on a CPU."""
@@ -340,28 +355,6 @@ class Condition:
         mid = self.margin.mid
         width = mid - self.margin.low if mid >= 0 else self.margin.high - mid
         return NormalDist().cdf(ENDS * mid / width) if width else float(mid >= 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checked:
-    """Memory of an engine and its start-up checks, enough to compare settings by."""
-
-    budget: MemoryBudget
-    conditions: tuple[Condition, ...]
-
-    @property
-    def fits(self) -> bool:
-        return all(condition.margin.mid >= 0 for condition in self.conditions)
-
-    @property
-    def verdict(self) -> Verdict:
-        order: tuple[Verdict, ...] = ("fits", "too close to call", "does not fit")
-        return max((condition.verdict for condition in self.conditions), key=order.index, default="fits")
-
-    @property
-    def probability_fits(self) -> float:
-        """Probability of starting: that of the least likely condition, as all depend on the same overheads."""
-        return min((condition.probability for condition in self.conditions), default=1.0)
 
 
 def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]:

@@ -98,15 +98,15 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        return self.deployment.checked.fits
+        return self.deployment.fits
 
     @property
     def verdict(self) -> Verdict:
-        return self.deployment.checked.verdict
+        return self.deployment.verdict
 
     @property
     def verdict_words(self) -> str:
-        odds = f": starts with {percent(self.deployment.checked.probability_fits)} probability"
+        odds = f": starts with {percent(self.deployment.probability_fits)} probability"
         return self.verdict + (odds if self.verdict == "too close to call" else "")
 
     @property
@@ -134,7 +134,7 @@ class Fit:
     @property
     def binding_condition(self) -> Condition:
         """The first condition that fails, else the one with the smallest margin."""
-        conditions = self.deployment.checked.conditions
+        conditions = self.deployment.conditions
         failing = (condition for condition in conditions if condition.margin.mid < 0)
         return next(failing, min(conditions, key=lambda c: c.margin.mid))
 
@@ -164,7 +164,7 @@ class Fit:
         """The smallest share that fits, in steps of 0.01; None where 1 does not, or the cache has a given size."""
         if self.config.given_kv_cache_bytes:
             return None
-        conditions = self.deployment.checked.conditions
+        conditions = self.deployment.conditions
         lacking = min(c.margin.mid for c in conditions if c.name not in (FREE, LOADING, GRAPHS))
         wanted = self.stage.requested_bytes - lacking
         smallest = max(0.01, ceil(100 * wanted / self.budget.memory_bytes) / 100)
@@ -183,12 +183,12 @@ class Fit:
         envs = ({FLASHINFER_SAMPLER: value} for value in ("0", "1"))
         engines = ((env, self.serving.changed(env=env).memory) for env in envs)
         return tuple(
-            Outcome(env, engine.checked.verdict, round(engine.checked.probability_fits, 3), **_held(engine))
+            Outcome(env, engine.verdict, round(engine.probability_fits, 3), **_held(engine))
             for env, engine in (engines if self.budget.features.sampler == "unknown" else ())
         )
 
     def _fits_with(self, **settings: Any) -> bool:
-        return replace(self.deployment, config=replace(self.config, **settings)).checked.fits
+        return replace(self.deployment, config=replace(self.config, **settings)).fits
 
     @property
     def kv_cache(self) -> Interval:
@@ -248,7 +248,7 @@ class Fit:
         return {
             "schema_version": 1,
             **_named(self, "fits", "verdict"),
-            "probability_fits": round(self.deployment.checked.probability_fits, 3),
+            "probability_fits": round(self.deployment.probability_fits, 3),
             "reason": self.reason,
             **_interval("margin_bytes", self.binding_condition.margin),
             "model": _named(resolved, "requested", "resolved") | _named(model, "total_params", "active_params"),
@@ -314,7 +314,7 @@ def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
     names = "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "allow_unvalidated"
     for size in _legal_sizes(serving, most=args.tensor_parallel_size, **_named(args, *names)):
         with suppress(IllegalPlanError):  # a size that leaves another setting illegal
-            if serving.changed(tensor_parallel_size=size).memory.checked.fits:
+            if serving.changed(tensor_parallel_size=size).memory.fits:
                 smallest = size
                 break
     fit = Fit(serving=serving, min_tensor_parallel_size=smallest, notes=tuple(_notes(serving)))
@@ -416,7 +416,7 @@ def _option(serving: Serving, change: str, settings: dict[str, Setting], **other
     changes = {name: value for name, value in settings.items() if name not in ("weight_dtype", "gpu")}
     with suppress(PlannerError):
         engine = serving.changed(**changes, **other).memory
-        if engine.checked.verdict == "fits":
+        if engine.verdict == "fits":
             flags = (flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items())
             sizes = _named(engine.config, "num_gpus", "max_model_len")
             yield WayOut(change, settings, tuple(flags), verdict="fits", **sizes, **_held(engine))

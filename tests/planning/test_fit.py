@@ -48,7 +48,7 @@ def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
     assert full.min_tensor_parallel_size == 2
     assert "max seq len (131072)" in full.reason
     short = Serving.of(fp8, gpu, EngineArgs(max_model_len=8192), version(newest)).fit()
-    assert short.verdict == "too close to call" and 0.05 < short.deployment.checked.probability_fits < 0.95
+    assert short.verdict == "too close to call" and 0.05 < short.deployment.probability_fits < 0.95
     assert short.verdict_words.startswith("too close to call: starts with ")
     assert 0 < short.largest_max_model_len < 131_072
 
@@ -104,7 +104,7 @@ def asked_again(result: Fit, name: str, gpu: str, release: str, args: EngineArgs
         if dtype:
             found = as_quantized(found, str(dtype))
         deployment = resolve_deployment(found, profile, replace(args, **changes), version(release))  # type: ignore[arg-type]
-        verdicts.append(deployment.checked.verdict)
+        verdicts.append(deployment.verdict)
     return verdicts
 
 

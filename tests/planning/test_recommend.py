@@ -117,7 +117,7 @@ def test_whatever_is_recommended_starts(goal: Goal, gpu: str) -> None:
             gpu_memory_utilization=config.gpu_memory_utilization,
         )
         deployment = candidate.deployment
-        assert resolve_deployment(deployment.model, deployment.profile, args, config.version).checked.fits
+        assert resolve_deployment(deployment.model, deployment.profile, args, config.version).fits
 
 
 def test_copies_of_latent_attention_serve_more_and_are_asked_for_what_they_take_together() -> None:

@@ -43,7 +43,7 @@ def test_the_context_is_the_model_s(model: str, gpu: str, context: int) -> None:
     assert best.config.max_model_len == context
     assert best.config.max_num_seqs in USUAL
     assert best.config.max_running > 4, "head room above four requests in flight"
-    assert best.deployment.checked.fits
+    assert best.deployment.fits
     assert best.searched is not None and best.searched.config.max_model_len == 2048
 
 
@@ -77,7 +77,7 @@ def test_a_context_that_memory_limits_is_one_that_the_cache_holds() -> None:
     best = best_of("meta-llama/Llama-3.1-8B-Instruct", "l4", gpus=1, kv_cache_dtype="bfloat16")
     length = best.config.max_model_len
     assert 2048 < length < 131_072 and length % 1024 == 0
-    assert best.deployment.checked.fits and best.deployment.requests_served(length, pessimistic=True) >= 1
+    assert best.deployment.fits and best.deployment.requests_served(length, pessimistic=True) >= 1
     assert best.deployment.requests_served(length + 1024, pessimistic=True) < 1
 
 

@@ -228,7 +228,7 @@ def _verdict(record: LineVerdict) -> str:
     if fit is None:
         words = "may not start"
     elif fit.verdict == "too close to call":
-        words = f"starts with {percent(fit.deployment.checked.probability_fits)} probability"
+        words = f"starts with {percent(fit.deployment.probability_fits)} probability"
     else:
         words = "starts" if fit.fits else "does not fit"
     who = (

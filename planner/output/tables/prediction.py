@@ -243,10 +243,10 @@ def _queue(record: Prediction) -> str:
 
 def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     config = deployment.config
-    checked = deployment.checked
-    if refusal := next((one.message for one in checked.conditions if one.margin.mid < 0), ""):
-        odds = f"starts with {percent(checked.probability_fits)} probability" * (checked.verdict != "does not fit")
-        yield f"vLLM {odds or 'does not start'}: {refusal}; the figures assume that it does; planner fit shows ways out"
+    if refusal := next((one.message for one in deployment.conditions if one.margin.mid < 0), ""):
+        likely = f"starts with {percent(deployment.probability_fits)} probability"
+        odds = "does not start" if deployment.verdict == "does not fit" else likely
+        yield f"vLLM {odds}: {refusal}; the figures assume that it does; planner fit shows ways out"
     server = f"{resolved.resolved} on {config.num_gpus} x {deployment.profile.id}, {layout_in_words(config)}"
     yield "; ".join([server, f"vLLM {config.version}", *calibration_note([deployment.evidence])])
     if computed := deployment.profile.emulated.get(config.weight_dtype):

@@ -149,7 +149,7 @@ class Subject:
         """
         serving = self._serving(args, version)
         deployment = (serving.offline if offline else serving.deployment).stepping(steps)
-        if replace(deployment, config=replace(deployment.config, speculative_config=None)).checked.fits:
+        if replace(deployment, config=replace(deployment.config, speculative_config=None)).fits:
             return deployment
         fit, name = serving.fit(), self.resolved.resolved
         ways = [f"{' '.join(way.flags)} ({way.change})" for way in fit.options]
@@ -310,14 +310,14 @@ class Subject:
         return {"serve_argv": self.written_out(words, line) if self.printed else tuple(words), "env": env}
 
     def _warnings(self, env: Mapping[str, str]) -> Iterator[str]:
-        load, config, checked = self.plan.workload, self.deployment.config, self.deployment.checked
-        held = int(self.deployment.requests_held(load.sent.total_len))
+        load, deployment, config = self.plan.workload, self.deployment, self.deployment.config
+        held = int(deployment.requests_held(load.sent.total_len))
         if load.max_concurrency and held < load.max_concurrency:
             yield f"the cache holds {held} of the {load.max_concurrency} concurrent requests: the others wait"
         elif self.plan.predicted["mean_ttft_ms"] > LONG_TTFT_S * 1e3:
             yield "the load is more than one server carries: most of the predicted TTFT is waiting"
-        if checked.verdict == "too close to call":
-            yield f"memory is too close to call: it starts with {percent(checked.probability_fits)} probability"
+        if deployment.verdict == "too close to call":
+            yield f"memory is too close to call: it starts with {percent(deployment.probability_fits)} probability"
         compilation = self.printed.read().others.get("--compilation-config", "") if self.printed else ""
         model, profile = self.resolved.model, self.profile
         yield from map(str, engine.known_issues(config, env, model, profile, compilation=compilation))

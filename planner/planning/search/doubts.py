@@ -149,7 +149,7 @@ def _looser(deployment: Deployment, objective: Objective, servers: int) -> str:
     looser, config = replace(objective, targets=replace(objective.targets, slos=slos)), deployment.config
     places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.most_decodes)
     wide = replace(deployment, config=replace(config, max_num_seqs=places))
-    engine, half = wide if wide.checked.fits else deployment, int(servers / TIMES)
+    engine, half = wide if wide.fits else deployment, int(servers / TIMES)
     count, *_ = fewest_servers(lambda count: share_of(engine, looser, count, exactly=True), 1, half, half)
     flags = " ".join(f"--{slo.metric} {slo.limit_ms:g}" for slo in slos)
     return f"{flags} would take {counted(count * config.num_gpus)}" if count else ""
