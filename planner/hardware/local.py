@@ -1,4 +1,4 @@
-"""``--gpu local``: the GPUs of this node as ``amd-smi`` (else ``rocm-smi``) and ``nvidia-smi`` show them.
+"""``--gpu local``: the GPUs of this node as ``amd-smi`` and ``nvidia-smi`` show them.
 
 >>> read_nvidia_smi("NVIDIA L4, 23034, [N/A]", "GPU 0: NVIDIA L4 (UUID: GPU-1)")[0].memory_bytes // 2**20
 23034
@@ -24,8 +24,6 @@ TIMEOUT_S = 30  #: a driver that hangs must not hang us
 Run = Callable[[Sequence[str]], str]  #: runs a command and returns its output; raises SilentTool
 AMD_STATIC = ("amd-smi", "static", "--json")
 AMD_PARTITION = ("amd-smi", "partition", "--current", "--json")
-ROCM = ("rocm-smi", "--showproductname", "--showid", "--showbus", "--showmeminfo", "vram", "--showcomputepartition",
-        "--showmemorypartition", "--json")  # fmt: skip
 NVIDIA = ("nvidia-smi", "--query-gpu=name,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
 NVIDIA_LIST = ("nvidia-smi", "-L")
 _NVIDIA_LINE = re.compile(r"(?:GPU \d+:|\s+MIG\s+(\S+)\s+Device\s+\d+:)(?:.*\(UUID: ([^)]+)\))?")
@@ -81,7 +79,6 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
     with suppress(SilentTool):
         modes = run(AMD_PARTITION)
     amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), modes))
-    amd = amd or ask("rocm-smi", lambda: read_rocm_smi(run(ROCM)))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST), visible))
     if not amd and not nvidia:
@@ -96,9 +93,10 @@ def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
     modes = {row.get("gpu_id", row.get("gpu")): row for row in _rows(_json(partition), "current_partition")}
     seen: set[str] = set()
     for entry in _rows(_json(static), "gpu_data"):
-        asic, address = _part(entry, "asic"), str(_part(entry, "bus").get("bdf", ""))
-        if _is_sibling(address, seen):
+        asic, device = _part(entry, "asic"), str(_part(entry, "bus").get("bdf", "")).rpartition(".")[0]
+        if device and device in seen:
             continue
+        seen.add(device)
         known = {**_part(entry, "partition"), **modes.get(entry.get("gpu"), {})}
         size = _part(_part(entry, "vram"), "size").get("value")
         yield LocalGpu(
@@ -107,27 +105,6 @@ def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
             memory_bytes=int(size * MIB) if isinstance(size, int | float) else None,
             compute_mode=_mode(known, "accelerator_type", "accelerator_partition", "compute_partition"),
             memory_mode=_mode(known, "memory", "memory_partition"),
-        )
-
-
-def read_rocm_smi(text: str) -> Iterator[LocalGpu]:
-    """The GPUs in ``rocm-smi ... --json``, which has one object per partition: ``card0``, ``card1``, ..."""
-    seen: set[str] = set()
-    cards = _json(text)
-    for key, card in cards.items() if isinstance(cards, dict) else ():
-        if not key.startswith("card") or not isinstance(card, dict):
-            continue
-        fields = {str(name).lower(): str(value) for name, value in card.items()}
-        if _is_sibling(fields.get("pci bus", ""), seen):
-            continue
-        size = fields.get("vram total memory (b)", "")
-        model = fields.get("card model", "")  # of older versions: the PCI id
-        yield LocalGpu(
-            name=fields.get("card series") or fields.get("device name", ""),
-            device_id=(fields.get("device id") or (model if model.startswith("0x") else "")).lower(),
-            memory_bytes=whole_number(size),
-            compute_mode=_mode(fields, "compute partition"),
-            memory_mode=_mode(fields, "memory partition"),
         )
 
 
@@ -188,12 +165,6 @@ def _part(entry: dict[str, Any], key: str) -> dict[str, Any]:
 def _mode(fields: dict[str, Any], *keys: str) -> str:
     modes = (str(fields[key]).strip("* ").upper() for key in keys if key in fields)
     return next((mode for mode in modes if mode not in {"", "N/A", "NONE", "UNKNOWN"}), "")
-
-
-def _is_sibling(address: str, seen: set[str]) -> bool:
-    device, known = address.rpartition(".")[0], set(seen)
-    seen.add(device)
-    return bool(device) and device in known
 
 
 #: Drivers differ by a few MiB for the same GPU; two kinds of GPU differ by far more.

@@ -1,8 +1,8 @@
 """``--gpu local``: what the vendors' tools print, read into profiles.
 
 The outputs are written by hand after public ones: AMD SMI's documentation of the command line (6.4, 7.x: entries per
-logical GPU, ``vram.size`` in MiB called MB, from version 26 on an object with ``gpu_data``), rocm-smi's JSON in
-ROCm/rocm_smi_lib issue 159, NVIDIA's nvidia-smi manual and MIG user guide.
+logical GPU, ``vram.size`` in MiB called MB, from version 26 on an object with ``gpu_data``), NVIDIA's nvidia-smi
+manual and MIG user guide.
 """
 
 import json
@@ -25,7 +25,6 @@ from planner.hardware.local import (
     local_profile,
     read_amd_smi,
     read_nvidia_smi,
-    read_rocm_smi,
     run_tool,
 )
 from planner.hardware.profiles import load_all
@@ -90,27 +89,6 @@ def test_partitions_of_a_package_are_one_package_with_a_mode() -> None:
     here = local_profile(found)
     assert here.profile.id == "mi300x-cpx-nps4" and here.profile.gpus_per_node == 16  # 2 packages x 8
     assert "16 x AMD Instinct MI300X, CPX/NPS4 partition" in here.note
-
-
-@pytest.mark.parametrize(
-    "card",
-    [
-        # ROCm 6.1 and later; and before, when the series was a code name and the model the PCI id
-        {"Device Name": "AMD Instinct MI300X", "Device ID": "0x74a1", "Card Series": "AMD Instinct MI300X",
-         "Card Model": "0x74a1", "Card SKU": "M3000100", "GFX Version": "gfx942"},
-        {"Card series": "Aqua Vanjaram [Instinct MI300X]", "Card model": "0x74a1", "Card SKU": "M3000100"},
-        {"Card Series": "AMD_Instinct_MI300X_OAM", "Card Model": "N/A"},
-    ],
-)  # fmt: skip
-def test_rocm_smi_names_the_card_by_its_series_or_its_id(card: dict[str, str]) -> None:
-    more = {
-        "PCI Bus": "0000:C5:00.0", "VRAM Total Memory (B)": str(MI300X_MIB * MIB), "Compute Partition": "SPX",
-        "Memory Partition": "NPS1",
-    }  # fmt: skip
-    printed = json.dumps({"card0": {**card, **more}, "system": {"Driver version": "6.8.5"}})
-    found = tuple(read_rocm_smi(printed))
-    assert [gpu.memory_bytes for gpu in found] == [MI300X_MIB * MIB]
-    assert local_profile(found).profile.id == "mi300x"
 
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -225,12 +203,6 @@ def machine(**tools: str | Exception) -> Callable[[Sequence[str]], str]:
     return run
 
 
-def test_rocm_smi_is_asked_where_amd_smi_shows_nothing() -> None:
-    card = {"Card Series": "AMD Instinct MI355X", "PCI Bus": "0000:05:00.0"}
-    run = machine(amd_smi_static=SilentTool("no driver"), rocm_smi___showproductname=json.dumps({"card0": card}))
-    assert [gpu.name for gpu in find_local_gpus(run)] == ["AMD Instinct MI355X"]
-
-
 def test_an_older_amd_smi_without_partition_is_enough() -> None:
     assert len(find_local_gpus(machine(amd_smi_static=whole_node(2)))) == 2
 
@@ -249,7 +221,7 @@ def test_no_gpu_is_told_with_the_reason_of_each_tool() -> None:
     run = machine(amd_smi_static="[]", nvidia_smi___query_gpu="No devices were found\n", nvidia_smi__L="")
     with pytest.raises(InputError) as refused:
         find_local_gpus(run)
-    for reason in ("amd-smi: shows none", "rocm-smi: not installed", "nvidia-smi: prints something unknown"):
+    for reason in ("amd-smi: shows none", "nvidia-smi: prints something unknown"):
         assert reason in refused.value.cause
     assert "\n" not in refused.value.cause and "--gpu" in refused.value.hint
 
@@ -257,7 +229,7 @@ def test_no_gpu_is_told_with_the_reason_of_each_tool() -> None:
 @pytest.mark.parametrize("printed", ["ERROR:root: no driver", '{"gpu_data": [{', "[1, 2]", '{"card0": 3}', "null"])
 def test_no_output_is_too_strange_to_be_refused(printed: str) -> None:
     with pytest.raises(InputError, match="no GPU is found"):
-        find_local_gpus(machine(amd_smi_static=printed, rocm_smi___showproductname=printed))
+        find_local_gpus(machine(amd_smi_static=printed))
 
 
 def test_a_tool_that_fails_or_is_missing_says_why() -> None:
