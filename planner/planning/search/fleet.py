@@ -24,6 +24,7 @@ from planner.planning.cost import MILLION_PER_S, Price, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
+from planner.planning.plan import PlannedRung
 from planner.planning.predict import ServedLoad
 from planner.planning.search.candidate import Candidate, Ranking
 from planner.planning.search.departures import Departures
@@ -31,7 +32,6 @@ from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.servers import NextRun, Servers
-from planner.planning.search.servers import Rung as Size
 from planner.units import DAY_S, Interval
 from planner.workload import MIXED_PROMPTS, Load, Router, Targets, too_rare
 
@@ -250,11 +250,12 @@ class Fleet:
         carried = [tuple(each / (1 + headroom) for each in kind.rates) for kind in self.kinds]
         return replace(self, solver=spared)._rented(self.solver.confidence, carried).gpus
 
-    def _carried(self, pool: Pool, size: Size) -> float:
+    def _carried(self, pool: Pool, size: PlannedRung) -> float:
         """Load of one server, as little above the pool's share as so many servers take."""
-        if size.servers is None or self._only is None:
+        if size.total_gpus is None or self._only is None:
             return size.largest_load
-        return max(size.largest_load, pool.demand.request_rate / size.servers)
+        servers = size.total_gpus // pool.kind.num_gpus - self.solver.search.objective.spares
+        return max(size.largest_load, pool.demand.request_rate / servers)
 
     def _rented(self, confidence: float, capacities: Sequence[tuple[float, ...]]) -> Rung:
         _, rented = self.solver.solved(self.kinds, "gpus", capacities)
@@ -279,7 +280,7 @@ class Fleet:
         pool = self._only
         if pool is None or not self.solver.objectives[0].slos or self.by_confidence[0].gpus == self.gpus:
             return None
-        narrowing = self.solver.sized(pool).next_run(lambda size: -(size.servers or inf))
+        narrowing = self.solver.sized(pool).next_run(lambda size: -(size.total_gpus or inf))
         if narrowing is None:
             return None
         run, size = narrowing

@@ -25,6 +25,7 @@ from planner.planning.plan import (
     PlannedClass,
     PlannedOffloading,
     PlannedRun,
+    PlannedRung,
     PlannedTarget,
     PlannedTrace,
     PlannedWorkload,
@@ -34,7 +35,7 @@ from planner.planning.plan import (
 from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.departures import Departures, beside_recipe, recipe_of
-from planner.planning.search.servers import Rung, Servers
+from planner.planning.search.servers import Servers
 from planner.planning.search.space import Objective, Space
 from planner.simulator import statistic_ms
 from planner.units import DAY_S, GB, GIB, counted, figure
@@ -251,7 +252,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=_offloading(servers) if best else None,
         gpus_with_margin=servers.with_margin if best else None,
-        ladder=tuple(map(servers.planned, rungs)),
+        ladder=rungs,
         measure_next=_next_run(servers, sender) if rungs else None,
     )
 
@@ -259,8 +260,8 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
 def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
     """The run that is worth most: it takes fewer servers for the load, or without one puts more load on a server."""
 
-    def worth(rung: Rung) -> float:
-        return rung.largest_load if servers.objective.value is None else -(rung.servers or inf)
+    def worth(rung: PlannedRung) -> float:
+        return rung.largest_load if servers.objective.value is None else -(rung.total_gpus or inf)
 
     narrowing = servers.next_run(worth)
     if narrowing is None:
@@ -274,7 +275,7 @@ def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
         duration_s=run.duration_s,
         figure=run.figure,
         deviation_factor=run.factor,
-        expected=servers.planned(then),
+        expected=then,
     )
 
 

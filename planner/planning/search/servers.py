@@ -185,15 +185,6 @@ def _runs(
 
 
 @dataclass(frozen=True)
-class Rung:
-    """Load of one server, and the servers that the load takes, at one confidence."""
-
-    confidence: float
-    largest_load: float  #: 0: it meets the targets under none
-    servers: int | None  #: spares left out; None: no number of servers meets the targets
-
-
-@dataclass(frozen=True)
 class Servers:
     """The servers of one candidate that share the load of ``objective``."""
 
@@ -211,7 +202,7 @@ class Servers:
         return largest(self.space, self.objective, self.candidate, self.capacity)
 
     @cached_property
-    def by_confidence(self) -> tuple[Rung, ...]:
+    def by_confidence(self) -> tuple[PlannedRung, ...]:
         """The servers at 50, 80 and 95 % confidence, and at the asked one; empty without targets."""
         if self.most is None or not self.objective.slos:
             return ()
@@ -223,7 +214,7 @@ class Servers:
         # after ``by_confidence``: each load that is replayed moves the next estimate a little
         return self.capacity.interval(self.most.value) if self.by_confidence and self.most else None
 
-    def at(self, confidence: float) -> Rung:
+    def at(self, confidence: float) -> PlannedRung:
         """Return the servers at another confidence. More confidence never takes fewer."""
         asked, value, servers = self.objective.confidence, self.objective.value, self.candidate.servers
         largest = self.most or self.candidate.load  # many GPUs are compared by the load that was asked for
@@ -234,12 +225,8 @@ class Servers:
             if value is not None and carried:
                 fewest = ceil(value / carried - ROUNDING)
                 servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
-        return Rung(confidence, carried, servers if carried else None)
-
-    def planned(self, rung: Rung) -> PlannedRung:
-        """The rung as a plan has it: with GPUs, spares included."""
-        count = rung.servers and (rung.servers + self.objective.spares) * self.candidate.config.num_gpus
-        return PlannedRung(confidence=rung.confidence, largest_load=rung.largest_load, total_gpus=count)
+        gpus = (servers + self.objective.spares) * self.candidate.config.num_gpus if carried else None
+        return PlannedRung(confidence=confidence, largest_load=carried, total_gpus=gpus)
 
     @property
     def with_margin(self) -> int | None:
@@ -250,7 +237,7 @@ class Servers:
         servers = max(ceil(objective.value * (1 + headroom) / carried - ROUNDING), self.candidate.servers)
         return (servers + spares) * self.candidate.config.num_gpus
 
-    def next_run(self, worth: Callable[[Rung], float]) -> tuple[NextRun, Rung] | None:
+    def next_run(self, worth: Callable[[PlannedRung], float]) -> tuple[NextRun, PlannedRung] | None:
         """The run that narrows the size most, by ``worth`` of sizes, and the size after it; None: none does."""
         confidence, load = self.objective.confidence, self.candidate.load
         now = next((rung for rung in self.by_confidence if rung.confidence == confidence), None)
@@ -260,7 +247,7 @@ class Servers:
         if run is None:
             return None
         then = min(self.at(run.confidence(confidence)), self.by_confidence[0], key=worth)  # no run beats even odds
-        return (run, replace(then, confidence=confidence)) if worth(then) > worth(now) else None
+        return (run, then.model_copy(update={"confidence": confidence})) if worth(then) > worth(now) else None
 
     def benchmark(self) -> Load:
         """The load that the benchmark sends to the one server that it measures.
