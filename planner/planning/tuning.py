@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, inf, log
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +44,10 @@ from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.search import Search
 from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving
+from planner.planning.uncertainty import Forecast
 from planner.resources import read_given, write_then_rename
 from planner.units import MS
 from planner.workload import Load
-
-if TYPE_CHECKING:
-    from planner.timing import Spread
 
 Floats = NDArray[np.float64]
 DRAWS = 4096
@@ -58,33 +56,24 @@ SEED = 0
 LEAST_VARIANCE = 1e-6
 
 
-@dataclass(frozen=True)
-class Prospect:
-    """A logarithm that is known to some degree: a merit, or the margin to a target."""
-
-    mean: float
-    spread: Spread | None = None  #: None: nothing of the engine is in it
-    noise: float = 0.0  #: standard deviation of its own
-
-
 @dataclass(frozen=True, eq=False)
 class Prospects:
-    """The merit and the margins of each setting."""
+    """The logarithms of the merit and of the margins (limit / latency) of each setting."""
 
     mean: Floats  #: (settings, 1 + targets): the merit first
     covariance: Floats  #: (settings x (1 + targets)) twice
 
     @classmethod
-    def of(cls, settings: Sequence[Sequence[Prospect]]) -> Prospects:
+    def of(cls, settings: Sequence[Sequence[Forecast]]) -> Prospects:
         each = [one for setting in settings for one in setting]
-        covariance = np.diag([one.noise**2 for one in each])
+        covariance = np.diag([(one.power * one.noise) ** 2 for one in each])
         for row, one in enumerate(each):
             for column, other in enumerate(each[: row + 1]):
                 if one.spread is not None and other.spread is not None:
-                    shared = one.spread.covariance(other.spread)
+                    shared = one.spread.covariance(other.spread) * one.power * other.power
                     covariance[row, column] += shared
                     covariance[column, row] += shared * (row != column)
-        return cls(np.array([[one.mean for one in setting] for setting in settings]), covariance)
+        return cls(np.array([[log(one.value) for one in setting] for setting in settings]), covariance)
 
     def standing(
         self, measured: Mapping[int, Sequence[float]], out: Collection[int] = (), *, within: float = 0.0
@@ -183,7 +172,7 @@ class TuningState(_Record):
 
     @classmethod
     def begun(
-        cls, planner_version: str, digest: str, merit: Merit, prospects: Sequence[Sequence[Prospect]],
+        cls, planner_version: str, digest: str, merit: Merit, prospects: Sequence[Sequence[Forecast]],
         folders: Sequence[str], targets: Sequence[PlannedTarget] = (),
     ) -> TuningState:  # fmt: skip
         """Before any run. ``prospects``: merit and margins of each setting, whose plans lie in ``folders``."""
@@ -285,7 +274,7 @@ class TunedSetting(NamedTuple):
     """One setting: the plan that measures it, and what is known of its merit and of its margin to each target."""
 
     plan: Plan
-    prospects: tuple[Prospect, ...]
+    prospects: tuple[Forecast, ...]
 
 
 def search_again(file: PlanFile, local: Local) -> Search:
@@ -404,12 +393,9 @@ def _is_planned(candidate: Candidate, plan: Plan) -> bool:
 def _setting(plan: Plan, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()) -> TunedSetting:
     doubt, result = prediction.uncertainty, prediction.result
 
-    def prospect(logarithm: float, key: str, power: float) -> Prospect:
-        return Prospect(logarithm, doubt.spread(key).times(power), abs(power) * doubt.noise(key))
-
     figure = merit.figure_at(plan.workload.max_concurrency)
-    own = prospect(merit.of({**prediction.figures, **prediction.rates}), *figure)
-    margins = (prospect(log(one.limit_ms / result[one.metric]), one.metric, -1.0) for one in targets)
+    own = Forecast.of(exp(merit.of({**prediction.figures, **prediction.rates})), doubt, *figure)
+    margins = (Forecast.of(one.limit_ms / result[one.metric], doubt, one.metric, -1.0) for one in targets)
     return TunedSetting(plan, (own, *margins))
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from planner.errors import InputError
 from planner.planning.search.candidate import Merit
-from planner.planning.tuning import Prospect, Prospects, TunedRun, TuningState, measured_merit, merit_words, read_state
+from planner.planning.tuning import Prospects, TunedRun, TuningState, measured_merit, merit_words, read_state
+from planner.planning.uncertainty import Forecast
 from planner.timing.belief import Spread
 
 PHI = NormalDist().cdf
@@ -22,12 +23,17 @@ def shared(loading: float) -> Spread:
     return Spread({("slowdown", ()): loading}, np.zeros(0), np.zeros(0))
 
 
+def forecast(mean: float, spread: Spread | None = None, noise: float = 0.0) -> Forecast:
+    """The forecast of a figure whose logarithm has this mean."""
+    return Forecast(exp(mean), spread, noise)
+
+
 def test_the_gain_is_the_price_of_a_call_option() -> None:
     """E[max(e^x - b, 0)] of a normal x is the formula of Black and Scholes (1973) without interest."""
     mean, sd, best = 0.05, 0.2, 1.0
     first = (mean + sd**2 - log(best)) / sd
     expected = exp(mean + sd**2 / 2) * PHI(first) - best * PHI(first - sd)
-    found = Prospects.of([[Prospect(0.0, noise=0.1)], [Prospect(mean, noise=sd)]]).standing({0: [log(best)]})
+    found = Prospects.of([[forecast(0.0, noise=0.1)], [forecast(mean, noise=sd)]]).standing({0: [log(best)]})
     assert found.best == 0
     assert found.gains[1] == pytest.approx(expected, rel=0.03)
     assert found.known == pytest.approx(PHI(-mean / sd), abs=0.02)
@@ -40,7 +46,7 @@ def test_a_run_moves_what_hangs_on_the_same_factors() -> None:
     The other moves by 0.09 / (0.09 + 0.01) x -0.2 = -0.18, to 0.1 - 0.18 = -0.08, and the variance that is left of it
     is 0.1 - 0.09^2 / 0.1 = 0.019. It beats the first, at -0.2, with probability PHI(0.12 / sqrt(0.019)) = 0.808.
     """
-    prospects = Prospects.of([[Prospect(0.0, shared(0.3), 0.1)], [Prospect(0.1, shared(0.3), 0.1)]])
+    prospects = Prospects.of([[forecast(0.0, shared(0.3), 0.1)], [forecast(0.1, shared(0.3), 0.1)]])
     found = prospects.standing({0: [-0.2]})
     assert 1 - found.known == pytest.approx(PHI(0.12 / sqrt(0.019)), abs=0.02)
     assert 1 - found.known == pytest.approx(0.808, abs=0.02)
@@ -48,17 +54,17 @@ def test_a_run_moves_what_hangs_on_the_same_factors() -> None:
 
 def test_what_is_wrong_for_all_alike_cancels() -> None:
     """A factor of e in all settings says nothing of their order: 3 % behind stays behind."""
-    prospects = Prospects.of([[Prospect(0.0, shared(1.0), 0.001)], [Prospect(-0.03, shared(1.0), 0.001)]])
+    prospects = Prospects.of([[forecast(0.0, shared(1.0), 0.001)], [forecast(-0.03, shared(1.0), 0.001)]])
     assert prospects.standing({0: [1.0]}).known > 0.999
-    assert Prospects.of([[Prospect(0.0, noise=1.0)], [Prospect(-0.03, noise=1.0)]]).standing({0: [1.0]}).known < 0.9
+    assert Prospects.of([[forecast(0.0, noise=1.0)], [forecast(-0.03, noise=1.0)]]).standing({0: [1.0]}).known < 0.9
 
 
 def test_a_broken_target_is_worth_nothing() -> None:
     """The first has the larger merit and breaks its target; of the other two the likelier to keep it gains more."""
     prospects = Prospects.of([
-        [Prospect(1.0, noise=0.1), Prospect(0.5, noise=0.1)],
-        [Prospect(0.0, noise=0.1), Prospect(0.1, noise=0.1)],
-        [Prospect(0.0, noise=0.1), Prospect(-0.1, noise=0.1)],
+        [forecast(1.0, noise=0.1), forecast(0.5, noise=0.1)],
+        [forecast(0.0, noise=0.1), forecast(0.1, noise=0.1)],
+        [forecast(0.0, noise=0.1), forecast(-0.1, noise=0.1)],
     ])  # fmt: skip
     found = prospects.standing({0: [1.0, -0.2]})
     assert found.best is None and found.known < 0.2
@@ -68,7 +74,7 @@ def test_a_broken_target_is_worth_nothing() -> None:
 
 
 def test_what_does_not_run_is_not_waited_for() -> None:
-    prospects = Prospects.of([[Prospect(0.0, noise=0.1)], [Prospect(5.0, noise=0.1)]])
+    prospects = Prospects.of([[forecast(0.0, noise=0.1)], [forecast(5.0, noise=0.1)]])
     assert prospects.standing({0: [0.0]}).known < 0.01
     done = prospects.standing({0: [0.0]}, out=(1,))
     assert (done.best, done.known, done.next) == (0, 1.0, None)
@@ -81,7 +87,7 @@ def test_what_does_not_run_is_not_waited_for() -> None:
     off=st.floats(-1, 1),
 )
 def test_gains_and_probabilities_are_such(means: list[float], loadings: list[float], noise: float, off: float) -> None:
-    doubts = [[Prospect(mean, shared(loading), noise)] for mean, loading in zip(means, loadings, strict=False)]
+    doubts = [[forecast(mean, shared(loading), noise)] for mean, loading in zip(means, loadings, strict=False)]
     prospects = Prospects.of(doubts)
     strict, lax = (prospects.standing({0: [means[0] + off]}, within=within) for within in (0.0, 0.1))
     assert 0 <= strict.known <= lax.known <= 1
@@ -90,7 +96,7 @@ def test_gains_and_probabilities_are_such(means: list[float], loadings: list[flo
 
 
 def state(**changes: object) -> TuningState:
-    doubts = [Prospect(0.0, noise=0.2), Prospect(0.1, noise=0.2), Prospect(-2.0, noise=0.2)]
+    doubts = [forecast(0.0, noise=0.2), forecast(0.1, noise=0.2), forecast(-2.0, noise=0.2)]
     made = TuningState.begun("0", "abc", Merit("max-throughput"), [(one,) for one in doubts], (".", "tune/1", "tune/2"))
     return made.with_(**changes)
 
