@@ -21,6 +21,7 @@ from planner import Serving
 from planner.engine import split_command
 from planner.errors import PlannerError
 from planner.model import resolve_model
+from planner.output.tables.fit import fit_object
 from planner.output.workflows.documents import commands, list_workflows
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, offline_points
 from planner.output.workflows.printed import PrintedFigure, changed_options, printed_beside
@@ -388,7 +389,7 @@ def judge_names(document: str, text: str) -> Iterator[Item]:
     ):
         serving = Serving(f"meta-llama/{model}", "mi300x-cpx-nps4", dtype="float16", max_model_len=4096)
         fit = serving.fit()
-        here = fit.to_json()["kv_bytes_per_token"]
+        here = fit_object(fit)["kv_bytes_per_token"]
         right = here == int(per_token.replace(",", ""))
         yield Item(
             document,

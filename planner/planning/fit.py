@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product, zip_longest
 from math import ceil, floor, inf, lcm
@@ -240,59 +239,6 @@ class Fit:
         """Requests of ``max_model_len`` that the cache holds at once."""
         return self.budget.concurrency(self.budget.num_blocks.mid)
 
-    def to_json(self) -> dict[str, Any]:
-        """The object of ``planner fit --format json``."""
-        model, config, stage, budget = self.budget.model, self.config, self.stage, self.budget
-        resolved, weights, blocks = self.serving.resolved, stage.weights, budget.num_blocks
-        drafts = config.speculative_config
-        return {
-            "schema_version": 1,
-            **_named(self, "fits", "verdict"),
-            "probability_fits": round(self.deployment.probability_fits, 3),
-            "reason": self.reason,
-            **_interval("margin_bytes", self.binding_condition.margin),
-            "model": _named(resolved, "requested", "resolved") | _named(model, "total_params", "active_params"),
-            "gpu": {"id": self.gpu_id, "memory_bytes": budget.memory_bytes},
-            "engine_version": str(config.version),
-            **config.layout,
-            **_named(config, "max_model_len", "max_num_seqs", "max_num_batched_tokens"),
-            "block_size": budget.pool.block_size,
-            **_named(config, "gpu_memory_utilization", "env", "decode_context_parallel_size"),
-            "speculative_config": json.loads(drafts.text) if drafts else None,
-            "calibration": self.calibration,
-            "budget_bytes": stage.requested_bytes,
-            "weights_bytes": weights.weight_bytes,
-            "weights_bytes_by_component": dict(weights.by_component),
-            "weights_bytes_by_dtype": dict(weights.by_dtype),
-            **_named(weights, "draft_bytes", "lora_bytes", "offloaded_bytes"),
-            "host_kv_cache_tokens": self.host_kv_cache_tokens,
-            "rotary_bytes": weights.rotary_bytes,
-            **_interval("activation_bytes", stage.activation),
-            **_interval("cuda_graph_bytes", stage.graphs),
-            "cuda_graph_in_budget": stage.graphs_in_budget,
-            **_interval("non_torch_bytes", stage.non_torch),
-            **_interval("unexplained_bytes", stage.unexplained),
-            **_interval("kv_cache_bytes", self.kv_cache),
-            "kv_bytes_per_token": _whole(self.kv_bytes_per_token),
-            "kv_bytes_per_next_token": _whole(round(self.kv_bytes_per_next_token, 2)),
-            "kv_bytes_per_request": self.kv_bytes_per_request,
-            "num_gpu_blocks": int(blocks.mid),
-            "kv_cache_tokens": self.kv_cache_tokens,
-            "kv_cache_tokens_lo": budget.logged_tokens(blocks.low),
-            "kv_cache_tokens_hi": budget.logged_tokens(blocks.high),
-            "kv_cache_capacity_tokens": self.kv_cache_capacity_tokens,
-            "max_concurrency": round(self.max_concurrency, 2),
-            **_named(self, "largest_max_model_len", "largest_max_num_seqs", "smallest_gpu_memory_utilization"),
-            **_named(self, "smallest_kv_cache_memory_bytes", "min_tensor_parallel_size"),
-            **{name: list(map(asdict, getattr(self, name))) for name in ("outcomes", "startup_log", "options")},
-            "defaults_taken": list(config.defaults_taken),
-            "notes": list(self.notes),
-        }
-
-
-def _named(record: object, *names: str) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in names}
-
 
 def _held(engine: Deployment) -> dict[str, Any]:
     budget, blocks = engine.budget, engine.budget.num_blocks.mid
@@ -300,19 +246,12 @@ def _held(engine: Deployment) -> dict[str, Any]:
     return dict(zip(("kv_cache_tokens", "max_concurrency"), held, strict=True))
 
 
-def _interval(name: str, interval: Interval) -> dict[str, int]:
-    return {name: round(interval.mid), f"{name}_lo": round(interval.low), f"{name}_hi": round(interval.high)}
-
-
-def _whole(value: float) -> int | float:
-    return int(value) if value == int(value) else value
-
-
 def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
     """Check whether the engine starts. ``ways_out`` also checks what would make it fit. Raises as ``Serving.fit``."""
     args, smallest = serving.args, None
     names = "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "allow_unvalidated"
-    for size in _legal_sizes(serving, most=args.tensor_parallel_size, **_named(args, *names)):
+    given = {name: getattr(args, name) for name in names}
+    for size in _legal_sizes(serving, most=args.tensor_parallel_size, **given):
         with suppress(IllegalPlanError):  # a size that leaves another setting illegal
             if serving.changed(tensor_parallel_size=size).memory.fits:
                 smallest = size
@@ -418,8 +357,8 @@ def _option(serving: Serving, change: str, settings: dict[str, Setting], **other
         engine = serving.changed(**changes, **other).memory
         if engine.verdict == "fits":
             flags = (flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items())
-            sizes = _named(engine.config, "num_gpus", "max_model_len")
-            yield WayOut(change, settings, tuple(flags), verdict="fits", **sizes, **_held(engine))
+            sizes = engine.config.num_gpus, engine.config.max_model_len
+            yield WayOut(change, settings, tuple(flags), "fits", *sizes, **_held(engine))
 
 
 def _first(tries: Iterable[Iterator[WayOut]]) -> Iterator[WayOut]:

@@ -23,6 +23,7 @@ from planner.memory.overheads import (
     sparse_bytes,
     total,
 )
+from planner.output.tables.fit import fit_object
 from planner.units import GIB, Interval
 
 
@@ -90,7 +91,7 @@ def test_kv_cache_tokens_are_what_vllm_logged(
 ) -> None:
     result = fitted(name, gpu, release, **flags)
     assert result.kv_cache_tokens == pytest.approx(tokens, rel=0.04)
-    found = result.to_json()
+    found = fit_object(result)
     assert found["kv_cache_tokens_lo"] <= tokens <= found["kv_cache_tokens_hi"]
 
 

@@ -15,6 +15,7 @@ from planner.engine.settings import EngineArgs
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.model.quantization import as_quantized
+from planner.output.tables.fit import fit_object
 from planner.planning.deployment import Condition, resolve_deployment
 from planner.planning.fit import Fit, explain, sweep_settings
 from planner.planning.serving import Serving
@@ -32,7 +33,7 @@ from planner.units import Interval
 def test_the_documents_models_on_a_cpx_partition(
     name: str, fits: bool, weights_bytes: int, kv_bytes_per_token: int, smallest: int | None
 ) -> None:
-    answer = fitted(name, "mi300x-cpx", "0.11.0").to_json()
+    answer = fit_object(fitted(name, "mi300x-cpx", "0.11.0"))
     assert (answer["fits"], answer["verdict"]) == (fits, "fits" if fits else "does not fit")
     assert (answer["weights_bytes"], answer["kv_bytes_per_token"]) == (weights_bytes, kv_bytes_per_token)
     assert answer["min_tensor_parallel_size"] == smallest

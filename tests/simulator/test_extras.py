@@ -15,6 +15,7 @@ from planner.engine.settings import EngineArgs, LoraConfig
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
+from planner.output.tables.fit import fit_object
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import Prediction, estimate
 from planner.timing.links import host_bytes_per_s
@@ -185,7 +186,7 @@ def test_the_host_holds_tokens_beside_the_gpu() -> None:
     """Llama-3.3-70B at TP 4 keeps 80 x 2 heads x 2 x 128 x 2 = 81,920 bytes of a token on each of four ranks."""
     found = fitted(LLAMA_70B, "h100", "0.27.1", tensor_parallel_size=4, kv_offloading_size=64)
     assert found.host_kv_cache_tokens == 64 * GIB // (4 * 81_920)
-    assert found.to_json()["host_kv_cache_tokens"] == found.host_kv_cache_tokens
+    assert fit_object(found)["host_kv_cache_tokens"] == found.host_kv_cache_tokens
     without = fitted(LLAMA_70B, "h100", "0.27.1", tensor_parallel_size=4)
     assert (without.host_kv_cache_tokens, without.kv_cache_tokens) == (0, found.kv_cache_tokens)
 

@@ -12,6 +12,7 @@ from planner.engine import has_both_engines
 from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
 from planner.output.render import columns_of, pair_lines, table_text, wrapped
+from planner.output.tables.fit import fit_object
 from planner.output.tables.shared import (
     EVIDENCE,
     MORE,
@@ -156,7 +157,7 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
         "not_simulated": list(record.line.not_simulated),
         "refusal": refusals[0] if refusals else None,
         "refusals": refusals,
-        "fit": record.fit.to_json() if record.fit else None,
+        "fit": fit_object(record.fit) if record.fit else None,
         "settings": record.settings,
         "load": PlannedWorkload.of(record.workload).model_dump() if record.workload else None,
         "command": record.line.command,

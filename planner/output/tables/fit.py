@@ -1,5 +1,6 @@
 """``planner fit`` in words and rows."""
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,6 +29,17 @@ LOG_COLUMNS = columns_of(
     predicted=lambda line: _logged(line, line.predicted),
     interval=lambda line: f"{_logged(line, line.lo)} to {_logged(line, line.hi)}",
     logged=lambda line: _logged(line, line.logged),
+)
+FIELDS = columns_of(  # of JSON
+    "fit_fields",
+    model=lambda fit: _names(fit.serving.resolved) | fields_of(fit.budget.model, "total_params", "active_params"),
+    gpu=lambda fit: fields_of(fit, "id=gpu_id", "budget.memory_bytes"),
+    engine_version=lambda fit: str(fit.config.version),
+    speculative_config=lambda fit: (drafts := fit.config.speculative_config) and json.loads(drafts.text),
+    kv_bytes_per_token=lambda fit: _whole(fit.kv_bytes_per_token),
+    kv_bytes_per_next_token=lambda fit: _whole(round(fit.kv_bytes_per_next_token, 2)),
+    kv_cache_tokens_lo=lambda fit: fit.budget.logged_tokens(fit.budget.num_blocks.low),
+    kv_cache_tokens_hi=lambda fit: fit.budget.logged_tokens(fit.budget.num_blocks.high),
 )
 MUCH_TO_SPARE = 32  #: requests at once from which on the smallest settings are named
 OPTIONS_SHOWN = 3  #: in the text; JSON has all of them
@@ -181,15 +193,27 @@ def _object(answer: GpuFit, resolved: ResolvedModel, *, arithmetic: bool) -> dic
             "verdict": "does not fit",
             "probability_fits": 0.0,
             **{"reason": cause, "error": cause, "hint": answer.error.hint},
-            "model": {**fields_of(resolved, "requested", "resolved"), **model},
+            "model": _names(resolved) | model,
             "gpu": fields_of(answer.profile, "id", "memory_bytes"),
         }
-    written = answer.to_json()
-    written["model"] = {**written["model"], **fields_of(resolved, "requested", "resolved")}
-    written["notes"] = [*resolved.notes, *written["notes"]]
-    if arithmetic:
-        written["arithmetic"] = to_plain(list(explain(answer)))
-    return written
+    written = fit_object(answer)
+    written |= {"model": written["model"] | _names(resolved), "notes": [*resolved.notes, *answer.notes]}
+    return written | ({"arithmetic": to_plain(list(explain(answer)))} if arithmetic else {})
+
+
+def fit_object(fit: Fit) -> dict[str, Any]:
+    """The object of ``planner fit --format json``, without the notes on the model."""
+    row = {field.key: to_plain(field.value(fit)) for field in FIELDS}
+    digits = {field.key: int(str(field.form)[1:-1]) for field in FIELDS if field.form}
+    return row | {key: round(row[key], places or None) for key, places in digits.items()}
+
+
+def _names(resolved: ResolvedModel) -> dict[str, Any]:
+    return fields_of(resolved, "requested", "resolved")
+
+
+def _whole(value: float) -> int | float:
+    return int(value) if value == int(value) else value
 
 
 def _record(answer: GpuFit) -> Fit | dict[str, Any]:
