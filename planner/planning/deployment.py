@@ -10,7 +10,17 @@ from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
 from planner import simulator, timing  # what they offer is loaded where it is used: ``fit`` needs no time
-from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, check_layout, features_of, resolve
+from planner.engine import (
+    AITER,
+    EngineArgs,
+    EngineConfig,
+    EngineVersion,
+    Layout,
+    check_layout,
+    features_of,
+    recipe_for,
+    resolve,
+)
 from planner.errors import InputError
 from planner.hardware import GpuProfile, constant
 from planner.memory import (
@@ -135,6 +145,17 @@ class Deployment:
         runs = (self.calibration or timing.load_calibration()).runs_over_nodes
         rate = f"{network.base / GB:g} GB/s of the network ({network.note})"
         return f"over {nodes} nodes, each GPU with {rate}: {runs} runs over nodes were measured, so intervals are wide"
+
+    @property
+    def kernels_remark(self) -> str:
+        """Caveat for a server without AITER, with which nearly all measured AMD servers ran; empty for others.
+
+        Decode steps of Qwen3.5-122B on an MI325X took 1.7 to 3.7 times as long without (vLLM issue 56945).
+        """
+        advised = recipe_for(self.model, self.profile, self.config.version).env
+        if advised.get(AITER) != "1" or self.config.env.get(AITER, "").lower() in ("1", "true"):
+            return ""
+        return f"speed is that of AITER's kernels, as in published runs: set {AITER}=1; without it up to 4 times slower"
 
     @property
     def unused_host_remark(self) -> str:

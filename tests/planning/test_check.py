@@ -830,3 +830,20 @@ def test_what_a_recipe_adds_to_the_line_is_listed() -> None:
     for one in added:
         assert one.split()[0] in words or one in [f"{name}={value}" for name, value in better["env"].items()]
     assert "adds from the recipe: --moe-backend triton, " in " ".join(str(answer).split())
+
+
+@pytest.mark.parametrize(
+    ("gpu", "env", "said"),
+    [
+        ("mi325x", {}, True), ("mi325x", {"VLLM_ROCM_USE_AITER": "0"}, True),
+        ("mi325x", {"VLLM_ROCM_USE_AITER": "True"}, False), ("h200", {}, False),
+    ],
+)  # fmt: skip
+def test_a_server_without_amds_kernels_is_told_so(gpu: str, env: dict[str, str], said: bool) -> None:
+    """vLLM issue 56945: decode steps of 17 to 38 ms on an MI325X as started by default, 10 with AITER."""
+    words = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+    load = ["--random-input-len", "100", "--random-output-len", "10", "--num-prompts", "2"]
+    predicted = run("predict", "serve", "Qwen/Qwen3-8B", "--gpu", gpu, *words, *load)
+    line = " ".join([*(f"{name}={value}" for name, value in env.items()), "vllm serve", "Qwen/Qwen3-8B"])
+    for outcome in (predicted, run("check", line, "--gpu", gpu)):
+        assert ("set VLLM_ROCM_USE_AITER=1" in " ".join((outcome.out + outcome.err).split())) is said

@@ -319,7 +319,8 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
         accepted = timed and f"with {timed.words}, accepting {timed.accepted_words}"
         yield accepted or "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if record.served:
-        yield from engine_remarks(record.served.deployment)
+        engine = record.served.deployment
+        yield from filter(None, (engine.kernels_remark, *engine_remarks(engine)))
 
 
 def _notes(record: LineVerdict) -> Iterator[str]:
