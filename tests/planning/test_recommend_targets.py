@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import SMALL, aiming, choices, ranked, search_for, with_args
 
+from planner import recommend_plans
 from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.engine.sharding import Layout
@@ -958,3 +959,11 @@ def test_a_plan_says_how_many_servers_instances_sh_starts(asked: tuple[str, ...]
     started = plan["service"]["replicas"] if asked else 8
     assert started > 1 and started <= most
     assert f"launch.sh starts one server, instances.sh {started} on a node" in plan["warnings"]
+
+
+@pytest.mark.parametrize(("gpu", "version"), [("mi300x", "0.6.3"), ("mi300x", "0.8.5"), ("h100", "0.7.3")])
+def test_engines_that_cut_no_prompts_are_planned_with_budgets_of_their_context(gpu: str, version: str) -> None:
+    """vLLM refuses a smaller --max-num-batched-tokens there, and one of 512 rejected every engine."""
+    options: dict[str, Any] = {"request_rate": 3, "ttft": 2000, "tpot": 50, "engine_version": version}
+    best = recommend_plans(LLAMA, gpu=gpu, **options).best
+    assert best is not None and best.max_num_batched_tokens >= best.max_model_len

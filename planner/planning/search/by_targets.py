@@ -168,14 +168,14 @@ class _Search:
     def _outline(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """A family with bounds from memory and noise alone, without any replay; None where it cannot serve the load."""
         choices, objective = self.choices, self.objective
-        small = replace(args, max_num_batched_tokens=min(self._budgets(args), key=lambda b: b or inf))
+        small = replace(args, max_num_batched_tokens=min(self._budgets(resolved, args), key=lambda b: b or inf))
         lone = choices.deployed(resolved, replace(small, max_num_seqs=args.max_num_seqs or 1))
         held = int(lone.requests_served(choices.planned_len, pessimistic=True))
         if held < 1 and choices.largest_batch(resolved, small) < 1:
             choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
             return None
         most_seqs = args.max_num_seqs or min(defaults.MAX_NUM_SEQS, max(held, 1))
-        engines = [choices.deployed(resolved, one) for one in self._each_budget(args, most_seqs)]
+        engines = [choices.deployed(resolved, one) for one in self._each_budget(resolved, args, most_seqs)]
         engine = max(engines, key=lambda one: one.config.max_num_batched_tokens)
         if self.load.reused:
             engine.check_host_blocks()
@@ -198,7 +198,7 @@ class _Search:
 
     def _family(self, resolved: ResolvedModel, args: EngineArgs) -> RankedEngine | None:
         """Bounds for all members: the batch that fits beside the smallest token budget, the largest budget."""
-        choices, budgets = self.choices, self._budgets(args)
+        choices, budgets = self.choices, self._budgets(resolved, args)
         one = replace(args, max_num_seqs=args.max_num_seqs or 1)
         own_tok = choices.deployed(resolved, one).config.max_num_batched_tokens
         most_tok = max(budget or own_tok for budget in budgets)
@@ -225,7 +225,7 @@ class _Search:
         usual, full = self._usual_doubt(deployment), Steady.of(deployment, load).doubt
         family = RankedEngine(resolved, args, deployment, usual=usual, full=full)
         batch = deployment.config.max_num_seqs
-        members = [self._engine(resolved, one, family) for one in self._each_budget(args, batch)]
+        members = [self._engine(resolved, one, family) for one in self._each_budget(resolved, args, batch)]
         most, guess = max(member.most for member in members), max(member.guess for member in members)
         if objective.by == "rate":
             carried = guess
@@ -253,13 +253,20 @@ class _Search:
         few = closed_form_load(deployment, self.load, slos, "concurrency", confidence=confidence, doubt=usual)
         return usual if few >= USUAL_BATCH else doubt_at(deployment, self.load, max(int(few), 2))
 
-    def _budgets(self, args: EngineArgs) -> list[int | None]:
-        """Token budgets to search: the one that is asked for or advised first, or else vLLM's own."""
-        asked, own = self.choices.space.args.max_num_batched_tokens, args.max_num_batched_tokens
-        return [asked or own] if asked or self.coarse else list(dict.fromkeys((own, *defaults.TOKEN_BUDGETS)))
+    def _budgets(self, resolved: ResolvedModel, args: EngineArgs) -> list[int | None]:
+        """Token budgets to search: the one that is asked for or advised first, or else vLLM's own.
 
-    def _each_budget(self, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
-        for budget in self._budgets(args):
+        An engine that cuts no prompts takes none below its context.
+        """
+        asked, own = self.choices.space.args.max_num_batched_tokens, args.max_num_batched_tokens
+        if asked or self.coarse:
+            return [asked or own]
+        config = self.choices.deployed(resolved, replace(args, max_num_seqs=args.max_num_seqs or 1)).config
+        least = 0 if config.enable_chunked_prefill else config.max_model_len
+        return list(dict.fromkeys((own, *(budget for budget in defaults.TOKEN_BUDGETS if budget >= least))))
+
+    def _each_budget(self, resolved: ResolvedModel, args: EngineArgs, batch: int) -> Iterator[EngineArgs]:
+        for budget in self._budgets(resolved, args):
             one = replace(args, max_num_batched_tokens=budget)
             yield replace(one, max_num_seqs=min(batch, one.most_decodes or batch))
 

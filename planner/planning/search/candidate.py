@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from math import ceil, exp, log, log1p
+from math import ceil, exp, inf, log, log1p
 from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, SpeculativeConfig
@@ -237,7 +237,14 @@ class Merit:
 
 
 def best_first(candidates: Iterable[Candidate], goal: Goal) -> list[Candidate]:
-    """Candidates by merit; ties go to the one with fewer GPUs and the smaller batch."""
+    """Candidates by merit; of those that equal the best (``Merit.tie``) the ones of fewest GPUs come first."""
     candidates = list(candidates)
     merit = Merit.among(candidates, goal)
-    return sorted(candidates, key=lambda c: (-merit.of_candidate(c), c.config.num_gpus, c.config.max_num_seqs))
+    scores = {id(one): merit.of_candidate(one) for one in candidates}
+    least = max(scores.values(), default=0.0) - merit.tie
+
+    def order(one: Candidate) -> tuple[float, ...]:
+        score, gpus = scores[id(one)], one.config.num_gpus
+        return (-inf if score >= least else -score), gpus, -score, one.config.max_num_seqs
+
+    return sorted(candidates, key=order)
