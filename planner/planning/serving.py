@@ -295,11 +295,13 @@ def find_gpus(
     names: list[GpuName] = []
     for given in [gpus] if isinstance(gpus, str | PathLike | GpuProfile) else gpus:
         several = isinstance(given, str) and not given.endswith(".toml")  # a comma in a path is part of it
-        names += str(given).split(",") if several else [given]
-    if any(isinstance(name, str) and name.lower() == "all" for name in names):
-        known = load_all(partitions=partitions)
-        # the cost of a card of one's own is no rent, by which the others are ranked
-        names = [one for one in known if not (rented and one.price and one.price.date.endswith("owned"))]
+        for name in str(given).split(",") if several else [given]:
+            if isinstance(name, str) and name.strip().lower() == "all":
+                every = load_all(partitions=partitions)
+                # the cost of a card of one's own is no rent, by which the others are ranked
+                names += [one for one in every if not (rented and one.price and one.price.date.endswith("owned"))]
+            else:
+                names.append(name)
     profiles: dict[str, GpuProfile] = {}
     remarks: list[str] = []
     for name in names:

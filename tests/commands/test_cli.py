@@ -15,7 +15,7 @@ from published_models import CONFIGS
 
 import planner
 from planner.engine import NEWEST, flag_status, parse_version, release_text
-from planner.resources import package_dir, tables_of
+from planner.resources import data_dir, package_dir, tables_of
 
 LLAMA_7B, LLAMA_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
 SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "20", "--max-concurrency", "4")
@@ -105,6 +105,14 @@ def test_all_gpus_are_answered_even_those_that_refuse_the_settings() -> None:
     rows = {row["gpu"]: row["verdict"] for row in table(run(*command, "csv").out)}
     assert rows.keys() == listed
     assert rows["mi300x-cpx"] == "refused"
+
+
+def test_all_stands_for_its_gpus_beside_others(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text((data_dir("hardware") / "h100-sxm.toml").read_text())
+    words = ("fit", LLAMA_7B, "--format", "json", "--gpu", "h200, ALL", "--gpu", str(tmp_path / "mine.toml"))
+    gpus = [answer["gpu"]["id"] for answer in data(run(*words))]
+    listed = [row["id"] for row in data(run("hardware", "list", "--format", "json"))]
+    assert (gpus[0], gpus[-1]) == ("h200-sxm", "mine") and sorted(gpus[:-1]) == sorted(listed)
 
 
 def test_settings_that_no_gpu_runs_are_bad_input() -> None:
