@@ -162,6 +162,15 @@ def test_modes_of_one_package_share_its_stock() -> None:
     assert fleets[0] is None and fleets[1] and fleets[1].gpus == 2
 
 
+def test_a_stock_that_is_too_small_is_told_by_how_many() -> None:
+    """The sizes at other confidences, and with a margin, are those of as many GPUs as the load takes without it."""
+    search = asked("h100", load=replace(CHAT, request_rate=150.0), headroom=0.0, spares=0)
+    free = plan_fleets(search).best
+    assert free and free.by_confidence[-1].gpus and free.by_confidence[-1].gpus > free.gpus
+    stocked = plan_fleets(search, Terms(stock={"h100-sxm": free.gpus})).best
+    assert stocked and stocked.by_confidence == free.by_confidence and stocked.with_margin == free.with_margin
+
+
 def test_servers_for_a_load_by_hand() -> None:
     """20 requests/s and 20 % headroom are 24; servers of 14.1 carry 28.2 in twos. 3 x 0.1 needs 3 of 0.1, not 4."""
     assert Side.servers_for(side(1, 14.1), 20 * 1.2) == 2

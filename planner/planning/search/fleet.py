@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, inf
 from statistics import fmean
 from typing import get_args
@@ -120,7 +120,7 @@ class Rung:
     """GPUs and rent at one confidence in the targets."""
 
     confidence: float
-    gpus: int | None  #: that are paid for; None: no number of them meets the targets
+    gpus: int | None  #: that are paid for, in stock or not; None: no number of them meets the targets
     usd_per_h: Interval | None
 
 
@@ -258,7 +258,8 @@ class Fleet:
         return max(size.largest_load, pool.demand.request_rate / servers)
 
     def _rented(self, confidence: float, capacities: Sequence[tuple[float, ...]]) -> Rung:
-        _, rented = self.solver.solved(self.kinds, "gpus", capacities)
+        solve, terms = partial(self.solver.solved, self.kinds, "gpus", capacities), self.solver.terms
+        rented = solve(terms)[1] or solve(replace(terms, stock={}))[1]
         return Rung(confidence, sum(part.gpus for part in rented) or None, _usd(rented) if rented else None)
 
     @cached_property
@@ -469,7 +470,7 @@ class _Solver:
         return Capacity(deployment, objective.dealt(servers), objective.targets or Targets()).largest()
 
     def _fleet(self, kinds: Sequence[Kind], minimise: Minimised) -> Fleet | None:
-        mix, rented = self.solved(kinds, minimise, [kind.rates for kind in kinds])
+        mix, rented = self.solved(kinds, minimise, [kind.rates for kind in kinds], self.terms)
         if mix is None:
             return None
         pools = tuple(
@@ -482,16 +483,16 @@ class _Solver:
         return Fleet(self, pools, spares, rented, mix.proven)
 
     def solved(
-        self, kinds: Sequence[Kind], minimise: Minimised, capacities: Sequence[tuple[float, ...]]
+        self, kinds: Sequence[Kind], minimise: Minimised, capacities: Sequence[tuple[float, ...]], terms: Terms
     ) -> tuple[Mix | None, tuple[Rented, ...]]:
         """The cheapest mix of ``kinds`` with these capacities, and the GPUs that are rented for it."""
         profiles = {kind.profile.id: kind.profile for kind in kinds}
         prices = {name: price_of(profile, self.search.space.prices) for name, profile in profiles.items()}
         places, rents = {name: place for place, name in enumerate(profiles)}, list[Rent]()
         for name, profile in profiles.items():
-            gpus = profile.gpus_per_node if self.terms.rent == "node" else profile.parts
-            price, package = prices[name], name if name in self.terms.stock else profile.whole
-            stock = self.terms.stock.get(package, inf)
+            gpus = profile.gpus_per_node if terms.rent == "node" else profile.parts
+            price, package = prices[name], name if name in terms.stock else profile.whole
+            stock = terms.stock.get(package, inf)
             weight = {
                 "gpus": gpus / profile.parts,
                 "watts": (power_w(profile) or 0.0) * gpus,
