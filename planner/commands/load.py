@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from planner.workload import Router, Slo
 
 FASTEST_MS = {"ttft": 10, "tpot": 1, "itl": 1, "e2el": 100}  #: below all published runs: seconds are meant
-LENGTHS = ("input_len", "output_len", "random_range_ratio")
+LENGTHS, PREFIX = ("input_len", "output_len", "random_range_ratio"), "random_prefix_len"
 SPELLED = {"input_len": "--random-input-len", "output_len": "--random-output-len", "classes": "--class"}
 
 
@@ -55,9 +55,9 @@ OF_A_LOAD = ("request_rate", "max_concurrency", "trace", "classes")
 LARGEST = "--budget and --have find the largest load, for a price or on given GPUs: leave one out"
 #: The one table of what excludes what. Every command, the page and planner.toml read it.
 EXCLUSIONS = (
-    Exclusion("trace", (*LENGTHS, "burstiness", "seed", "num_prompts", "workload"), OF_A_TRACE),
+    Exclusion("trace", (*LENGTHS, PREFIX, "burstiness", "seed", "num_prompts", "workload"), OF_A_TRACE),
     Exclusion("trace", ("max_concurrency",), OF_A_TRACE, planned=True),
-    Exclusion("classes", (*LENGTHS, "request_rate", "workload"), OF_A_CLASS),
+    Exclusion("classes", (*LENGTHS, PREFIX, "request_rate", "workload"), OF_A_CLASS),
     Exclusion("classes", ("max_concurrency",), OF_A_CLASS, planned=True),
     Exclusion("classes", ("trace",), "each says what is sent: leave one out"),
     Exclusion("use_case", ("workload",), "a use case is a workload with targets: leave one out"),
@@ -133,6 +133,7 @@ def load_of(
     *, input_len: Any = None, output_len: Any = None, random_range_ratio: Any = None, workload: Any = None,
     trace: Any = None, classes: Sequence[Load] = (), request_rate: float | None = None, num_prompts: int | None = None,
     seed: int | None = None, burstiness: float | None = None, scheduling_policy: str | None = None,
+    random_prefix_len: int = 0,
 ) -> Load:  # fmt: skip
     """The load that these options name, an open loop if a rate is given. Raises InputError for impossible values."""
     if request_rate is not None:
@@ -154,6 +155,9 @@ def load_of(
             "range_ratio": random_range_ratio or 0.0,
         }
     elif checked_workload(workload) in named_sessions():
+        if random_prefix_len:
+            both = f"--workload {workload} and {_flag(PREFIX)} are both given"
+            raise InputError(both, hint="its prompts share what was said before: leave one out")
         if rate is None:
             raise InputError(
                 f"--workload {workload} has turns, and what they find in the prefix cache depends on how many come",
@@ -165,7 +169,7 @@ def load_of(
         named = NAMED[workload]
         lengths = {"input_len": named.input_len, "output_len": named.output_len, "range_ratio": named.range_ratio}
     arrivals: dict[str, Any] = {} if request_rate is None else {"request_rate": request_rate}
-    return Load(**lengths, **rhythm, **arrivals)
+    return Load(**lengths, **rhythm, **arrivals, prefix_len=random_prefix_len)
 
 
 def checked_workload(name: Any, *, turns: bool = True) -> str:
@@ -191,7 +195,7 @@ def planned_load(
             f"--burstiness must be a positive number of {least:g} or more, got {burstiness:g}",
             hint="planner predict serve takes smaller ones",
         )
-    names = ("input_len", "output_len", "random_range_ratio", "workload", "trace", "classes", "request_rate", "seed")
+    names = (*LENGTHS, PREFIX, "workload", "trace", "classes", "request_rate", "seed")
     of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
     limits_ms: dict[str, float | None] = {name: given.get(name) for name in LATENCIES}
     sized = any(limits_ms.values()) or size.get("budget") or size.get("have")
@@ -210,7 +214,7 @@ def planned_load(
         **of_targets,
     )
     targets = replace(targets, value=None) if targets and largest else targets
-    return replace(load, prefix_len=load.prefix_len or given.get("random_prefix_len", 0)), targets
+    return load, targets
 
 
 def targets_of(

@@ -105,12 +105,11 @@ def predict_serve(
     refuse_contradictions(given, planned=False)
     fields = {"max_concurrency": given.pop("max_concurrency", None), "burstiness": given.get("burstiness", 1.0)}
     fields["prefix_cache_hit_rate"] = given.pop("prefix_cache_hit_rate", 0.0)
-    prefix_len = given.pop("random_prefix_len", 0)
     given = {"output_len": ServeLoad.output_len, "num_prompts": ServeLoad.num_prompts} | given
     load = load_of(**given, scheduling_policy=options.get("scheduling_policy"))
     if load.drawn:  # the last ones of several turns, after those that have filled the cache
         load = load.at_rate(load.request_rate, given["num_prompts"])
-    load = replace(load, num_prompts=load.count, prefix_len=load.prefix_len or prefix_len, **fields)
+    load = replace(load, num_prompts=load.count, **fields)
     asked = {"percentiles": metric_percentiles, "goodput": goodput or {}}
     return _predict("serve", load, planning.Serving(model, gpu, **options), explain, **asked)
 

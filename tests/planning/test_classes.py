@@ -268,6 +268,12 @@ def test_a_plan_of_classes_is_read_again_and_checked(tmp_path: Path) -> None:
         (("--class", "chat=rag"), "has no rate"),
         (("--class", CHAT, "--request-rate", "3"), "--class and --request-rate are both given"),
         (("--class", CHAT, "--random-input-len", "3"), "--class and --random-input-len are both given"),
+        (("--class", CHAT, "--random-prefix-len", "3"), "--class and --random-prefix-len are both given"),
+        (("--trace", "t.csv", "--random-prefix-len", "3"), "--trace and --random-prefix-len are both given"),
+        (
+            ("--workload", "multi-turn-chat", "--request-rate", "1", "--random-prefix-len", "3"),
+            "--workload multi-turn-chat and --random-prefix-len are both given",
+        ),
         (("--class", CHAT, "--max-concurrency", "3"), "--class and --max-concurrency are both given"),
         (("--class", CHAT, "--trace", "t.csv"), "--class and --trace are both given"),
         (("--class", "a=1:16:1,tpot=30"), "at least two tokens"),
