@@ -211,7 +211,11 @@ def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
 
 
 def _verdict_of(fleets: planning.Fleets) -> str:
-    search, best = fleets.search, fleets.best
+    search, best, model = fleets.search, fleets.best, fleets.search.space.model
+    targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
+    where = shared.listed([shared.card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)
+    if best is None and search.space.stock is not None:
+        return f"The GPUs of --budget or --have serve no load of {model.resolved} with {targets}: {where}"
     by = " by length" if fleets.demands[0].recorded else ""  # of a trace
     sent = f" in {len(fleets.demands)} classes{by}" if fleets.demands[1:] else shared.of_tokens(fleets.demands[0])
     loads = shared.asked_load(sum(demand.request_rate for demand in fleets.demands)) + sent

@@ -237,6 +237,8 @@ class Recommendation(Answer):
         where = shared.listed([shared.card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
+        if self.search.space.stock is not None:
+            return f"The GPUs of --budget or --have hold no server of {model}: {where}"
         return f"No setting of {model} fits on {where}, {self.search.space.gpus_per_node} GPUs per node"
 
     def _one_screen(self) -> Iterator[str]:
