@@ -200,6 +200,12 @@ def test_a_price_of_zero_plans_but_divides_nothing() -> None:
     assert fleet.gpus > 0
 
 
+def test_at_no_cost_equal_servers_come_before_a_mix() -> None:
+    """A mix saves at least 5 % of the cost, and nothing of none: H100s of one's own serve alone, with the most room."""
+    fleets = size_fleet(LLAMA, ("h100", "l40s"), price={"h100": 0}, request_rate=5, ttft=2000).record
+    assert fleets.mix is None and [fleet.rented[0].profile.id for fleet in fleets.single] == ["h100-sxm", "l40s"]
+
+
 def test_without_any_price_gpus_are_counted() -> None:
     fleets = planned("mi308x", "h20")
     assert fleets.minimised == "gpus"

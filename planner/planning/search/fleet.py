@@ -529,7 +529,8 @@ def _in_order(fleets: Fleets) -> Fleets:
         return fleet.gpus * usd if minimise == "usd" and known == inf else known
 
     ordered = tuple(sorted(single, key=lambda fleet: (weight(fleet), fleet.gpus)))
-    if mix and ordered and mix.weight(minimise) > weight(ordered[0]) * (1 - defaults.MIX_GAIN):
+    least = weight(ordered[0]) * (1 - defaults.MIX_GAIN) if ordered else inf
+    if mix and ordered and (len(mix.rented) == 1 or mix.weight(minimise) >= least):
         mix = None
     return replace(fleets, single=ordered, mix=mix)
 
