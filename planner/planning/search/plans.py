@@ -237,7 +237,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
         replicas=servers_in_all,
         total_gpus=total_gpus,
         packages=packages,
-        goodput=load.goodput_per_s * candidate.servers,
+        goodput=load.goodput_per_s * candidate.servers / (1 + objective.headroom),
         largest_load=most.value if most else None,
         largest_load_lo=interval[0] if interval else None,
         largest_load_hi=interval[1] if interval else None,
@@ -402,7 +402,7 @@ def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> I
             f"{reading.expected_ms:,.0f} ms with {objective.confidence:.0%} confidence (target "
             f"{reading.slo.limit_ms:,.10g} ms)"
         )
-    goodput = load.goodput_per_s * winner.servers
+    goodput = load.goodput_per_s * winner.servers / (1 + objective.headroom)
     yield f"goodput {goodput:,.4g} requests/s: {load.good_share:.1%} of requests meet every target with that confidence"
     if sent.reused and sent.recorded is not None:
         most = sent.recorded.reusable_tok / float(sent.recorded.input_len.mean())
