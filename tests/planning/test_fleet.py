@@ -707,10 +707,17 @@ def test_the_largest_load_of_a_stock_by_hand() -> None:
     assert service.tok_per_s_per_gpu == pytest.approx((service.request_rate or 0.0) * 64 / 3)
     assert one.service.output_throughput_per_gpu == pytest.approx(most * 64), "what it carries, not a drawn sample"
     assert service.requests_in_flight and service.stock == 3 and not service.load_asked
-    spared = recommend_plans(**LARGEST, have={"h100": 3}, spares=1, headroom=0.25).best
+    margin: dict[str, Any] = {"have": {"h100": 3}, "spares": 1, "headroom": 0.25}
+    answers = (recommend_plans(**LARGEST, **margin), size_fleet(**LARGEST, gpu="h100", **margin))
+    spared = answers[0].best
     assert spared and spared.service and spared.service.total_gpus == 3
     assert spared.service.request_rate == pytest.approx(2 * most / 1.25, rel=0.03)
-    assert recommend_plans(**LARGEST, have={"h100": 1}, spares=1).best is None
+    assert spared.service.goodput == pytest.approx(spared.service.request_rate, rel=0.02)
+    said, again = (re.findall(r"([\d.]+) requests/s \(([\d.]+) to ([\d.]+)\)", str(answer))[0] for answer in answers)
+    assert said == again and float(said[1]) < float(said[0]) < float(said[2])
+    none: dict[str, Any] = {"have": {"h100": 1}, "spares": 1}
+    for answer in (recommend_plans(**LARGEST, **none), size_fleet(**LARGEST, gpu="h100", **none)):
+        assert not answer.ok and str(answer).startswith("The GPUs of --budget or --have ")
 
 
 def test_the_largest_load_for_a_budget_is_that_of_the_gpus_it_rents() -> None:

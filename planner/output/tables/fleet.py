@@ -219,18 +219,16 @@ def _verdict_of(fleets: planning.Fleets) -> str:
     by = " by length" if fleets.demands[0].recorded else ""  # of a trace
     sent = f" in {len(fleets.demands)} classes{by}" if fleets.demands[1:] else shared.of_tokens(fleets.demands[0])
     loads = shared.asked_load(sum(demand.request_rate for demand in fleets.demands)) + sent
-    targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
     if best is None:
-        where = shared.listed([shared.card(profile.id) for profile in search.space.gpus], BRIEF_REFUSED)
-        return f"No fleet carries {loads} of {search.space.model.resolved} with {targets}: {where}"
+        return f"No fleet carries {loads} of {model.resolved} with {targets}: {where}"
     checkpoints = dict.fromkeys(pool.kind.candidate.resolved.resolved for pool in best.pools)
-    models = shared.listed([shared.served_words(one, search.space.model) for one in checkpoints], 1)
+    models = shared.listed([shared.served_words(one, model) for one in checkpoints], 1)
     gpus = " + ".join(f"{one.gpus:,} x {_rented(one.profile)}" for one in best.rented)
     price = f"; {best.usd_per_h.mid:,.2f}{SPACE}USD/h" if best.usd_per_h else ""
     price += f", {each.mid:,.2f}{SPACE}USD per 1M output tokens" if (each := best.usd_per_million_tok) else ""
     by_cost = fleets.minimised == "usd" and not _stocked(best)
     price += "; GPU price assumed" * (by_cost and not best.usd_per_h and any(one.usd_per_h for one in fleets.fleets))
-    most = best.carries  # without the spares
+    most = best.carries and best.carries.scaled(1 / (1 + search.objective.headroom))  # without the spares
     room = f"; room for {shared.figure_between(most.mid, most.low, most.high, 'requests/s')}" if most else ""
     if most and _stocked(best):
         loads, room = shared.figure_between(best.request_rate, most.low, most.high, "requests/s") + sent, ""
