@@ -61,10 +61,6 @@ class ComparedLine:
     def error(self) -> float:
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
-    @property
-    def is_latency(self) -> bool:
-        return self.unit == "ms"
-
 
 def compare_plan(measured: MeasuredPlan) -> tuple[ComparedLine, ...]:
     """Compare every metric that was both predicted and measured: rates, latencies, memory."""
@@ -169,7 +165,7 @@ class _Evidence:
     def differ(self, *metrics: str, faster: bool = False) -> bool:
         """True if one of ``metrics`` missed and is slower than predicted, or ``faster``."""
         missed = [line for metric in metrics if (line := self.missed(metric))]
-        return any(((line.verdict == "above") is line.is_latency) is not faster for line in missed)
+        return any(((line.verdict == "above") is (line.unit == "ms")) is not faster for line in missed)
 
     @property
     def wrong_gpu_or_weights(self) -> bool:

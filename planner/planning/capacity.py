@@ -121,7 +121,7 @@ class Capacity:
         self, confidence: float, tolerance: float, *, exactly: bool
     ) -> tuple[ServedLoad | None, ServedLoad | None]:
         """The largest load that meets the targets, and the smallest that does not, so near to each other."""
-        most = self._steady.rate(confidence) if self.by == "rate" else float(most_in_flight(self.deployment))
+        most = self._steady.rate(confidence) if self.by == "rate" else float(self.deployment.config.max_running)
         # without targets nothing but full batches limits it
         least = min(idle_load(self.deployment, self.load, self.by), most) if self.slos else most
         known = [load for load in self._known(confidence, exactly=exactly) if load.value <= most]
@@ -202,7 +202,7 @@ def doubt_at(deployment: Deployment, load: Load, concurrency: int) -> Uncertaint
 
 def usual_doubt(deployment: Deployment, load: Load) -> Uncertainty:
     """Uncertainty of the closed form with a usual number of requests."""
-    return doubt_at(deployment, load, min(most_in_flight(deployment), USUAL_BATCH))
+    return doubt_at(deployment, load, min(deployment.config.max_running, USUAL_BATCH))
 
 
 def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, value: float) -> Load:
@@ -222,7 +222,7 @@ def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, val
 
 def in_flight(deployment: Deployment, load: Load, rate: float) -> int:
     """Requests in flight at ``rate`` requests per second in the closed form; at most what the engine takes."""
-    most = most_in_flight(deployment)
+    most = deployment.config.max_running
     return smallest(lambda places: places / at_concurrency(deployment, load, places).e2el_s >= rate, 1, most)
 
 
@@ -244,7 +244,7 @@ def closed_form_load(
         found_s = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.tpot_s, "e2el": figures.e2el_s}
         return max((found_s[slo.metric] * factor / (slo.limit_ms * MS) for slo, factor in margins), default=0.0)
 
-    low = largest(lambda concurrency: excess(concurrency) <= 1, 1, most := most_in_flight(deployment))
+    low = largest(lambda concurrency: excess(concurrency) <= 1, 1, most := deployment.config.max_running)
     if by == "concurrency":
         return low
     rate, met = _fastest(deployment, load, low).request_per_s, excess(low)
@@ -254,18 +254,13 @@ def closed_form_load(
     return rate + max(more, 0.0) * (1 - met) / (excess(low + 1) - met)
 
 
-def most_in_flight(deployment: Deployment) -> int:
-    """Requests that the server computes at once, all DP ranks together."""
-    return deployment.config.max_running
-
-
 def most_held(deployment: Deployment, load: Load) -> int:
     """Requests of a usual length that the server computes at once, as far as its KV cache holds them; at least one."""
     usual_len = (
         load.total_len if load.recorded is None else load.held_len(caching=deployment.config.enable_prefix_caching)
     )
     held = deployment.requests_served(usual_len) * deployment.config.data_parallel_size
-    return max(int(min(held, most_in_flight(deployment))), 1)
+    return max(int(min(held, deployment.config.max_running)), 1)
 
 
 def steady_per_s(deployment: Deployment, load: Load) -> float:

@@ -372,7 +372,7 @@ def _under_load(search: Search, plan: Plan, merit: Merit, rankings: Iterable[Ran
         for ranking, candidate in pairs:
             if candidate.config.max_num_seqs in batches and not _is_planned(candidate, plan):
                 prediction = _replayed(candidate.deployment, sent)
-                made = search.plan(ranking, candidate.without_replay(), load=sent)
+                made = search.plan(ranking, replace(candidate, prediction=None), load=sent)
                 settings.append((engine, _setting(made, merit, prediction, plan.targets)))
     worth = Prospects.of([one.prospects for _, one in settings]).standing({}).gains if settings else {}
     of_engine, kept = Counter[object](), list[TunedSetting]()

@@ -193,7 +193,7 @@ def _verdict_of(line: evidence.ComparedLine) -> str:
         return "inside"
     if line.unit in ("GiB", "tokens"):
         return "more" if line.verdict == "above" else "less"
-    return "slower" if (line.verdict == "above") is line.is_latency else "faster"
+    return "slower" if (line.verdict == "above") is (line.unit == "ms") else "faster"
 
 
 def _measured(point: evidence.PlannedPoint, measured: float) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def rank_by_goal(choices: Choices) -> Ranking:
     candidates = _recipe_first(choices, candidates) if candidates else []
     rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
     best = (with_figures(objective, for_users(choices.space, objective, one)) for one in candidates[:1])
-    kept = (*best, *(one.without_replay() for one in candidates[1:]))
+    kept = (*best, *(replace(one, prediction=None) for one in candidates[1:]))
     return Ranking(choices.profile, choices.version, kept, tuple(rejected))
 
 
@@ -109,4 +109,4 @@ def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterat
             within = (
                 f"; within {defaults.TOLERANCE:.0%} the recipe's layout and KV cache and fewer GPUs go first" * faster
             )
-            yield Rejected.of(candidate, reason + within, behind)
+            yield Rejected.of(candidate.resolved, candidate.deployment, reason + within, behind)

@@ -27,7 +27,6 @@ from planner.planning.capacity import (
     doubt_at,
     idle_load,
     measure,
-    most_in_flight,
     usual_doubt,
 )
 from planner.planning.defaults import TOLERANCE, USUAL_BATCH
@@ -191,7 +190,7 @@ class _Search:
                 self.hopeless.append((missed.excess, outline))
             return None
         if objective.by == "concurrency":
-            return replace(outline, most=float(most_in_flight(engine)), guess=float(most_in_flight(engine)))
+            return replace(outline, most=float(engine.config.max_running), guess=float(engine.config.max_running))
         loads = [self._loads(one, None) for one in engines]
         most, guess = max(map(self._most, loads)), max(map(self._guess, loads))
         return replace(outline, most=most * self.margin, guess=guess)
@@ -276,7 +275,7 @@ class _Search:
         loads = self._loads(deployment, family.usual)
         guess = self._guess(loads)
         if self.objective.by == "concurrency":
-            return RankedEngine(resolved, args, deployment, float(most_in_flight(deployment)), guess)
+            return RankedEngine(resolved, args, deployment, float(deployment.config.max_running), guess)
         full = Steady.of(deployment, load, family.full).rate(self.objective.confidence)
         # the closed form orders token budgets less well than layouts
         most, guess = min(family.most, full, self._most(loads) * self.margin**2), min(guess, full)
@@ -458,7 +457,8 @@ class _Search:
             key = (candidate.resolved.resolved, candidate.config.tensor_parallel_size, candidate.config.kv_cache_dtype)
             if seen and key not in seen:
                 words, best = (self._cost_words(self.cost(one)) for one in (candidate, candidates[0]))
-                rejected.append(Rejected.of(candidate, f"{words} against {best}" if words != best else f"also {words}"))
+                words = f"{words} against {best}" if words != best else f"also {words}"
+                rejected.append(Rejected.of(candidate.resolved, candidate.deployment, words))
             seen.add(key)
         closest = None if candidates else self._closest()
         candidates[:1] = (for_users(self.choices.space, self.objective, best) for best in candidates[:1])
@@ -493,8 +493,7 @@ class _Search:
         return None if load.meets else (engine, load)
 
     def _reject(self, engine: RankedEngine, reason: str) -> None:
-        candidate = Candidate(engine.resolved, engine.deployment, estimate(engine.deployment, 1, 1, 1))
-        self.choices.rejected.append(Rejected.of(candidate, reason))
+        self.choices.rejected.append(Rejected.of(engine.resolved, engine.deployment, reason))
 
     def _cost_words(self, cost: float) -> str:
         if self.objective.value is None:

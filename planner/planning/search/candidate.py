@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import ceil, exp, inf, log, log1p
 from typing import Any
 
@@ -39,14 +39,13 @@ class Rejected:
     probability_behind: float | None = None  #: that the best serves the goal better; None for other reasons
 
     @classmethod
-    def of(cls, candidate: Candidate, reason: str, probability_behind: float | None = None) -> Rejected:
-        """A candidate that lost, with everything that it would have been launched with."""
-        names = candidate.profile.id, candidate.resolved.resolved
-        drafts = candidate.config.speculative_config
-        return cls(
-            *names, reason=reason, probability_behind=probability_behind, speculative_config=drafts,
-            **candidate.config.choice,
-        )  # fmt: skip
+    def of(
+        cls, resolved: ResolvedModel, engine: Deployment, reason: str, probability_behind: float | None = None
+    ) -> Rejected:
+        """An engine that lost, with everything that it would have been launched with."""
+        settings = {**engine.config.choice, "speculative_config": engine.config.speculative_config}
+        names = engine.profile.id, resolved.resolved
+        return cls(*names, reason=reason, probability_behind=probability_behind, **settings)
 
     @classmethod
     def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
@@ -113,10 +112,6 @@ class Candidate:
         per_gpu, per_user = self.tok_per_s_per_gpu, self.tok_per_s_per_user
         figures = {"output_throughput_per_gpu": per_gpu, "output_throughput_per_user": per_user}
         return figures | {"mean_e2el_ms": self.e2el_s / MS}
-
-    def without_replay(self) -> Candidate:
-        """A copy without the replay behind its figures, which is large."""
-        return replace(self, prediction=None)
 
     def uncertainty(self, load: Load) -> Uncertainty:
         """The uncertainty of its figures under ``load``, by the closed form."""

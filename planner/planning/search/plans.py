@@ -554,7 +554,7 @@ def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candi
     """
     if candidate.searched is not None:
         return candidate
-    searched, own = replace(candidate, searched=candidate.without_replay()), candidate.load
+    searched, own = replace(candidate, searched=replace(candidate, prediction=None)), candidate.load
     exactly = objective.by == "rate" and not space.coarse
     for deployment in _wider(space, objective, candidate):
         wide = replace(searched, deployment=deployment, capacity=None)

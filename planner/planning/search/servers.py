@@ -14,7 +14,7 @@ from math import ceil, inf, sqrt
 from statistics import NormalDist
 
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, at_load, doubt_at, measure, most_in_flight
+from planner.planning.capacity import Capacity, at_load, doubt_at, measure
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket
 from planner.planning.plan import PlannedRung
@@ -176,7 +176,7 @@ def _runs(
 ) -> Iterator[tuple[Load, bool, float, tuple[str, ...], Uncertainty]]:
     """Each run, whether it is the plan's own, its seconds, its figures, and the doubt about these."""
     yield load.sent, True, load.replay.duration_s, LATENCIES if load.by == "rate" else FIGURES, served
-    for concurrency in dict.fromkeys((1, most_in_flight(deployment))):
+    for concurrency in dict.fromkeys((1, deployment.config.max_running)):
         sent = at_load(deployment, load.sent.as_drawn(), (), "concurrency", concurrency)
         ranks = deployment.config.data_parallel_size
         each = estimate(deployment, sent.input_len, sent.output_len, -(-concurrency // ranks), sent.prefix_len)
