@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, groupby
-from math import ceil, inf, isinf
+from math import ceil, inf
 from operator import attrgetter
-from typing import Any
 
 from planner import progress
 from planner.engine import legal_tensor_parallel_sizes
@@ -18,7 +17,7 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency, in_flight, most_held, steady_per_s
-from planner.planning.cost import MILLION_PER_S, Price, interval_figures, interval_of, power_w, price_of
+from planner.planning.cost import MILLION_PER_S, Price, interval_of, power_w, price_of
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Estimate, Prediction
@@ -272,34 +271,8 @@ class ComparedPoint:
         return find_limit(self.setup.deployment, served, share.max_total_len, flying)
 
     @cached_property
-    def figures(self) -> dict[str, Any]:
-        """The point as JSON and CSV have it; each predicted figure with ``_lo`` and ``_hi``."""
-        setup, workload, config = self.setup, self.workload, self.setup.deployment.config
-        row: dict[str, Any] = {
-            "gpu": self.gpu,
-            **{name: getattr(setup, name) for name in ("num_gpus", "idle_gpus", "servers")},
-            **{name: getattr(config, name) for name in ("tensor_parallel_size", "weight_dtype", "kv_cache_dtype")},
-            "engine_version": str(config.version),
-            "calibration": setup.deployment.calibrated_by,
-            **{name: getattr(workload, name) for name in ("input_len", "output_len", "max_concurrency")},
-            "request_rate": None if isinf(workload.request_rate) else workload.request_rate,
-            "keeps_up": self.keeps_up,
-            "bound_by": self.bound_by,
-            "usd_per_hour": self.usd_per_h.mid if self.usd_per_h else None,
-            "power_w": self.power_w,
-        }
-        spans = {
-            "output_throughput": self.tok_per_s,
-            "output_throughput_per_gpu": self.tok_per_s_per_gpu,
-            "output_throughput_per_user": self.tok_per_s_per_user,
-            "usd_per_million_output_tokens": self.usd_per_million_tok,
-            "output_tokens_per_usd": self.tok_per_usd,
-            "output_tokens_per_joule": self.tok_per_joule,
-            **{key: self.latency_ms(key) for key in LATENCIES},
-        }
-        for key, span in spans.items():
-            row |= interval_figures(key, span)
-        return row
+    def latencies(self) -> dict[str, Interval | None]:
+        return {key: self.latency_ms(key) for key in LATENCIES}
 
 
 def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:

@@ -66,8 +66,8 @@ FILLED = {
 }  # fmt: skip
 #: Tables of reports, in HTML.
 IN_HTML = {"report_validation", "report_rejected", "report_operators", "report_levels", "evaluation_chart"}
-#: Fields of JSON, which no table shows.
-IN_JSON = {"fit_fields"}
+#: Fields of JSON and CSV, which no table shows.
+IN_JSON = {"fit_fields", "comparison_fields"}
 
 
 def test_every_table_is_printed_here() -> None:

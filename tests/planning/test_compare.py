@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from planner.engine import EngineArgs, default_version
 from planner.hardware.profiles import load_profile
+from planner.output.render import rows_of
+from planner.output.tables.comparison import FIELDS
 from planner.planning.comparison import (
     ComparedPoint,
     Comparison,
@@ -108,7 +110,7 @@ def test_one_server_is_predicted_as_predict_serve_does() -> None:
     profile, asked = load_profile("h100-sxm"), question()
     deployment = resolve_deployment(asked.serving.model, profile, EngineArgs(), default_version(profile))
     expected = Prediction.of(deployment, found.shares[0].workload).result
-    row = found.figures
+    (row,) = rows_of([found], FIELDS)
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms"):
         for ending in ("", "_lo", "_hi"):
             assert row[key + ending] == pytest.approx(expected[key + ending]), key + ending
@@ -141,7 +143,7 @@ def _closed(places: int, input_len: int = 1024, output_len: int = 1024) -> Load:
 def test_cost_and_power_by_hand() -> None:
     """H100 at 3 USD/h and 700 W: the dollars and joules of its own tokens per second."""
     comparison = compare_hardware(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 3.0})
-    row = comparison.points[0].figures
+    (row,) = rows_of(comparison.points, FIELDS)
     rate = row["output_throughput"]
     assert row["usd_per_hour"] == 3.0 and row["power_w"] == 700.0
     assert row["usd_per_million_output_tokens"] == pytest.approx(3.0 / (rate * 3600) * 1e6)
@@ -150,7 +152,8 @@ def test_cost_and_power_by_hand() -> None:
 
 
 def test_at_a_price_of_zero_nothing_is_divided_by_it() -> None:
-    row = compare_hardware(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 0.0}).points[0].figures
+    comparison = compare_hardware(question(), [load_profile("h100")], [_closed(8)], {"h100-sxm": 0.0})
+    (row,) = rows_of(comparison.points, FIELDS)
     assert row["usd_per_hour"] == 0.0
     assert row["output_tokens_per_usd"] is None and row["usd_per_million_output_tokens"] is None
     assert row["output_throughput"] > 0

@@ -10,7 +10,7 @@ from typing import Any
 from planner import planning
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import Column, columns_of, command_lines, known_table, table_text, wrapped
+from planner.output.render import Column, columns_of, command_lines, known_table, rows_of, table_text, wrapped
 from planner.output.tables import shared
 from planner.units import MS, counted
 from planner.workload import Load
@@ -27,6 +27,12 @@ _TAKEN: dict[str, Callable[[Any], Any]] = {
 TABLE = columns_of("comparison", **_TAKEN)
 #: On one screen: all loads in one table.
 BRIEF = columns_of("comparison_brief", **_TAKEN)
+#: A point in JSON and CSV.
+FIELDS = columns_of(
+    "comparison_fields",
+    engine_version=lambda point: str(point.setup.deployment.config.version),
+    request_rate=lambda point: point.load if point.workload.open else None,
+)
 LENGTHS = (
     Column("input_len", "in", ",", of="workload.input_len"),
     Column("output_len", "out", ",", of="workload.output_len"),
@@ -59,7 +65,7 @@ class ComparisonAnswer(Answer):
     def of(cls, record: planning.Comparison, *more: Any, **shown: Any) -> ComparisonAnswer:
         """The answer, with everything computed that it shows; ``more`` and ``shown`` are the other fields."""
         for point in record.points:
-            _ = point.figures  # cached: their intervals may take replays
+            _ = point.latencies, point.tok_per_s, point.bound_by  # cached: their intervals may take replays
         beside = tuple(planning.departures_in(record))
         doubts = tuple(planning.doubts_about_comparison(record))
         return cls(record, tuple(record.orders()), doubts, beside, *more, **shown)
@@ -73,7 +79,7 @@ class ComparisonAnswer(Answer):
         return {
             **fields_of(self.record, "model=question.serving.model.id", "question.per", "share"),
             "rows": [
-                {**point.figures, **fields_of(point.setup.deployment, *shared.EVIDENCE), "departures": of}
+                {**rows_of([point], FIELDS)[0], **fields_of(point.setup.deployment, *shared.EVIDENCE), "departures": of}
                 for point, of in self.departures
             ],
             "doubts": shared.doubts_of(self.doubts),
@@ -94,11 +100,11 @@ class ComparisonAnswer(Answer):
             "refused": to_plain(self.record.refused),
         }
 
-    def _records(self) -> list[Mapping[str, Any]]:
-        return [point.figures for point in self.record.points]
+    def _records(self) -> Sequence[planning.ComparedPoint]:
+        return self.record.points
 
     def _columns(self) -> Sequence[Column]:
-        return [Column(key) for key in next(iter(self._records()), ("gpu",))]
+        return FIELDS if self.record.points else FIELDS[:1]
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self._verdict())
@@ -257,8 +263,8 @@ def _load_words(workload: Load) -> str:
 
 
 def _mean_and_p99(point: planning.ComparedPoint, metric: str, unit: float, form: str) -> str | None:
-    mean, p99 = (point.figures[f"{statistic}_{metric}_ms"] for statistic in ("mean", "p99"))
-    return f"{mean * unit:{form}}, {p99 * unit:{form}}" if mean is not None and p99 is not None else None
+    mean, p99 = (point.latencies[f"{statistic}_{metric}_ms"] for statistic in ("mean", "p99"))
+    return f"{mean.mid * unit:{form}}, {p99.mid * unit:{form}}" if mean and p99 else None
 
 
 def _servers_words(point: planning.ComparedPoint) -> str:

@@ -10,6 +10,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
 from planner.model import resolve_model
+from planner.output.render import at
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import refuse_tokens, render_template
 from planner.output.tables.recommendation import predicted_lines
@@ -230,7 +231,8 @@ def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ..
         "folder": point.gpu if partition else f"{point.gpu}-tp{size}",
         "cells": (
             *(mode, setup.servers, plan.num_gpus, f"{point.tok_per_s.mid:,.0f}"),
-            *(f"{point.figures['mean_ttft_ms']:,.0f}", f"{point.figures['mean_tpot_ms']:,.1f}"),
+            f"{at(point, 'latencies.mean_ttft_ms.mid'):,.0f}",
+            f"{at(point, 'latencies.mean_tpot_ms.mid'):,.1f}",
             f"{setup.servers * tokens:,}",
         ),
         "predicted": f"{point.tok_per_s.mid:.1f}",
