@@ -208,6 +208,7 @@ class Service(_Record):
     usd_per_million_output_tokens: float | None = None  #: at that load
     output_tokens_per_day: float | None = None
     requests_in_flight: float | None = None  #: on average: users who wait for an answer
+    sessions_at_once: float | None = None  #: of agents and chats in turns: those that pause too
     router: str | None = None  #: between requests and servers; of older plans those of a trace alone
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace

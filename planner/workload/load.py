@@ -342,6 +342,12 @@ class Load:
         """Requests in flight of a closed loop, else requests per second."""
         return self.max_concurrency or self.request_rate
 
+    def sessions_at_once(self, rate: float, in_flight: float) -> float | None:
+        """Sessions that wait for an answer or pause at ``rate`` requests/s; None for a load without named sessions."""
+        from planner.workload.sessions import named_sessions
+
+        return in_flight + rate * named_sessions()[self.name].pause_s.mean if self.drawn else None
+
     @property
     def notes(self) -> tuple[str, ...]:
         return self.origin.notes if self.origin else ()

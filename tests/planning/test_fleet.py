@@ -689,6 +689,9 @@ def test_the_most_agents_on_given_gpus_need_those_gpus() -> None:
     most = recommend_plans(model, have={"l40s": 4}, **asked).best
     assert most is not None and most.service and most.service.request_rate
     rate = most.service.request_rate
+    # Little: each session has a request on its way, or pauses for 5 s on average
+    flying, open_at_once = most.service.requests_in_flight or 0.0, most.service.sessions_at_once
+    assert open_at_once == pytest.approx(flying + 5 * rate) and flying > 1
     same, more = (recommend_plans(model, request_rate=factor * rate, **asked).best for factor in (0.8, 1.33))
     assert same and same.service and more and more.service
     assert same.service.total_gpus <= 4 < more.service.total_gpus

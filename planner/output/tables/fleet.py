@@ -251,8 +251,8 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
     yield f"{servers}; one server, {layout}, carries {figure(pool.load.value)} requests/s"
     yield from planning.beside_recipe(pool.kind.departures)
     yield from shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
-    if _stocked(best):
-        yield shared.load_in_words(best.requests_in_flight, best.output_tok_per_day)
+    if best.sessions_at_once or _stocked(best):
+        yield shared.load_in_words(best.requests_in_flight, best.sessions_at_once, best.output_tok_per_day)
     if fleets.shapes:
         apart, together = fleets.shapes
         one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
@@ -305,7 +305,7 @@ def _row(fleet: planning.Fleet) -> dict[str, Any]:
         "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
         "servers": fleet.servers,
         "spare_servers": sum(count for _, count in fleet.spares),
-        **fields_of(fleet, "gpus", "nodes", "request_rate", "requests_in_flight"),
+        **fields_of(fleet, "gpus", "nodes", "request_rate", "requests_in_flight", "sessions_at_once"),
         **planning.interval_figures("usd_per_hour", fleet.usd_per_h),
         **planning.interval_figures(USD_PER_1M, fleet.usd_per_million_tok),
         **fields_of(fleet, "power_w", "output_tokens_per_joule=tok_per_joule", "proven"),

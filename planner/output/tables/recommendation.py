@@ -583,8 +583,9 @@ def _load_note(plan: planning.Plan, service: planning.Service) -> str:
     """The GPUs that the load takes, those with a margin, and the load of one server, each once."""
     margin = shared.margin_lines(service.headroom, service.spares, service.total_gpus, service.gpus_with_margin)
     words = [_confidence_words(service), *margin]
-    if not service.load_asked and service.requests_in_flight and service.output_tokens_per_day:
-        words.append(shared.load_in_words(service.requests_in_flight, service.output_tokens_per_day))
+    flying, sessions, per_day = service.requests_in_flight, service.sessions_at_once, service.output_tokens_per_day
+    if flying and per_day and (sessions or not service.load_asked):
+        words.append(shared.load_in_words(flying, sessions, per_day))
     if service.largest_load is not None and service.node_load is not None:
         rate, held = service.output_throughput_per_gpu, plan.gpus_per_node // plan.num_gpus
         tokens = f", {figure(rate)} output tokens/s per GPU" if rate is not None else ""

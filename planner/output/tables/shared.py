@@ -228,9 +228,11 @@ def measure_next(script: str, run: Any, effect: str) -> str:
     return f"running {script} at {load} (about {whole:,} min) would probably {effect}"
 
 
-def load_in_words(flying: float, tok_per_day: float) -> str:
-    """The largest load as users and as tokens."""
-    return f"in all {figure(flying)} concurrent requests, {figure(tok_per_day / 1e6)} million output tokens per day"
+def load_in_words(flying: float, sessions: float | None, tok_per_day: float) -> str:
+    """The load as users and as tokens."""
+    users = f"{figure(sessions)} sessions at once, " if sessions else ""
+    words = f"{figure(flying)} concurrent requests, {figure(tok_per_day / 1e6)} million output tokens per day"
+    return f"in all {users}{words}"
 
 
 def margin_words(headroom: float, spares: int) -> str:

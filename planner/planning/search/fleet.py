@@ -198,6 +198,11 @@ class Fleet:
         return sum(pool.load.replay.mean_in_flight * pool.servers * self.utilisation(pool) for pool in self.pools)
 
     @property
+    def sessions_at_once(self) -> float | None:
+        load = self.solver.search.objective.load
+        return load.sessions_at_once(self.request_rate, self.requests_in_flight)
+
+    @property
     def output_tok_per_s(self) -> float:
         return sum(demand.output_tok_per_s for demand in self.solver.demands) / (1 + self.solver.headroom)
 

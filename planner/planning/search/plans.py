@@ -217,6 +217,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
     whole /= 1 + objective.headroom
+    in_flight = load.replay.mean_in_flight * candidate.servers / (1 + objective.headroom)
     output_tok_per_s, carried = load.output_tok_per_s * candidate.servers / (1 + objective.headroom), most or load
     most_tok_per_s = carried.output_tok_per_s
     if objective.by == "rate":  # as it is sent, not as the replay drew it
@@ -247,7 +248,8 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
         usd_per_hour=usd_per_hour,
         usd_per_million_output_tokens=usd_per_hour and usd_per_hour * MILLION_PER_S / output_tok_per_s,
         output_tokens_per_day=output_tok_per_s * DAY_S,
-        requests_in_flight=load.replay.mean_in_flight * candidate.servers / (1 + objective.headroom),
+        requests_in_flight=in_flight,
+        sessions_at_once=objective.load.sessions_at_once(whole, in_flight),
         router=objective.router,
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=_offloading(servers) if best else None,
