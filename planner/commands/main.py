@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PlannerError as error:
         cause = error.cause
         for side in ("input", "output"):  # the name that was typed: that of vllm bench serve begins with random
-            if any(word.partition("=")[0] == f"--random-{side}-len" for word in words):
+            if any(word.startswith((f"--random-{side}", f"--random_{side}")) for word in words):
                 cause = cause.replace(f"--{side}-len", f"--random-{side}-len")
         return complain(cause, error.exit_status, hint=error.hint)
     except ParserError as error:

@@ -10,7 +10,7 @@ from annotated_types import Interval
 
 from planner import output, planning
 from planner.commands import options as opt
-from planner.commands.declare import Option, command, taken
+from planner.commands.declare import COMMANDS, Option, command, taken
 from planner.commands.load import load_of, refuse_contradictions, rivals
 from planner.errors import InputError
 from planner.resources import package_dir, tables_of
@@ -31,6 +31,8 @@ def _percentiles(text: str) -> tuple[float, ...]:
 
 
 def _targets_of(words: Sequence[str]) -> dict[str, float]:
+    if len({word.partition(":")[0] for word in words}) < len(words):
+        raise InputError(f"--goodput {' '.join(words)} gives a target twice", hint="give each once")
     try:
         return {name: float(text) for name, _, text in (word.partition(":") for word in words)}
     except ValueError as error:
@@ -159,19 +161,27 @@ def _predict(
 
 
 def of_bench(words: Sequence[str]) -> list[str]:
-    """The words without options that change no figure, which a note names. Raises InputError for the unsimulated."""
+    """The words with whole names, without options that change no figure, which a note names. Raises InputError for the
+    unsimulated."""
     tables, kept, left = tables_of(package_dir("commands") / "bench.toml"), list[str](), list[str]()
+    ignored, declared = (*tables["options"], *tables["switches"]), COMMANDS.get(" ".join(words[:2]))
+    parameters = declared.parameters.values() if declared else ()
+    names = (name for one in parameters for name in one.option.names or (one.flag,))
+    known = {*ignored, *tables["refused"], *"/".join(names).split("/")}
     rest = iter(words)
     for word in rest:
-        flag, _, value = word.partition("=")
+        typed, equals, value = word.partition("=")
+        dashed = typed.replace("_", "-")  # as vLLM's parser, which takes a beginning for the one option that has it
+        meant = [dashed] if dashed in known else [name for name in known if name.startswith(dashed)]
+        flag = meant[0] if typed.startswith("--") and len(meant) == 1 else typed
         if flag in ("--model", *tables["options"]):
             value = value or next(rest, "")
         if flag in tables["refused"] and value != "random":
             raise InputError(f"{f'{flag} {value}'.strip()} is not simulated", hint=tables["refused"][flag])
-        if flag in tables["options"] or flag in tables["switches"]:
+        if flag in ignored:
             left.append(flag)
         else:
-            kept.append(value if flag == "--model" else word)
+            kept.append(value if flag == "--model" else f"{flag}{equals}{value}")
     if left:
         output.note(f"note: no effect on the prediction: {', '.join(left)}")
     return kept

@@ -639,6 +639,31 @@ def test_predict_takes_a_line_of_the_bench() -> None:
     assert json.loads(line.out)["output_throughput"] == plain["output_throughput"]
 
 
+@pytest.mark.parametrize(
+    ("bench", "short", "whole"),
+    [
+        (
+            "serve", "--random-input 64 --random_output_len=8 --num-prompt 4 --dataset-n random --tensor-par 2",
+            "--random-input-len 64 --random-output-len 8 --num-prompts 4 --tensor-parallel-size 2",
+        ),
+        ("throughput", "--input 64 --output-l 8 --num-prompt 4", "--input-len 64 --output-len 8 --num-prompts 4"),
+        ("latency", "--input=64 --output-len 8 --batch 4", "--input-len 64 --output-len 8 --batch-size 4"),
+    ],
+)  # fmt: skip
+def test_options_of_the_bench_may_be_cut_as_vllm_lets_them(bench: str, short: str, whole: str) -> None:
+    """Its parser is argparse's: one name alone that begins so is meant; of several none, as --output is here."""
+    asked = ("predict", bench, LLAMA_7B, "--gpu", "h100")
+    assert json_of(*asked, *short.split()) == json_of(*asked, *whole.split())
+    assert run(*asked, "--max", "4").err.startswith("error: No such option: --max")
+    zero = run("predict", "serve", LLAMA_7B, "--gpu", "h100", "--random-input", "0")
+    assert zero.err.startswith("error: --random-input-len must be at least 1")
+
+
+def test_a_target_of_goodput_is_given_once() -> None:
+    twice = run("predict", "serve", LLAMA_7B, "--gpu", "h100", "--goodput", "ttft:500", "--goodput", "ttft:900")
+    assert twice.status == 2 and "--goodput ttft:500 ttft:900 gives a target twice" in twice.err
+
+
 def test_options_of_the_bench_are_those_of_vllm() -> None:
     tables = tables_of(package_dir("commands") / "bench.toml")
     flags = [*tables["switches"], *tables["options"], *tables["refused"]]
