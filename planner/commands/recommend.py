@@ -131,9 +131,7 @@ def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
     declared = COMMANDS["recommend"].parameters
     for name in options:
         if name not in declared:
-            raise InputError(
-                f"{flag_of(name)} is not given to recommend: it is searched, or not planned", hint="leave it out"
-            )
+            raise InputError(f"{flag_of(name)}: it is searched, or not planned", hint="leave it out")
     given = {name: options[name] for name in declared if name in options}  # in the order of the declaration
     stated = {name: value for name, value in given.items() if name in SETTINGS or value != declared[name].default}
     if "burstiness" in stated:  # inf: requests come evenly, as good as from there on

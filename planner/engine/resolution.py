@@ -303,9 +303,7 @@ class _Resolver:
         context, asked = self.model.max_position_embeddings, self.args.max_model_len
         short = self.model.unstretched_tokens
         if asked is None and short and short < context and self.version.release >= (0, 12):  # config/model.py, 0.12.0
-            self._took(
-                f"max_model_len {short} (of {context}: vLLM {self.version} does not take what LongRoPE stretches)"
-            )
+            self._took(f"max_model_len {short} (of {context}: vLLM {self.version} does not stretch by LongRoPE)")
             return short
         if asked is None:
             self._took(f"max_model_len {context} (the model's own)")

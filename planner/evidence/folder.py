@@ -155,9 +155,7 @@ def _result_path(folder: Path, plan: Plan) -> Path:
     if path.is_file():
         return path
     if others := ", ".join(sorted(other.name for other in folder.glob("serve-*.json"))):
-        raise InputError(
-            f"{folder} holds results of another plan ({others}) and none of plan {plan.digest}", hint=AGAIN
-        )
+        raise InputError(f"{folder} holds results of another plan ({others}), none of {plan.digest}", hint=AGAIN)
     raise InputError(f"{path}: nothing was measured yet", hint="run ./launch.sh and ./benchmark.sh, or ./validate.sh")
 
 

@@ -136,9 +136,7 @@ def _find_plan(path: Path) -> Plan | None:
 def _refuse_another_engine(folder: MeasuredPlan) -> None:
     for finding in find_causes(folder, ()):
         if finding.not_the_plan:
-            hint = (
-                "measure the plan again, or move the result elsewhere and state what ran: --gpu, --engine-version, ..."
-            )
+            hint = "measure the plan again, or move the result and state what ran: --gpu, --engine-version, ..."
             raise InputError(f"{folder.directory}: {finding.cause}: {finding.evidence}", hint=hint)
 
 

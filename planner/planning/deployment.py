@@ -256,13 +256,10 @@ class Deployment:
 
         Raises InputError for hits in a cache that is switched off.
         """
-        rate, config, hint = (
-            load.prefix_cache_hit_rate,
-            self.config,
-            "add --enable-prefix-caching, or leave the rate out",
-        )
+        rate, config = load.prefix_cache_hit_rate, self.config
         if not config.enable_prefix_caching:
             if rate:
+                hint = "add --enable-prefix-caching, or leave the rate out"
                 raise InputError(f"--prefix-cache-hit-rate {rate:g}: the engine keeps no prefixes", hint=hint)
             return limits
         loaded = rate and config.kv_offloading_size and self.budget.pool.block_size

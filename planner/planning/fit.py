@@ -581,9 +581,7 @@ def _weight_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
     shared = "on the GPU" if config.tensor_parallel_size == 1 else f"on each of {config.tensor_parallel_size} ranks"
     for component, num_bytes in sorted(weights.by_component.items(), key=lambda item: -item[1]):
         yield f"  {component.replace('_', ' ')}", _both(num_bytes), shared
-    parameters = (
-        f"{model.total_params:,} parameters, linear weights in {config.weight_dtype}, the rest in {config.dtype}"
-    )
+    parameters = f"{model.total_params:,} parameters, linear in {config.weight_dtype}, others in {config.dtype}"
     lora, positions = config.lora, f"{model.max_position_embeddings:,} positions, loaded with the weights"
     adapters = lora and f"{lora.max_loras} of rank {lora.max_lora_rank}, in every matrix of the layers, used or not"
     offloaded = f"--cpu-offload-gb {config.cpu_offload_gb or 0:g}: read over the host's link in every step"
@@ -641,10 +639,8 @@ def _per_token(fit: Fit) -> str:
     first = next((m for m in model.distinct_mixers if isinstance(m, Attention)), None)
     if latent:
         row_bytes = max(spec.token_bytes for group in fit.budget.pool.groups for spec in group.specs)
-        width, kind = (
-            row_bytes // element_bytes(config.kv_cache_dtype),
-            features_of(config, fit.serving.profile).latents,
-        )
+        width = row_bytes // element_bytes(config.kv_cache_dtype)
+        kind = features_of(config, fit.serving.profile).latents
         row = f"{latent.kv_elements_per_token} latent elements"
         row += f", padded to {width}" if kind == "padded rows" else ""
         row += "; TP does not divide them"

@@ -340,10 +340,8 @@ def check_load(load: Load, max_model_len: int, model: str) -> None:
 
 def check_context(load: Load, max_model_len: int, model: str) -> None:
     """Raise InputError where a request of the load is longer than the context: the server would refuse it."""
-    served, change = (
-        f"more than the {max_model_len} that {model} is served with",
-        "raise --max-model-len if that limits",
-    )
+    served = f"more than the {max_model_len} that {model} is served with"
+    change = "raise --max-model-len if that limits"
     if load.recorded is not None and load.longest_len > max_model_len:
         longest = max(load.classes, key=lambda one: one.longest_len, default=None)
         what = f"--workload {load.name}" if load.drawn else "--trace"

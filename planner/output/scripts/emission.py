@@ -229,9 +229,7 @@ def join_of(plan: Plan, gpus_each: int) -> Join:
             hint="spread the plan over fewer nodes, or plan with smaller ranks",
         )
     if not engine.flag_status(version, "--data-parallel-start-rank"):
-        raise IllegalPlanError(
-            f"vLLM {version} does not spread data-parallel ranks over nodes", hint="plan for 0.9.0 or newer"
-        )
+        raise IllegalPlanError(f"vLLM {version} does not spread DP ranks over nodes", hint="plan for 0.9.0 or newer")
     return "dp"
 
 

@@ -181,9 +181,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     choice.refuse(workflow, _IGNORED)
     whole = choice.profile(workflow)
     if whole.partition or whole.platform not in workflow.platforms:
-        raise IllegalPlanError(
-            f"{workflow.name} starts from a whole AMD GPU, {whole.id} is none", hint="such as --gpu mi300x"
-        )
+        raise IllegalPlanError(f"{workflow.name} starts from a whole AMD GPU", hint="such as --gpu mi300x")
     version = planning.version_for(choice.engine_version, whole)
     resolved, load = choice.resolve(choice.model or workflow.model), choice.load(workflow)
     serving = planning.Serving.of(resolved, whole, version=version, local=choice.local)

@@ -272,9 +272,7 @@ class Subject:
         workflow, draft, version = self.workflow, self.choice.draft, self.version
         own = next((c.drafts.model for c in workflow.offline if c.drafts and c.drafts.model), "")
         if own and not draft and not self.documented:
-            raise IllegalPlanError(
-                f"{own} drafts for {workflow.model} only", hint="name a draft of the same vocabulary with --draft"
-            )
+            raise IllegalPlanError(f"{own} drafts for {workflow.model} only", hint="name another one with --draft")
         if own and (0, 10) <= version.release < (0, 15):
             raise IllegalPlanError(
                 f"vLLM {version} does not draft with a model", hint="--engine-version up to 0.9.2, or from 0.15.0 on"
