@@ -204,8 +204,8 @@ class Service(_Record):
     node_load: float | None = None  #: of all servers of one node
     bound_by: str = ""  #: the target that a larger load misses
     output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
-    usd_per_hour: float | None = None  #: of all servers, where the GPU's profile has a price
-    usd_per_million_output_tokens: float | None = None  #: at that load
+    usd_per_hour: float | None = None  #: of the whole GPUs of all servers, where the GPU's profile has a price
+    usd_per_million_output_tokens: float | None = None  #: at that load, with the rest of a part's GPU as busy
     output_tokens_per_day: float | None = None
     requests_in_flight: float | None = None  #: on average: users who wait for an answer
     sessions_at_once: float | None = None  #: of agents and chats in turns: those that pause too
@@ -289,8 +289,9 @@ class Plan(_Record):
     accuracy_task: str = "gsm8k"
     workload: PlannedWorkload  #: of several classes the means
     service: Service | None = None  #: where there are targets
-    usd_per_hour: float | None = None  #: of this server alone, where the GPU's profile has a price
-    usd_per_million_output_tokens: float | None = None  #: as predicted
+    packages: float | None = None  #: whole GPUs that those of this server are, or are partitions of
+    usd_per_hour: float | None = None  #: of this server alone, on whole GPUs, where the GPU's profile has a price
+    usd_per_million_output_tokens: float | None = None  #: as predicted, with the rest of a part's GPU as busy
     predicted: dict[str, Any]
     memory: dict[str, Any]
     #: a document's result of this run, by the keys of the bench

@@ -967,3 +967,20 @@ def test_engines_that_cut_no_prompts_are_planned_with_budgets_of_their_context(g
     options: dict[str, Any] = {"request_rate": 3, "ttft": 2000, "tpot": 50, "engine_version": version}
     best = recommend_plans(LLAMA, gpu=gpu, **options).best
     assert best is not None and best.max_num_batched_tokens >= best.max_model_len
+
+
+@pytest.mark.parametrize("gpu", ["mi300x-cpx", "h100-mig-3g.40gb"])
+def test_a_server_on_a_part_costs_its_whole_gpu_whatever_is_asked(gpu: str) -> None:
+    """Nobody rents a part. 1M tokens cost their share of it where the load of one server is asked for."""
+    words = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", gpu, "--format", "json")
+    asks = (("--max-concurrency", "4"), ("--ttft", "4000"), ("--ttft", "4000", "--request-rate", "0.2"))
+    plans = [json.loads(run(*words, *ask).out)["plans"][0] for ask in asks]
+    costs = [(plan["service"] or plan)["usd_per_hour"] for plan in plans]
+    price = load_profile(gpu).price
+    assert price is not None and costs == [pytest.approx(costs[0])] * 3 and plans[0]["packages"] < 1
+    goal, largest, asked = (plan["service"] or plan for plan in plans)
+    assert largest["packages"] == goal["packages"] == 1 / load_profile(gpu).parts and asked["packages"] == 1
+    day = largest["usd_per_million_output_tokens"] * largest["output_tokens_per_day"] / 1e6
+    assert day == pytest.approx(24 * costs[0] * largest["packages"])
+    said = " ".join(run(*words[:-2], "--ttft", "4000").out.split())
+    assert "(1 GPU)" in said and "output tokens with all partitions busy" in said

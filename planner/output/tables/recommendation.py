@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil
 from typing import Any
 
 from planner import planning
@@ -411,14 +412,11 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         load = f" at {counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
-        size, paid, whole = plan.num_gpus, (plan.usd_per_hour, plan.usd_per_million_output_tokens), ""
-        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}{tokens}, {means}{_in_usd(*paid)}"
+        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}{tokens}, {means}{_in_usd(plan)}"
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
         most = shared.figure_between(value, low, high, service.load_unit) if value else ""
-        size = service.total_gpus
-        whole = f" ({counted(round(service.packages), 'GPU')})" if service.packages < size else ""
         if service.replicas > 1:
             layout = f"{service.replicas:,} servers of {layout} behind a {service.router} router"
         met = []
@@ -427,14 +425,20 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
             met.append(f"{one.slo.name} {latency}{one.of_class and f' for {one.of_class}'}")
         load = shared.asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
         delivers = ", ".join([load + tokens, *(met or [means])])
-        delivers += _in_usd(service.usd_per_hour, service.usd_per_million_output_tokens)
+        delivers += _in_usd(service)
         delivers += f"; room for {most}" if most and service.load_asked else ""
+    packages, size = (
+        (service.packages, service.total_gpus) if service else (plan.packages or plan.num_gpus, plan.num_gpus)
+    )
+    whole = f" ({counted(ceil(packages), 'GPU')})" if packages < size else ""
     return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{whole}, {layout}: {delivers}"
 
 
-def _in_usd(per_hour: float | None, per_million: float | None) -> str:
+def _in_usd(paid: planning.Plan | planning.Service) -> str:
+    per_hour, per_million = paid.usd_per_hour, paid.usd_per_million_output_tokens
     hourly = f", {per_hour:,.2f} USD/h" if per_hour is not None else ""
-    return hourly + (f", {per_million:,.2f} USD per 1M output tokens" if per_million else "")
+    busy = " with all partitions busy" if (paid.packages or 1) % 1 else ""
+    return hourly + (f", {per_million:,.2f} USD per 1M output tokens{busy}" if per_million else "")
 
 
 def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dict[str, Any]]:

@@ -158,8 +158,8 @@ class Apart:
     load: float  #: that it carries
 
     def cost(self, usd: float) -> tuple[float, float]:
-        paid = self.packages * usd if self.usd_per_hour is None else self.usd_per_hour
-        return paid / self.load, self.packages / self.load
+        each = usd if self.usd_per_hour is None else self.usd_per_hour / ceil(self.packages)
+        return self.packages * each / self.load, self.packages / self.load
 
 
 def beside(

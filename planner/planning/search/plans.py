@@ -80,7 +80,7 @@ def assemble(
         load = replace(load, num_prompts=sum(one.workload.num_prompts for one in classes))
     network = profile.interconnect.network_bandwidth
     figures = {key: value for key, value in prediction.result.items() if value is not None}
-    _, usd_per_hour = space.rented(profile, config.num_gpus)
+    packages, usd_per_hour = space.rented(profile, config.num_gpus)
     env = {**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)}
     departures = tuple(Departures(space, objective, ranking, candidate).of())
     apart = {f"adds {said.split()[1]}" for said in departures}  # what tool calls need is not left to that line
@@ -109,8 +109,9 @@ def assemble(
         classes=classes,
         workload=PlannedWorkload.of(load),
         service=service,
+        packages=packages,
         usd_per_hour=usd_per_hour,
-        usd_per_million_output_tokens=usd_per_hour and usd_per_hour * MILLION_PER_S / figures["output_throughput"],
+        usd_per_million_output_tokens=_usd_per_million(packages, usd_per_hour, figures["output_throughput"]),
         predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
@@ -212,7 +213,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
     per_node = space.node_size(profile) // config.num_gpus
     servers_in_all = candidate.servers + objective.spares
     total_gpus = servers_in_all * config.num_gpus
-    whole_gpus = objective.value is not None or space.stock is not None  # parts of a GPU are not rented
+    whole_gpus = objective.value is not None or space.stock is not None  # else one server stands for many
     packages, usd_per_hour = space.rented(profile, total_gpus, whole=whole_gpus)
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
@@ -246,7 +247,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=most_tok_per_s / config.num_gpus,
         usd_per_hour=usd_per_hour,
-        usd_per_million_output_tokens=usd_per_hour and usd_per_hour * MILLION_PER_S / output_tok_per_s,
+        usd_per_million_output_tokens=_usd_per_million(packages, usd_per_hour, output_tok_per_s),
         output_tokens_per_day=output_tok_per_s * DAY_S,
         requests_in_flight=in_flight,
         sessions_at_once=objective.load.sessions_at_once(whole, in_flight),
@@ -292,10 +293,15 @@ def _offloading(servers: Servers) -> PlannedOffloading | None:
     return PlannedOffloading(host_share=share, gpu_share=load.replay.cached_share - share, without=unaided)
 
 
+def _usd_per_million(packages: float, usd_per_hour: float | None, output_tok_per_s: float) -> float | None:
+    """USD for 1M output tokens, with the rest of the last GPU as busy as the partitions that are counted."""
+    return usd_per_hour and usd_per_hour * packages / ceil(packages) * MILLION_PER_S / output_tok_per_s
+
+
 def mean_usd(plans: Iterable[Plan]) -> float:
     """Mean USD per hour of one whole GPU, which stands in for a price that is not known; 1 where none is."""
     services = [plan.service for plan in plans if plan.service]
-    known = [one.usd_per_hour / one.packages for one in services if one.usd_per_hour is not None]
+    known = [one.usd_per_hour / ceil(one.packages) for one in services if one.usd_per_hour is not None]
     return fmean(known) if known else 1.0
 
 
@@ -304,8 +310,8 @@ def cost(plan: Plan, usd: float) -> tuple[float, float]:
     service = plan.service
     assert service is not None
     carried, packages = service.load or 1.0, service.packages
-    paid = packages * usd if service.usd_per_hour is None else service.usd_per_hour
-    return paid / carried, packages / carried
+    each = usd if service.usd_per_hour is None else service.usd_per_hour / ceil(packages)
+    return packages * each / carried, packages / carried
 
 
 def plans_in_order(plans: Iterable[Plan], merit: Merit) -> tuple[list[Plan], str]:

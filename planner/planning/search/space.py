@@ -79,10 +79,10 @@ class Space:
         return f"one is {usd:.2f} USD/h, above --budget" if usd else f"no price: add --price {profile.id}=USD"
 
     def rented(self, profile: GpuProfile, num_gpus: int, *, whole: bool = False) -> tuple[float, float | None]:
-        """Return how many whole GPUs these are, rounded up if ``whole``; and USD per hour, None without a price."""
+        """Return how many whole GPUs these are, rounded up if ``whole``; and USD per hour of whole ones, if known."""
         packages, price = num_gpus / profile.parts, price_of(profile, self.prices)
-        packages = ceil(packages) if whole else packages
-        return packages, price.usd_per_h.mid * profile.parts * packages if price else None
+        usd_per_hour = price.usd_per_h.mid * profile.parts * ceil(packages) if price else None
+        return ceil(packages) if whole else packages, usd_per_hour
 
     def planned_len(self, load: Load) -> int:
         """Return the KV tokens that are reserved for each request of ``load``."""
