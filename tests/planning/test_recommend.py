@@ -512,3 +512,9 @@ def test_a_fleet_keeps_the_precision_that_was_asked_for() -> None:
     load = {"request_rate": 10, "ttft": 500, "max_num_batched_tokens": 8192}
     answer = size_fleet("meta-llama/Llama-3.1-8B-Instruct", "h100", weight_dtype="bf16", **load)
     assert {kind.candidate.config.weight_dtype for fleet in answer.fleets for kind in fleet.kinds} == {"bf16"}
+
+
+def test_a_precision_that_is_asked_for_gets_no_word_on_fp8_checkpoints() -> None:
+    """There is one: amd/Llama-3.3-70B-Instruct-FP8-KV."""
+    asked = run("recommend", "meta-llama/Llama-3.3-70B-Instruct", "--weight-dtype", "bf16", "--gpu", "mi300x")
+    assert asked.status == 0 and "no FP8 checkpoint" not in asked.out

@@ -296,7 +296,7 @@ class Recommendation(Answer):
         yield from (("i", advice) for advice in self.advice[plan.gpu])
         tried = {"fp8" if self.search.space.args.quantization else "", *(one.weight_dtype for one in ranking.rejected)}
         whole = candidate.resolved.model.quantization.method is None and candidate.deployment.profile.supports("fp8")
-        if whole and "fp8" not in tried:
+        if whole and "fp8" not in tried and not self.search.space.weight_dtype:
             yield "i", "no FP8 checkpoint of it is known: --quantization fp8 halves the weights while they load"
         more = _measured_next(service) if service else _next_best(ranking, plan) if self.pick == 1 else ()
         yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
