@@ -22,7 +22,7 @@ from typing import Any, Literal
 from planner.engine.settings import EngineArgs, flag_of, tagged
 from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, PartitionRule
-from planner.model import Attention, Component, Model, Precision, Shard, StateMixer, Weight
+from planner.model import UNQUANTIZED, Attention, Component, Model, Precision, Shard, StateMixer, Weight
 
 #: vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE) before TP cuts it.
 VOCAB_PADDING = 64
@@ -140,9 +140,15 @@ def check_layout(
     model: Model, profile: GpuProfile, layout: Layout, *, allow_unvalidated: bool = False,
     fp8_blocks: Fp8Blocks = "whole",
 ) -> None:  # fmt: skip
-    """Raise IllegalPlanError for a layout that cannot run. ``fp8_blocks``: blocks that a shard may cut."""
+    """Raise IllegalPlanError for a layout that cannot run, InputError for weights that the GPU cannot multiply.
+
+    ``fp8_blocks``: blocks that a shard may cut.
+    """
     for problem in _problems(model, profile, layout, allow_unvalidated, fp8_blocks):
         raise problem
+    for precision in filter(None, (model.quantization.linear, model.quantization.expert)):
+        if precision.compute_dtype not in UNQUANTIZED:
+            profile.peak_flop_per_s(profile.emulated.get(precision.name, precision.compute_dtype))
 
 
 def legal_tensor_parallel_sizes(

@@ -501,3 +501,19 @@ def test_weights_of_four_bytes_are_called_so() -> None:
     found = fitted("facebook/opt-13b", "h100", "0.27.1", dtype="float32")
     assert found.config.weight_dtype == "fp32"
     assert found.stage.weights.weight_bytes > 50e9
+
+
+@pytest.mark.parametrize("gpu", ["mi210", "mi250"])
+def test_weights_that_a_gpu_cannot_multiply_are_refused_as_predict_refuses_them(gpu: str) -> None:
+    """vLLM 0.32 multiplies FP8 on gfx942, gfx950 and gfx12 alone (``_rocm_torch_fp8_scaled_mm_supported``)."""
+    name = "Qwen/Qwen3-30B-A3B-FP8"
+    fit, speed = run("fit", name, "--gpu", gpu), run("predict", "serve", name, "--gpu", gpu, "--num-prompts", "4")
+    assert fit.status == speed.status == 2
+    assert "has no fp8 matrix units" in fit.err and fit.err.splitlines()[0] == speed.err.splitlines()[0]
+    assert gpu not in {way.settings.get("gpu") for way in fitted(name, "mi355x-cpx", "0.32.0").options}
+
+
+def test_a_sweep_in_which_nothing_fits_ends_with_no() -> None:
+    none = run("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x-cpx", "--sweep")
+    some = run("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--sweep")
+    assert (none.status, some.status) == (1, 0) and "fits on none of 6 settings" in none.out

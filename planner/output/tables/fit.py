@@ -126,8 +126,8 @@ class FitTable(Answer):
 
     @property
     def ok(self) -> bool:
-        """True if all fit; a sweep is always fine."""
-        return self.sweep or all(answer.fits for answer in self.answers)
+        """True if all fit, or one setting of a sweep."""
+        return (any if self.sweep else all)(answer.fits for answer in self.answers)
 
     def _object(self) -> list[dict[str, Any]]:
         return [_object(answer, self.resolved, arithmetic=self.explain) for answer in self.answers]
