@@ -232,6 +232,11 @@ def test_quantising_is_done_once_and_needs_a_model(machine: MakeMachine, tmp_pat
         assert quantise[quantise.index(flag) + 1] == value
     assert "--no_trust_remote_code" in quantise and mounts_of(quantise)[str(model)] == "/model:ro"
     assert [word for word in quantise if word.startswith("HIP_VISIBLE")][-1] == "HIP_VISIBLE_DEVICES=0"
+    for named, first in (({"DEVICE": "5"}, "5"), ({"HIP_VISIBLE_DEVICES": "6,7"}, "6"), ({"DEVICE": "4,5"}, "4")):
+        here.forget()
+        here.run("quantize.sh", str(model), str(output), GPUS="1", **named)
+        devices = [[word for word in run if word.startswith("HIP_VISIBLE")][-1] for run in here.docker("run")]
+        assert set(devices) == {f"HIP_VISIBLE_DEVICES={first}"}
     (output / "complete").mkdir()
     (output / "complete" / "config.json").write_text("{}")
     here.forget()
@@ -247,6 +252,10 @@ def test_mad_runs_at_its_commit_and_keeps_its_reports(machine: MakeMachine) -> N
     (run,) = here.docker("run")
     assert run[-3:] == ["meta-llama/Llama-3.1-8B-Instruct", "8", "float16"]
     assert [word for word in run if word.startswith("HIP_VISIBLE")][-1] == "HIP_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"
+    assert "ROCR_VISIBLE_DEVICES" in run
     assert here.calls("git")[0][:2] == ["clone", "https://github.com/ROCm/MAD.git"]
     here.forget()
     assert "already measured" in here.run("mad.sh").stdout and here.docker("run") == []
+    assert here.run("mad.sh", FORCE="1", DEVICE="8,9,10,11,12,13,14,15").returncode == 0
+    (run,) = here.docker("run")
+    assert [word for word in run if word.startswith("HIP_VISIBLE")][-1].endswith("=8,9,10,11,12,13,14,15")
