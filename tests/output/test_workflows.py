@@ -76,6 +76,7 @@ def test_every_file_has_a_purpose_and_is_known(name: str) -> None:
     files = files_of(name)
     assert {path.rpartition("/")[2] for path in files} <= set(ALL_FILES), "--force removes what another plan left"
     assert set(re.findall(r"\]\(([\w.]+)\)", files["WORKFLOW.md"])) <= set(files), "its links lead somewhere"
+    assert all(purpose_of(path) for path in files if path.endswith(".sh")), "the command line lists them with it"
     for script in find_workflow(name).scripts:
         assert purpose_of(script) and script in files["WORKFLOW.md"].replace("\\_", "_")
     for runbook in (path for path in files if path.endswith("RUNBOOK.md")):
@@ -419,3 +420,33 @@ def test_each_row_names_files_that_are_written() -> None:
 
 def test_examples_name_workflows() -> None:
     assert set(re.findall(r"^planner workflow ([\w.-]+)", PAGE, re.MULTILINE)) <= set(NAMES)
+
+
+def test_ways_out_are_options_of_the_workflow() -> None:
+    """``-g 1`` of the document: neither a GPU that it does not describe, nor an option that workflow lacks."""
+    with pytest.raises(IllegalPlanError) as refused:
+        files_of("mad", tensor_parallel_size=1)
+    hint = str(refused.value.hint)
+    assert "--tensor-parallel-size 4 (" in hint and "w7900" not in hint and "--allow-unvalidated" not in hint
+    assert files_of("mad", tensor_parallel_size=4)
+
+
+def test_a_model_of_a_shorter_context_is_told_the_lengths() -> None:
+    with pytest.raises(InputError, match="make requests of 4608 tokens, more than the 4096") as refused:
+        files_of("cpx", model="meta-llama/Llama-2-7b-hf")
+    assert "shorten them" in str(refused.value.hint)
+    assert files_of("cpx", model="meta-llama/Llama-2-7b-hf", input_len=3500, output_len=500)
+
+
+@pytest.mark.parametrize("gpu", ["mi300x", "mi325x"])
+def test_a_workflow_of_partitions_takes_no_whole_gpu(gpu: str) -> None:
+    with pytest.raises(IllegalPlanError, match="cpx is not a workflow for"):
+        files_of("cpx", gpu=gpu)
+    assert "partition.sh" in files_of("cpx", gpu=f"{gpu}-cpx")
+
+
+def test_points_say_which_tokens_they_count_and_who_is_busy() -> None:
+    """The bench's own key counts input and output; with -g 8 no partition of the GPU is left idle."""
+    (single,) = [line for line in files_of("cpx")["throughput.sh"].splitlines() if line.startswith("measure ")]
+    assert " tokens/s (" in single and " of them output; as if every partition of the GPU were busy" in single
+    assert "every partition" not in files_of("mad")["mad.sh"]

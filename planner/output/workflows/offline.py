@@ -92,7 +92,7 @@ def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted:
     in_key = published and (published if metric == "avg_latency" else published * load.total_len / load.output_len)
     expected = ", ".join(_expected(result, metric, published, in_key)) or "nothing to compare with"
     partition = job.profile.partition
-    if result and partition and not partition.isolated_bandwidth:
+    if result and partition and not partition.isolated_bandwidth and deployment.config.num_gpus < partition.count:
         expected += "; as if every partition of the GPU were busy, alone it has more bandwidth"
     parts = ["latency" if latency else "throughput", f"in{load.input_len}", f"out{load.output_len}"]
     parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
@@ -180,7 +180,9 @@ def _expected(result: Mapping[str, Any], metric: str, published: float | None, i
         if key in result:
             low, high = (result.get(f"{key}_{end}") for end in ("lo", "hi"))
             interval = f" ({low:{around}} to {high:{around}})" if low and high else ""
-            yield f"predicted {result[key]:{form}} {unit}{interval}"
+            per_s = result.get("output_throughput")
+            output = f", {per_s:{form}} of them output" if key != "avg_latency" and per_s else ""
+            yield f"predicted {result[key]:{form}} {unit}{interval}{output}"
     if published and metric == "avg_latency":
         yield f"published {published:,.3f} s"
     elif published:

@@ -92,10 +92,12 @@ class Subject:
 
     def __init__(self, workflow: Workflow, choice: Choice) -> None:
         self.workflow, self.choice, self.profile = workflow, choice, choice.profile(workflow)
-        if self.profile.platform not in workflow.platforms:
+        parts = all(load_profile(gpu).partition for gpu in workflow.gpus)
+        if self.profile.platform not in workflow.platforms or (parts and not self.profile.partition):
+            kind = "partitions on " * parts + " and ".join(workflow.platforms)
             raise IllegalPlanError(
                 f"{workflow.name} is not a workflow for {self.profile.name}",
-                hint=f"it is for {' and '.join(workflow.platforms)}, such as --gpu {workflow.gpus[0]}",
+                hint=f"it is for {kind}, such as --gpu {workflow.gpus[0]}",
             )
         self.version, self.build = _version(workflow, self.profile, choice)
         self.resolved = _resolved(workflow, choice, self.profile)
@@ -151,8 +153,13 @@ class Subject:
         deployment = (serving.offline if offline else serving.deployment).stepping(steps)
         if replace(deployment, config=replace(deployment.config, speculative_config=None)).fits:
             return deployment
-        fit, name = serving.fit(), self.resolved.resolved
-        ways = [f"{' '.join(way.flags)} ({way.change})" for way in fit.options]
+        fit, name, gpus = serving.fit(), self.resolved.resolved, self.workflow.gpus
+        taken = {"gpu", "tensor_parallel_size", "kv_cache_dtype", "allow_unvalidated"}  # the last one by itself
+        options = (way for way in fit.options if way.settings.keys() <= taken)
+        ways = [
+            f"{' '.join(way.flags).removesuffix(' --allow-unvalidated')} ({way.change})" for way in options
+            if way.settings.get("gpu", gpus[0]) in gpus
+        ]  # fmt: skip
         raise IllegalPlanError(
             f"{name} on {args.tensor_parallel_size} x {self.profile.name} does not start: {fit.reason}",
             hint=f"of the document's settings change one: {'; '.join(ways[:3])}" if ways else "choose a larger GPU",
@@ -221,6 +228,8 @@ class Subject:
         search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=prompts))
         if deployment:
             return search, search.of_one(deployment)
+        name, profile = self.resolved.resolved, self.profile
+        planning.check_context(sent, self.resolved.model.max_position_embeddings, name)
         (ranking,) = search.run()
         size, dtype = choice.tensor_parallel_size, choice.weight_dtype
         suited = tuple(
@@ -231,9 +240,8 @@ class Subject:
         )
         if suited:
             return search, replace(ranking, candidates=suited)
-        name, profile = self.resolved.resolved, self.profile
         wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
-        why = "; ".join(dict.fromkeys(rejected.reason for rejected in ranking.rejected)) or "none of the plans has that"
+        why = "none of the plans has that" if ranking.candidates else ranking.why_none
         raise IllegalPlanError(
             f"no plan of {name} on {profile.name} for {self.workflow.name}{wanted}: {why}",
             hint=f"planner fit {name} --gpu {profile.id} says what would make it fit",
