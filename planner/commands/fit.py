@@ -68,9 +68,8 @@ def sweep_fit(model: ModelName, gpu: GpuName | Iterable[GpuName], **options: Any
 
 
 def _one(serving: Serving, startup_log: PathName | None, explain: bool) -> FitAnswer:
-    return output.FitAnswer(
-        serving.fit(startup_log=startup_log), serving.resolved, explain=explain, remarks=serving.remarks
-    )
+    fit = serving.fit(startup_log=startup_log)
+    return output.FitAnswer(fit, serving.resolved, explain=explain, remarks=serving.remarks)
 
 
 def _several(servings: Sequence[Serving], explain: bool) -> FitTable:

@@ -189,9 +189,7 @@ def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
         if run.length_distribution == "sharegpt" and run.request_rate:
             same = tuple(getattr(run, one.name) for one in fields(run) if one.name not in _OF_A_RATE)
             sweeps[same][run.run_id] = run.request_rate
-    return frozenset(
-        run_id for rates in sweeps.values() for run_id, rate in rates.items() if rate < max(rates.values())
-    )
+    return frozenset(run for rates in sweeps.values() for run, rate in rates.items() if rate < max(rates.values()))
 
 
 def notes_on_runs(runs: Sequence[MeasuredRun]) -> Iterator[str]:

@@ -62,7 +62,7 @@ class Local:
         from planner.timing import load_calibration
 
         if self.is_stale and self.path != local_path():
-            cause = f"{self.path} was fitted on top of older efficiencies than those shipped now"
+            cause = f"{self.path} was fitted on older efficiencies than those shipped now"
             raise InputError(cause, hint=f"fit its runs again: planner calibrate -o {self.path}")
         if self.efficiency is None or self.is_stale:
             return load_calibration()
@@ -70,9 +70,7 @@ class Local:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        stale = (
-            f"{self.path} was fitted on top of older efficiencies than those shipped now, so its factors are left out: "
-        )
+        stale = f"{self.path} was fitted on older efficiencies than those shipped now, so its factors are left out: "
         return (stale + "planner calibrate without files fits its runs again",) if self.is_stale else ()
 
 
