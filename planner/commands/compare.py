@@ -56,9 +56,7 @@ OutputLens = Annotated[
 _SHOWN = ",".join(map(str, defaults.COMPARED_CONCURRENCY))
 Concurrencies = Annotated[
     "int | Sequence[int] | None",
-    _several(
-        "--max-concurrency", text=f"Concurrent requests on all servers of a GPU type together. Default: {_SHOWN}."
-    ),
+    _several("--max-concurrency", text=f"Concurrent requests on all servers of a GPU type. Default: {_SHOWN}."),
 ]
 RequestRates = Annotated[
     "float | Sequence[float] | None",
@@ -131,9 +129,7 @@ def _loads(
         Load(given, answered, num_prompts=1, **load) for (given, answered), load in product(pairs, arrivals)
     )
     if len(every) > defaults.MOST_LOADS:
-        raise InputError(
-            f"{len(every)} loads are more than {defaults.MOST_LOADS}", hint="compare fewer lengths or loads at once"
-        )
+        raise InputError(f"{len(every)} loads are more than {defaults.MOST_LOADS}", hint="compare fewer at once")
     return list(every)
 
 

@@ -80,9 +80,7 @@ def predict_serve(
     *,
     metric_percentiles: Annotated[
         tuple[float, ...],
-        Option(
-            kind=str, read=_percentiles, default="99", panel=opt.LOAD, help="Percentiles to report, such as 50,90,99."
-        ),
+        Option(kind=str, read=_percentiles, default="99", panel=opt.LOAD, help="Percentiles, such as 50,90,99."),
     ] = (99,),
     goodput: Annotated[
         dict[str, Ms] | None,

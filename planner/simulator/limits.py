@@ -123,7 +123,5 @@ class SchedulerLimits:
             cause = f"{request} does not fit a KV cache of {self.kv_cache_tokens} tokens"
             raise InputError(cause, hint="shorten the requests, or leave more memory for the KV cache")
         if self.whole_prompts and total_tok > self.max_num_batched_tokens:
-            cause = (
-                f"without chunked prefill --max-num-batched-tokens {self.max_num_batched_tokens} cannot hold {request}"
-            )
+            cause = f"without chunked prefill --max-num-batched-tokens {self.max_num_batched_tokens} is below {request}"
             raise InputError(cause, hint="raise --max-num-batched-tokens or switch chunked prefill on")

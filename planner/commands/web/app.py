@@ -286,9 +286,7 @@ class Refused(PlannerError):
 BUSY = Refused("the server is busy", hint=f"ask again in {RETRY_S} seconds", status=503)
 GONE = Refused("the client has gone", hint="ask again", status=503)
 ENDED = Refused("the system ended the computation", hint="ask for less", status=503)
-BUG = Refused(
-    "this is a bug in planner", hint="report it with the trace on the server's terminal", status=500, exit_status=70
-)
+BUG = Refused("this is a bug in planner", hint="report it with the server's trace", status=500, exit_status=70)
 
 
 def too_late(seconds: float) -> Refused:
