@@ -442,8 +442,7 @@ class _Solver:
         return Fleets(self.search, self.terms, demands, tuple(single), mix, minimise, tuple(refused))
 
     def sized(self, pool: Pool) -> Servers:
-        objective = self.objectives[pool.place]
-        candidate = pool.kind.candidate
+        objective, candidate = self.objectives[pool.place], pool.kind.candidate
         if pool.kind.objective is objective:
             return pool.kind
         capacity = Capacity(candidate.deployment, pool.load.sent, objective.targets or Targets(), known=[pool.load])

@@ -81,11 +81,8 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
         row[used + k] = -sum(most[c][k] for c in range(classes))
         rows.append((row, -np.inf, 0.0))
     for g, rent in enumerate(rents):
-        row = np.zeros(size)
-        for k, offer in enumerate(offers):
-            if offer.gpu == g:
-                row[k:used:kinds] = offer.gpus
-                row[used + k] = offer.gpus * spares
+        row, each = np.zeros(size), np.array([offer.gpus * (offer.gpu == g) for offer in offers])
+        row[:used], row[used:rented] = np.tile(each, classes), each * spares
         row[rented + g] = -rent.gpus
         rows.append((row, -np.inf, 0.0))
     for package in dict.fromkeys(rent.package for rent in rents if rent.package):
