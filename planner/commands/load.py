@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from planner import hardware
 from planner.commands.options import assignments
 from planner.engine import flag_of
-from planner.errors import InputError, UnknownNameError
+from planner.errors import InputError
 from planner.planning import defaults, price_of
 from planner.units import whole_number
 from planner.workload import (
@@ -22,6 +22,7 @@ from planner.workload import (
     benchmarks,
     check_classes,
     check_rate,
+    check_workload,
     named_sessions,
     parse_slos,
     refuse_gaps_of_one_token,
@@ -148,34 +149,27 @@ def load_of(
         check_classes(classes, scheduling_policy)
         _ = Load(1, 1, **rhythm)  # refuses impossible values
         return Load.classes_of(classes, **rhythm)
+    sent = {**rhythm, "prefix_len": random_prefix_len, "request_rate": inf if request_rate is None else request_rate}
     if workload is None:
-        lengths: dict[str, Any] = {
-            "input_len": defaults.LEN if input_len is None else input_len,
-            "output_len": defaults.LEN if output_len is None else output_len,
-            "range_ratio": random_range_ratio or 0.0,
-        }
-    elif checked_workload(workload) in named_sessions():
-        if random_prefix_len:
-            both = f"--workload {workload} and {_flag(PREFIX)} are both given"
-            raise InputError(both, hint="its prompts share what was said before: leave one out")
-        if rate is None:
-            raise InputError(
-                f"--workload {workload} has turns, and what they find in the prefix cache depends on how many come",
-                hint="add --request-rate, requests per second of all servers together",
-            )
-        check_planned_rate(rate)
-        return Load.sessions(workload, rate, rhythm["seed"])
-    else:
-        named = NAMED[workload]
-        lengths = {"input_len": named.input_len, "output_len": named.output_len, "range_ratio": named.range_ratio}
-    arrivals: dict[str, Any] = {} if request_rate is None else {"request_rate": request_rate}
-    return Load(**lengths, **rhythm, **arrivals, prefix_len=random_prefix_len)
+        input_len, output_len = (defaults.LEN if length is None else length for length in (input_len, output_len))
+        return Load(input_len, output_len, range_ratio=random_range_ratio or 0.0, **sent)
+    if checked_workload(workload) in NAMED:
+        return Load.named(workload, **sent)
+    if random_prefix_len:
+        both = f"--workload {workload} and {_flag(PREFIX)} are both given"
+        raise InputError(both, hint="its prompts share what was said before: leave one out")
+    if rate is None:
+        raise InputError(
+            f"--workload {workload} has turns, and what they find in the prefix cache depends on how many come",
+            hint="add --request-rate, requests per second of all servers together",
+        )
+    check_planned_rate(rate)
+    return Load.sessions(workload, rate, rhythm["seed"])
 
 
 def checked_workload(name: Any, *, turns: bool = True) -> str:
     """``--workload``. Raises UnknownNameError, and InputError for one of several turns without ``turns``."""
-    if name not in NAMED and name not in named_sessions():
-        raise UnknownNameError("workload", name, [*NAMED, *named_sessions()], see="docs/guide/speed.md")
+    check_workload(name, [*NAMED, *named_sessions()])
     if name not in NAMED and not turns:
         raise InputError(
             f"--workload {name} has turns, and a GPU here is sent lengths alone",

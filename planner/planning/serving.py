@@ -189,10 +189,13 @@ class Serving:
     def predict(self, load: Load, *, bench: Bench = "serve", **asked: Any) -> Prediction:
         """Predict what ``vllm bench`` measures of ``load``; ``asked``: ``percentiles``, ``goodput`` in ms by metric.
 
-        Raises as ``memory`` and ``check_load``, and InputError where the KV cache does not hold one request.
+        Raises as ``memory`` and ``check_load``, and InputError where KV cache or ``bench`` do not take such a load.
         """
         from planner.planning.predict import Prediction
 
+        if bench != "serve" and (load.open or load.recorded is not None):
+            cause = f"vllm bench {bench} sends all requests at once: neither --request-rate nor --trace has an effect"
+            raise InputError(cause, hint="leave out bench, or give a load of lengths alone")
         engine = self.engine_of(bench)
         check_load(load, engine.config.max_model_len, self.resolved.resolved)
         load = engine.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.errors import InputError
 from planner.simulator import Client, Replay, StepSum, Timeline, statistic_ms
 from planner.timing import LEVELS, PARAMETERS, Batch, Scatter, Spread, load_calibration, step_gradients
 from planner.workload import OF_A_REQUEST, Load, Slo
@@ -120,6 +121,8 @@ class Uncertainty(ABC):
 
     def upper(self, key: str, probability: float) -> float:
         """The factor on the figure ``key`` that a measurement stays below with ``probability``; 1 where unknown."""
+        if not 0 < probability < 1:
+            raise InputError("a confidence must be above 0 and below 1", hint="for example 0.8")
         figure = Figure.of_key(key)
         scatter = self.scatter(figure)
         if figure is None or scatter is None:

@@ -8,13 +8,13 @@ array([1223, 1063])
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from planner.errors import InputError
+from planner.errors import InputError, UnknownNameError
 from planner.resources import calibration_tables
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload.targets import OF_A_REQUEST
@@ -129,10 +129,11 @@ class Load:
 
     @classmethod
     def sessions(cls, name: str, rate: float, seed: int = 0) -> Load:
-        """A load of several turns by name, drawn for ``rate`` requests per second."""
+        """A load of several turns by name, drawn for ``rate`` requests per second. Raises UnknownNameError."""
         from planner.workload.requests import share
         from planner.workload.sessions import KEPT, named_sessions
 
+        check_workload(name, named_sessions())
         sent = share(named_sessions()[name].requests(rate, seed), 1, KEPT)
         return cls.of_requests(sent, rate, name=name, seed=seed, drawn=True)
 
@@ -152,6 +153,7 @@ class Load:
 
     @classmethod
     def named(cls, workload: str, **more: Any) -> Load:
+        check_workload(workload, NAMED)
         lengths = NAMED[workload]
         return cls(lengths.input_len, lengths.output_len, range_ratio=lengths.range_ratio, **more)
 
@@ -522,6 +524,11 @@ def check_rate(request_rate: float) -> None:
     """Raises InputError for requests per second that ``vllm bench`` would not send; infinite is all at once."""
     cause = f"--request-rate must be positive, got {request_rate:g}"
     _require(request_rate >= LEAST, cause, "use inf to send everything at once")
+
+
+def check_workload(name: str, known: Collection[str]) -> None:
+    if name not in known:
+        raise UnknownNameError("workload", name, known, see="docs/guide/speed.md")
 
 
 def _require(holds: bool, cause: str, hint: str) -> None:

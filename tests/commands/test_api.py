@@ -5,6 +5,7 @@ import json
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 from xml.etree import ElementTree
@@ -256,6 +257,17 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 # --- what is asked -------------------------------------------------------------------------------------------------
 
 
+LOAD = Load(1024, 128, 100)
+
+
+def capacity(**asked: Any) -> Capacity:
+    return Serving(LLAMA, "h100").capacity(LOAD, ttft_ms=1000, **asked)
+
+
+def offline(bench: Any, **arrivals: Any) -> Prediction:
+    return Serving(LLAMA, "h100").predict(replace(LOAD, **arrivals), bench=bench)
+
+
 @pytest.mark.parametrize(
     ("ask", "cause", "hint"),
     [
@@ -288,9 +300,15 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
         (lambda: check_command(["ls"], "h100"), "'ls' is no vllm serve line", "vllm serve"),
         (lambda: check_command("run.sh", "h100"), "run.sh: No such file", "script"),
         (lambda: evaluate_runs("nothing.csv"), "nothing.csv", "CSV"),
+        (lambda: Load.named("chatt"), "unknown workload 'chatt'", "chat"),
+        (lambda: Load.sessions("coding-agents", 1.0), "unknown workload 'coding-agents'", "coding-agent"),
+        (lambda: capacity(confidence=1.0).largest(), "a confidence must be above 0 and below 1", "0.8"),
+        (lambda: capacity().largest(confidence=0.0), "a confidence must be above 0 and below 1", "0.8"),
+        (lambda: offline("throughput", request_rate=1.0), "bench throughput sends all requests", "bench"),
+        (lambda: offline("latency", recorded=LOAD.requests()), "bench latency sends all requests", "bench"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(ask: Callable[[], Answer], cause: str, hint: str) -> None:
+def test_what_is_wrong_is_named(ask: Callable[[], Any], cause: str, hint: str) -> None:
     with pytest.raises(PlannerError) as error:
         ask()
     assert cause in error.value.cause
