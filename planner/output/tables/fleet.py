@@ -86,7 +86,7 @@ class FleetAnswer(Answer):
             "minimised": fleets.minimised,
             "carries": planning.interval_figures("request_rate", best.carries if best else None),
             "prefix_cache_share": best.reuse if best else {},
-            "kv_offloading": to_plain(best.offloading) if best else None,
+            "kv_offloading": _offloading(best) if best else None,
             "fleets": list(map(_row, fleets.fleets)),
             "disaggregated": list(map(divided_object, self.divided)),
             "prices": shared.price_rows(space.gpus, space.prices),
@@ -210,6 +210,14 @@ def _measure_next(fleet: planning.Fleet) -> dict[str, Any] | None:
     }
 
 
+def _offloading(fleet: planning.Fleet) -> dict[str, Any] | None:
+    if fleet.offloading is None:
+        return None
+    found, rate, gpus = fleet.offloading
+    shares = fields_of(found, "host_share", "gpu_share", "without_gpu_share=without.gpu_share")
+    return shares | {"without_rate": rate, "without_gpus": gpus}
+
+
 def _verdict_of(fleets: planning.Fleets) -> str:
     search, best, model = fleets.search, fleets.best, fleets.search.space.model
     targets = targets_in_words(search.objective.slos) if search.objective.slos else "no latency target"
@@ -260,10 +268,10 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
     if (others := fleets.fleets[1:]) and not _stocked(best) and not brief:  # the table has it
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
         yield f"next best: {counted(others[0].gpus)} of {' + '.join(r.profile.id for r in others[0].rented)}{usd}"
-    if found := best.offloading:
-        gpus = found.without_gpus
+    if best.offloading:
+        found, _, gpus = best.offloading
         then = f"the load takes {counted(gpus)}" if gpus else "any number of such servers misses the targets"
-        yield shared.from_host(found, found.without_gpu_share, then)
+        yield shared.from_host(found, found.without.gpu_share, then)
     elif unused := pool.kind.deployment.unused_host_remark:
         yield unused
     if best.reuse:

@@ -24,7 +24,7 @@ from planner.planning.cost import MILLION_PER_S, Price, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
-from planner.planning.plan import PlannedRung
+from planner.planning.plan import PlannedOffloading, PlannedRung
 from planner.planning.predict import ServedLoad
 from planner.planning.search.candidate import Candidate, Ranking
 from planner.planning.search.departures import Departures
@@ -122,17 +122,6 @@ class Rung:
     confidence: float
     gpus: int | None  #: that are paid for, in stock or not; None: no number of them meets the targets
     usd_per_h: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
-class Offloading:
-    """The worth of ``--kv-offloading-size``: shares of the prompt tokens, and the same servers without it."""
-
-    host_share: float
-    gpu_share: float
-    without_gpu_share: float
-    without_rate: float  #: requests per second that one of them carries
-    without_gpus: int | None  #: that are paid for, of the same kind; None: no number meets the targets
 
 
 @dataclass(frozen=True)
@@ -305,21 +294,18 @@ class Fleet:
         return {router: candidate.deployment.replay(share).cached_share for router, share in shares.items()}
 
     @cached_property
-    def offloading(self) -> Offloading | None:
-        """The worth of ``--kv-offloading-size``; None where host memory keeps no blocks of shared prefixes."""
+    def offloading(self) -> tuple[PlannedOffloading, float, int | None] | None:
+        """The worth of ``--kv-offloading-size``; without it, requests per second of a server, and GPUs to pay for.
+
+        None where host memory keeps no blocks of shared prefixes.
+        """
         pool = self._only
-        bare = pool.kind.without_offloading if pool else None
-        if pool is None or bare is None:
+        found = pool.kind.offloading(pool.load) if pool else None
+        if pool is None or found is None:
             return None
-        (without, count), replay = bare, pool.load.replay
-        rate = pool.demand.request_rate / count if count else 0.0
-        return Offloading(
-            host_share=replay.host_share,
-            gpu_share=replay.cached_share - replay.host_share,
-            without_gpu_share=without.replay.cached_share,
-            without_rate=rate,
-            without_gpus=self._rented(self.solver.confidence, [(rate,)]).gpus if rate else None,
-        )
+        servers = (found.without.total_gpus or 0) // pool.kind.num_gpus
+        rate = pool.demand.request_rate / servers if servers else 0.0
+        return found, rate, self._rented(self.solver.confidence, [(rate,)]).gpus if rate else None
 
 
 @dataclass(frozen=True)

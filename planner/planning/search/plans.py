@@ -23,14 +23,12 @@ from planner.planning.plan import (
     BenchmarkLine,
     Plan,
     PlannedClass,
-    PlannedOffloading,
     PlannedRun,
     PlannedRung,
     PlannedTarget,
     PlannedTrace,
     PlannedWorkload,
     Service,
-    Unaided,
 )
 from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking
@@ -253,7 +251,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
         sessions_at_once=objective.load.sessions_at_once(whole, in_flight),
         router=objective.router,
         prefix_cache_share=load.replay.cached_share if reused else None,
-        kv_offloading=_offloading(servers) if best else None,
+        kv_offloading=servers.offloading(load) if best else None,
         gpus_with_margin=servers.with_margin if best else None,
         ladder=rungs,
         measure_next=_next_run(servers, sender) if rungs else None,
@@ -280,17 +278,6 @@ def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
         deviation_factor=run.factor,
         expected=then,
     )
-
-
-def _offloading(servers: Servers) -> PlannedOffloading | None:
-    """The worth of the blocks in host memory, for prompts that share prefixes; None where it keeps none."""
-    bare, load, num_gpus = servers.without_offloading, servers.candidate.load, servers.candidate.config.num_gpus
-    if bare is None or load is None:
-        return None
-    without, count = bare
-    targets, share = tuple(map(PlannedTarget.of, without.readings)), load.replay.host_share
-    unaided = Unaided(gpu_share=without.replay.cached_share, targets=targets, total_gpus=count and count * num_gpus)
-    return PlannedOffloading(host_share=share, gpu_share=load.replay.cached_share - share, without=unaided)
 
 
 def _usd_per_million(packages: float, usd_per_hour: float | None, output_tok_per_s: float) -> float | None:

@@ -9,7 +9,7 @@ With a deviation smaller by a factor s, confidence c takes what today takes the 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import ceil, inf, sqrt
 from statistics import NormalDist
 
@@ -17,7 +17,7 @@ from planner.planning import defaults
 from planner.planning.capacity import Capacity, at_load, doubt_at, measure
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket
-from planner.planning.plan import PlannedRung
+from planner.planning.plan import PlannedOffloading, PlannedRung, PlannedTarget, Unaided
 from planner.planning.predict import THROUGHPUT, ServedLoad, estimate
 from planner.planning.search.candidate import Candidate
 from planner.planning.search.space import Objective, Space
@@ -269,9 +269,8 @@ class Servers:
         prompts = min(prompts, MOST_CHUNKS // max(sent.input_len // self.candidate.config.max_num_batched_tokens, 1))
         return replace(sent, num_prompts=prompts)
 
-    @cached_property
-    def without_offloading(self) -> tuple[ServedLoad, int | None] | None:
-        """One server without ``--kv-offloading-size``, and how many the load then takes, up to four times as many.
+    def offloading(self, load: ServedLoad) -> PlannedOffloading | None:
+        """The worth of ``--kv-offloading-size`` under ``load``, and the load on up to four times as many GPUs without.
 
         None where host memory keeps no blocks of prompts that share prefixes.
         """
@@ -279,12 +278,13 @@ class Servers:
         if not (deployment.config.kv_offloading_size and objective.load.reused and self.candidate.load):
             return None
         bare = replace(deployment, config=replace(deployment.config, kv_offloading_size=None))
-        exactly = bool(objective.slos)
-        without = share_of(bare, objective, servers, exactly=exactly)
-        if without.meets:
-            return without, servers
-        most = defaults.TIMES_WITHOUT_OFFLOADING * servers
-        count, _, _ = fewest_servers(
-            lambda count: share_of(bare, objective, count, exactly=exactly), servers + 1, servers + 1, most
-        )
-        return without, count
+        serve = partial(share_of, bare, objective, exactly=bool(objective.slos))
+        without = serve(servers)
+        count: int | None = servers
+        if not without.meets:
+            most = defaults.TIMES_WITHOUT_OFFLOADING * servers
+            count, _, _ = fewest_servers(serve, servers + 1, servers + 1, most)
+        gpus, targets = count and count * deployment.config.num_gpus, tuple(map(PlannedTarget.of, without.readings))
+        unaided = Unaided(gpu_share=without.replay.cached_share, targets=targets, total_gpus=gpus)
+        share = load.replay.host_share
+        return PlannedOffloading(host_share=share, gpu_share=load.replay.cached_share - share, without=unaided)
