@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from planner import hardware, memory, model, output, planning
+from planner import hardware, model, output, planning
 from planner.commands.declare import Argument, Option, command
 from planner.commands.options import Format, HubOptions, complete_gpu, complete_model
 
@@ -46,7 +46,7 @@ def print_model_facts(
     errors: list[PlannerError] = []
     for name in model:
         try:
-            rows.append(memory.model_facts(planning.load_model(name, **hub)))
+            rows.append(output.model_facts(planning.load_model(name, **hub)))
         except PlannerError as error:
             rows.append({"requested": name, "error": error.cause, "hint": error.hint})
             errors.append(error)

@@ -16,7 +16,7 @@ from .weights import offloaded_bytes as offloaded_bytes
 
 # facts that need no GPU
 from .cache import attention_kinds as attention_kinds
-from .cache import model_facts as model_facts
+from .cache import kv_bytes_per_token as kv_bytes_per_token
 from .cache import stored_weight_bytes as stored_weight_bytes
 
 # the cache

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from planner.engine import EngineConfig, Latents, features_of, held_heads
 from planner.errors import InputError
@@ -36,7 +36,6 @@ from planner.model import (
     LatentAttention,
     Mixer,
     Model,
-    ResolvedModel,
     SparseIndexer,
     StateMixer,
 )
@@ -390,32 +389,6 @@ def _packed_groups(members: tuple[Member, ...]) -> tuple[CacheGroup, ...]:
 
 def _type(spec: CacheSpec) -> tuple[object, ...]:
     return spec.kind, spec.block_size, spec.span_tokens
-
-
-def model_facts(found: ResolvedModel) -> dict[str, Any]:
-    model = found.model
-    quantization = model.quantization
-    return {
-        "requested": found.requested,
-        "resolved": found.resolved,
-        "architecture": model.architecture,
-        "attention": attention_kinds(model),
-        "layers": model.num_layers,
-        "max_position_embeddings": model.max_position_embeddings,
-        "total_params": model.total_params,
-        "active_params": model.active_params,
-        "params_by_component": {str(part): n for part, n in model.params_by_component().items() if n},
-        "weight_dtype": quantization.weight_dtype,
-        "weights_bytes": stored_weight_bytes(model),
-        "kv_bytes_per_token": kv_bytes_per_token(model),
-        "quantization": {
-            "weight_dtype": quantization.weight_dtype,
-            "method": quantization.method,
-            "kv_cache_dtype": quantization.kv_cache_dtype or model.dtype,
-        },
-        "gated": model.gated,
-        "notes": [*found.notes, *model.notes, *quantization.notes],
-    }
 
 
 def stored_weight_bytes(model: Model) -> int:

@@ -19,6 +19,7 @@ from .tables.measured import ValidationAnswer as ValidationAnswer
 from .tables.measured import validate_offline as validate_offline
 
 # lists of facts
+from .tables.facts import model_facts as model_facts
 from .tables.facts import print_catalog as print_catalog
 from .tables.facts import print_files as print_files
 from .tables.facts import print_hardware as print_hardware

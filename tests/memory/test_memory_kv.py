@@ -18,10 +18,10 @@ from planner.memory.cache import (
     element_bytes,
     kv_bytes_per_token,
     layer_specs,
-    model_facts,
     stored_weight_bytes,
 )
 from planner.model.resolve import resolve_model
+from planner.output.tables.facts import model_facts
 from planner.units import GIB
 
 

@@ -67,7 +67,7 @@ FILLED = {
 #: Tables of reports, in HTML.
 IN_HTML = {"report_validation", "report_rejected", "report_operators", "report_levels", "evaluation_chart"}
 #: Fields of JSON and CSV, which no table shows.
-IN_JSON = {"fit_fields", "comparison_fields"}
+IN_JSON = {"fit_fields", "comparison_fields", "model_fields"}
 
 
 def test_every_table_is_printed_here() -> None:

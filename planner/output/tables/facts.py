@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from planner.hardware import AllReduceCurve, GpuProfile, PartitionRule, Quantity, aliases
-from planner.model import CatalogEntry
-from planner.output.render import Column, columns_of, json_text, note, print_notes, records_text, wrapped
+from planner.memory import attention_kinds, kv_bytes_per_token, stored_weight_bytes
+from planner.model import CatalogEntry, Model, ResolvedModel
+from planner.output.answer import fields_of
+from planner.output.render import Column, columns_of, json_text, note, print_notes, records_text, rows_of, wrapped
 from planner.output.workflows.documents import Workflow
 from planner.units import GIB, MB, TFLOP, US
 
@@ -18,6 +20,11 @@ def _billions(number: float) -> str:
     return f"{number / 1e9:,.2f}"
 
 
+def _quantization(model: Model) -> dict[str, Any]:
+    given = fields_of(model.quantization, "weight_dtype", "method", "kv_cache_dtype")
+    return given | {"kv_cache_dtype": given["kv_cache_dtype"] or model.dtype}
+
+
 HARDWARE_COLUMNS = columns_of(
     "hardware",
     memory_gib=lambda profile: round(profile.memory_bytes / GIB, 2),
@@ -26,6 +33,15 @@ HARDWARE_COLUMNS = columns_of(
 )
 CATALOG_COLUMNS = columns_of("catalog", billions=_billions)
 MODEL_COLUMNS = columns_of("model", billions=_billions)
+MODEL_FIELDS = columns_of(
+    "model_fields",
+    attention=lambda found: attention_kinds(found.model),
+    params_by_component=lambda found: {str(part): n for part, n in found.model.params_by_component().items() if n},
+    weights_bytes=lambda found: stored_weight_bytes(found.model),
+    kv_bytes_per_token=lambda found: kv_bytes_per_token(found.model),
+    quantization=lambda found: _quantization(found.model),
+    notes=lambda found: [*found.notes, *found.model.notes, *found.model.quantization.notes],
+)
 FIGURE_COLUMNS = columns_of("model_figures")
 WORKFLOW_COLUMNS = columns_of("workflows", sources=lambda job: [document.title for document in job.documents])
 FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
@@ -79,6 +95,11 @@ def print_catalog(entries: Sequence[CatalogEntry], output: str) -> None:
     print(records_text([{**vars(entry), "model": entry.model()} for entry in entries], output, columns), end="")
     if output == "table":
         note(f"note: {len(entries)} models; any other id is looked up on the hub")
+
+
+def model_facts(found: ResolvedModel) -> dict[str, Any]:
+    """The object of ``planner models show --format json``."""
+    return rows_of([found], MODEL_FIELDS)[0]
 
 
 def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
