@@ -43,9 +43,11 @@ from planner.engine.resolution import parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
 from planner.engine.version import EngineVersion
 from planner.errors import InputError, UnmodelledError
+from planner.resources import package_dir, tables_of
 from planner.units import whole_number
 from planner.workload import Load
 
+_TABLE = tables_of(package_dir("engine") / "lines.toml")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z]")
 #: The settings by their flags.
@@ -61,26 +63,12 @@ _SWITCHES = {
 _VALUES = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
 #: First release that refuses a key it does not know; 0.16 for others (``vllm/config/utils.py``). Before, it is ignored.
 _KEYS_REFUSED_SINCE = {"speculative_config": (0,), "compilation_config": (0, 13), "pass_config": (0, 13)}
-#: Options of the benchmarks that say the load, by the names of ``Load``; one batch of latency is ``num_prompts``.
-_LOAD = {
-    "--input-len": "input_len", "--random-input-len": "input_len", "--output-len": "output_len",
-    "--random-output-len": "output_len", "--num-prompts": "num_prompts", "--batch-size": "num_prompts",
-    "--max-concurrency": "max_concurrency", "--request-rate": "request_rate", "--burstiness": "burstiness",
-    "--random-range-ratio": "range_ratio", "--random-prefix-len": "prefix_len", "--prefix-len": "prefix_len",
-    "--seed": "seed",
-}  # fmt: skip
 _FRACTIONS = ("request_rate", "burstiness", "range_ratio")
 #: First words of each command.
 _SPELLED: dict[VllmCommand, list[str]] = {
     command: [command] if command.endswith(".py") else ["vllm", *command.split()] for command in get_args(VllmCommand)
 }
 _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-#: Options that take a list: every word up to the next option.
-_LISTS = frozenset(
-    ("--served-model-name", "--lora-modules", "--middleware", "--cudagraph-capture-sizes", "--cuda-graph-sizes")
-)
-#: Values of ``--runner``, ``--convert`` and, to 0.12, ``--task`` of a server that generates nothing.
-_POOLING = ("pooling", "embed", "embedding", "classify", "score", "reward")
 SET_IT = "write the value out, or give it by --set"
 API_SERVER = "vllm.entrypoints.openai.api_server"
 #: Commands that start an engine of their own, and those that send requests to a server.
@@ -225,7 +213,7 @@ class ServeLine:
     @property
     def pools(self) -> bool:
         """True for a server of embeddings, classes or scores (``config/model.py``, ``_get_runner_type``)."""
-        return any(self.options.get(name) in _POOLING for name in ("--task", "--runner", "--convert"))
+        return any(self.options.get(name) in _TABLE["pooling"] for name in ("--task", "--runner", "--convert"))
 
     def workload(self, version: EngineVersion) -> Load:
         """The load that a benchmark's line sends, its own defaults included. Raises InputError for others."""
@@ -363,7 +351,7 @@ class _LineReader:
             return list(truth)
         if flag not in self.known and not (self.positional or self.named) and len(parts) == 1:
             return []  # an unknown option in front of the model
-        return parts if flag in _LISTS else parts[:1]
+        return parts if flag in _TABLE["lists"] else parts[:1]
 
     def _take(self, flag: str, values: list[str], key: str = "") -> None:
         if flag == "--config":
@@ -387,7 +375,7 @@ class _LineReader:
             self.keyed.setdefault(flag, {})[key.removeprefix(".")] = values[0]
         elif flag in _ROWS:
             self.set(flag, values)
-        elif flag in _LOAD and self.command != "serve":
+        elif flag in _TABLE["load"] and self.command != "serve":
             self._set_load(flag, values)
         else:
             self.others[flag + key] = " ".join(values)
@@ -410,7 +398,7 @@ class _LineReader:
         if flag == "--seed" and values and "$" in values[0]:
             return  # a run decides it, as in our own benchmark.sh; any seed is as good
         try:
-            self.load[_LOAD[flag]] = float(values[0]) if values else float("nan")
+            self.load[_TABLE["load"][flag]] = float(values[0]) if values else float("nan")
         except ValueError:
             self.problems.append(FlagProblem(flag, f"{values[0]!r} is not a number"))
 
@@ -441,4 +429,4 @@ class _LineReader:
 
 
 def option_values(flag: str, text: str) -> list[str]:
-    return text.split() if flag in _LISTS else [text] * bool(text)
+    return text.split() if flag in _TABLE["lists"] else [text] * bool(text)

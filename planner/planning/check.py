@@ -29,34 +29,12 @@ from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving
+from planner.resources import package_dir, tables_of
 from planner.secrets import is_secret
 from planner.workload import Load, Targets
 
-#: Settings that are compared, beside the checkpoint, in the order of vLLM's help.
-SETTINGS = (
-    *dict.fromkeys((*engine.tagged("axes"), "weight_dtype", *engine.tagged("plan"))),
-    "cpu_kvcache_space", "engine", "num_scheduler_steps", "flashinfer_sampler", "mxfp4_use_marlin",
-    "language_model_only", "max_cudagraph_capture_size",
-)  # fmt: skip
-
-#: Settings that users of the line depend on: a better plan has them too.
-FUNCTIONAL = (
-    "enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras", "scheduling_policy",
-    "limit_mm_per_prompt", "skip_mm_profiling", "mm_encoder_tp_mode", "language_model_only", "enable_chunked_prefill",
-    "max_cudagraph_capture_size", "override_generation_config", "kv_offloading_size",
-)  # fmt: skip
-#: Options that name the first of several nodes, and all that join them: ``engine.head_node_words`` has those of a plan.
-_ADDRESSES = ("--master-addr", "--data-parallel-address")
-_JOINING = (
-    *_ADDRESSES, "--nnodes", "--node-rank", "--headless", "--data-parallel-size-local", "--data-parallel-start-rank",
-)  # fmt: skip
-#: Exchanges of experts that run two micro-batches: ``Microbatching currently only supports`` of ``config/vllm.py``.
-_MICROBATCHED = ("deepep_low_latency", "deepep_high_throughput", "nixl_ep")
-#: Variables that force a kernel of fp8 experts where both are on, and the default of the first: vLLM 0.32.0,
-#: ``select_fp8_moe_backend`` of ``fused_moe/oracle/fp8.py``.
-_FORCED_EXPERTS = {
-    ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM"): "1", ("VLLM_ROCM_USE_AITER", "VLLM_ROCM_USE_AITER_MOE"): "0",
-}  # fmt: skip
+_TABLE = tables_of(package_dir("planning") / "check.toml")
+SETTINGS = tuple(dict.fromkeys((*engine.tagged("axes"), "weight_dtype", *engine.tagged("plan"), *_TABLE["compared"])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +115,6 @@ class Served:
         return self.prediction.result
 
     @property
-    def tok_per_s_per_gpu(self) -> float:
-        return self.prediction.rates["output_throughput_per_gpu"]
-
-    @property
     def command(self) -> tuple[str, ...]:
         """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
         others = dict(self.line.others) if self.line and not self.line.is_offline else {}
@@ -153,8 +127,8 @@ class Served:
         spelled = engine.spelled_options(keyed, self.config.version)
         others |= {f"--{name}": json.dumps(value, separators=(",", ":")) for name, value in spelled.items()}
         host, port = others.pop("--host", engine.LOOPBACK), others.pop("--port", "8000")
-        head = next((others[name] for name in _ADDRESSES if name in others), "HEAD")
-        others = {name: value for name, value in others.items() if name not in _JOINING}
+        head = next((others[name] for name in _TABLE["addresses"] if name in others), "HEAD")
+        others = {name: value for name, value in others.items() if name not in _TABLE["joining"]}
         said = {name.removeprefix("--").removeprefix("no-") for name in others}
         recipe = recipe_of(self.deployment).flags
         added = {
@@ -466,7 +440,7 @@ def _doubts(
             yield engine.FlagProblem(word, cause, "leave it out, or --kv-cache-dtype")
     cuts = version.release >= (0, 32) and engine.cuts_expert_blocks(model, engine.Layout.of(config))
     chosen = "moe_backend" in " ".join((*line.others, *line.others.values())).replace("-", "_")
-    for (name, moe), default in _FORCED_EXPERTS.items() if cuts and not chosen else ():
+    for name, moe, default in _TABLE["forced_experts"] if cuts and not chosen else ():
         values = line.env.get(name, default), line.env.get(moe, "1")
         if {name, moe} & line.env.keys() and all(value.lower() in ("1", "true") for value in values):
             cause = "forces kernels that do not read the blocks of fp8 experts as TP cuts them"
@@ -496,9 +470,9 @@ def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Mod
     exchange = "--all2all-backend", "VLLM_ALL2ALL_BACKEND"
     word = "--enable-dbo" if "--enable-dbo" in line.others else "--ubatch-size"
     halved = word == "--enable-dbo" or line.others.get(word, "0") not in ("0", "1")
-    if halved and not {line.others.get(exchange[0]), line.env.get(exchange[1])} & {*_MICROBATCHED}:
+    if halved and not {line.others.get(exchange[0]), line.env.get(exchange[1])} & {*_TABLE["microbatched"]}:
         option = f"{exchange[0]} " if engine.flag_status(version, exchange[0]) else f"{exchange[1]}="
-        hint = f"add {option}{_MICROBATCHED[0]} and install DeepEP, or leave it out"
+        hint = f"add {option}{_TABLE['microbatched'][0]} and install DeepEP, or leave it out"
         yield engine.FlagProblem(word, f"vLLM {version} runs it on DeepEP or NIXL alone", hint)
 
 
@@ -557,7 +531,7 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     """The plans of one server on ``gpus`` GPUs, or fewer where there are none; None: on a node, or more."""
     given, line = answer.line.args, answer.serving
     starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
-    names = [*FUNCTIONAL, *["gpu_memory_utilization"] * bool(starts)]  # the rest may be other programs'
+    names = [*_TABLE["functional"], *["gpu_memory_utilization"] * bool(starts)]  # the rest may be other programs'
     names += ["enable_prefix_caching"] * bool(given.enable_prefix_caching or given.enable_chunked_prefill is False)
     refused = _refused((*names, "speculative_config"), answer.refusals)
     kept = {name: getattr(given, name) for name in names if name not in refused}

@@ -32,10 +32,8 @@ from planner.units import figure, format_bytes, percent, rounded
 COLUMNS = columns_of("check")
 #: On one screen.
 BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)
-BRIEF_LAUNCHES = 8
 BRIEF_PROBLEMS = 3
-BRIEF_START = 8
-BRIEF_CHANGES = 8
+BRIEF_ITEMS = 8  #: launches, lines of memory, changes
 NOTED_TTFT = 1.5  #: times the TTFT of the line from which a better plan says so
 
 
@@ -123,14 +121,14 @@ class CheckAnswer(Answer):
         if self.branches:
             gpu = shown.record.serving.profile.id
             yield wrapped(f"{shown.record.model} on {gpu}: {starting} of {len(self.launches)} launches start")
-            for record in self.branches[:BRIEF_LAUNCHES]:
+            for record in self.branches[:BRIEF_ITEMS]:
                 yield from items("-" if record.starts else "x", [f"{record.line.command}: {_verdict(record)}"])
-            if len(self.launches) > BRIEF_LAUNCHES:
-                yield f"  and {len(self.launches) - BRIEF_LAUNCHES} more"
+            if len(self.launches) > BRIEF_ITEMS:
+                yield f"  and {len(self.launches) - BRIEF_ITEMS} more"
             yield ""
         yield wrapped(_headline(shown.record))
         yield from _problem_lines(shown.record, BRIEF_PROBLEMS)
-        yield from list(_memory_lines(shown.record))[:BRIEF_START]
+        yield from list(_memory_lines(shown.record))[:BRIEF_ITEMS]
         if shown.has_speed:
             yield ""
             yield from _speed(shown, brief=True, with_command=not self.branches)
@@ -181,7 +179,8 @@ def _plan(record: LineVerdict, plan: Served) -> dict[str, Any]:
 
 
 def _figures(served: Served) -> dict[str, Any]:
-    return {**served.result, "output_throughput_per_gpu": served.tok_per_s_per_gpu, "num_gpus": served.config.num_gpus}
+    per_gpu = served.prediction.rates["output_throughput_per_gpu"]
+    return {**served.result, "output_throughput_per_gpu": per_gpu, "num_gpus": served.config.num_gpus}
 
 
 def _row(what: str, served: Served | None) -> dict[str, Any]:
@@ -279,11 +278,11 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
         if brief:
             what = f"better for --goal {record.goal}{_slower_start(record, plan)}" if record.served else "starts with"
-            yield from items("-", [f"{what}: {listed(changes, BRIEF_CHANGES)}"])
+            yield from items("-", [f"{what}: {listed(changes, BRIEF_ITEMS)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
         if added := plan.from_recipe:
-            yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_CHANGES if brief else len(added))}"])
+            yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_ITEMS if brief else len(added))}"])
         if with_command:
             yield from launch_lines(plan.env, plan.command)
 

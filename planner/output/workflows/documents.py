@@ -15,11 +15,6 @@ from planner.hardware import GpuProfile
 from planner.output.scripts.text import option, without_option
 from planner.resources import package_dir, tables_of
 
-#: The use of a printed command in a workflow, by its program; every other is one of lm_eval.
-_KINDS = {
-    "serve": "serve", "bench serve": "client", "benchmark_serving.py": "client",
-    "benchmark_latency.py": "offline", "benchmark_throughput.py": "offline",
-}  # fmt: skip
 #: Scripts of a workflow with a server.
 _SERVING = ("pull_image.sh", "shell.sh", "download.sh", "request.sh", "sweep.sh", "guidellm.sh")
 
@@ -180,7 +175,7 @@ def _spread(row: Mapping[str, str]) -> Iterator[dict[str, str | None]]:
 @lru_cache(maxsize=1)
 def list_workflows() -> dict[str, Workflow]:
     workflows = {}
-    for name, entry in _table("workflows")["workflow"].items():
+    for name, entry in tables("workflows")["workflow"].items():
         own = {**_frozen(entry), "name": name}
         printed = [commands()[one] for one in own.pop("commands", ())]
         ids = entry.get("documents", dict.fromkeys(command.document.id for command in printed))
@@ -188,7 +183,7 @@ def list_workflows() -> dict[str, Workflow]:
         version = entry.get("engine_version", first.engine_version)
         own |= {"gpus": entry.get("gpus", first.gpus), "engine_version": None if version == "newest" else version}
         for command in printed:
-            kind = _KINDS.get(engine.split_command(command.argv)[0] or "", "accuracy")
+            kind = tables("workflows")["kinds"].get(engine.split_command(command.argv)[0] or "", "accuracy")
             own[kind] = (*own.get(kind, ()), command) if kind != "accuracy" else command.argv
         if any(command.fp16_without for command in printed):
             in_fp8 = (own["model"], *own.get("also", ()))
@@ -200,13 +195,13 @@ def list_workflows() -> dict[str, Workflow]:
 
 def purposes() -> dict[str, str]:
     """The purpose of each file of a workflow, for ``WORKFLOW.md`` and ``planner workflow``."""
-    return dict(_table("workflows")["purpose"])
+    return dict(tables("workflows")["purpose"])
 
 
 def instead_of(documents: Collection[Document]) -> list[Mapping[str, Any]]:
     """Words of the documents for other programs than vLLM that no script has, and what stands there instead."""
     ids = {document.id for document in documents}
-    return [entry for entry in _table("workflows")["instead"] if ids & {*entry.get("documents", ids)}]
+    return [entry for entry in tables("workflows")["instead"] if ids & {*entry.get("documents", ids)}]
 
 
 def find_workflow(name: str) -> Workflow:
@@ -221,14 +216,14 @@ def find_workflow(name: str) -> Workflow:
 def documents() -> dict[str, Document]:
     return {
         name: Document(name, **_frozen({"env": {}, **entry, "version": engine.parse_version(entry["version"])}))
-        for name, entry in _table("documents")["document"].items()
+        for name, entry in tables("documents")["document"].items()
     }
 
 
 @lru_cache(maxsize=1)
 def commands() -> dict[str, Command]:
     printed = {}
-    for name, entry in _table("documents")["command"].items():
+    for name, entry in tables("documents")["command"].items():
         document = documents()[name.split("/")[0]]
         own = _frozen({**entry, "env": {**document.env, **entry.get("env", {})}})
         printed[name] = Command(name, document, tuple(shlex.split(own.pop("line"))), **own)
@@ -239,7 +234,7 @@ def commands() -> dict[str, Command]:
 def printed_rows() -> tuple[Point, ...]:
     """The rows of the printed tables, one for each figure."""
     rows = list[Point]()
-    for table in _table("documents")["table"]:
+    for table in tables("documents")["table"]:
         varied, (flag, across) = table["varied"], next(iter(table.get("across", {"": [""]}).items()))
         for row in table["rows"]:
             of_row = dict(zip(varied, map(str, row), strict=False))
@@ -255,14 +250,14 @@ def results() -> dict[tuple[str, str], Mapping[str, float]]:
     """The printed results by server and client, with the keys of the client's result file."""
     return {
         (server, one["client"]): {key: values[place] for key, values in one["figures"].items()}
-        for one in _table("documents")["result"]
+        for one in tables("documents")["result"]
         for place, server in enumerate(one["servers"])
     }
 
 
 def scores(model: str, task: str) -> Mapping[str, tuple[float, float]]:
     """The printed scores of a model: value and standard error by filter."""
-    own: Mapping[str, tuple[float, float]] = _table("documents")["score"].get(task, {}).get(model, {})
+    own: Mapping[str, tuple[float, float]] = tables("documents")["score"].get(task, {}).get(model, {})
     return own
 
 
@@ -274,11 +269,11 @@ def score_lines(model: str, task: str) -> tuple[str, ...]:
 
 def published_accuracy(models: Collection[str], gpu: str) -> Iterator[str]:
     """Scores and verdicts of the documents on checkpoints that are compared on a GPU."""
-    for model, own in _table("documents")["score"]["gsm8k"].items():
+    for model, own in tables("documents")["score"]["gsm8k"].items():
         if model in models:
             each = ", ".join(f"{name} {value:.4f} ± {stderr:.4f}" for name, (value, stderr) in own.items())
             yield f"published gsm8k of {model}: {each}"
-    for entry in _table("documents")["verdict"]:
+    for entry in tables("documents")["verdict"]:
         if entry["gpu"] == gpu and len(set(entry["models"]) & set(models)) > 1:
             yield entry["text"]
 
@@ -287,5 +282,7 @@ def _frozen(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
 
 
-def _table(name: str) -> dict[str, Any]:
+@lru_cache(maxsize=2)
+def tables(name: str) -> dict[str, Any]:
+    """The tables of ``documents.toml`` or ``workflows.toml``."""
     return tables_of(package_dir("output") / "workflows" / f"{name}.toml")

@@ -12,15 +12,10 @@ from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
-from planner.output.workflows.documents import Command, Point, Workflow, results
+from planner.output.workflows.documents import Command, Point, Workflow, results, tables
 from planner.units import percent
 from planner.workload import Load
 
-#: Options that the scripts decide for themselves; ``documents.toml`` has the reasons.
-OURS = frozenset((
-    "--trust-remote-code", "--host", "--port", "--disable-log-requests", "--enable-log-requests", "--model",
-    "--no-enable-log-requests", "--output-json", "--num-iters", "--num-iters-warmup", "--dataset-name",
-))  # fmt: skip
 #: Settings that the documents state although they are defaults.
 _STATED = frozenset(("--enable-chunked-prefill", "--pipeline-parallel-size", "--block-size", "--quantization"))
 LONG_TTFT_S = 60  #: more than this is waiting, not prefill
@@ -173,7 +168,8 @@ class Subject:
 
     def other_options(self, line: engine.ServeLine) -> dict[str, Any]:
         """Options of a document's line beside the engine's settings, in the words of the version."""
-        steps, others = "--num-scheduler-steps", {f: value for f, value in line.others.items() if f not in OURS}
+        steps, ours = "--num-scheduler-steps", tables("workflows")["ours"]
+        others = {flag: value for flag, value in line.others.items() if flag not in ours}
         if "--tokenizer" in others:
             others["--tokenizer"] = self.plan.model
         extra = engine.spelled_options(others, self.version, line.command)
@@ -184,7 +180,7 @@ class Subject:
     def written_out(self, words: list[str], line: engine.ServeLine) -> tuple[str, ...]:
         """A rendered command with those settings of the document's that a writer leaves out as defaults."""
         for flag, value in line.options.items():
-            known = flag in _STATED - OURS - line.others.keys() and engine.flag_status(self.version, flag, line.command)
+            known = flag in _STATED - line.others.keys() and engine.flag_status(self.version, flag, line.command)
             if known and not any(word == flag or word.startswith(f"{flag}=") for word in words):
                 words = [*words, flag, *([value] if value else [])]
         return tuple(words)
