@@ -123,8 +123,7 @@ class _Judge:
         elif server is None:
             server = engine.Found(("vllm", "serve", *filter(None, [clients[0].model])), {})
             self.remarks += ("there is no server in this: its client is judged with vllm serve and vLLM's defaults",)
-        read = read_in(server)
-        asked = self.asked
+        read, asked = read_in(server), replace(self.asked, wrapped=server.wrapped)
         if clients:
             asked = asked.with_client(clients[0], version)
             problems = tuple(problem for client in clients for problem in client.problems)

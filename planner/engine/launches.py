@@ -35,6 +35,7 @@ class Found:
     argv: tuple[str, ...]  #: from the program on: vllm serve MODEL ..., vllm bench serve ..., python3 -m vllm....
     env: Mapping[str, str]
     image_version: str = ""  #: the release that the tag of its container's image names, if any
+    wrapped: bool = False  #: by a script of a shell, which may add options
 
     @property
     def command(self) -> VllmCommand:
@@ -57,7 +58,8 @@ def found_in(words: Sequence[str], exported: Mapping[str, str] | None = None) ->
         if command_at(words, at)[0]:
             start = max(at - 1, 0) if words[at] == "-m" else at
             env = {**(exported or {}), **_variables(words[:at])}
-            return Found(tuple(words[start:]), env, version_of_images(words[:at]))
+            wrapped = "-c" in words[max(start - 3, 0) : start - 2]  # bash -c SCRIPT NAME vllm serve ...
+            return Found(tuple(words[start:]), env, version_of_images(words[:at]), wrapped)
     return _in_container(words) if any(word.rsplit("/", 1)[-1] in _CONTAINERS for word in words) else None
 
 

@@ -11,7 +11,7 @@ from math import ceil, inf, isfinite
 from typing import Any
 
 from planner import engine
-from planner.errors import InputError, PlannerError, brief
+from planner.errors import IllegalPlanError, InputError, PlannerError, brief
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis, unset_kv_cache_space
 from planner.model import Model, resolve_model, with_overrides
@@ -31,6 +31,7 @@ from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving
 from planner.resources import package_dir, tables_of
 from planner.secrets import is_secret
+from planner.units import whole_number
 from planner.workload import Load, Targets
 
 _TABLE = tables_of(package_dir("planning") / "check.toml")
@@ -45,6 +46,7 @@ class LineRequest:
     gpus: int | None = None  #: that a plan may use; None: as many as the line; fewer or a node where it does not start
     goal: Goal = "balanced"
     like: Load | None = None  #: the rest of the load; None: requests of one length, in a closed loop
+    wrapped: bool = False  #: in a script that may add options, such as those of several nodes
     fixed: bool = False  #: ``like`` is sent as it stands: by the client beside the line, or for a plan of classes
     targets: Targets = field(default_factory=Targets)  #: that a better plan has to meet
 
@@ -287,7 +289,9 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     compilation = line.others.get("--compilation-config", "")
     known = engine.known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
     issues = (*known, *_doubts(line, result.config, serving.model, serving.profile))
-    answer = replace(answer, fit=result, line=replace(line, problems=(*line.problems, *issues)))
+    hidden, refusals = ([], ()) if asked.wrapped else _missing_gpus(line, result.config, serving.profile)
+    line = replace(line, problems=(*line.problems, *issues, *hidden))
+    answer = replace(answer, fit=result, line=line, refusals=refusals)
     if line.is_offline or line.pools:
         return answer if line.pools else _offline(answer, timed)
     room = min(defaults.LEN, result.config.max_model_len // 2)
@@ -456,6 +460,30 @@ def _doubts(
     if method in ("awq", "gptq") and of_nvidia and not engine.value_status(version, "quantization", f"auto_{method}"):
         cause = f"vLLM {version} then takes slower kernels than Marlin, its own choice, which is predicted"
         yield engine.FlagProblem(f"--quantization {method}", cause, "leave it out", fatal=False)
+
+
+def _missing_gpus(
+    line: engine.ServeLine, config: engine.EngineConfig, profile: GpuProfile
+) -> tuple[list[engine.FlagProblem], tuple[PlannerError, ...]]:
+    """Variables that hide GPUs of the line, and its refusal if one machine has too few (``config/parallel.py``)."""
+    given, node = line.options, profile.gpus_per_node
+    backends = {given.get(name, "mp") for name in ("--distributed-executor-backend", "--data-parallel-backend")}
+    by_ray = profile.platform == "cuda" and not engine.flag_status(config.version, "--nnodes")  # if GPUs are missing
+    visible = _TABLE["visible"].get(profile.platform, ())
+    if by_ray or not visible or not backends <= {"mp", "uni"} or {*_TABLE["placed"]} & {*given}:
+        return [], ()
+    nodes, local = (whole_number(given.get(name, "")) for name in ("--nnodes", "--data-parallel-size-local"))
+    share = local / config.data_parallel_size if local is not None and not nodes else 1 / (nodes or 1)
+    taken = round(config.num_gpus * share)
+    seen = {name: value.count(",") + 1 for name in visible if (value := line.env.get(name)) and "$" not in value}
+    hidden = [
+        engine.FlagProblem(name, f"names {number} GPUs, and the line takes {taken}", f"name {taken} of them")
+        for name, number in seen.items()
+        if number < taken
+    ]
+    joined = " ".join(engine.head_node_words(config, -(-taken // node), config.version))
+    cause = f"the line takes {taken} GPUs of one machine, which has {node}"
+    return hidden, (IllegalPlanError(cause, hint=f"add {joined} on the first node"),) * (taken > node)
 
 
 def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Model) -> Iterator[engine.FlagProblem]:

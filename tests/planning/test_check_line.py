@@ -296,6 +296,51 @@ def test_a_suggestion_joins_its_nodes_once_at_the_address_of_the_line(words: str
     assert ("10.0.0.1" in command) == ("10.0.0.1" in words)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "words", "refused"),
+    [
+        ("h100", "-tp 16", "--nnodes 2 --node-rank 0 --master-addr HEAD"),
+        ("h100", "-dp 16 -ep", "--data-parallel-size-local 8 --data-parallel-address HEAD"),
+        ("h100", "-dp 16 -ep --data-parallel-size-local 8 --data-parallel-address a", ""),
+        ("h100", "-dp 16 -ep --data-parallel-rank 3", ""),
+        ("h100", "-tp 16 --nnodes 2", ""),
+        ("h100", "-tp 16 --distributed-executor-backend ray", ""),
+        ("h100 --engine-version 0.9.1", "-tp 16", ""),  # Ray is its default
+        ("mi300x --engine-version 0.9.1", "-tp 16", "--distributed-executor-backend ray"),
+    ],
+)
+def test_a_line_of_several_nodes_says_how_they_join(gpu: str, words: str, refused: str) -> None:
+    """``config/parallel.py``: World size (16) is larger than the number of available GPUs (8) in this node."""
+    name, *version = gpu.split()
+    said = answer(name, f"vllm serve Qwen/Qwen3-30B-A3B {words}", *version, status=1 if refused else 0)
+    assert (said["refusal"] or {"hint": ""})["hint"] == (refused and f"add {refused} on the first node")
+    assert said["starts"] == (not refused) and said["delivers"]
+
+
+def test_a_script_may_add_the_options_of_its_nodes() -> None:
+    """As launch.sh of a plan over nodes does, and its manifests."""
+    script = f'docker run --entrypoint bash vllm/vllm-openai:v0.32.0 -c "$join" planner vllm serve {LLAMA} -tp 16'
+    assert check_command(script, "h100", max_concurrency=8).ok
+    assert not check_command(script.replace('-c "$join" planner', '-c "$0 $*"'), "h100", max_concurrency=8).ok
+
+
+@pytest.mark.parametrize(
+    ("gpu", "visible", "fatal"),
+    [
+        ("h100", "CUDA_VISIBLE_DEVICES=0,1", True),
+        ("h100", "CUDA_VISIBLE_DEVICES=0,1,5,6", False),
+        ("h100", "CUDA_VISIBLE_DEVICES=$MINE", False),
+        ("h100", "HIP_VISIBLE_DEVICES=0", False),
+        ("mi300x", "HIP_VISIBLE_DEVICES=0,1", True),
+        ("mi300x", "ROCR_VISIBLE_DEVICES=0,1", True),
+    ],
+)
+def test_a_line_sees_the_gpus_that_it_takes(gpu: str, visible: str, fatal: bool) -> None:
+    said = answer(gpu, f"{visible} vllm serve {LLAMA} -tp 4", status=int(fatal))
+    assert flags(said) == ({visible.split("=")[0]: True} if fatal else {})
+    assert not fatal or not any(visible.split("=")[0] in plan["env"] for plan in said["better"])
+
+
 def test_nodes_of_another_number_are_not_simulated() -> None:
     line = "vllm serve Qwen/Qwen3-32B -tp 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1"
     assert check_command(line, "h100", max_concurrency=8).record.line.not_simulated == ("--nnodes",)

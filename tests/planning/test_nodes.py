@@ -200,7 +200,7 @@ def test_loads_and_targets_of_another_kind_are_not_divided() -> None:
         ("compare", DEEPSEEK, "--gpu", "h100-pcie", "--tensor-parallel-size", "16", "--packages", "16",
          "--max-concurrency", "8"),
         ("check", "--gpu", "h100-pcie", "--max-concurrency", "8", "--", "vllm", "serve", DEEPSEEK,
-         "--tensor-parallel-size", "16"),
+         "--tensor-parallel-size", "16", "--nnodes", "2"),
     ],
 )  # fmt: skip
 def test_compare_and_check_take_a_network_that_is_stated(words: tuple[str, ...]) -> None:
