@@ -94,6 +94,7 @@ def value_status(version: EngineVersion, kind: str, value: str) -> Status:
 
 
 def known_values(version: EngineVersion, kind: str) -> list[str]:
+    """Values in the list ``kind``; empty where the version has none."""
     return [name for name, spans in _table(kind).items() if _within(spans, version)]
 
 
@@ -162,7 +163,7 @@ def _data(file: str = "flags.json") -> dict[str, Any]:
 @lru_cache(maxsize=32)
 def _table(name: str) -> dict[str, Spans]:
     place = {version: index for index, version in enumerate(table_versions())}
-    groups: dict[str, str] = _data()[name]
+    groups: dict[str, str] = _data().get(name, {})
     spans_by_name = {}
     for key, names in groups.items():
         edges = [span.split("..") for span in key.split(",")]

@@ -59,8 +59,6 @@ _LONG |= {row.short: row.flag for row in _ROWS.values() if row.short} | {"-pcp":
 _SWITCHES = {
     flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
 }
-#: Options whose values differ between versions.
-_VALUES = {"--kv-cache-dtype": "kv_cache_dtype", "--quantization": "quantization"}
 #: First release that refuses a key it does not know; 0.16 for others (``vllm/config/utils.py``). Before, it is ignored.
 _KEYS_REFUSED_SINCE = {"speculative_config": (0,), "compilation_config": (0, 13), "pass_config": (0, 13)}
 _FRACTIONS = ("request_rate", "burstiness", "range_ratio")
@@ -156,10 +154,7 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
 
 def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[FlagProblem]:
     option = _LONG.get(flag, flag)
-    if option in _VALUES:
-        if not (status := value_status(version, _VALUES[option], value)):
-            yield FlagProblem(f"{flag} {value}", str(status), status.hint)
-    elif (kind := key_list(option)) and value.startswith("{"):
+    if (kind := key_list(option)) and value.startswith("{"):
         try:
             config = json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -169,6 +164,19 @@ def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[Flag
             yield from _check_keys(flag, config, kind, version)
     elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):
         yield FlagProblem(flag, f"takes JSON, not {value!r}, from vLLM 0.10.2 on", 'write {"mode": 3}')
+    elif not kind and option.removeprefix("--") not in PARSERS:
+        yield from _check_choice(flag, option.removeprefix("--").replace("-", "_"), value, version)
+
+
+def _check_choice(word: str, name: str, value: str, version: EngineVersion) -> Iterator[FlagProblem]:
+    """Yield a problem for a value that is not in its option's list; vLLM folds the case of backends and of graphs."""
+    known = known_values(version, name)
+    if name.endswith(("_backend", "cudagraph_mode")):
+        value = {one.lower(): one for one in known}.get(value.lower().replace("-", "_"), value)
+    if known and not (status := value_status(version, name, value)) and not set(value) & {*"$."}:  # a dot: a class
+        near = get_close_matches(value, known, n=1, cutoff=0.7)
+        listed = f"nearest: {near[0]}" if near else f"use one of: {', '.join(known)}" if len(known) < 9 else ""
+        yield FlagProblem(f"{word} {value}", str(status), status.hint or listed or "leave it out")
 
 
 def _check_keys(flag: str, config: dict[str, object], kind: str, version: EngineVersion) -> Iterator[FlagProblem]:
@@ -180,6 +188,9 @@ def _check_keys(flag: str, config: dict[str, object], kind: str, version: Engine
             yield FlagProblem(f"{flag} {key}", str(status), hint, fatal)
         elif isinstance(value, dict):
             yield from _check_keys(f"{flag} {key}", value, key_list(key), version)
+        elif isinstance(value, str):
+            name = f"{kind.removesuffix('_config')}_{key}" if key == "backend" else key
+            yield from _check_choice(f"{flag} {key}", name, value, version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +265,7 @@ def read_line(
     reader.problems += _check_parsers(reader.options, version)
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
-    problems = [problem for problem in judged if problem.word not in seen]
+    problems = [problem for problem in judged if not {problem.word, problem.word.rpartition(" ")[0]} & seen]
     for name, value in environment.items():
         problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(

@@ -439,7 +439,11 @@ def _doubts(
     fp8, capability = config.kv_cache_dtype.startswith("fp8"), profile.compute_capability or (9, 0)
     reads = {"TRITON_ATTN": capability >= (8, 9), "FLASH_ATTN": capability[0] in (9, 10)}  # v1/attention/backends
     for word in ("--attention-backend", "--attention-config.backend", "VLLM_ATTENTION_BACKEND"):
-        if fp8 and config.engine == "V1" and not reads.get(given.get(word, "").upper(), True):
+        name = given.get(word, "").upper()
+        kernels = next((home for start, home in _TABLE["kernels"].items() if name.startswith(start)), profile.platform)
+        if word.startswith("--") and kernels != profile.platform:
+            yield engine.FlagProblem(word, f"{name} has kernels for {kernels} alone", "leave it out")
+        elif fp8 and config.engine == "V1" and not reads.get(name, True):
             cause = f"{given[word]} does not read an fp8 KV cache on {profile.name}"
             yield engine.FlagProblem(word, cause, "leave it out, or --kv-cache-dtype")
     cuts = version.release >= (0, 32) and engine.cuts_expert_blocks(model, engine.Layout.of(config))

@@ -288,7 +288,7 @@ def test_no_line_is_too_strange_to_be_read_or_refused(version: Any, words: list[
         ("0.10.2", "--disable-async-output-proc", ("--disable-async-output-proc",)),
         ("0.9.1", "--guided-decoding-backend outlines", ("--guided-decoding-backend outlines",)),
         ("0.10.0", "--guided-decoding-backend outlines", ()),
-        ("0.8.5", "--guided-decoding-backend xgrammar:disable-any-whitespace", ()),
+        ("0.8.5", "--guided-decoding-backend xgrammar", ()),
         ("0.9.1", "--otlp-traces-endpoint http://a:4317", ("--otlp-traces-endpoint http://a:4317",)),
         ("0.10.2", "--otlp-traces-endpoint http://a:4317", ()),
         ("0.11.0", "--max-num-partial-prefills 2", ("--max-num-partial-prefills 2",)),

@@ -341,6 +341,34 @@ def test_a_line_sees_the_gpus_that_it_takes(gpu: str, visible: str, fatal: bool)
     assert not fatal or not any(visible.split("=")[0] in plan["env"] for plan in said["better"])
 
 
+@pytest.mark.parametrize(
+    ("gpu", "words", "word"),
+    [
+        # what 0.32.0 says: "Unknown attention backend: 'NOPE'", "invalid choice: 'nope'", KeyError of the enumeration
+        ("h100", "--attention-backend NOPE", "--attention-backend NOPE"),
+        ("h100", "--attention-config.backend NOPE", "--attention-config backend NOPE"),
+        ("mi300x", "--attention-backend TRITON_ATTN_VLLM_V1", "--attention-backend TRITON_ATTN_VLLM_V1"),
+        ("h100", "--moe-backend nope", "--moe-backend nope"),
+        ("h100", "--linear-backend nope", "--linear-backend nope"),
+        ("h100", "--all2all-backend nope", "--all2all-backend nope"),
+        ("h100", "--distributed-executor-backend nope", "--distributed-executor-backend nope"),
+        ("h100", "-cc.cudagraph_mode NOPE", "--compilation-config cudagraph_mode NOPE"),
+        ("h100", "--runner nope", "--runner nope"),
+        # and what it takes: backends and graphs in any case, an executor by its class, formats of plugins
+        ("h100", "--attention-backend flash_attn --moe-backend Flashinfer-Cutlass -cc.cudagraph_mode none", ""),
+        ("h100", "--distributed-executor-backend my.Executor --load-format mine", ""),
+        # platforms/rocm.py and cuda.py: "Selected backend ... is not valid for this configuration"
+        ("mi300x", "--attention-backend FLASHINFER", "--attention-backend"),
+        ("h100", "--attention-backend FLASHINFER", ""),
+        ("h100", "--attention-config.backend ROCM_AITER_FA", "--attention-config.backend"),
+    ],
+)
+def test_a_value_outside_of_its_list_is_refused(gpu: str, words: str, word: str) -> None:
+    said = answer(gpu, f"vllm serve {LLAMA} {words}", "--engine-version", "0.32.0", status=int(bool(word)))
+    assert flags(said) == ({word: True} if word else {})
+    assert not word or all(word.split()[0] not in plan for plan in better(said))
+
+
 def test_nodes_of_another_number_are_not_simulated() -> None:
     line = "vllm serve Qwen/Qwen3-32B -tp 8 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1"
     assert check_command(line, "h100", max_concurrency=8).record.line.not_simulated == ("--nnodes",)

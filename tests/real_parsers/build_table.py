@@ -22,7 +22,7 @@ from typing import Any
 
 ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
 COMMANDS = (*ENGINE_COMMANDS, "bench serve", "benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
-LISTS = ("env", "kv_cache_dtype", "quantization", "tool_call_parser", "reasoning_parser")
+NO_LISTS = (*COMMANDS, "source", "versions", "version", "errors", "engine", "switches")
 SOURCE = "options of the real parsers of each version, and its own lists; tests/real_parsers/dump_parsers.py"
 
 Known = dict[str, list[int]]  # name -> indices of the versions that know it
@@ -71,7 +71,7 @@ def switches(dump: Mapping[str, Any]) -> set[str]:
 
 def lists(source: Mapping[str, Any]) -> list[str]:
     """Names of the value lists, and of the options of JSON, whose keys are listed."""
-    return [name for name in source if name in LISTS or name.endswith("_config")]
+    return [name for name in source if name not in NO_LISTS]
 
 
 def order(version: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ What cannot be imported is left out and named under ``errors``.
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -27,6 +28,10 @@ ARG_PARSERS = (
     "vllm.entrypoints.openai.cli_args",
 )
 PARSER_CLASSES = ("vllm.utils.argparse_utils", "vllm.utils")
+REGISTRIES = ("vllm.v1.attention.backends.registry", "vllm.attention.backends.registry")
+#: Lists of their own below, and settings that planner reads itself.
+OTHER_LISTS = {"kv_cache_dtype", "quantization", "tool_call_parser", "reasoning_parser"}
+OTHER_LISTS |= {"dtype", "scheduling_policy", "mm_encoder_tp_mode"}
 SCRIPTS = ("benchmark_serving.py", "benchmark_throughput.py", "benchmark_latency.py")
 
 
@@ -56,6 +61,27 @@ def serve() -> dict[str, str]:
         return found | options(command.subparser_init(new_parser(prog="vllm").add_subparsers()))
     except (ImportError, TypeError):
         return found
+
+
+def choices() -> dict[str, list[str]]:
+    """The closed lists of values: of the server's options, and of enumerations behind its JSON."""
+    parser = first(ARG_PARSERS, "make_arg_parser")(first(PARSER_CLASSES, "FlexibleArgumentParser")())
+    found = {
+        name[2:].replace("-", "_"): [value for value in action.choices if isinstance(value, str)]
+        for name, action in parser._option_string_actions.items()
+        if action.choices and action.nargs in (None, "?") and name.startswith("--")
+    }
+    readers: dict[str, Callable[[], Any]] = {
+        "attention_backend": lambda: first(REGISTRIES, "AttentionBackendEnum").__members__,
+        "cudagraph_mode": lambda: first(("vllm.config.compilation", "vllm.config"), "CUDAGraphMode").__members__,
+        "distributed_executor_backend": lambda: typing.get_args(
+            first(("vllm.config.parallel", "vllm.config"), "DistributedExecutorBackend")
+        ),
+    }
+    for name, read in readers.items():
+        with contextlib.suppress(ImportError):
+            found[name] = list(read())
+    return {name: list(filter(None, found[name])) for name in sorted(found.keys() - OTHER_LISTS)}
 
 
 def bench(name: str, tree: Path) -> dict[str, str]:
@@ -183,7 +209,7 @@ def main(version: str, tree: Path) -> None:
             "Reasoning", f"{tree}/vllm/reasoning", f"{tree}/vllm/entrypoints/openai/reasoning_parsers"
         ),
     }
-    found: dict[str, Any] = {"version": version, "errors": {}, **configurations(tree)}
+    found: dict[str, Any] = {"version": version, "errors": {}, **configurations(tree), **choices()}
     for name, read in readers.items():
         try:
             found[name] = read()
