@@ -272,6 +272,11 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     try:
         line, timed, result = _fitted(line, serving)
     except InputError as error:
+        if "enable_chunked_prefill" in error.remedy and serving.version.release < (0, 11, 1):  # V1 overwrites it
+            word, _, cause = error.cause.partition(": ")
+            overwritten = engine.FlagProblem(word, cause, error.hint, fatal=False)
+            line = replace(line, args=line.args.changed(**error.remedy), problems=(*line.problems, overwritten))
+            return check_line(line, given, asked)
         answer = replace(answer, refusals=(error, *_further_refusals(line, serving, error)))
         if line.is_offline or line.pools:
             return answer

@@ -341,6 +341,13 @@ def test_a_line_sees_the_gpus_that_it_takes(gpu: str, visible: str, fatal: bool)
     assert not fatal or not any(visible.split("=")[0] in plan["env"] for plan in said["better"])
 
 
+@pytest.mark.parametrize("version", ["0.9.1", "0.11.0"])
+def test_an_option_that_v1_overwrites_is_a_remark(version: str) -> None:
+    """``arg_utils.py``, ``_set_default_args_v1``: "V1 always uses chunked prefills"."""
+    said = answer("h100", f"vllm serve {LLAMA} --no-enable-chunked-prefill", "--engine-version", version)
+    assert said["starts"] and flags(said) == {"--no-enable-chunked-prefill": False} and said["delivers"]
+
+
 @pytest.mark.parametrize(
     ("gpu", "words", "word"),
     [
