@@ -358,7 +358,12 @@ def test_a_sweep_sends_five_prompts_for_each_request_in_flight() -> None:
         assert words[2] == value_of(words, "--num-prompts")
     for words in closed:
         assert int(words[2]) == 5 * int(value_of(words, "--max-concurrency"))
-    rates = [float(value_of(words, "--request-rate")) for words in loads if words[1].startswith("rate")]
+    opened = [words for words in loads if words[1].startswith("rate")]
+    rates = [float(value_of(words, "--request-rate")) for words in opened]
+    prompts = [int(words[2]) for words in opened]
+    # an idle server has few requests in flight, an overloaded one all: five for each
+    assert prompts == sorted(prompts) and 100 <= prompts[0] <= 320 and prompts[-1] == 5 * 256
+    assert re.search(r"predicted duration: .*concurrency \d+ min, rate \d+ min", script)
     assert len(rates) == 6 and rates == sorted(rates) and rates[-1] / rates[0] > 4
     digest = saved_plan("sweep")["digest"]
     assert f"digest={digest}\n" in script and "sweep-$load-$digest.json" in script

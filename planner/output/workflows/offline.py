@@ -1,7 +1,7 @@
 """Loads that a workflow measures, each with its prediction: offline points of the document, and loads of a sweep."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ OFFLINE_SCRIPTS = ("latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "
 WARM_UP_ITERATIONS, ITERATIONS = 10, 30
 #: Shares of the predicted highest request rate, from idle to overload
 RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
+LEAST_PROMPTS = 100  #: of a load at a rate
 MOST_STEPS = 50  #: more doublings than ``max_num_seqs`` has
 
 
@@ -194,12 +195,10 @@ def sweep_names(plan: planning.Plan, deployment: planning.Deployment) -> dict[st
     closed = [_swept(plan, deployment, load) for load in _closed_loads(plan)]
     highest = closed[-1]["figures"]["request_throughput"]  # with every place taken
     rates = sorted({float(f"{share * highest:.2g}") for share in RATES})
-    steps = (_closed(plan, plan.max_num_seqs, MOST_STEPS + place) for place in range(len(rates)))
-    opened = [replace(load, max_concurrency=None, request_rate=rate) for load, rate in zip(steps, rates, strict=True)]
-    return {
-        "logged": True,
-        "swept": {"concurrency": closed, "rate": [_swept(plan, deployment, load) for load in opened]},
-    }
+    opened = [_open(plan, rate, MOST_STEPS + place, closed) for place, rate in enumerate(rates)]
+    swept = {"concurrency": closed, "rate": [_swept(plan, deployment, load) for load in opened]}
+    taken = {kind: sum(one["figures"]["duration"] for one in loads) / 60 for kind, loads in swept.items()}
+    return {"logged": True, "swept": swept, "taken": ", ".join(f"{kind} {taken[kind]:,.0f} min" for kind in swept)}
 
 
 def guidellm_names(plan: planning.Plan) -> dict[str, Any]:
@@ -225,6 +224,13 @@ def _closed(plan: planning.Plan, concurrency: int, place: int) -> Load:
     load, seed = plan.workload, plan.workload.seed + SEED_STEP * (2 + place)
     prompts = planning.defaults.PROMPTS_PER_SLOT * concurrency
     return Load(load.input_len, load.output_len, prompts, max_concurrency=concurrency, seed=seed)
+
+
+def _open(plan: planning.Plan, rate: float, place: int, closed: Sequence[Mapping[str, Any]]) -> Load:
+    """The load of requests at ``rate``: as many as a closed loop of that rate needs for a steady state."""
+    reached = (one["load"] for one in closed if one["figures"]["request_throughput"] >= rate)
+    load = _closed(plan, next(reached, closed[-1]["load"]).max_concurrency, place)
+    return replace(load, num_prompts=max(load.num_prompts, LEAST_PROMPTS), max_concurrency=None, request_rate=rate)
 
 
 def _swept(plan: planning.Plan, deployment: planning.Deployment, load: Load) -> dict[str, Any]:
