@@ -55,7 +55,8 @@ class Advised:
             case "copies" if config.num_gpus == config.tensor_parallel_size > 1:
                 share = load.share_of(config.num_gpus, most=ceil(load.num_prompts / config.num_gpus))
                 one = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
-                return (f"TP {config.num_gpus}", self._difference(one, share)) if one.fits else ("", "")
+                spread = f"{config.num_gpus} servers on the same GPUs, {self._difference(one, share)}"
+                return (f"TP {config.num_gpus}", spread) if one.fits else ("", "")
             case "held" if "--max-num-seqs" in (self.options or ()):
                 served, full = self.deployment.requests_served(load.longest_len), _in_flight(load, config.max_running)
                 held = int(served)

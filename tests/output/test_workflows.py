@@ -108,7 +108,7 @@ SAID: list[tuple[Any, ...]] = [
     ("build-rocm-0.9.1", {}, "build_image.sh", ('options+=(--build-arg "BASE_IMAGE=$BASE_IMAGE")',), ()),
     ("mi355x-fp8", {"image": "rocm/vllm-dev:nightly"}, "plan.json", ("as asked for with --image",), ()),
     # AMD prints 11,640 ms; for 0.11.0 12,687 are predicted, for the version that is launched a third more
-    ("mi355x-fp8", {}, "WORKFLOW.md", ("benchmark.sh, vLLM 0.11.0",), ()),
+    ("mi355x-fp8", {}, "WORKFLOW.md", ("benchmark.sh, vLLM 0.11.0", "replaced by --no-enable-log-requests"), ()),
     ("mi355x-fp8", {}, "plan.json", (), ('"engine_version": "0.11.0"',)),
     ("deepseek", {}, "WORKFLOW.md", ("`--max-model-len` | `131072` | 32768 |", "adds --ignore-eos"), ()),
     # AMD's own script runs as it is, with its words: -g 8, as printed

@@ -52,7 +52,7 @@ def test_the_difference_is_that_of_two_predictions() -> None:
     ("words", "advice"),
     [
         (f"{LLAMA} --gpu mi300x --goal max-throughput", "65,536 batched tokens"),
-        (f"{LLAMA} --gpu mi300x --goal balanced", "several servers of TP 1"),
+        (f"{LLAMA} --gpu mi300x --goal balanced", "servers on the same GPUs, "),
         ("meta-llama/Llama-3.3-70B-Instruct --gpu mi355x --goal max-throughput", "FP8 first, and MXFP4"),
         ("deepseek-ai/DeepSeek-R1 --gpu mi300x", "at most 32,768 tokens of context; here max_model_len 163840"),
     ],

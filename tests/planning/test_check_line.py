@@ -214,6 +214,9 @@ def test_what_is_cut_short_is_counted() -> None:
     line = f"vllm serve {LLAMA} --first 1 --second 2 --third 3 --fourth 4 --fifth 5"
     told, whole = (run("check", "--gpu", "h100", *more, "--", *line.split()).out for more in ((), ("--explain",)))
     assert "and 2 more remarks on options" in told and "--fifth" not in told
+    assert "vLLM refuses 5 options; without them: starts" in " ".join(told.split())
+    fewer = run("check", "--gpu", "h100", "--", *line.split()[:-2]).out
+    assert "and 1 more remark on options" in fewer
     assert "more remarks" not in whole and "--fifth" in whole
     lines = "\n".join(f"vllm bench latency --model {LLAMA} --batch-size {size}" for size in range(1, 11))
     assert "  and 2 more\n" in run("check", "--gpu", "h100", lines).out

@@ -27,7 +27,7 @@ from planner.output.tables.shared import (
     sent_words,
 )
 from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served
-from planner.units import figure, format_bytes, percent, rounded
+from planner.units import counted, figure, format_bytes, percent, rounded
 
 COLUMNS = columns_of("check")
 #: On one screen.
@@ -206,7 +206,7 @@ def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str
     for problem in problems[:most]:
         yield from items("x" if problem.fatal else "!", [str(problem)])
     if more := len(problems[most:]) if most else 0:
-        yield f"  and {more} more remarks on options"
+        yield f"  and {counted(more, 'more remark')} on options"
 
 
 def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = True) -> Iterator[str]:
@@ -231,10 +231,10 @@ def _verdict(record: LineVerdict) -> str:
         words = f"starts with {percent(fit.deployment.probability_fits)} probability"
     else:
         words = "starts" if fit.fits else "does not fit"
-    who = (
-        "vLLM refuses" if any(one.fatal and one.modelled for one in record.line.problems) else "planner does not model"
-    )
-    return f"{who} an option; without it: {words}" if record.line.refused else words
+    fatal = [problem for problem in record.line.problems if problem.fatal]
+    who = "vLLM refuses" if any(problem.modelled for problem in fatal) else "planner does not model"
+    several = f"{len(fatal)} options; without them" if len(fatal) > 1 else "an option; without it"
+    return f"{who} {several}: {words}" if fatal else words
 
 
 def _memory_lines(record: LineVerdict) -> Iterator[str]:

@@ -258,8 +258,10 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
         given = result.smallest_kv_cache_memory_bytes
         share = f"--gpu-memory-utilization {result.smallest_gpu_memory_utilization:g} holds one request"
         yield "smallest share", share + (f", as does --kv-cache-memory-bytes {given}" if given else "")
-    several = config.tensor_parallel_size > result.deployment.profile.gpus_per_node
-    none = "none fits" if several else "none fits in one node"
+    profile = result.deployment.profile
+    alone = profile.partition and not profile.partition.tensor_parallel.allowed
+    several = config.tensor_parallel_size > profile.gpus_per_node
+    none = "does not fit, and TP 1 alone is allowed" if alone else "none fits" if several else "none fits in one node"
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or none}"
     yield from [("memory overheads", result.calibration)] * (result.calibration != SHIPPED)
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from planner.engine import ServeLine, read_line
+from planner.engine import ServeLine, flag_status, read_line
 from planner.output.render import columns_of
 from planner.output.workflows.documents import Command, commands, scores
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, OfflinePoint, offline_points
@@ -81,7 +81,7 @@ def caveats_of(job: Subject, figures: Iterable[PrintedFigure]) -> tuple[str, ...
 
 
 def changed_options(job: Subject) -> tuple[dict[str, str], ...]:
-    """Options of the document's commands that differ here, once for each script; ``here`` is empty if left out."""
+    """Options of the document's commands that differ here, once for each script."""
     if not job.documented:
         return ()
     plan, rows = job.plan, list[dict[str, str]]()
@@ -104,7 +104,9 @@ def _changed(
         other = here.get(word)
         if "<" not in value and not (other is not None and _equal(value, other)):
             row = {"script": script, "word": word, "printed": value or word}
-            yield {**row, "here": "" if other is None else other or word}
+            successor = flag_status(job.version, word).replaced_by
+            gone = f"replaced by {successor}" if successor in here else "left out"
+            yield {**row, "here": gone if other is None else other or word}
 
 
 def _words(line: ServeLine) -> dict[str, str]:

@@ -94,11 +94,7 @@ def _about(workflow: Workflow, command: str, calibration: str, steps: Sequence[s
         "remarks": (*workflow.remarks, *corrections),
         "has_runbook": job is not None,  # of a comparison each layout has one
         "documented": job is None or job.documented,
-        "changed": [
-            (row["script"], row["word"], row["printed"], row["here"] or "left out") for row in changed_options(job)
-        ]
-        if job
-        else (),
+        "changed": [tuple(row.values()) for row in changed_options(job)] if job else (),
         "caveats": caveats_of(job, figures) if job else (),
         "printed_titles": [column.title for column in PRINTED],
         "printed": [[column.cell(column.value(figure)) for column in PRINTED] for figure in figures],
