@@ -581,7 +581,7 @@ def _weight_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
     shared = "on the GPU" if config.tensor_parallel_size == 1 else f"on each of {config.tensor_parallel_size} ranks"
     for component, num_bytes in sorted(weights.by_component.items(), key=lambda item: -item[1]):
         yield f"  {component.replace('_', ' ')}", _both(num_bytes), shared
-    parameters = f"{model.total_params:,} parameters, linear in {config.weight_dtype}, others in {config.dtype}"
+    parameters = f"{model.total_params:,} parameters, linear weights {config.weight_dtype}, others {config.dtype}"
     lora, positions = config.lora, f"{model.max_position_embeddings:,} positions, loaded with the weights"
     adapters = lora and f"{lora.max_loras} of rank {lora.max_lora_rank}, in every matrix of the layers, used or not"
     offloaded = f"--cpu-offload-gb {config.cpu_offload_gb or 0:g}: read over the host's link in every step"
