@@ -78,7 +78,7 @@ def find_local_gpus(run: Run = run_tool) -> tuple[LocalGpu, ...]:
     modes = ""
     with suppress(SilentTool):
         modes = run(AMD_PARTITION)
-    amd = ask("amd-smi", lambda: read_amd_smi(run(AMD_STATIC), modes))
+    amd = ask("amd-smi", lambda: _visible(tuple(read_amd_smi(run(AMD_STATIC), modes))))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     nvidia = ask("nvidia-smi", lambda: read_nvidia_smi(run(NVIDIA), run(NVIDIA_LIST), visible))
     if not amd and not nvidia:
@@ -106,6 +106,15 @@ def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
             compute_mode=_mode(known, "accelerator_type", "accelerator_partition", "compute_partition"),
             memory_mode=_mode(known, "memory", "memory_partition"),
         )
+
+
+def _visible(gpus: tuple[LocalGpu, ...]) -> tuple[LocalGpu, ...]:
+    """Those that ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES, name by number; all where they count partitions."""
+    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        numbers = [whole_number(word.strip()) for word in os.environ.get(name, "").split(",")]
+        if None not in numbers and all(gpu.compute_mode in ("", "SPX") for gpu in gpus):
+            gpus = tuple(gpus[number] for number in numbers if number is not None and number < len(gpus))
+    return gpus
 
 
 def read_nvidia_smi(query: str, listing: str, visible: str | None = None) -> tuple[LocalGpu, ...]:

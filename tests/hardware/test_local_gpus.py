@@ -277,3 +277,30 @@ def test_the_command_line_takes_the_gpus_of_the_machine(
     assert {plan["num_gpus"] for plan in plans} <= {1, 2} and plans[0]["gpus_per_node"] == 2
     assert main(["workflow", "copies", "Qwen/Qwen3-8B", "--gpu", "local", "--format", "json"]) == 0
     assert "2 x NVIDIA H100 SXM 80GB" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("named", "count"),
+    [
+        ({}, 8),
+        ({"HIP_VISIBLE_DEVICES": "0"}, 1),
+        ({"HIP_VISIBLE_DEVICES": "4,5"}, 2),
+        ({"ROCR_VISIBLE_DEVICES": "4,5,6", "HIP_VISIBLE_DEVICES": "0,2"}, 2),
+        ({"ROCR_VISIBLE_DEVICES": "4", "HIP_VISIBLE_DEVICES": "1"}, 0),  # HIP counts what ROCR leaves
+        ({"ROCR_VISIBLE_DEVICES": "GPU-8a4e"}, 8),
+    ],
+)
+def test_gpus_that_are_hidden_from_hip_are_not_planned_for(
+    named: dict[str, str], count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """launch.sh takes the same GPUs: a plan for eight ended there with "names only 0"."""
+    for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    tools = machine(amd_smi_static=whole_node(8))
+    if count:
+        assert len(find_local_gpus(tools)) == count
+    else:
+        with pytest.raises(InputError, match="no GPU is found"):
+            find_local_gpus(tools)
