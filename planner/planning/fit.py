@@ -340,11 +340,15 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
         size: dict[str, Setting] = {"tensor_parallel_size": node} if fit.config.tensor_parallel_size != node else {}
         two = f"{2 * node} GPUs on two nodes (--nnodes 2), TP {node} x PP 2"
         same += _option(serving, two, {**size, "pipeline_parallel_size": 2})
+    validated = serving.changed(allow_unvalidated=False)
     others = (
-        *_first_gpus(serving, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1),
+        *_first_gpus(validated, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1),
         *_first_gpus(serving, _other_gpus(serving), "{}", OTHER_GPUS),
     )
-    kinds = [tuple(_settings(serving, fit)) or tuple(_frugal(serving)), same, others]
+    settings = tuple(_settings(serving, fit))
+    if all(one.max_model_len < fit.config.max_model_len / 4 for one in settings):
+        settings = (*_frugal(serving), *settings)
+    kinds = [settings, same, others]
     if here.partition:  # TP over partitions is disputed, and comes last
         kinds.append(tuple(_more_partitions(serving, modes)))
     yield from (option for rank in zip_longest(*kinds) for option in rank if option)
@@ -547,11 +551,15 @@ def _speed(profile: GpuProfile) -> tuple[float, float]:
 
 
 def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, most: int) -> Iterator[WayOut]:
-    named = 0
+    named, here, size = 0, serving.profile, serving.args.tensor_parallel_size
     for profile in profiles:
+        same = max(size * profile.parts // here.parts, 1) if profile.whole == here.whole else size  # of the packages
+        ranks: dict[str, Setting] = {"tensor_parallel_size": same} if same != size else {}
         for name, model, settings in _precisions(serving, profile):
             text = ", ".join(filter(None, (change.format(profile.name), name)))
-            options = tuple(_option(serving, text, {"gpu": profile.id, **settings}, profile=profile, model=model))
+            options = tuple(
+                _option(serving, text, {"gpu": profile.id, **ranks, **settings}, profile=profile, model=model)
+            )
             if options or settings.get("weight_dtype") == "fp8":
                 break
         yield from options

@@ -517,3 +517,18 @@ def test_a_sweep_in_which_nothing_fits_ends_with_no() -> None:
     none = run("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x-cpx", "--sweep")
     some = run("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--sweep")
     assert (none.status, some.status) == (1, 0) and "fits on none of 6 settings" in none.out
+
+
+def test_a_larger_mode_takes_as_many_packages() -> None:
+    """Eight CPX partitions are one MI300X, not eight of them."""
+    asked = {"tensor_parallel_size": 8, "allow_unvalidated": True}
+    options = fitted("amd/Llama-3.1-70B-Instruct-FP8-KV", "mi300x-cpx-nps4", "0.32.0", **asked).options
+    (whole,) = [one for one in options if one.settings.get("gpu") == "mi300x"]
+    assert whole.num_gpus == whole.settings["tensor_parallel_size"] == 1
+    assert fitted("amd/Llama-3.1-70B-Instruct-FP8-KV", "mi300x", "0.32.0").kv_cache_tokens == whole.kv_cache_tokens
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_a_context_is_not_cut_to_nothing_where_frugal_settings_keep_more(kv_cache_dtype: str) -> None:
+    first = fitted("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx", "0.32.0", kv_cache_dtype=kv_cache_dtype).options[0]
+    assert "frugal settings" in first.change and first.max_model_len > 32_768
