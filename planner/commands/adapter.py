@@ -27,9 +27,7 @@ FILE = "planner.toml"
 #: Sources of a value, as the parser calls them.
 TYPED, FROM_FILE, UNSAID = "COMMANDLINE", "DEFAULT_MAP", "DEFAULT"
 
-FORMAT = Parameter(
-    "format", Literal["table", "json", "csv", "markdown"], "table", Option(help="Form of the data on stdout.")
-)
+FORMAT = Parameter("format", Literal["table", "json", "csv", "markdown"], "table", Option(help="Form of the data."))
 
 
 @dataclass

@@ -151,9 +151,7 @@ class _Judge:
         if name == model or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name) or _exists(model):
             return model
         # an id with a slash behind it, as recipes print them
-        self.remarks += (
-            f"vLLM takes {model} for a folder and does not start where there is none; {name} is judged here",
-        )
+        self.remarks += (f"vLLM takes {model} for a folder and does not start where there is none; {name} is judged",)
         return name
 
 

@@ -137,9 +137,8 @@ def _print_version(value: bool) -> None:
         texts = [path.read_text("utf-8") for path in data_dir("hardware").glob("*.toml")]  # parsing takes 0.1 s
         facts, prices = (max(re.findall(line, "".join(texts), re.MULTILINE)) for line in (FACTS, PRICES))
         print(f"planner {__version__}")
-        print(
-            f"newest vLLM known: {release_text(NEWEST)} of {RELEASES[NEWEST]}; GPU facts of {facts}, prices of {prices}"
-        )
+        newest = f"{release_text(NEWEST)} of {RELEASES[NEWEST]}"
+        print(f"newest vLLM known: {newest}; GPU facts of {facts}, prices of {prices}")
         raise typer.Exit
 
 

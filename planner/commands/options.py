@@ -73,7 +73,7 @@ EngineVersion = Annotated[str | None, Option(metavar="VERSION", help=_VERSION)]
 Calibration = Annotated[PathName | None, Option(kind=str, metavar="FILE|none", help=_CALIBRATION)]
 Explain = Annotated[bool, Option(help="Verbose output: all candidates, full tables and the calculation.")]
 Force = Annotated[bool, Option(help="Write into a folder that exists.")]
-Format = Annotated[Literal["table", "json", "csv", "markdown"], Option(help="Form of the data on stdout.")]
+Format = Annotated[Literal["table", "json", "csv", "markdown"], Option(help="Form of the data.")]
 _PRICE = Option(kind=list[str], metavar="GPU=USD", help="USD per GPU and hour, instead of the profile's. Repeatable.")
 Price = Annotated["Mapping[str, float] | Sequence[str]", _PRICE]
 

@@ -131,9 +131,7 @@ def predict_throughput(
     return _predict("throughput", load, planning.Serving(model, gpu, **options), explain)
 
 
-@command(
-    "predict latency", help="One batch from start to end: vllm bench latency.", groups=opt.SERVING, engine=opt.TIME
-)
+@command("predict latency", help="One batch end to end: vllm bench latency.", groups=opt.SERVING, engine=opt.TIME)
 def predict_latency(
     model: opt.Model, gpu: opt.Gpu, *, input_len: opt.InputLen = 32, output_len: opt.OutputLen = 128,
     batch_size: Annotated[int, Interval(ge=1), Option(panel=opt.LOAD, help="Prompts of the one batch.")] = 8,
@@ -159,8 +157,7 @@ def _predict(
 
 
 def of_bench(words: Sequence[str]) -> list[str]:
-    """The words with whole names, without options that change no figure, which a note names. Raises InputError for the
-    unsimulated."""
+    """The words in whole, without those that change no figure, which a note names. InputError for the unsimulated."""
     tables, kept, left = tables_of(package_dir("commands") / "bench.toml"), list[str](), list[str]()
     ignored, declared = (*tables["options"], *tables["switches"]), COMMANDS.get(" ".join(words[:2]))
     parameters = declared.parameters.values() if declared else ()

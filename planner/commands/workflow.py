@@ -48,9 +48,7 @@ class ChoiceOptions:
     gpus: Annotated[Count, Option(help="GPUs of the node. Default: as the profile says.")] = None
 
 
-@command(
-    "workflow", help="Scripts of published recipes: 'list', or the NAME of one.", groups=(ChoiceOptions, opt.HubOptions)
-)
+@command("workflow", help="Scripts of published recipes: 'list', or a NAME.", groups=(ChoiceOptions, opt.HubOptions))
 def workflow(
     name: Name, *, gpu: Gpu | None = None, show: Show = False, output: OutputDir | None = None,
     force: opt.Force = False, calibration: opt.Calibration = None, format: opt.Format = "table", command_line: str,

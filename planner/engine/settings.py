@@ -173,9 +173,7 @@ class EngineArgs:
     max_model_len: int | None = _row(None, "Longest context. Default: the model's own.", _GIVEN, **_TOKENS)
     max_num_seqs: int | None = _row(None, "Largest batch.", _BATCH, **_COUNT)
     max_num_batched_tokens: int | None = _row(None, "Tokens of one step.", _BATCH, **_TOKENS)
-    gpu_memory_utilization: float | None = _row(
-        None, "Share of the memory to use, such as 0.9.", _GIVEN, above=0, most=1
-    )
+    gpu_memory_utilization: float | None = _row(None, "Share of the memory, such as 0.9.", _GIVEN, above=0, most=1)
     kv_cache_memory_bytes: int | None = _row(None, "KV cache of each GPU, in place of a share.", on="gpu", **_BYTES)
     block_size: int | None = _row(None, "Tokens of a KV block.", "plan logged", **_COUNT)
     enforce_eager: bool = _row(False, "No CUDA/HIP graphs.", _GIVEN)
@@ -187,9 +185,7 @@ class EngineArgs:
     max_cpu_loras: int | None = _row(None, "Adapters in host memory. Default: as --max-loras.", "recommend", **_COUNT)
     fully_sharded_loras: bool = _row(False, "Cut adapters over all ranks.", "recommend")
     cpu_offload_gb: float | None = _row(None, "Weights of each GPU that stay in host memory.", "recommend", **_GIB)
-    kv_offloading_size: float | None = _row(
-        None, "Host memory for KV blocks, all ranks together.", "recommend fleet", **_GIB
-    )
+    kv_offloading_size: float | None = _row(None, "Host memory for KV blocks of all ranks.", "recommend fleet", **_GIB)
     swap_space: float | None = _row(None, "Host memory of each GPU for swapped blocks (V0).", **_GIB)
     enable_prefix_caching: bool | None = _row(None, "Keep blocks of shared prefixes.", _GIVEN)
     enable_chunked_prefill: bool | None = _row(None, "Split long prompts.", "logged")

@@ -141,9 +141,7 @@ def check_layout(
     fp8_blocks: Fp8Blocks = "whole",
 ) -> None:  # fmt: skip
     """Raise IllegalPlanError for a layout that cannot run, InputError for weights that the GPU cannot multiply.
-
-    ``fp8_blocks``: blocks that a shard may cut.
-    """
+    ``fp8_blocks``: blocks that a shard may cut."""
     for problem in _problems(model, profile, layout, allow_unvalidated, fp8_blocks):
         raise problem
     for precision in filter(None, (model.quantization.linear, model.quantization.expert)):

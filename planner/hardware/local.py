@@ -109,7 +109,7 @@ def read_amd_smi(static: str, partition: str = "") -> Iterator[LocalGpu]:
 
 
 def _visible(gpus: tuple[LocalGpu, ...]) -> tuple[LocalGpu, ...]:
-    """Those that ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES, name by number; all where they count partitions."""
+    """Keep what ROCR_VISIBLE_DEVICES, then HIP_VISIBLE_DEVICES, name by number; all where they count partitions."""
     for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
         numbers = [whole_number(word.strip()) for word in os.environ.get(name, "").split(",")]
         if None not in numbers and all(gpu.compute_mode in ("", "SPX") for gpu in gpus):

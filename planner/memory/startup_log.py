@@ -80,8 +80,7 @@ class StartupLog:
 
 
 def read_startup_log(text: str) -> StartupLog:
-    """Read the memory figures of a start-up log. Raises InputError where it ends before the cache was made, or is no
-    log of vLLM."""
+    """Read the memory figures of a start-up log. Raises InputError for one that ends too early, or is not vLLM's."""
     by_rank: dict[str, dict[str, float]] = defaultdict(dict)
     settings: dict[str, str] = {}
     refusal: str | None = None

@@ -396,9 +396,7 @@ class PlanFile(_Record):
         if not isinstance(data, dict):
             raise ValueError("it is not a JSON object")
         if data.get("schema_version", SCHEMA_VERSION) != SCHEMA_VERSION:
-            raise ValueError(
-                f"its schema_version is {shown(data['schema_version'])}; this planner reads {SCHEMA_VERSION}"
-            )
+            raise ValueError(f"its schema_version is {shown(data['schema_version'])}; planner reads {SCHEMA_VERSION}")
         digest = data.pop("digest", None)
         outer = {key: data.pop(key) for key in ("schema_version", "planner_version", "command", "goal") if key in data}
         try:

@@ -111,7 +111,7 @@ def test_whatever_is_wrong_with_a_plan_is_told_in_two_lines(folder: Path, tmp_pa
         ({"memory": {"weights_bytes": float("inf")}}, "memory.weights_bytes is inf, not a number"),
         ({"memory": {"activation_bytes": None}}, "memory.activation_bytes is None, not a number"),
         ({"predicted": {"mean_ttft_ms": -5.0}}, "predicted.mean_ttft_ms is -5.0, not a number of 0 or more"),
-        ({"schema_version": 2}, "its schema_version is 2; this planner reads 1"),
+        ({"schema_version": 2}, "its schema_version is 2; planner reads 1"),
         ({"banana": 1}, "banana is not a known field"),
         ({"max_num_seqs": 7}, "it was changed after it was written"),
         ({"digest": None}, "it was changed after it was written"),

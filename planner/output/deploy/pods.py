@@ -229,9 +229,7 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
         )
     replicas = site.replicas or min(most, plan.service.replicas if plan.service else 1)
     if site.max_replicas and site.max_replicas < replicas:
-        raise InputError(
-            f"--max-replicas {site.max_replicas} is less than {replicas} servers", hint="or set --replicas"
-        )
+        raise InputError(f"--max-replicas {site.max_replicas} is less than {replicas} servers", hint="set --replicas")
     _check_container(plan)
     planned = ceil(plan.num_gpus / plan.gpus_per_node)
     nodes = planned if site.nodes is None else site.nodes
@@ -265,9 +263,7 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
 
 def _check_container(plan: Plan) -> None:
     if not plan.image:
-        raise IllegalPlanError(
-            "the plan has no container image, only an installed vLLM", hint="run launch.sh, or plan for a GPU"
-        )
+        raise IllegalPlanError("the plan has no container image", hint="run launch.sh, or plan for a GPU")
     if not re.fullmatch(_IMAGE, plan.image):
         raise IllegalPlanError(f"{plan.image!r} is not the name of an image", hint="such as vllm/vllm-openai:v0.14.0")
     scripts.check_exposure(plan)
@@ -294,8 +290,6 @@ def _docker_options(docker_args: Sequence[str]) -> dict[str, list[str]]:
     for word in words:
         flag, equals, value = word.partition("=")
         if flag not in values:
-            raise IllegalPlanError(
-                f"the plan's docker option {flag} has no counterpart on other platforms", hint="use its launch.sh"
-            )
+            raise IllegalPlanError(f"the plan's docker option {flag} has no counterpart", hint="use its launch.sh")
         values[flag].append(value if equals else next(words, ""))
     return values

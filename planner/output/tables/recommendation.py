@@ -427,9 +427,8 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
         delivers = ", ".join([load + tokens, *(met or [means])])
         delivers += _in_usd(service)
         delivers += f"; room for {most}" if most and service.load_asked else ""
-    packages, size = (
-        (service.packages, service.total_gpus) if service else (plan.packages or plan.num_gpus, plan.num_gpus)
-    )
+    size = service.total_gpus if service else plan.num_gpus
+    packages = (service or plan).packages or size
     whole = f" ({counted(ceil(packages), 'GPU')})" if packages < size else ""
     return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{whole}, {layout}: {delivers}"
 

@@ -106,7 +106,5 @@ def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterat
             behind = merit.odds(objective.load, candidates[0], candidate)
             reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {merit.odds_words(behind)}"
             faster = merit.of_candidate(candidate) > merit.of_candidate(candidates[0])
-            within = (
-                f"; within {defaults.TOLERANCE:.0%} the recipe's layout and KV cache and fewer GPUs go first" * faster
-            )
+            within = f"; within {defaults.TOLERANCE:.0%} the recipe's layout and fewer GPUs go first" * faster
             yield Rejected.of(candidate.resolved, candidate.deployment, reason + within, behind)
