@@ -163,6 +163,8 @@ def of_bench(words: Sequence[str]) -> list[str]:
     parameters = declared.parameters.values() if declared else ()
     names = (name for one in parameters for name in one.option.names or (one.flag,))
     known = {*ignored, *tables["refused"], *"/".join(names).split("/")}
+    if "--" in words:
+        raise InputError("predict takes the options of a line", hint="planner check --gpu GPU -- LINE reads it whole")
     rest = iter(words)
     for word in rest:
         typed, equals, value = word.partition("=")

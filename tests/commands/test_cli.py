@@ -665,14 +665,25 @@ def test_a_target_of_goodput_is_given_once() -> None:
 
 
 def test_options_of_the_bench_are_those_of_vllm() -> None:
+    """Of its newest release, or of the one whose lines the documents print."""
     tables = tables_of(package_dir("commands") / "bench.toml")
-    flags = [*tables["switches"], *tables["options"], *tables["refused"]]
-    for flag in flags:
-        states = [
-            flag_status(parse_version(release_text(NEWEST)), flag, command)
-            for command in ("bench serve", "bench latency", "bench throughput")
-        ]
-        assert any(states), flag
+    benches = ("bench serve", "bench latency", "bench throughput", "benchmark_latency.py", "benchmark_throughput.py")
+    for flag in (*tables["switches"], *tables["options"], *tables["refused"]):
+        versions = (parse_version(release_text(NEWEST)), parse_version("0.6.3"), parse_version("0.9.1"))
+        assert any(flag_status(version, flag, bench) for version in versions for bench in benches), flag
+
+
+@pytest.mark.parametrize("bench", ["latency", "throughput"])
+def test_lines_of_the_documents_are_predicted_or_lead_on(bench: str) -> None:
+    """AMD's guides print each of these in every command for the two offline benches."""
+    load = ("--batch-size", "4") if bench == "latency" else ("--num-prompts", "4")
+    asked = ("predict", bench, LLAMA_7B, "--gpu", "mi300x", "--input-len", "64", "--output-len", "8", *load)
+    printed = "--trust-remote-code --distributed-executor-backend mp --load-format dummy --use-v2-block-manager"
+    assert json_of(*asked, *printed.split()) == json_of(*asked)
+    cause, hint = error_of(run(*asked, "--num-scheduler-steps", "10"))
+    assert "--num-scheduler-steps" in cause and "planner check --gpu GPU -- LINE" in hint
+    cause, hint = error_of(run("predict", bench, "--", "python3", f"benchmark_{bench}.py", "--model", LLAMA_7B))
+    assert "planner check --gpu GPU -- LINE" in hint
 
 
 @pytest.mark.parametrize(
