@@ -532,3 +532,12 @@ def test_a_larger_mode_takes_as_many_packages() -> None:
 def test_a_context_is_not_cut_to_nothing_where_frugal_settings_keep_more(kv_cache_dtype: str) -> None:
     first = fitted("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx", "0.32.0", kv_cache_dtype=kv_cache_dtype).options[0]
     assert "frugal settings" in first.change and first.max_model_len > 32_768
+
+
+def test_eight_bits_with_frugal_settings_go_before_four_bits() -> None:
+    """AMD's FP8 checkpoint holds the whole context then; without them it starts with 78 % only."""
+    options = fitted("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx", "0.32.0").options
+    here = [one for one in options if "gpu" not in one.settings and "weight_dtype" in one.settings]
+    assert here[0].settings["weight_dtype"] == "fp8" and here[0].max_model_len == 131_072
+    asked = {name: value for name, value in here[0].settings.items() if name != "weight_dtype"}
+    assert fitted("amd/Llama-3.1-8B-Instruct-FP8-KV", "mi300x-cpx", "0.32.0", **asked).verdict == "fits"
