@@ -984,3 +984,12 @@ def test_a_server_on_a_part_costs_its_whole_gpu_whatever_is_asked(gpu: str) -> N
     assert day == pytest.approx(24 * costs[0] * largest["packages"])
     said = " ".join(run(*words[:-2], "--ttft", "4000").out.split())
     assert "(1 GPU)" in said and "output tokens with all partitions busy" in said
+
+
+def test_partitions_are_not_called_gpus_beside_the_gpus_that_they_fill() -> None:
+    words = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "mi300x-cpx", "--request-rate", "4")
+    said = " ".join(run(*words, "--ttft", "4000").out.split())
+    plan = json.loads(run(*words, "--ttft", "4000", "--format", "json").out)["plans"][0]["service"]
+    assert plan["packages"] == -(-plan["total_gpus"] // 8) and plan["total_gpus"] > 1
+    assert f" on {plan['total_gpus']} x MI300X-CPX ({plan['packages']:.0f} GPU" in said
+    assert f"the load takes {plan['ladder'][0]['total_gpus']} partitions at 50%" in said and "per GPU" not in said

@@ -572,7 +572,7 @@ def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[
         reasons += [*_cache_lines(service), _load_note(plan, service), *_measured_next(service)]
         price = planning.price_of(ranking.profile, prices)
         if price and service.usd_per_hour is not None:
-            total = f"{service.usd_per_hour:,.2f} USD/h for {counted(service.total_gpus)}"
+            total = f"{service.usd_per_hour:,.2f} USD/h for {counted(ceil(service.packages))}"
             each = price.usd_per_h.mid * ranking.profile.parts
             reasons.append(f"{total}: {each:,.2f} per whole GPU ({price.origin})")
     yield from shared.items("-", filter(None, [*reasons, _serving_line(plan)]))
@@ -598,7 +598,12 @@ def _load_note(plan: planning.Plan, service: planning.Service) -> str:
             words.append(f"one server carries {most}{' within the targets' * bool(service.targets)}{tokens}")
         if held > 1:
             words.append(f"a node holds {held} servers, which carry {figure(service.node_load)}")
-    return "; ".join(filter(None, words))
+    return _in_parts("; ".join(filter(None, words)), service)
+
+
+def _in_parts(words: str, service: planning.Service) -> str:
+    """The words, in which the GPUs of ``service`` are partitions where they are."""
+    return words.replace("GPU", "partition") if service.packages < service.total_gpus else words
 
 
 def _confidence_words(service: planning.Service) -> str:
@@ -607,7 +612,7 @@ def _confidence_words(service: planning.Service) -> str:
         rungs = (f"{figure(one.largest_load)} {service.load_unit} at {one.confidence:.0%}" for one in service.ladder)
         return f"one server carries {', '.join(rungs)} confidence"
     sizes = [(rung.confidence, rung.total_gpus) for rung in service.ladder]
-    return shared.load_takes(sizes, service.total_gpus) if sizes else ""
+    return _in_parts(shared.load_takes(sizes, service.total_gpus), service) if sizes else ""
 
 
 def _measured_next(service: planning.Service) -> Iterator[str]:
@@ -622,7 +627,7 @@ def _measured_next(service: planning.Service) -> Iterator[str]:
             what = "raise the load of one server"
             words = [f"{figure(one.largest_load)} {service.load_unit}" for one in (now, run.expected)]
         change = f"{what} from {words[0]} to {words[-1]} at {service.confidence:.0%} confidence"
-        yield shared.measure_next(run.script, run, change)
+        yield shared.measure_next(run.script, run, _in_parts(change, service))
 
 
 def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:
