@@ -140,13 +140,15 @@ def check_layout(
     model: Model, profile: GpuProfile, layout: Layout, *, allow_unvalidated: bool = False,
     fp8_blocks: Fp8Blocks = "whole",
 ) -> None:  # fmt: skip
-    """Raise IllegalPlanError for a layout that cannot run, InputError for weights that the GPU cannot multiply.
+    """Raise IllegalPlanError for a layout that cannot run, and for weights that the GPU cannot multiply.
     ``fp8_blocks``: blocks that a shard may cut."""
     for problem in _problems(model, profile, layout, allow_unvalidated, fp8_blocks):
         raise problem
     for precision in filter(None, (model.quantization.linear, model.quantization.expert)):
-        if precision.compute_dtype not in UNQUANTIZED:
-            profile.peak_flop_per_s(profile.emulated.get(precision.name, precision.compute_dtype))
+        computed = profile.emulated.get(precision.name, precision.compute_dtype)
+        if computed not in UNQUANTIZED and not profile.supports(computed):
+            hint = "choose a checkpoint in 16 bits, or another GPU"
+            raise IllegalPlanError(f"{profile.name} has no {computed} matrix units", hint=hint)
 
 
 def legal_tensor_parallel_sizes(

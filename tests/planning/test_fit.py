@@ -511,6 +511,8 @@ def test_weights_that_a_gpu_cannot_multiply_are_refused_as_predict_refuses_them(
     assert fit.status == speed.status == 2
     assert "has no fp8 matrix units" in fit.err and fit.err.splitlines()[0] == speed.err.splitlines()[0]
     assert gpu not in {way.settings.get("gpu") for way in fitted(name, "mi355x-cpx", "0.32.0").options}
+    several = run("fit", name, "--gpu", gpu, "--gpu", "h100")
+    assert several.status == 1 and f"vLLM refuses these settings on {gpu}" in several.err
 
 
 def test_a_sweep_in_which_nothing_fits_ends_with_no() -> None:
