@@ -143,6 +143,7 @@ def test_a_share_of_the_memory_that_only_later_versions_refuse() -> None:
     assert answer("--gpu", "h100", "--engine-version", "0.6.3", line)["starts"]
     said = answer("--gpu", "h100", "--engine-version", "0.10.0", line, status=1)
     assert "Free memory on device" in said["fit"]["reason"]
+    assert said["fit"]["schema_version"] == 1
 
 
 def test_a_form_of_quick_reduce_that_is_none_is_named() -> None:

@@ -10,7 +10,7 @@ from planner.hardware import GpuProfile
 from planner.memory import SHIPPED
 from planner.model import ResolvedModel
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import at, columns_of, pair_lines, table_text, wrapped
+from planner.output.render import SCHEMA_VERSION, at, columns_of, pair_lines, table_text, wrapped
 from planner.output.tables.shared import MORE, engine_note, listed
 from planner.planning import Fit, LogLine, Verdict, explain
 from planner.units import GIB, Interval, format_bytes, format_gb, rounded
@@ -203,7 +203,7 @@ def _object(answer: GpuFit, resolved: ResolvedModel, *, arithmetic: bool) -> dic
 
 def fit_object(fit: Fit) -> dict[str, Any]:
     """The object of ``planner fit --format json``, without the notes on the model."""
-    row = {field.key: to_plain(field.value(fit)) for field in FIELDS}
+    row = {"schema_version": SCHEMA_VERSION} | {field.key: to_plain(field.value(fit)) for field in FIELDS}
     digits = {field.key: int(str(field.form)[1:-1]) for field in FIELDS if field.form}
     return row | {key: round(row[key], places or None) for key, places in digits.items()}
 

@@ -313,10 +313,10 @@ def _row(fleet: planning.Fleet) -> dict[str, Any]:
         "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
         "servers": fleet.servers,
         "spare_servers": sum(count for _, count in fleet.spares),
-        **fields_of(fleet, "gpus", "nodes", "request_rate", "requests_in_flight", "sessions_at_once"),
+        **fields_of(fleet, "gpus", "nodes", "request_rate", "requests_in_flight"),
         **planning.interval_figures("usd_per_hour", fleet.usd_per_h),
         **planning.interval_figures(USD_PER_1M, fleet.usd_per_million_tok),
-        **fields_of(fleet, "power_w", "output_tokens_per_joule=tok_per_joule", "proven"),
+        **fields_of(fleet, "power_w", "output_tokens_per_joule=tok_per_joule", "proven", "sessions_at_once"),
         "pools": [_pool_object(fleet, pool) for pool in fleet.pools],
     }
 
