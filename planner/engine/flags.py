@@ -178,7 +178,7 @@ MXFP4_MARLIN = "VLLM_MXFP4_USE_MARLIN"
 GRAPH_ESTIMATE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 USE_V1 = "VLLM_USE_V1"
 QUICK_REDUCE = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
-AITER = "VLLM_ROCM_USE_AITER"
+AITER = "VLLM_ROCM_USE_AITER"  #: AMD's kernels, which measured servers had
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,6 @@ VARIABLES: Mapping[str, Variable] = {
     FLASHINFER_SAMPLER: Variable(SWITCH, on="gpu"),  # sample with FlashInfer, or without
     MXFP4_MARLIN: Variable(SWITCH, on="gpu"),  # MXFP4 experts by Marlin's kernels
     GRAPH_ESTIMATE: Variable(SWITCH, on="gpu"),  # graphs within the budget, or beside it
-    AITER: Variable(on="gpu"),  # AMD's kernels, which measured servers had
     USE_V1: Variable(SWITCH),  # the V1 engine or the V0 engine
     # precision of sums over GPUs: envs.py and quick_all_reduce.py, and AMD's document of 0.9.1
     QUICK_REDUCE: Variable(("FP", "INT8", "INT6", "INT4", "NONE")),

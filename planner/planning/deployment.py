@@ -146,14 +146,13 @@ class Deployment:
         rate = f"{network.base / GB:g} GB/s of the network ({network.note})"
         return f"over {nodes} nodes, each GPU with {rate}: {runs} runs over nodes were measured, so intervals are wide"
 
-    @property
-    def kernels_remark(self) -> str:
-        """Caveat for a server without AITER, with which nearly all measured AMD servers ran; empty for others.
+    def kernels_remark(self, env: Mapping[str, str]) -> str:
+        """Caveat for an AMD server whose ``env`` lacks AITER, which nearly all measured ones had; empty for others.
 
         Decode steps of Qwen3.5-122B on an MI325X took 1.7 to 3.7 times as long without (vLLM issue 56945).
         """
         advised = recipe_for(self.model, self.profile, self.config.version).env
-        if advised.get(AITER) != "1" or self.config.env.get(AITER, "").lower() in ("1", "true"):
+        if advised.get(AITER) != "1" or env.get(AITER, "").lower() in ("1", "true"):
             return ""
         return f"speed is that of AITER's kernels, as in published runs: set {AITER}=1; without it up to 4 times slower"
 

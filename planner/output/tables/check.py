@@ -319,7 +319,7 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
         yield accepted or "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if record.served:
         engine = record.served.deployment
-        yield from filter(None, (engine.kernels_remark, *engine_remarks(engine)))
+        yield from filter(None, (engine.kernels_remark(record.line.env), *engine_remarks(engine)))
 
 
 def _notes(record: LineVerdict) -> Iterator[str]:

@@ -252,7 +252,7 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     if computed := deployment.profile.emulated.get(config.weight_dtype):
         name = deployment.profile.name
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
-    yield from filter(None, (deployment.network_remark, deployment.kernels_remark))
+    yield from filter(None, (deployment.network_remark, deployment.kernels_remark(config.env)))
     if config.decode_context_parallel_size > 1:
         yield f"DCP={config.decode_context_parallel_size} is not calibrated; intervals are those without DCP"
     if drafts := config.speculative_config:
