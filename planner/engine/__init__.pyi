@@ -44,6 +44,7 @@ from .features import Features as Features
 from .features import Latents as Latents
 from .features import features_of as features_of
 from .features import sorts as sorts
+from .features import state_blocks as state_blocks
 from .features import capture_size as capture_size
 from .features import graph_batches as graph_batches
 from .features import version_features as version_features

@@ -287,6 +287,20 @@ def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
     return tuple(size for size in sizes if size <= limit)
 
 
+def state_blocks(model: Model, config: EngineConfig, features: Features) -> int:
+    """Return the KV blocks that graphs of decode steps need, one for the state of each request.
+
+    To 0.17 GDN and KDA for the largest graph (issue 34094); 0.18 and 0.19 capture smaller graphs instead (34571); from
+    0.20.0 all for every place (pull request 38270, ``resolve_cudagraph_mode_and_sizes`` of ``config/compilation.py``).
+    """
+    release, kinds = config.version.release, {getattr(mixer, "kind", "") for mixer in model.distinct_mixers}
+    captured = [size for size in graph_batches(config, features) if size <= config.max_num_seqs]
+    if features.graph_mode != "full-and-piecewise" or not captured or not is_hybrid(model):
+        return 0
+    checked = release < (0, 18) and kinds & {"gdn", "kda"} and not config.speculative_config
+    return config.max_num_seqs if release >= (0, 20) else captured[-1] if checked else 0
+
+
 def capture_size(settings: EngineArgs, version: EngineVersion, profile: GpuProfile) -> int | None:
     """Return ``--max-cudagraph-capture-size`` for as many decoding requests as ``settings`` have places for.
 

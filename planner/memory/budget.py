@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from math import ceil
 
+from planner import engine
 from planner.engine import CPU_KVCACHE_SPACE, EngineConfig, EngineVersion, Features, Layout, features_of, graph_batches
 from planner.hardware import GpuProfile
 from planner.memory.cache import BlockPool, CacheSettings, block_pool, element_bytes, layer_specs
@@ -31,6 +32,7 @@ from planner.units import GIB, Interval
 class Basis:
     constants: Constants | None = None  #: fitted overheads; None: those that we ship
     draft: Model | None = None  #: the second model of ``--speculative-config``
+    full_graphs: bool = True  #: False: ``--compilation-config`` leaves attention outside the graphs
 
 
 SHIPPED_BASIS = Basis()
@@ -92,6 +94,10 @@ class MemoryBudget:
         ends = ("mid", "low", "high")
         return Interval(*(min(s.num_blocks(getattr(s.available, end)) for s in self.stages) for end in ends))
 
+    @cached_property
+    def state_blocks(self) -> int:
+        return engine.state_blocks(self.model, self.config, self.features)
+
     def needed_bytes(self, stage: StageBudget, num_tokens: int) -> int:
         """KV cache for a request of ``num_tokens`` on a GPU of ``stage``, with the block that vLLM reserves."""
         return (self.pool.blocks_per_request(num_tokens) + 1) * stage.block_bytes
@@ -114,6 +120,8 @@ def memory_budget(
 ) -> MemoryBudget:
     """Divide the memory of each GPU. Raises InputError for a KV cache type whose layout is not known."""
     layout, found = Layout.of(config), features_of(config, profile)
+    full = basis.full_graphs and profile.platform != "cpu"
+    found = found if full else replace(found, graph_mode="piecewise")
     overheads = overheads_of(model, profile, config, basis.constants or shipped())
     memory = overheads.find("memory")
     memory_bytes = round(memory.interval.mid) if memory else profile.memory_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
@@ -338,7 +339,11 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
         args = engine.of_latency_bench(line.args, version, profile) if "latency" in line.command else line.args
         config = engine.resolve(args, serving.model, profile, version, usage="offline")
         line = replace(line, args=replace(args, **config.settings("batch")))
-    timed = serving.changed(args=line.args, engine_version=version)
+    # ``cudagraph_mode`` in either spelling: such graphs check no states (config/compilation.py)
+    compiled = "".join((name + value).upper() for name, value in line.others.items() if "compilation" in name)
+    full = "FULL" in compiled or not re.search(r"CUDAGRAPH_MODE\W*(PIECEWISE|NONE)", compiled)
+    basis = replace(serving.basis, full_graphs=full)
+    timed = serving.changed(args=line.args, engine_version=version, basis=basis)
     result = timed.fit()
     if line.longest_context and not result.fits and result.largest_max_model_len >= 1:
         timed = timed.changed(max_model_len=result.largest_max_model_len)

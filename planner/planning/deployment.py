@@ -9,18 +9,8 @@ from math import ceil, exp
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
-from planner import simulator, timing  # what they offer is loaded where it is used: ``fit`` needs no time
-from planner.engine import (
-    AITER,
-    EngineArgs,
-    EngineConfig,
-    EngineVersion,
-    Layout,
-    check_layout,
-    features_of,
-    recipe_for,
-    resolve,
-)
+from planner import engine, simulator, timing  # what they offer is loaded where it is used: ``fit`` needs no time
+from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layout, features_of, recipe_for, resolve
 from planner.errors import InputError
 from planner.hardware import GpuProfile, constant
 from planner.memory import (
@@ -340,7 +330,7 @@ def resolve_deployment(
     served = served_model(model, args)
     if not known_to_run:
         unvalidated, blocks = args.allow_unvalidated, features_of(config, profile).fp8_blocks
-        check_layout(served, profile, Layout.of(config), allow_unvalidated=unvalidated, fp8_blocks=blocks)
+        engine.check_layout(served, profile, Layout.of(config), allow_unvalidated=unvalidated, fp8_blocks=blocks)
     config = config if as_started else with_kv_cache_space(served, profile, config, basis)
     least_bytes = int(constant("known_to_run") * profile.memory_bytes) if known_to_run else 0
     stored = None if served is model else model
@@ -349,6 +339,7 @@ def resolve_deployment(
 
 #: Conditions on the memory beside the budget: other processes leave the budget free; weights and graphs fit.
 FREE, LOADING, GRAPHS = "free memory below budget", "weights exceed memory", "CUDA graphs exceed memory"
+STATES = "max_num_seqs exceeds Mamba cache blocks"  #: where each request of a graph needs a block for its state
 Verdict = Literal["fits", "does not fit", "too close to call"]
 #: Standard deviations from the best estimate of an overhead to either end of its interval, taken as one of 90 %.
 ENDS = NormalDist().inv_cdf(0.95)
@@ -434,4 +425,11 @@ def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Cond
             available.minus(Interval.exact(needed)),
             f"To serve at least one request with the model's max seq len ({length}), {needed / GIB:.2f} GiB KV cache "
             f"is needed, which is larger than the available KV cache memory ({available.mid / GIB:.2f} GiB)",
+        )
+    if states := budget.state_blocks:
+        limit = "max_num_seqs" if states == budget.config.max_num_seqs else "largest graph of decode steps"
+        yield Condition(
+            STATES,
+            available.minus(Interval.exact(states * stage.block_bytes)),
+            f"{limit} ({states}) exceeds available Mamba cache blocks ({stage.num_blocks(available.mid)})",
         )

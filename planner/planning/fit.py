@@ -10,26 +10,18 @@ from itertools import chain, product, zip_longest
 from math import ceil, floor, inf, lcm
 from typing import TYPE_CHECKING, Any
 
-from planner.engine import (
-    CPU_KVCACHE_SPACE,
-    FLASHINFER_SAMPLER,
-    EngineConfig,
-    features_of,
-    flag_of,
-    flag_status,
-    held_heads,
-    legal_tensor_parallel_sizes,
-    version_features,
-)
+from planner import engine as vllm
+from planner.engine import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, EngineConfig, flag_of, flag_status, held_heads
 from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
-from planner.planning.deployment import FREE, GRAPHS, LOADING, Condition, Deployment, Verdict, remarks, served_model
+from planner.planning.deployment import FREE, GRAPHS, LOADING, STATES, Deployment, Verdict, remarks, served_model
 from planner.planning.largest import largest
 from planner.units import GB, GIB, Interval, format_bytes, format_gb, percent
 
 if TYPE_CHECKING:
+    from planner.planning.deployment import Condition
     from planner.planning.serving import Serving
 
 Setting = str | int | float | bool
@@ -171,10 +163,11 @@ class Fit:
 
     @property
     def smallest_kv_cache_memory_bytes(self) -> int | None:
-        """The smallest ``--kv-cache-memory-bytes`` that holds a request of ``max_model_len``; None before 0.10.2."""
+        """The smallest ``--kv-cache-memory-bytes`` with which the engine starts; None before 0.10.2."""
         if not self.budget.pool.groups or not flag_status(self.config.version, flag_of("kv_cache_memory_bytes")):
             return None
-        return self.budget.needed_bytes(self.stage, self.config.max_model_len)
+        states_bytes = self.budget.state_blocks * self.stage.block_bytes
+        return max(self.budget.needed_bytes(self.stage, self.config.max_model_len), states_bytes)
 
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
@@ -273,9 +266,9 @@ def sweep_settings(serving: Serving) -> list[Fit]:
 
 
 def _legal_sizes(serving: Serving, **layout: Any) -> Iterable[int]:
-    blocks = version_features(serving.version, serving.profile).fp8_blocks
+    blocks = vllm.version_features(serving.version, serving.profile).fp8_blocks
     model = served_model(serving.model, serving.args)
-    return legal_tensor_parallel_sizes(model, serving.profile, fp8_blocks=blocks, **layout)
+    return vllm.legal_tensor_parallel_sizes(model, serving.profile, fp8_blocks=blocks, **layout)
 
 
 def _notes(serving: Serving) -> Iterator[str]:
@@ -382,6 +375,10 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
 
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     config = fit.config
+    fewer = (2**power for power in reversed(range((config.max_num_seqs - 1).bit_length())))
+    places = _first(_option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs}) for seqs in fewer)
+    if fit.binding_condition.name == STATES:
+        yield from places
     yield from _room_outside(serving, fit)
     more = range(round(100 * config.gpu_memory_utilization) + 1, LARGEST_PERCENT + 1)
     yield from _first(_option(serving, f"{one}% of the memory", {"gpu_memory_utilization": one / 100}) for one in more)
@@ -391,8 +388,7 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
         space = max(needed, min(room, config.cpu_kvcache_space))
         if space != config.cpu_kvcache_space:
             yield from _option(serving, f"{space} GiB of KV cache", {"env": f"{CPU_KVCACHE_SPACE}={space}"})
-    fewer = (2**power for power in reversed(range((config.max_num_seqs - 1).bit_length())))
-    yield from _first(_option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs}) for seqs in fewer)
+    yield from places
     if _saves(serving, "kv_cache_dtype", "fp8"):
         yield from _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"})
     if shorter := _shorter(serving, {}):
@@ -650,7 +646,7 @@ def _per_token(fit: Fit) -> str:
     if latent:
         row_bytes = max(spec.token_bytes for group in fit.budget.pool.groups for spec in group.specs)
         width = row_bytes // element_bytes(config.kv_cache_dtype)
-        kind = features_of(config, fit.serving.profile).latents
+        kind = fit.budget.features.latents
         row = f"{latent.kv_elements_per_token} latent elements"
         row += f", padded to {width}" if kind == "padded rows" else ""
         row += "; TP does not divide them"

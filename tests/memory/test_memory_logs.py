@@ -188,6 +188,32 @@ def test_dp_ranks_of_experts_have_communicators() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "gpu", "version", "share", "logged", "starts"),
+    [
+        ("Qwen/Qwen3.8-27B-FP8", "l40s", "0.26.0", 0.9, 184, False),  # of 256 places
+        ("Qwen/Qwen3.6-27B-FP8", "h100", "0.22.0", 0.95, 856, False),  # vllm-project/recipes pull request 551
+        ("Qwen/Qwen3.6-27B-FP8", "h100", "0.19.1", 0.95, 900, True),  # caps the graphs: its config/compilation.py
+        ("Qwen/Qwen3.6-35B-A3B", "rtx-pro-6000", "0.27.1", 0.8, 274, False),
+    ],
+)
+def test_a_block_for_the_state_of_each_place(
+    name: str, gpu: str, version: str, share: float, logged: int, starts: bool
+) -> None:
+    """ "max_num_seqs (256) exceeds available Mamba cache blocks (184)", config/compilation.py of 0.20.0 to 0.32.0."""
+    serving = Serving(name, gpu, engine_version=version, gpu_memory_utilization=share, max_model_len=16384)
+    found, blocks = serving.fit(), serving.memory.budget.num_blocks
+    assert blocks.low <= logged <= blocks.high and found.fits is starts
+    assert serving.changed(enforce_eager=True).fit().fits and serving.changed(max_num_seqs=128).fit().fits
+    assert starts or found.options[0].settings.keys() == {"max_num_seqs"}
+
+
+def test_before_0_18_delta_nets_needed_a_block_for_each_request_of_a_graph() -> None:
+    """``num_cache_lines >= batch`` of causal_conv1d_update with ``validate_data`` (0.14.0), which Mamba2 leaves out."""
+    for name, size in (("Qwen/Qwen3-Coder-Next", 512), ("nvidia/NVIDIA-Nemotron-Nano-9B-v2", 0)):
+        assert start(name, "h100", "0.15.0", tensor_parallel_size=2, max_model_len=8192).state_blocks == size
+
+
+@pytest.mark.parametrize(
     ("name", "gpu", "version", "settings"),
     [
         (  # 8a1bddf8: 1.71 GiB were left, 4.53 GiB needed

@@ -755,6 +755,17 @@ def test_a_suggestion_has_the_parsers_of_the_recipe_for_those_that_are_refused()
         assert "--no-enable-chunked-prefill" in plan["command"]
 
 
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [("", False), ("--max-num-seqs 256", True), ("-cc.cudagraph_mode=piecewise", True),
+     ("""--compilation-config '{"cudagraph_mode":"FULL_AND_PIECEWISE"}'""", False)],
+)  # fmt: skip
+def test_places_without_a_block_for_their_states(words: str, starts: bool) -> None:
+    """``has_full_cudagraphs`` in config/compilation.py; 351 blocks of 49 MiB beside 51 GiB of weights."""
+    found = check_command(f"vllm serve Qwen/Qwen3.6-27B --max-model-len 16384 {words}", "h100", engine_version="0.32.0")
+    assert found.to_dict()["starts"] is starts
+
+
 def test_no_suggestion_has_the_drafts_that_are_refused() -> None:
     """``config/speculative.py`` of vLLM 0.21 is the first that drafts for MiMo-V2-Flash; Qwen3-8B has no modules."""
     drafts = """--speculative-config '{"method":"mtp","num_speculative_tokens":1}'"""

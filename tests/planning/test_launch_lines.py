@@ -40,6 +40,14 @@ def test_kimi_k3_starts_on_each_gpu(gpu: str) -> None:
     assert ("this is the command of the first, whose address is HEAD" in " ".join(text.split())) is (gpu == "gb300")
 
 
+@pytest.mark.parametrize("load", [{}, {"request_rate": 1, "ttft": 3000, "max_num_batched_tokens": 8192}])
+def test_no_plan_has_places_without_a_block_for_their_states(load: dict[str, Any]) -> None:
+    """vLLM refuses 1,024 of 821 blocks; one H100 cannot have more."""
+    asked = {"gpu": "h100", "gpus": 1, "nodes": 1, "max_num_seqs": 1024, "speculation": False}
+    found = recommend_plans("Qwen/Qwen3.6-27B-FP8", **asked, **load).to_dict()
+    assert not found["plans"] and "exceeds available Mamba cache blocks" in found["rejected"][0]["reason"]
+
+
 def test_a_missing_chat_template_is_a_warning() -> None:
     """vllm-project/recipes, DeepSeek-R1.yaml: tool calling takes the parser and --chat-template."""
     answer = recommend_plans("deepseek-ai/DeepSeek-R1-0528", gpu="h200", goal="min-latency", speculation=False)
