@@ -211,10 +211,11 @@ class ComparedPoint:
 
     @property
     def tok_per_s_per_user(self) -> Interval | None:
-        """Output tokens per second of one request; None where a queue grows without end."""
-        pairs = zip(self.shares, self.predictions, strict=True)
-        flying = self.workload.max_concurrency or sum(s.servers * p.replay.mean_in_flight for s, p in pairs)
-        return self.tok_per_s.scaled(1 / flying) if self.keeps_up else None
+        """Output tokens per second of one request, in an open loop of its mean E2EL; None likewise."""
+        if self.workload.max_concurrency is not None:
+            return self.tok_per_s.scaled(1 / self.workload.max_concurrency)
+        e2el_ms, each = self.latency_ms("mean_e2el_ms"), self.workload.output_tok_per_s / self.workload.request_rate
+        return Interval.exact(each * 1e3).over(e2el_ms) if e2el_ms else None
 
     @property
     def usd_per_h(self) -> Interval | None:
@@ -337,7 +338,11 @@ class Standing:
     at: float
     order: tuple[str, ...]
     probability: float  #: that measurements of the first and the second lie in this order; 1 where one is alone
-    tied: bool  #: first and second are equal
+    equal: tuple[str, ...]  #: the first and those equal to it
+
+    @property
+    def tied(self) -> bool:
+        return len(self.equal) > 1
 
     @property
     def certain(self) -> bool:
@@ -345,7 +350,10 @@ class Standing:
 
     @property
     def leader(self) -> str:
-        return f"{self.order[0]} and {self.order[1]} alike" if self.tied else self.order[0]
+        if not self.tied:
+            return self.order[0]
+        both = f"{', '.join(self.equal[:-1])} and {self.equal[-1]}"
+        return f"{'all GPUs' if len(self.equal) == len(self.order) > 2 else both} alike"
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,9 +385,9 @@ def standings(points: Sequence[ComparedPoint], at: At, figure: Figure) -> list[S
     found = []
     for value, forecasts in _places(points, at, figure).items():
         order = tuple(sorted(forecasts, key=lambda gpu: -forecasts[gpu].value))
-        first, second = forecasts[order[0]], forecasts[order[min(1, len(order) - 1)]]
-        several = len(order) > 1
-        found.append(Standing(value, order, first.beats(second) if several else 1.0, several and _equal(first, second)))
+        first = forecasts[order[0]]
+        odds = first.beats(forecasts[order[1]]) if len(order) > 1 else 1.0
+        found.append(Standing(value, order, odds, tuple(gpu for gpu in order if _equal(first, forecasts[gpu]))))
     return found
 
 

@@ -247,6 +247,9 @@ def test_figures_that_no_prediction_tells_apart_are_alike_and_no_flip() -> None:
     assert standings(close, _at, _figure)[0].tied
     tied = [standing for standing in standings(close, _at, _figure) if standing.tied]
     assert describe_order("concurrency", tied) == "b and a are equal"
+    every = standings([*close[:2], stub("c", 1, 100)], _at, _figure)
+    assert describe_order("concurrency", every) == "all GPUs are equal"
+    assert describe_order("concurrency", standings([*close[:2], stub("c", 1, 9)], _at, _figure)) == "b and a are equal"
     assert not list(flips(close, _at, _figure))
 
 
@@ -400,8 +403,15 @@ def test_rates_that_all_keep_up_with_are_the_throughput_of_all() -> None:
         figures = [rows[gpu, 1][f"output_throughput{end}"] for end in ("", "_lo", "_hi")]
         assert figures == [1024.0] * 3 and rows[gpu, 1]["keeps_up"]
     assert not rows["l4", 40]["keeps_up"] and rows["l4", 40]["output_throughput"] < 40 * 1024
+    for gpu in ("h100-sxm", "mi300x"):  # Little's law: as many in flight as rate x E2EL
+        row = rows[gpu, 1]
+        for end, other in ("", ""), ("_lo", "_hi"), ("_hi", "_lo"):
+            assert row[f"output_throughput_per_user{end}"] == pytest.approx(1024e3 / row[f"mean_e2el_ms{other}"])
     (order,) = (one for one in answer["orders"] if one["metric"] == "tokens/s per GPU")
     assert order["standings"][0]["tied"]
+    output = run("compare", LLAMA, "--gpu", "h100,mi300x,l4", "--request-rate", "1").out
+    assert output.startswith(f"Most tokens per USD of {LLAMA}: ") and ". Most tokens/s per user: " in output
+    assert "tokens/s per GPU: h100-sxm and mi300x are equal" in output and "--gpu mi300x" in output
 
 
 def test_the_next_command_is_for_a_gpu_that_keeps_up() -> None:

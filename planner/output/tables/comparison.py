@@ -129,25 +129,27 @@ class ComparisonAnswer(Answer):
         model, points = self.record.question.serving.model.id, self.record.points
         if not points:
             return f"No GPU holds {model}: {self._hardware}"
-        first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(self.orders)}
-        if not first:
-            best, span = self._fastest, self._fastest.tok_per_s_per_gpu
-            rate = shared.figure_between(span.mid, span.low, span.high, "tokens/s per GPU")
-            return f"{shared.card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
+        apart = [one for one in self.orders if any(len(place.equal) < len(place.order) for place in one.standings)]
+        first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(apart)}
         figures = {
             "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in self._keeping],
             "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in self._keeping if (d := p.usd_per_million_tok)],
+            "tokens/s per user": [(u.mid, u, "", p) for p in self._keeping if (u := p.tok_per_s_per_user)],
         }
         words: list[str] = []
         for metric, known in figures.items():
-            if metric in first and known:
+            if metric in first and known and len(words) < 2:
                 _, span, unit, best = max(known, key=lambda one: one[0])
                 at = f" on {best.gpu} at {_load_words(best.workload).rpartition(', ')[2]}"
                 at = at if len(self.record.workloads) > 1 else ""
                 of = f"Most {metric} of {model}" if not words else f"Most {metric}"
                 figures_at = f"{shared.figure_between(span.mid, span.low, span.high, unit)}{at}"
                 words.append(f"{of}: {first[metric]}. Best: {figures_at}")
-        return ". ".join(words or [f"{metric}: {order}" for metric, order in first.items()])
+        if words:
+            return ". ".join(words)
+        best, span = self._fastest, self._fastest.tok_per_s_per_gpu
+        rate = shared.figure_between(span.mid, span.low, span.high, "tokens/s per GPU")
+        return f"{shared.card(best.gpu)} serves {model} at {rate}, {_load_words(best.workload)}"
 
     @property
     def _keeping(self) -> list[planning.ComparedPoint]:
@@ -155,7 +157,8 @@ class ComparisonAnswer(Answer):
 
     @property
     def _fastest(self) -> planning.ComparedPoint:
-        return max(self._keeping or self.record.points, key=lambda point: point.tok_per_s_per_gpu.mid)
+        cheap = ((p.tok_per_usd.mid if p.tok_per_usd else 0.0, p) for p in self._keeping or self.record.points)
+        return max(cheap, key=lambda one: (one[1].tok_per_s_per_gpu.mid, one[0]))[1]
 
     def _one_screen(self) -> Iterator[str]:
         points, loads = self.record.points, self.record.workloads
