@@ -288,11 +288,12 @@ def stocks(flag: str, words: Sequence[str], profiles: Sequence[GpuProfile]) -> d
     """Whole GPUs by profile id, from ``h100=16`` or ``16xh100``. Raises InputError, naming ``flag``."""
     known = {profile.id for profile in profiles} | {profile.whole for profile in profiles}
     stock: dict[str, int] = {}
+    hint = "a positive number of GPUs, such as h100=16; to plan without a GPU, leave it out of --gpu"
     for word in words:
         name, equals, text = word.partition("=")
         name, number = (name, whole_number(text)) if equals else hardware.counted_name(word)
         if not number:
-            raise InputError(f"{flag} {word!r} is not GPU=N", hint="a positive number of GPUs, such as h100=16")
+            raise InputError(f"{flag} {word!r} is not GPU=N", hint=hint)
         gpu = hardware.load_profile(name).id
         if gpu not in known:
             raise InputError(f"{flag} {word!r}: {gpu} is not among the GPUs", hint=f"add --gpu {gpu}")

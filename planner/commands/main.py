@@ -178,6 +178,12 @@ def _usage_hint(error: Exception, words: Sequence[str]) -> str:
         if row := next((row for row in SETTINGS.values() if option in row.flags), None):
             searched = words[0] in ("recommend", "fleet") and "searched" in row.tags.split()
             return f"{words[0]} searches it: " * searched + f"planner predict and planner check take {option}"
+        for module in COMMANDS.values():
+            import_module(f"planner.commands.{module}")
+        of_commands = ((name, one) for name, command in DECLARED.items() for one in command.parameters.values())
+        if (takers := [f"planner {name}" for name, one in of_commands if one.flag == option]) and context:
+            load = "--workload NAME is its load; " * (option == "--use-case" and words[0] in ("compare", "predict"))
+            return f"{load}{' and '.join(takers)} take{'s' * (len(takers) == 1)} {option}"
     if choices := re.search(r"'(.*)' is not one of (.*)", message):
         names = re.findall(r"'([^']+)'", choices[2])
         if near := get_close_matches(choices[1], names, n=2, cutoff=0.5):

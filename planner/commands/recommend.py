@@ -17,7 +17,7 @@ from planner.commands.load import gpus_in, planned_load, rivals, stock_of, with_
 from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError
 from planner.planning import defaults
-from planner.units import MOST_FIGURE
+from planner.units import MOST_FIGURE, counted
 from planner.workload import Targets
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def recommend_plans(
     picked = tuple(_picked(search, ranking, pick) for ranking in rankings)
     nodes = {profile.id: profile.gpus_per_node // profile.parts for profile in profiles}
     taken_by_default = _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets, max(nodes.values()))
-    cut = (f"a node of {one} has {most} GPUs at most" for one, most in nodes.items() if most < searched.get("gpus", 0))
+    few = {name: most for name, most in nodes.items() if most < searched.get("gpus", 0)}
+    cut = (f"a node of {name} has {counted(most)} at most" for name, most in few.items())
     answer = out.Recommendation.of(
         search, rankings, picked, pick, taken_by_default, command_line or shlex.join(typed({**names, **stated})),
         wrote=directory is not None, remarks=(*of_case, *cut, *asked.notes, *load.notes), explain=explain,

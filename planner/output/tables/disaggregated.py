@@ -10,7 +10,7 @@ from planner.output.render import columns_of, command_lines, table_text
 from planner.output.scripts.text import with_option
 from planner.output.tables.shared import asked_load, card, items, layout_in_words, milliseconds, seconds
 from planner.planning import Apart, Disaggregated, Objective, Refused, SideLaunch
-from planner.units import GB, MB, MS, figure
+from planner.units import GB, MB, MS, counted, figure
 
 FIELDS = (
     "gpu=profile.id", "prefill_servers", "prefill_tensor_parallel_size=prefill.deployment.config.tensor_parallel_size",
@@ -64,7 +64,7 @@ def apart_in_words(objective: Objective, apart: Apart) -> str:
     price = f", {apart.usd_per_hour:,.2f} USD/h" if apart.usd_per_hour is not None else ""
     return (
         f"Serve {plan.model} on {plan.num_gpus:,} x {card(plan.profile.id)}, disaggregated: {load}, {met} with "
-        f"{objective.confidence:.0%} confidence{price}; aggregated: {plan.aggregated_gpus:,} GPUs"
+        f"{objective.confidence:.0%} confidence{price}; aggregated: {counted(plan.aggregated_gpus)}"
     )
 
 
@@ -88,8 +88,8 @@ def equal_words(plan: Disaggregated) -> str:
     """The shape that carries more on as many GPUs, and by how much."""
     split, both = plan.disaggregated_rate, plan.aggregated_rate
     if not split:
-        return f"aggregated better: {plan.aggregated_gpus} GPUs hold no server of each side"
-    rates = f"on {plan.aggregated_gpus} GPUs: {split:,.3g} vs {both:,.3g} requests/s"
+        return f"aggregated better: no server of each side fits on {counted(plan.aggregated_gpus)}"
+    rates = f"on {counted(plan.aggregated_gpus)}: {split:,.3g} vs {both:,.3g} requests/s"
     if plan.wins:
         return f"disaggregated{f' {split / both - 1:.0%}' if both else ''} better {rates}"
     return f"aggregated {both / split - 1:.0%} better {rates}" if plan.loses else f"equal {rates}"

@@ -263,7 +263,7 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
         yield shared.load_in_words(best.requests_in_flight, best.sessions_at_once, best.output_tok_per_day)
     if fleets.shapes:
         apart, together = fleets.shapes
-        one = f"takes {together.gpus:,} GPUs" if together else "misses the targets"
+        one = f"takes {counted(together.gpus)}" if together else "misses the targets"
         yield f"one pool for all classes {one}, a pool for each {f'takes {apart.gpus:,}' if apart else 'misses them'}"
     if (others := fleets.fleets[1:]) and not _stocked(best) and not brief:  # the table has it
         usd = f", {others[0].usd_per_h.mid:,.2f} USD/h" if others[0].usd_per_h else ""
@@ -290,7 +290,7 @@ def _certainty(best: planning.Fleet) -> Iterator[str]:
     yield f"targets are met with {objective.confidence:.0%} confidence; {ladder}"
     if best.measure_next:
         run, then = best.measure_next
-        change = f"reduce the fleet from {best.gpus:,} to {then.gpus:,} GPUs"
+        change = f"reduce the fleet from {best.gpus:,} to {counted(then.gpus or 0)}"
         yield shared.measure_next("vllm bench serve on one of these servers", run, change)
 
 

@@ -240,7 +240,8 @@ class Recommendation(Answer):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
         if self.search.space.stock is not None:
             return f"The GPUs of --budget or --have hold no server of {model}: {where}"
-        return f"No setting of {model} fits on {where}, {self.search.space.gpus_per_node} GPUs per node"
+        sizes = dict.fromkeys(counted(self.search.space.node_size(r.profile) // r.profile.parts) for r in self.rankings)
+        return f"No setting of {model} fits on {where}, {' or '.join(sizes)} per node"
 
     def _one_screen(self) -> Iterator[str]:
         best, pairs = self.best, self._in_order()

@@ -374,7 +374,7 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
         f"up to {largest} would fit the KV cache": True,
     }
     reason = next(reason for reason, holds in reasons.items() if holds)
-    yield f"{searched.estimate.concurrency:,} concurrent requests: {reason}"
+    yield f"{counted(searched.estimate.concurrency, 'concurrent request')}: {reason}"
 
 
 def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> Iterator[str]:
