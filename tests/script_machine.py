@@ -205,6 +205,9 @@ done
 """
 
 
+MEMINFO = "MemTotal:       {} kB\nMemFree:        1024 kB\nMemAvailable:   {} kB"
+
+
 class Machine(StandIns):
     """The scripts of a plan or ``files``, and the GPUs that it is for."""
 
@@ -267,6 +270,9 @@ class Machine(StandIns):
                 "list": [f"GPU {i}: {profile.name} (UUID: GPU-{i})" for i in range(8)],
             }.items():
                 self.set_nvidia(name, lines)
+        if profile.memory.utilization:  # nvidia-smi names no memory of a GB10
+            self.set_nvidia("index,uuid,memory.total,memory.free", ["0, GPU-0, [N/A], [N/A]"])
+            self.fake("/proc/meminfo", MEMINFO.format(total_mib * 1024, (total_mib - 500) * 1024))
         self.fake("/models/my llama/config.json", "{}")
         if profile.vendor == "amd":
             self.set(gfx={"gfx942": 90402, "gfx950": 90500}[profile.architecture])

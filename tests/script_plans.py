@@ -190,6 +190,7 @@ MATRIX = {
         partition("mi300x-qpx", num_gpus=2, tensor_parallel_size=2, env={"HIP_VISIBLE_DEVICES": "0,1"})
     ),
     "h100-gated": emission(b200().model_copy(update={"gpu": "h100-sxm", "gated": True})),
+    "gb10": emission(b200().model_copy(update={"gpu": "gb10", "num_gpus": 1, "tensor_parallel_size": 1})),
     "b200-cuda-13": emission(b200_newer()),
     "b200-cu129": emission(b200_newer("vllm/vllm-openai:v0.27.1-cu129")),
     "b200-compatible": emission(b200_newer(VLLM_ENABLE_CUDA_COMPATIBILITY="1")),

@@ -43,6 +43,7 @@ from .flags import value_status as value_status
 from .features import Features as Features
 from .features import Latents as Latents
 from .features import features_of as features_of
+from .features import default_utilization as default_utilization
 from .features import sorts as sorts
 from .features import state_blocks as state_blocks
 from .features import capture_size as capture_size

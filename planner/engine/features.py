@@ -209,7 +209,7 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
     engine, blackwell = engine or default_engine(version, profile), (profile.compute_capability or (0, 0))[0] == 10
     v1 = engine == "V1"
     asynchronous = v1 and release >= (0, 14) and profile.platform != "cpu"  # platforms/cpu.py switches it off
-    estimated = _estimates_graphs(release, profile)
+    estimated, shared = _estimates_graphs(release, profile), profile.memory.utilization
     return Features(
         engine=engine,
         # arg_utils.py names CUDA from 0.8.0 on; AMD's build of 0.6.3 profiled 131,072 tokens whole (start-up log)
@@ -228,7 +228,7 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         kv_tokens="concurrency" if release >= (0, 20, 1) else "blocks",  # kv_cache_utils.py, 0.20.0 and 0.20.1
         # config/vllm.py, max_in_flight_tokens: from 0.26.0, two batches where scheduling is asynchronous
         window_batches=2 if asynchronous and release >= (0, 26) else 1,
-        default_gpu_memory_utilization=0.92 if release >= (0, 20) else 0.90,  # config/cache.py
+        default_gpu_memory_utilization=shared.value if shared else default_utilization(version),
         keeps_windows=v1 and release >= (0, 9, 1),  # kv_cache_manager.py: the hybrid manager
         keeps_chunks=v1 and release >= (0, 12),  # config/vllm.py: off for Llama 4 before
         # deepseek_v2.py: no MLA to 0.7.0; worker/cache_engine.py: 0.7.2 and 0.7.3 align entries
@@ -242,6 +242,11 @@ def version_features(version: EngineVersion, profile: GpuProfile, *, engine: Eng
         context_parallel_heads=v1 and release >= (0, 11, 1),  # config/model.py, verify_with_parallel_config
         draft_models=v1 and release >= (0, 15),  # v1/spec_decode/draft_model.py; V0 had its own until 0.9
     )
+
+
+def default_utilization(version: EngineVersion) -> float:
+    """Return vLLM's own ``gpu_memory_utilization``, ``config/cache.py``; plans for shared memory have a smaller one."""
+    return 0.92 if version.release >= (0, 20) else 0.90
 
 
 def _estimates_graphs(release: tuple[int, ...], profile: GpuProfile) -> bool:

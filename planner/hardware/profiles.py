@@ -66,6 +66,7 @@ Bytes = Annotated[Quantity, AfterValidator(_one_of(*_BYTE_UNITS))]
 BytesPerSecond = Annotated[Quantity, AfterValidator(_one_of("B/s", "GB/s", "TB/s"))]
 OperationsPerSecond = Annotated[Quantity, AfterValidator(_one_of("FLOP/s", "TFLOP/s", "TOP/s"))]
 Watts = Annotated[Quantity, AfterValidator(_one_of("W"))]
+Share = Annotated[Quantity, AfterValidator(_one_of("1"))]
 DollarsPerHour = Annotated[Quantity, AfterValidator(_one_of("USD/h"))]
 
 
@@ -114,6 +115,7 @@ class Memory(_Facts):
     bandwidth: BytesPerSecond  #: peak
     bandwidth_measured: BytesPerSecond | None = None  #: stream or GEMV benchmark
     technology: str = ""  #: HBM3, GDDR7, ...
+    utilization: Share | None = None  #: that a server takes where CPU and GPU share the memory; None: vLLM's default
     #: The setting that bounds the KV cache: a share of ``engine_visible``, or a size on a CPU
     budget: Literal["gpu_memory_utilization", "VLLM_CPU_KVCACHE_SPACE"] = "gpu_memory_utilization"
 

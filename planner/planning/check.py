@@ -335,6 +335,9 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
         remark = engine.FlagProblem(engine.CPU_KVCACHE_SPACE, cause, fix, fatal=False)
         args = line.args.changed(env={engine.CPU_KVCACHE_SPACE: space}) if space else line.args
         line = replace(line, args=args, problems=(*line.problems, remark))
+    share = line.args.gpu_memory_utilization or engine.default_utilization(version)
+    if profile.memory.utilization:  # a plan would have another one
+        line = replace(line, args=line.args.changed(gpu_memory_utilization=share))
     if line.is_offline:  # with the defaults of vLLM's offline benchmarks, where those of its server are others
         args = engine.of_latency_bench(line.args, version, profile) if "latency" in line.command else line.args
         config = engine.resolve(args, serving.model, profile, version, usage="offline")

@@ -326,6 +326,8 @@ def resolve_deployment(
     ``as_started``: a KV cache whose size is not given is what vLLM itself takes, also on a CPU.
     ``known_to_run``: somebody measured this engine, so the layout is not checked and there is always some cache.
     """
+    if (as_started or known_to_run) and args.gpu_memory_utilization is None:
+        args = replace(args, gpu_memory_utilization=engine.default_utilization(version))
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
     served = served_model(model, args)
     if not known_to_run:

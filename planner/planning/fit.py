@@ -293,6 +293,7 @@ def _notes(serving: Serving) -> Iterator[str]:
         "graphs": stage.graphs.mid and not stage.graphs_in_budget,
         "stages": config.pipeline_parallel_size > 1,
         "links": links.kind not in ("none", "on-package") and not links.bandwidth and not links.link_bandwidth,
+        "shared": engine.profile.memory.utilization,
         "loading": loading,
     }
     yield from remarks(

@@ -140,6 +140,17 @@ def test_gb10_has_the_defaults_of_a_small_gpu() -> None:
     assert (config.max_num_batched_tokens, config.max_num_seqs) == (2048, 256)
 
 
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [(None, "fits"), (0.85, "too close to call"), (0.92, "too close to call"), (0.97, "does not fit")],
+)
+def test_gb10_shares_its_memory_with_the_system(share: float | None, verdict: str) -> None:
+    """Free at the start: 101.28, 110.73 and 114.54 of 121.63 GiB. vLLM's recipe has 0.8 (pull request 636)."""
+    found = Serving("Qwen/Qwen3-8B", "gb10", engine_version="0.26.0", gpu_memory_utilization=share).fit()
+    assert found.verdict == verdict and found.config.gpu_memory_utilization == (share or 0.8)
+    assert found.fits is (share != 0.92 and share != 0.97)
+
+
 def test_an_id_that_states_fp8_is_planned_in_fp8() -> None:
     """79.67 billion parameters: 78.7 billion in 8 bits and 0.7 billion (both tables, gates) in 16: about 80 GB."""
     found = start("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", "h100-sxm", "0.22.1", tensor_parallel_size=2)

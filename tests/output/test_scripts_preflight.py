@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from script_machine import Machine, files_below, prepared
+from script_machine import MEMINFO, Machine, files_below, prepared
 from script_plans import MATRIX
 
 MEMORY_OF = "index,uuid,memory.total,memory.free"  # what nvidia-smi is asked for
@@ -63,6 +63,8 @@ BROKEN: list[tuple[str, Callable[[Machine], object], str, str]] = [
     ("b200-x2", lambda m: m.set_nvidia("mig.mode.current", ["Disabled", "Enabled"]), "MIG instances", "-mig 0"),
     ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, 183359, 183000", "1, GPU-1, 183359, 90000"]),
      "GPU 1 has 90000 MiB free", "nvidia-smi shows"),
+    ("gb10", lambda m: m.fake("/proc/meminfo", MEMINFO.format(127_606_784, 90_000 * 1024)),
+     "GPU 0 has 90000 MiB free", "stop other programs"),
     ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, 81559, 81000"]),
      "GPU 0 has 81559 MiB, the plan expects", "plan again"),
     ("b200-x2", lambda m: m.set_nvidia(MEMORY_OF, ["0, GPU-0, [GPU is lost], [GPU is lost]"]),

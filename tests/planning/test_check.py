@@ -755,6 +755,12 @@ def test_a_suggestion_has_the_parsers_of_the_recipe_for_those_that_are_refused()
         assert "--no-enable-chunked-prefill" in plan["command"]
 
 
+def test_a_line_without_a_share_has_that_of_vllm() -> None:
+    found = check_command(f"vllm serve {LLAMA}", "gb10", engine_version="0.26.0").to_dict()
+    assert not found["starts"] and found["settings"]["gpu_memory_utilization"] == 0.92
+    assert "--gpu-memory-utilization 0.8 " in found["better"][0]["command"]
+
+
 @pytest.mark.parametrize(
     ("words", "starts"),
     [("", False), ("--max-num-seqs 256", True), ("-cc.cudagraph_mode=piecewise", True),

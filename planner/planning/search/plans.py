@@ -529,6 +529,7 @@ def _warnings(
         "timed_trace": timed_trace,
         "priority": unsent,
         "classes": load.classes and copies > 1,
+        "shared": profile.memory.utilization,
         "image": image_note,
         "options": options,
         **dict.fromkeys(recipe.asides, True),
