@@ -34,6 +34,7 @@ from .serving import version_for as version_for
 from .deployment import Verdict as Verdict
 from .fit import Fit as Fit
 from .fit import LogLine as LogLine
+from .fit import WayOut as WayOut
 from .fit import explain as explain
 from .fit import sweep_settings as sweep_settings
 from .startup import read_start as read_start

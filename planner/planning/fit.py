@@ -11,6 +11,7 @@ from math import ceil, floor, inf, lcm
 from typing import TYPE_CHECKING, Any
 
 from planner import engine as vllm
+from planner import model as models
 from planner.engine import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, EngineConfig, flag_of, flag_status, held_heads
 from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
@@ -32,8 +33,9 @@ class WayOut:
     """Changes after which it fits, as an entry of ``options[]``."""
 
     change: str
-    settings: dict[str, Setting]  #: what to change: flags of vLLM, ``gpu`` (a profile id), ``weight_dtype``
-    flags: tuple[str, ...]  #: the same as flags of ``planner fit``; all but those two are vLLM's own
+    #: what to change: flags of vLLM, ``gpu`` (a profile id), ``weight_dtype``, ``model`` (its published checkpoint)
+    settings: dict[str, Setting]
+    flags: tuple[str, ...]  #: for ``planner fit`` of ``model``; all but ``--gpu`` and ``--weight-dtype`` are vLLM's own
     verdict: Verdict
     num_gpus: int  #: of all ranks together
     max_model_len: int
@@ -41,9 +43,9 @@ class WayOut:
     max_concurrency: float  #: requests of ``max_model_len``
 
     def __str__(self) -> str:
-        """The change, and its flags outside of ``planner fit``, which alone takes a checkpoint for granted."""
-        flags = (flag for flag in self.flags if not flag.startswith("--weight-dtype"))
-        return ": ".join(filter(None, (self.change, " ".join(flags))))
+        """The change, with the checkpoint to serve and the flags outside of ``planner fit``."""
+        words = (self.settings.get("model"), *(flag for flag in self.flags if not flag.startswith("--weight-dtype")))
+        return ": ".join(filter(None, (self.change, " ".join(str(word) for word in words if word))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,11 +352,13 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
 
 def _option(serving: Serving, change: str, settings: dict[str, Setting], **other: Any) -> Iterator[WayOut]:
     """The option where it surely fits. ``other``: the ``model`` and ``profile`` behind ``weight_dtype`` and ``gpu``."""
-    changes = {name: value for name, value in settings.items() if name not in ("weight_dtype", "gpu")}
+    changes = {name: value for name, value in settings.items() if name not in ("weight_dtype", "model", "gpu")}
     with suppress(PlannerError):
         engine = serving.changed(**changes, **other).memory
         if engine.verdict == "fits":
-            flags = (flag_of(name) + ("" if value is True else f" {value}") for name, value in settings.items())
+            served = ("model", "weight_dtype") if "model" in settings else ()
+            given = ((name, value) for name, value in settings.items() if name not in served)
+            flags = (flag_of(name) + ("" if value is True else f" {value}") for name, value in given)
             sizes = engine.config.num_gpus, engine.config.max_model_len
             yield WayOut(change, settings, tuple(flags), "fits", *sizes, **_held(engine))
 
@@ -439,20 +443,25 @@ def _saves(serving: Serving, name: str, value: Any) -> bool:
     return bool(value > current if name == "gpu_memory_utilization" else value < current)
 
 
-#: A precision that somebody may have made a checkpoint of: its name, the model, the settings that ask for it.
+#: A precision with or without a known checkpoint: its name, the model, the settings that ask for it.
 Precision = tuple[str, Model, dict[str, Setting]]
 
 
 def _precisions(serving: Serving, profile: GpuProfile) -> Iterator[Precision]:
-    """The checkpoint as it is, and those of fewer bits that ``profile`` runs, widest first."""
-    model = serving.model
+    """The checkpoint as it is, and those of fewer bits that ``profile`` runs: widest first, of 4 bits known first."""
+    model, asked = serving.model, serving.resolved.resolved
     yield "", model, {}
     if model.quantization.method is not None or serving.args.quantization:
         return
-    if profile.supports("fp8"):
-        yield "an fp8 checkpoint", as_quantized(model, "fp8"), {"weight_dtype": "fp8"}
-    four_bits = "nvfp4" if profile.vendor == "nvidia" and profile.supports("fp4") else "int4-awq"
-    yield f"a 4-bit checkpoint ({four_bits})", as_quantized(model, four_bits), {"weight_dtype": four_bits}
+    own_first = sorted(models.quantized_checkpoints(asked), key=lambda one: one.publisher != asked.partition("/")[0])
+    known = {one.weight_dtype: one.id for one in reversed(own_first) if profile.vendor in one.platforms}
+    fp4 = {"nvidia": ("nvfp4",), "amd": ("mxfp4",)}.get(profile.vendor, ()) if profile.supports("fp4") else ()
+    usual = "nvfp4" if "nvfp4" in fp4 else "int4-awq"
+    four = (dtype for dtype in (*fp4, "int4-awq", "int4", "int4-gptq") if dtype in known)
+    for dtype in dict.fromkeys((*["fp8"] * profile.supports("fp8"), *four, usual)):
+        name = "an fp8 checkpoint" if dtype == "fp8" else f"a 4-bit checkpoint ({dtype})"
+        made = models.resolve_model(known[dtype], network=False).model if dtype in known else as_quantized(model, dtype)
+        yield name, made, {"weight_dtype": dtype, **({"model": known[dtype]} if dtype in known else {})}
 
 
 def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
@@ -491,7 +500,7 @@ def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> 
         (", an 8-bit KV cache", {"kv_cache_dtype": "fp8"}),
         (f", {NO_GRAPHS}", {"enforce_eager": True}),
     )
-    if settings.get("weight_dtype") == "fp8" and len(settings) == 1:  # before one of 4 bits
+    if settings.get("weight_dtype") == "fp8" and settings.keys() <= {"weight_dtype", "model"}:  # before one of 4 bits
         cheap += ((", frugal settings", {name: value for name, value in FRUGAL if _saves(serving, name, value)}),)
     yield from _first(
         _option(serving, change + words, {**settings, **more})

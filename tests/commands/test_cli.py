@@ -134,7 +134,8 @@ def test_options_are_answers_that_hold(command: tuple[str, ...]) -> None:
     assert options
     for option in options:
         words = [word for flag in option["flags"] for word in flag.split(" ", 1)]
-        without_gpu = command[:2] if "--gpu" in words else command
+        served = ("fit", option["settings"].get("model", command[1]), *command[2:])
+        without_gpu = served[:2] if "--gpu" in words else served
         asked = run(*without_gpu, *words, "--format", "json")
         assert asked.status == 0, option
         assert data(asked)["kv_cache_tokens"] == option["kv_cache_tokens"]

@@ -330,3 +330,8 @@ def test_llama_3_3_70b_in_fp8_is_as_large_as_its_files() -> None:
     entry = find_entry("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic")
     assert entry is not None
     assert stored_weight_bytes(entry.model()) == 72_669_806_592  # of the published safetensors header
+
+
+@pytest.mark.parametrize(("size", "published_gb"), [("4B", 2.67), ("8B", 6.10), ("14B", 9.98), ("32B", 19.33)])
+def test_qwen3_awq_is_as_large_as_its_files(size: str, published_gb: float) -> None:
+    assert round(stored_weight_bytes(entry_of(f"Qwen/Qwen3-{size}-AWQ").model()) / 1e9, 2) == published_gb

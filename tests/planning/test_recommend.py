@@ -406,7 +406,13 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
     [
         # public questions: the answer is the 4-bit checkpoint of the publisher, or what fit finds
         (("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"), "Qwen3-30B-A3B-GPTQ-Int4 (asked: bf16) on 1 x RTX-4090"),
-        (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "fits: a 4-bit checkpoint (nvfp4) - fits"),
+        (("Qwen/Qwen3-8B", "--gpu", "t4", "--weight-dtype", "int4-awq"), "Qwen3-8B-AWQ (asked: bf16) on 1 x T4"),
+        # of another publisher: named, in a command that plans it
+        (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "planner recommend gaunernst/gemma-3-27b-it-qat-compressed"),
+        (
+            ("meta-llama/Llama-3.3-70B-Instruct", "--gpu", "rtx-4090", "--max-concurrency", "4"),
+            "fits: 4 GPUs, tensor parallel, an fp8 checkpoint: nvidia/Llama-3.3-70B-Instruct-FP8 --gpus 4",
+        ),
         (("meta-llama/Llama-2-13b-hf", "--gpu", "mi300x-cpx"), "fits: fp8 weights, quantised while they load"),
         # 671 GB on 640: the next larger GPU as fast
         (("deepseek-ai/DeepSeek-R1", "--have", "h100=8"), "fits: NVIDIA H200 SXM 141GB: --gpu h200-sxm"),
@@ -441,7 +447,7 @@ def test_a_model_without_an_fp8_checkpoint_may_be_quantised_while_it_loads() -> 
 
 def test_the_command_of_a_way_out_keeps_the_settings_that_were_asked_for() -> None:
     """Without them 7 GiB of weights in a slice of 10 start with 66 % probability alone."""
-    asked = ("--max-num-seqs", "16", "--max-num-batched-tokens", "512", "--request-rate", "1", "--ttft", "500")
+    asked = ("--max-num-seqs", "16", "--max-num-batched-tokens", "512")
     said = run("recommend", "microsoft/Phi-4-mini-instruct", "--gpu", "a100-mig-1g.10gb", *asked).out
     command = " ".join(said.replace("\\\n", " ").split()).partition("$ planner ")[2]
     assert "--max-num-seqs 16 --max-num-batched-tokens 512" in command

@@ -99,7 +99,8 @@ class FitAnswer(Answer):
         if result.options:
             yield "\nWhat would make it fit (each one checked):"
         for option in result.options[:OPTIONS_SHOWN]:
-            yield wrapped(f"{option.change}: {' '.join(option.flags)}", first="  ", rest="      ")
+            words = str(option) if "model" in option.settings else f"{option.change}: {' '.join(option.flags)}"
+            yield wrapped(words, first="  ", rest="      ")
             at_once = f"{option.max_concurrency:.2f} requests of {option.max_model_len:,} tokens at once"
             yield f"    {option.verdict}, {rounded(option.kv_cache_tokens)} tokens of KV cache, {at_once}"
         if self.explain:

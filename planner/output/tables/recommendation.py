@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -9,10 +10,11 @@ from math import ceil
 from typing import Any
 
 from planner import planning
-from planner.engine import EngineArgs, flag_of, tagged
 from planner.errors import InputError
+from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, columns_of, command_lines, known_table, table_text, wrapped
+from planner.output.scripts.text import without_option
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import apart_in_words, apart_lines, divided_object, needs_words
 from planner.output.workflows.documents import published_accuracy
@@ -266,24 +268,27 @@ class Recommendation(Answer):
         for ranking in without[:shown]:
             why = _why_none(ranking, self.objective.confidence) + (f" ({ranking.hint})" if ranking.hint else "")
             yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {why}"])
-            yield from shared.items("-", [f"fits: {way}" for way in ranking.ways_out])
-            yield from self._fit_command(ranking) if ranking.ways_out and not best else ()
+            yield from shared.items("-", (f"fits: {_way_words(ranking.profile, way)}" for way in ranking.ways_out))
+            yield from self._way_command(ranking) if ranking.ways_out and not best else ()
         if len(without) > shown:
             yield from shared.items("x", [f"{len(without)} types of GPU have no plan"])
         if best:
             yield from shared.launch_lines(best.env, shared.local_argv(best))
 
-    def _fit_command(self, ranking: planning.Ranking) -> Iterator[str]:
-        """The command that shows the first way out: ``recommend`` lacks options such as ``--weight-dtype``."""
-        way, asked = ranking.ways_out[0], self.search.space.model.requested
-        size = way.num_gpus // int(way.settings.get("pipeline_parallel_size", 1))
-        here = {"gpu": ranking.profile.id, "tensor_parallel_size": size, "max_model_len": way.max_model_len}
-        given, unset = self.search.space.args, EngineArgs()
-        asked_for = {name: getattr(given, name) for name in tagged("recommend") if hasattr(unset, name)}
-        here = {name: value for name, value in asked_for.items() if value != getattr(unset, name)} | here
-        kept = ((name, value) for name, value in here.items() if name not in way.settings)
-        more = [f"{flag_of(name)} {value}".removesuffix(" True") for name, value in kept]
-        yield from command_lines({}, ["planner", "fit", asked, *" ".join([*more, *way.flags]).split()])
+    def _way_command(self, ranking: planning.Ranking) -> Iterator[str]:
+        """The command that plans the first way out for the same load, with a checkpoint that is known."""
+        ways = (one for one in ranking.ways_out if "max_model_len" not in one.settings and not _assumed(one))
+        if (way := next(ways, None)) is None:
+            return
+        flags, words = _flags(ranking.profile, way), tuple(shlex.split(self.command))
+        if "gpu" not in way.settings and (len(self.rankings) > 1 or self.search.space.stock is not None):
+            flags += ["--gpu", ranking.profile.id]
+        gone = ("--weight-dtype", *(flag for flag in flags if flag.startswith("--")))
+        for flag in (*gone, *("--have", "--budget") * ("--gpu" in gone)):
+            words = without_option(words, flag)
+        asked = self.search.space.model.requested
+        name, rest = str(way.settings.get("model", asked)), [word for word in words[2:] if word != asked]
+        yield from command_lines({}, [*words[:2], name, *rest, *flags])
 
     def _ranked_notes(self, ranking: planning.Ranking, plan: planning.Plan) -> Iterator[tuple[str, str]]:
         """Each note with its mark, first those that change a decision most."""
@@ -382,6 +387,26 @@ class Recommendation(Answer):
         yield from self._taken()
         if not self.wrote and self._made:
             yield f"write the scripts with: {self.command} -o plans"
+
+
+def _assumed(way: planning.WayOut) -> bool:
+    return "weight_dtype" in way.settings and "model" not in way.settings
+
+
+def _way_words(profile: GpuProfile, way: planning.WayOut) -> str:
+    """A way out in the words of ``recommend``."""
+    words = " ".join([str(way.settings.get("model", "")), *_flags(profile, way)]).lstrip()
+    return ": ".join(filter(None, (way.change + ", not in the catalog" * _assumed(way), words)))
+
+
+def _flags(profile: GpuProfile, way: planning.WayOut) -> list[str]:
+    """The flags of a way out for ``recommend``, which takes GPUs and nodes and chooses the layout itself."""
+    chosen = ("--weight-dtype", "--tensor-parallel-size", "--pipeline-parallel-size")
+    words = " ".join(flag for flag in way.flags if not flag.startswith(chosen)).split()
+    gpus, node = ceil(way.num_gpus / profile.parts), profile.gpus_per_node // profile.parts
+    if way.settings.keys() & {"tensor_parallel_size", "pipeline_parallel_size"} and "gpu" not in way.settings:
+        words += ["--nodes", str(ceil(gpus / node))] if gpus > node else ["--gpus", str(gpus)]
+    return words
 
 
 def _brief_columns(plan: planning.Plan) -> Sequence[Column]:

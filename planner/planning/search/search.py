@@ -94,7 +94,8 @@ class Search:
             length = self.space.planned_len(self.objective.load)
             try:
                 fit = serving.changed(tensor_parallel_size=size, max_model_len=length).fit()
-                return {"ways_out": fit.options[:WAYS_OUT]}
+                ways = sorted(fit.options, key=lambda way: "max_model_len" in way.settings)  # shorter requests last
+                return {"ways_out": tuple(ways[:WAYS_OUT])}
             except PlannerError as error:
                 hint = error.hint
         return {"hint": hint}
