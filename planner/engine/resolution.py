@@ -239,9 +239,17 @@ class _Resolver:
         if asked == "bf16" and half == "fp16":
             cause = f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16"
             raise IllegalPlanError(cause, hint="use --dtype float16", dtype="float16")
-        mxfp4 = self.model.quantization.method == "mxfp4"  # mxfp4.py: get_supported_act_dtypes
-        if (mxfp4 and asked != "bf16") or (unstable and asked == "fp16"):
-            cause, instead = f"--dtype {LONG_NAMES[asked]}: vLLM refuses it for {self.model.id}", LONG_NAMES[instead]
+        stored, table = self.model.quantization, tables_of(package_dir("engine") / "capabilities.toml")["activations"]
+        method = _METHODS.get((stored.method or "", stored.weight_dtype), stored.method)
+        both = ["bf16", "fp16"]
+        types = table.get(method, both) if method else both if self.args.quantization else LONG_NAMES
+        taken = [one for one in types if (one, half) != ("bf16", "fp16") and not (unstable and one == "fp16")]
+        if asked not in taken:
+            cause = f"--dtype {LONG_NAMES[asked]}: vLLM refuses it for {self.model.id}"
+            if not taken:
+                hint = "serve a checkpoint that is not quantised, or use a GPU with bfloat16, such as --gpu l4"
+                raise IllegalPlanError(cause, hint=hint)
+            instead = LONG_NAMES[taken[0]]
             raise IllegalPlanError(cause, hint=f"use --dtype {instead}", dtype=instead)
         return asked
 

@@ -26,14 +26,9 @@ class Capacity:
     """The largest load of one server. Replays are kept, and read at other confidences."""
 
     def __init__(
-        self,
-        deployment: Deployment,
-        load: Load,
-        targets: Targets,
-        *,
-        exactly: bool = True,
+        self, deployment: Deployment, load: Load, targets: Targets, *, exactly: bool = True,
         known: Iterable[ServedLoad] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Replays send what ``load`` says; ``exactly`` replays the queue of a slower engine too, twice more."""
         self.deployment, self.load, self.slos, self.by = deployment, load, targets.slos, targets.by
         self.confidence = targets.confidence

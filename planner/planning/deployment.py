@@ -9,20 +9,16 @@ from math import ceil, exp
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
-from planner import engine, simulator, timing  # what they offer is loaded where it is used: ``fit`` needs no time
+from planner import (
+    engine,
+    memory,
+    simulator,
+    timing,
+)  # what they offer is loaded where it is used: ``fit`` needs no time
 from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layout, features_of, recipe_for, resolve
 from planner.errors import InputError
 from planner.hardware import GpuProfile, constant
-from planner.memory import (
-    SHIPPED_BASIS,
-    Basis,
-    MemoryBudget,
-    StageBudget,
-    host_kv_tokens,
-    memory_budget,
-    stage_weights,
-    with_kv_cache_space,
-)
+from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, StageBudget, host_kv_tokens, memory_budget
 from planner.model import Model, PerModel, as_quantized, load_quantized
 from planner.resources import package_dir, tables_of
 from planner.units import GB, GIB, Interval
@@ -85,7 +81,7 @@ class Deployment:
         """Weights of a GPU before they are quantised, where all of them are loaded first; else 0."""
         if not self.checkpoint or self.budget.features.streams_online_quantization:
             return 0
-        stored = stage_weights(self.checkpoint, Layout.of(self.config), self.config.dtype)
+        stored = memory.stage_weights(self.checkpoint, Layout.of(self.config), self.config.dtype)
         return max(stage.loaded_bytes for stage in stored)
 
     @cached_property
@@ -333,7 +329,7 @@ def resolve_deployment(
     if not known_to_run:
         unvalidated, blocks = args.allow_unvalidated, features_of(config, profile).fp8_blocks
         engine.check_layout(served, profile, Layout.of(config), allow_unvalidated=unvalidated, fp8_blocks=blocks)
-    config = config if as_started else with_kv_cache_space(served, profile, config, basis)
+    config = config if as_started else memory.with_kv_cache_space(served, profile, config, basis)
     least_bytes = int(constant("known_to_run") * profile.memory_bytes) if known_to_run else 0
     stored = None if served is model else model
     return Deployment(served, profile, config, basis, calibration, checkpoint=stored, least_cache_bytes=least_bytes)

@@ -502,11 +502,12 @@ def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> 
     )
     if settings.get("weight_dtype") == "fp8" and settings.keys() <= {"weight_dtype", "model"}:  # before one of 4 bits
         cheap += ((", frugal settings", {name: value for name, value in FRUGAL if _saves(serving, name, value)}),)
-    yield from _first(
-        _option(serving, change + words, {**settings, **more})
-        for words, more in (cheap if settings else ())
-        if all(_saves(serving, name, value) for name, value in more.items())
-    )
+    with suppress(IllegalPlanError):  # a precision that vLLM does not compute on this GPU
+        yield from _first(
+            _option(serving, change + words, {**settings, **more})
+            for words, more in (cheap if settings else ())
+            if all(_saves(serving, name, value) for name, value in more.items())
+        )
 
 
 def _gpus(serving: Serving, size: int, name: str = "") -> str:

@@ -202,16 +202,9 @@ class Serving:
         return Prediction.of(engine, load, bench=bench, **asked)
 
     def capacity(
-        self,
-        load: Load,
-        *,
-        ttft_ms: float | None = None,
-        tpot_ms: float | None = None,
-        itl_ms: float | None = None,
-        e2el_ms: float | None = None,
-        percentile: float | str = 95,  # as for targets everywhere
-        confidence: float = defaults.CONFIDENCE,
-    ) -> Capacity:
+        self, load: Load, *, ttft_ms: float | None = None, tpot_ms: float | None = None, itl_ms: float | None = None,
+        e2el_ms: float | None = None, percentile: float | str = 95, confidence: float = defaults.CONFIDENCE,
+    ) -> Capacity:  # fmt: skip
         """The largest load like ``load`` that meets the targets: a concurrency of a closed loop, else a request rate.
 
         ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` has 90

@@ -407,6 +407,22 @@ def test_an_8_bit_cache_that_a_gpu_cannot_read_is_replaced_by_the_type_of_the_mo
     assert settings("0.32.0", "t4", model, kv_cache_dtype="float16").kv_cache_dtype == "fp16"
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "words", "hint"),
+    [
+        ("ISTA-DASLab/gemma-3-27b-it-GPTQ-4b-128g", "t4", {}, "--gpu l4"),  # neither bf16 nor fp16 is left
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "t4", {"dtype": "float32"}, "use --dtype float16"),
+        ("Qwen/Qwen2.5-7B-Instruct-AWQ", "l4", {"dtype": "float32"}, "use --dtype bfloat16"),
+        ("Qwen/Qwen3-8B", "h100", {"dtype": "float32", "quantization": "fp8"}, "use --dtype bfloat16"),
+    ],
+)
+def test_no_quantised_weights_are_multiplied_in_32_bits(model: str, gpu: str, words: dict[str, str], hint: str) -> None:
+    """``get_supported_act_dtypes`` of auto_awq.py, auto_gptq.py and online/base.py, checked in config/vllm.py."""
+    with pytest.raises(IllegalPlanError, match="vLLM refuses") as caught:
+        settings("0.32.0", gpu, resolve_model(model, network=False).model, **words)
+    assert hint in caught.value.hint
+
+
 def test_mxfp4_needs_bfloat16() -> None:
     with pytest.raises(IllegalPlanError, match=r"mxfp4.*T4") as caught:
         settings("0.32.0", "t4", resolve_model("openai/gpt-oss-20b", network=False).model)

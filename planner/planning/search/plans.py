@@ -41,15 +41,9 @@ from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
 
 
 def assemble(
-    space: Space,
-    objective: Objective,
-    ranking: Ranking,
-    candidate: Candidate,
-    *,
-    image: engine.Image | None = None,
-    load: Load | None = None,
-    sized: bool = True,
-) -> Plan:
+    space: Space, objective: Objective, ranking: Ranking, candidate: Candidate, *, image: engine.Image | None = None,
+    load: Load | None = None, sized: bool = True,
+) -> Plan:  # fmt: skip
     """Return the plan for ``candidate``, with an ``image`` that is built instead of pulled, or under another ``load``.
 
     ``sized`` looks for the largest load of one server, which takes longer than the rest of the plan.
