@@ -174,7 +174,11 @@ class _Resolver:
         for name, known in (("scheduling_policy", POLICIES), ("mm_encoder_tp_mode", ("weights", "data"))):
             if (value := getattr(self.args, name)) not in (None, *known):
                 raise InputError(f"{SETTINGS[name].flag} {value!r} is unknown", hint=f"use {' or '.join(known)}")
-        media_limits(self.args.limit_mm_per_prompt or "{}")
+        limits = self.args.limit_mm_per_prompt or "{}"
+        counts = json.dumps(dict(media_limits(limits)))
+        if not limits.startswith("{") and self.version.release >= (0, 10):  # ``nullable_kvs`` of arg_utils.py to 0.9.2
+            cause = f"--limit-mm-per-prompt {limits}: vLLM {self.version} takes JSON"
+            raise IllegalPlanError(cause, hint=f"use --limit-mm-per-prompt '{counts}'", limit_mm_per_prompt=counts)
         generation_config(self.args.override_generation_config or "{}")
 
     def _environment(self) -> Environment:

@@ -196,7 +196,6 @@ def test_matrices_of_the_vision_encoder_are_cut_over_the_ranks() -> None:
     [
         {"skip_mm_profiling": True},
         {"limit_mm_per_prompt": '{"image": 0, "video": {"count": 0}}'},
-        {"limit_mm_per_prompt": "image=0,video=0"},
     ],
 )
 def test_without_images_the_profile_run_has_no_encoder(flags: dict[str, object]) -> None:

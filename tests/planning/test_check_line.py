@@ -99,6 +99,15 @@ def test_a_dotted_key_of_a_setting_is_read_as_json() -> None:
         assert json.loads(value(words, "--limit-mm-per-prompt")) == {"video": 0}
 
 
+@pytest.mark.parametrize(("version", "starts"), [("0.9.2", True), ("0.10.1", False)])
+def test_limits_without_json_went_with_0_10(version: str, starts: bool) -> None:
+    """``nullable_kvs`` of 0.9.2: "This will be removed in v0.10.0"; 0.10.1 reads it by ``json.loads`` alone."""
+    line = "vllm serve Qwen/Qwen2.5-VL-7B-Instruct --max-model-len 8192 --limit-mm-per-prompt image=4"
+    said = answer("h100", line, "--engine-version", version, status=not starts)
+    assert said["starts"] is starts
+    assert starts or value(better(said)[0], "--limit-mm-per-prompt") == '{"image": 4}'
+
+
 @pytest.mark.parametrize(("model", "tp"), [("deepseek-ai/DeepSeek-V4-Flash", 4), ("moonshotai/Kimi-K2-Thinking", 8)])
 def test_a_suggestion_has_places_with_head_room_as_a_plan_has(model: str, tp: int) -> None:
     """It was one place for each request in flight: 38 for 150 over four ranks."""
