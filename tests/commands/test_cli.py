@@ -267,6 +267,7 @@ def test_predict_throughput_and_latency_have_the_keys_of_their_result_files() ->
     wanted = {"elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second"}
     assert throughput.keys() >= wanted | {"output_throughput", "breakdown"}
     assert throughput["total_num_tokens"] == 8 * (64 + 16)
+    assert "\nElapsed time: 0." in run("predict", "throughput", *model, "--num-prompts", "8").out
     latency = data(run("predict", "latency", *model, "--batch-size", "2", "--format", "json"))
     assert latency.keys() >= {"avg_latency", "latencies", "percentiles", "breakdown"}
 

@@ -144,6 +144,18 @@ def test_clients_are_as_many_as_asked_whatever_the_places(clients: int | None, f
     assert best.figures["max_concurrency"] == flying
 
 
+def test_a_long_job_is_judged_by_few_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(defaults, "MOST_SEARCH_PROMPTS", 100)
+    answer = recommend_plans(LLAMA, "h100", gpus=1, max_concurrency=16, num_prompts=360_000)
+    best, job = answer.to_dict()["plans"][0], answer.to_dict()["job"]
+    assert best["workload"]["num_prompts"] == 100
+    for key, rate in ("", ""), ("_lo", "_hi"), ("_hi", "_lo"):
+        hours = 100 / best["predicted"][f"request_throughput{rate}"]
+        assert job[f"duration{key}"] == pytest.approx(3600 * hours)
+    assert job["usd"] == pytest.approx(best["usd_per_hour"] * job["duration"] / 3600)
+    assert "; 360,000 requests take " in next(answer.sentences()).replace("\n", " ")
+
+
 def test_lengths_that_vary_rank_data_parallel_ranks() -> None:
     """Ranks read prompts of one length in the same steps: 126 tokens/s per GPU with DP 8, 115 with TP 8."""
     load = Load.closed_loop(64, 8000, 1000)

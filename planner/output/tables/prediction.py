@@ -11,7 +11,7 @@ from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
-from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, layout_in_words, sent_words
+from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, lasting, layout_in_words, sent_words
 from planner.planning import ClassFigures, Deployment, Prediction, steady_per_s, why_not
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
@@ -93,6 +93,8 @@ class PredictionAnswer(MetricAnswer):
     def sentences(self) -> Iterator[str]:
         for line in TABLES[self.bench](self.result).splitlines():
             yield line if len(line) <= screen_width() else wrapped(line, rest="  ")
+        if self.bench == "throughput":
+            yield wrapped(f"Elapsed time: {lasting(self.result, 'elapsed_time')}")
         if self.record.classes:
             yield ""
             yield table_text([row for one in self.record.classes for row in _class_rows(one)], CLASS_COLUMNS)

@@ -20,7 +20,7 @@ from planner.output.tables.disaggregated import apart_in_words, apart_lines, div
 from planner.output.workflows.documents import published_accuracy
 from planner.planning import bottleneck
 from planner.timing import SHIPPED
-from planner.units import MS, counted, figure, percent, rounded
+from planner.units import HOUR_S, MS, counted, figure, percent, rounded
 from planner.workload import Load, targets_in_words
 
 COLUMNS = columns_of("plans")
@@ -198,6 +198,7 @@ class Recommendation(Answer):
             "closest": [planning.closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": list(map(divided_object, self.divisions.values())),
             "answer": self._answer(),
+            "job": self._job,
             "advice": {gpu: list(lines) for gpu, lines in self.advice.items()},
             "published": {ranking.profile.id: list(ranking_published(ranking)) for ranking in rankings},
             "ways_out": to_plain({ranking.profile.id: ranking.ways_out for ranking in rankings if ranking.ways_out}),
@@ -215,6 +216,16 @@ class Recommendation(Answer):
             served = best.service
             size, usd = (served.total_gpus, served.usd_per_hour) if served else (best.num_gpus, best.usd_per_hour)
         return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
+
+    @property
+    def _job(self) -> dict[str, Any] | None:
+        """The time and the cost of ``--num-prompts`` on the best plan; None where none are given, or with targets."""
+        if self.best is None or self.best.service or not (prompts := self.objective.num_prompts):
+            return None
+        ends = {"duration": "", "duration_lo": "_hi", "duration_hi": "_lo"}
+        took = {key: prompts / self.best.predicted[f"request_throughput{end}"] for key, end in ends.items()}
+        hourly = self.best.usd_per_hour
+        return {"num_prompts": prompts, **took, "usd": hourly and hourly * took["duration"] / HOUR_S}
 
     def _records(self) -> list[planning.Plan]:
         return self.best_first
@@ -236,6 +247,9 @@ class Recommendation(Answer):
             priced = any(plan.service and plan.service.usd_per_hour is not None for plan in self._made)
             guessed = priced and self._assumed_usd and best.service and best.service.usd_per_hour is None
             words = plan_in_words(best, shared.served_words(served, self.search.space.model))
+            if job := self._job:
+                usd = f", {figure(job['usd'])} USD" if job["usd"] else ""
+                words += f"; {counted(job['num_prompts'], 'request')} take {shared.lasting(job, 'duration')}{usd}"
             return words + "; GPU price assumed" * bool(guessed)
         where = shared.listed([shared.card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):

@@ -13,7 +13,7 @@ from planner.output.answer import fields_of
 from planner.output.render import SPACE, at, command_lines, wrapped
 from planner.output.scripts.text import with_option
 from planner.planning import defaults, interval_figures, price_of
-from planner.units import MS, Interval, counted, figure
+from planner.units import HOUR_S, MS, Interval, counted, figure
 
 if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
     from planner.planning import Deployment, Doubt, Plan, PlannedWorkload
@@ -73,6 +73,13 @@ def figure_between(value: float, low: float | None, high: float | None, unit: st
     if low is None or high is None or low == high:
         return named
     return f"{named} ({figure(low)} to {figure(high)})" if low else f"{named} (up to {figure(high)})"
+
+
+def lasting(figures: Mapping[str, float], key: str) -> str:
+    """The duration ``key`` with its interval, in hours from one on: ``15 h (11 to 22)``, ``2.4 min (1.7 to 3.3)``."""
+    size_s, unit = (HOUR_S, "h") if figures[key] >= HOUR_S else (60, "min") if figures[key] >= 60 else (1, "s")
+    value, low, high = (figures[f"{key}{end}"] / size_s for end in ("", "_lo", "_hi"))
+    return figure_between(value, low, high, unit)
 
 
 def size_in_words(gpus: int, planned: int) -> str:

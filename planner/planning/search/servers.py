@@ -47,13 +47,13 @@ def share_of(
     if load.classes:
         few = at_load(deployment, load, slos, "rate", each)
         one_of_each = ceil(max(value / one.request_rate for one in load.classes)) + 1
-        sent = load.share_of(servers, most=objective.num_prompts or max(few.num_prompts, one_of_each))
+        sent = load.share_of(servers, most=objective.replayed_prompts or max(few.num_prompts, one_of_each))
     elif load.recorded is not None:
         sent = load.share_of(servers, objective.router, load.count if entire else defaults.TRACE_PROMPTS)
     else:
         each = ceil(each) if objective.by == "concurrency" else each
         sent = at_load(deployment, objective.dealt(servers), slos, objective.by, each)
-        sent = replace(sent, num_prompts=objective.num_prompts or sent.num_prompts)
+        sent = replace(sent, num_prompts=objective.replayed_prompts or sent.num_prompts)
     return measure(deployment, sent, slos, confidence=objective.confidence, whole=whole, exactly=exactly)
 
 
@@ -260,8 +260,8 @@ class Servers:
         if load is None:
             return self.objective.closed_loop(self.candidate.estimate.concurrency)
         sent = load.sent.as_drawn() if load.sent.unsendable else load.sent
-        prompts = self.objective.num_prompts or sent.num_prompts
-        if sent.max_concurrency and not self.objective.num_prompts:
+        prompts = self.objective.replayed_prompts or sent.num_prompts
+        if sent.max_concurrency and not self.objective.replayed_prompts:
             beyond = [100 / (100 - min(slo.percentile or 0.0, 99.9)) for slo in self.objective.slos]
             per_slot = min(max(beyond, default=0.0), defaults.MOST_PROMPTS_PER_SLOT)
             prompts = max(prompts, ceil(per_slot * sent.max_concurrency))

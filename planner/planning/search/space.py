@@ -101,7 +101,7 @@ class Objective:
     goal: Goal
     load: Load  #: of all servers together
     targets: Targets | None = None  #: None: the goal alone decides, at the concurrency of the load
-    num_prompts: int | None = None  #: requests of each replay; None: as many as the figures need
+    num_prompts: int | None = None  #: requests of the job; None: as many as the figures need
     headroom: float = 0.0  #: share of the load that is carried on top of it; ``load`` and ``value`` include it
     spares: int = 0  #: servers of each kind beside those that carry the load
     workload_name: str | None = None
@@ -152,9 +152,15 @@ class Objective:
         )
         return tuple(classes) or ((1.0, self.load, self.slos),)
 
+    @property
+    def replayed_prompts(self) -> int | None:
+        """Requests of each replay: those of the job, at most as many as the figures need."""
+        enough = defaults.PROMPTS_PER_SLOT * (self.load.max_concurrency or 0)
+        return self.num_prompts and min(self.num_prompts, max(enough, defaults.MOST_SEARCH_PROMPTS))
+
     def closed_loop(self, concurrency: int) -> Load:
         """Return the load with ``concurrency`` requests in flight, and enough of them for a steady state."""
-        return self.load.at_concurrency(concurrency, self.num_prompts or defaults.PROMPTS_PER_SLOT * concurrency)
+        return self.load.at_concurrency(concurrency, self.replayed_prompts or defaults.PROMPTS_PER_SLOT * concurrency)
 
 
 class Choices:
