@@ -96,7 +96,9 @@ def alone_in(folder: Path, *, wait: bool = True) -> Iterator[bool]:
 def write_then_rename(path: Path, content: bytes) -> None:
     """Write ``content`` beside ``path``, then rename it: readers see the old file or the new one. Raises OSError."""
     for left in path.parent.glob(f".{escape(path.name)}.*.part"):
-        _remove_unheld(left)
+        with suppress(OSError), left.open("rb") as file:
+            if _locked(file.fileno(), wait=False):
+                left.unlink()
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with _held(beside):
@@ -117,12 +119,6 @@ def _held(path: Path) -> Iterator[None]:
                 continue
             yield
             return
-
-
-def _remove_unheld(path: Path) -> None:
-    with suppress(OSError), path.open("rb") as file:
-        if _locked(file.fileno(), wait=False):
-            path.unlink()
 
 
 def _locked(handle: int, *, wait: bool = True) -> bool:

@@ -37,8 +37,6 @@ _KV = "GB/s at which one GPU sends KV cache. Default: line rate of the profile's
 
 
 class FleetOptions:
-    """Stock, billing and disaggregation of a fleet."""
-
     minimise: Annotated[defaults.Objective, _fleet("Quantity to minimise.")] = "usd"
     rent: Annotated[defaults.RentedBy, _fleet("Billing unit: gpu or node.")] = "gpu"
     stock: Annotated[

@@ -40,8 +40,6 @@ class ClosedLoop:
 
 
 class SearchOptions:
-    """The space and the goal of a search."""
-
     goal: Annotated[defaults.Goal | None, Option(default=defaults.GOAL, help="Optimisation goal.")] = None
     gpus: Annotated[int | None, Interval(ge=1), Option(default=defaults.GPUS_PER_NODE, help="GPUs of one node.")] = None
     nodes: Annotated[int | None, Interval(ge=1, le=defaults.MOST_NODES), Option(help=_NODES)] = None

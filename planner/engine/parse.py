@@ -293,7 +293,6 @@ def _check_parsers(options: Mapping[str, str], version: EngineVersion) -> Iterat
 
 
 def without_drafts(line: ServeLine) -> ServeLine:
-    """The line with drafts that are not simulated."""
     drafts, args = line.args.speculative_config, line.args.changed(speculative_config=None)
     others = {**line.others, DRAFTS: drafts.text} if drafts else line.others
     return replace(line, args=args, others=others, not_simulated=(*line.not_simulated, DRAFTS))

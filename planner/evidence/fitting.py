@@ -240,8 +240,6 @@ class OwnDesign:
 
 @dataclass(frozen=True, eq=False)
 class OwnFit:
-    """Fit to runs on one GPU."""
-
     design: OwnDesign
     problem: FitProblem
     fitted: Fitted

@@ -50,12 +50,10 @@ class Column:
         return self.heading or self.key
 
     def value(self, record: Any) -> Any:
-        """The value of a record; None where there is none."""
         value = self.of(record) if callable(self.of) else at(record, self.of or self.key)
         return value if value is None or self.unit == 1 else value / self.unit
 
     def cell(self, value: Any) -> str:
-        """A value as people read it."""
         if value is None:
             return "-"
         if callable(self.form):
@@ -253,12 +251,10 @@ def wrapped(text: str, *, first: str = "", rest: str = "") -> str:
 
 
 def note(text: str) -> None:
-    """Print a note for people on stderr."""
     print(wrapped(text, rest="      "), file=sys.stderr)
 
 
 def print_notes(remarks: Iterable[str]) -> None:
-    """Print each note once on stderr."""
     for remark in dict.fromkeys(remarks):
         note(f"note: {remark}")
 

@@ -90,7 +90,6 @@ def _sweeps(entries: Sequence[PlanFolder], local: Local, swept: Sequence[PlanFol
 
 
 def memory_chart(plans: Sequence[Plan]) -> charts.Chart:
-    """The memory of each GPU, a bar for each plan."""
     hues = {Column(name, form=",.2f", of=f"memory.{key}", unit=GIB): hue for key, name, hue in PIECES}
     whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
     rest = Column(FREE, form=",.2f", of=lambda plan: max(sum_of(plan, [whole]) - sum_of(plan, hues), 0.0))
@@ -443,8 +442,6 @@ class Asked:
 
 @dataclass(frozen=True)
 class Probed:
-    """One replay of a plan's server."""
-
     point: LoadPoint
     targets: Mapping[str, tuple[float, float]]  #: predicted ms of each, and the probability that it is met
 

@@ -31,8 +31,6 @@ MEMORY, UNTRIED = "does not fit", "not tried: it needs no less memory than"
 
 
 class Tuner:
-    """The tuning of the plan in one folder."""
-
     def __init__(self, directory: Path, tell: Callable[[str], None]) -> None:
         """Raises InputError unless ``directory`` has a plan. ``tell`` gets a line for each step."""
         self.directory, self.tell = directory.resolve(), tell

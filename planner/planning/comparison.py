@@ -277,7 +277,6 @@ class ComparedPoint:
 
 
 def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:
-    """Replay what each of the servers gets of ``workload``."""
     shares = dealt(setup.deployment, workload, setup.servers)
     predictions = tuple(Prediction.of(setup.deployment, share.workload) for share in shares)
     return ComparedPoint(setup, workload, price, shares, predictions)

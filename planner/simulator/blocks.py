@@ -146,7 +146,6 @@ class Tree:
     """The nodes of the requests' prefixes in blocks of one size; a node holds the blocks that end in it."""
 
     def __init__(self, requests: Requests, block_size: int, first: int = 0) -> None:
-        """``first``: the number of the first request."""
         prefixes = requests.prefixes
         assert prefixes is not None  # the caller has checked
         parent, ends_tok, prompt = prefixes.parent, prefixes.end_tok, prefixes.prompt

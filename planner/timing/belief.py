@@ -92,7 +92,6 @@ class Belief:
     _known: dict[object, Known] = field(default_factory=dict, init=False, repr=False)
 
     def of(self, covariates: Mapping[str, str]) -> Known:
-        """The distribution of the efficiencies of an engine."""
         where = tuple(covariates.items())
         if where not in self._known:  # searches ask for the same engines again
             pairs = [(key, line.sd) for line in self.lines if (key := line.key(covariates))]

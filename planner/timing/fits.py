@@ -128,7 +128,6 @@ class Calibration(FitRecord):
 
 @lru_cache(maxsize=1)
 def shipped_belief() -> Belief:
-    """The distribution of the factors by our runs."""
     from planner.timing.belief import load_belief  # numpy, which ``fit`` is spared
 
     return load_belief(data_dir("hardware") / "calibration" / COVARIANCE, load_calibration().lines)

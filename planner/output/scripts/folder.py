@@ -59,7 +59,9 @@ def write_folder(
         directory.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as held:
             if held.enter_context(alone_in(directory.parent)):  # no other run works in it now
-                _remove_leftovers(directory)
+                for left in directory.parent.glob(f".{escape(directory.name)}.*.part"):
+                    if left.is_dir() and {path.name for path in left.iterdir()} <= {"new", "old"}:
+                        shutil.rmtree(left, ignore_errors=True)
             beside = tempfile.TemporaryDirectory(
                 prefix=f".{directory.name}.", suffix=".part", dir=directory.parent, ignore_cleanup_errors=True
             )
@@ -72,12 +74,6 @@ def write_folder(
                 _exchange(directory, new, Path(folder) / "old", files, replaces)
             else:  # made meanwhile
                 raise InputError(f"{directory} already exists", hint="another process wrote it at this moment")
-
-
-def _remove_leftovers(directory: Path) -> None:
-    for left in directory.parent.glob(f".{escape(directory.name)}.*.part"):
-        if left.is_dir() and {path.name for path in left.iterdir()} <= {"new", "old"}:
-            shutil.rmtree(left, ignore_errors=True)
 
 
 def _stage(new: Path, files: Mapping[str, str]) -> None:

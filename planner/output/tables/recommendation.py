@@ -408,7 +408,6 @@ def _assumed(way: planning.WayOut) -> bool:
 
 
 def _way_words(profile: GpuProfile, way: planning.WayOut) -> str:
-    """A way out in the words of ``recommend``."""
     words = " ".join([str(way.settings.get("model", "")), *_flags(profile, way)]).lstrip()
     return ": ".join(filter(None, (way.change + ", not in the catalog" * _assumed(way), words)))
 

@@ -189,7 +189,6 @@ def price_caveats(
 
 
 def price_notes(profiles: Sequence[GpuProfile], prices: Mapping[str, float]) -> Iterator[str]:
-    """The prices that were taken, and the GPUs without one."""
     rows = [row for row in price_rows(profiles, prices) if row["origin"] not in (None, "--price")]
     if dated := [f"{row['gpu']} {row['usd_per_gpu_hour']:.2f} ({row['origin']})" for row in rows]:
         yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
@@ -236,7 +235,6 @@ def measure_next(script: str, run: Any, effect: str) -> str:
 
 
 def load_in_words(flying: float, sessions: float | None, tok_per_day: float) -> str:
-    """The load as users and as tokens."""
     users = f"{figure(sessions)} sessions at once, " if sessions else ""
     words = f"{figure(flying)} concurrent requests, {figure(tok_per_day / 1e6)} million output tokens per day"
     return f"in all {users}{words}"

@@ -232,7 +232,6 @@ def commands() -> dict[str, Command]:
 
 @lru_cache(maxsize=1)
 def printed_rows() -> tuple[Point, ...]:
-    """The rows of the printed tables, one for each figure."""
     rows = list[Point]()
     for table in tables("documents")["table"]:
         varied, (flag, across) = table["varied"], next(iter(table.get("across", {"": [""]}).items()))
