@@ -1,6 +1,7 @@
 # The settings, each declared once, and what they become; variables
 from .settings import SETTINGS as SETTINGS
 from .settings import PLANNED as PLANNED
+from .settings import ANY_LENGTH as ANY_LENGTH
 from .settings import EngineArgs as EngineArgs
 from .settings import EngineConfig as EngineConfig
 from .settings import SpeculativeConfig as SpeculativeConfig

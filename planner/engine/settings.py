@@ -36,6 +36,7 @@ SpeculativeMethod = Literal["mtp", "draft_model", "eagle", "eagle3", "ngram", "s
 Tag = Literal["axes", "layout", "batch", "searched", "plan", "result", "logged", "recommend", "fleet"]
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+ANY_LENGTH = -1  #: ``--max-model-len auto``
 MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 
 
@@ -114,11 +115,14 @@ class Setting:
 
     def read(self, text: str) -> Any:
         """The value of a text; of lengths ``32k`` is 32,000 and ``32K`` 32,768. Raises ValueError or OverflowError."""
+        if text == "auto" and self.name == "max_model_len":
+            return ANY_LENGTH
         scaled = _SCALED.fullmatch(text.strip()) if self.scaled else None
         return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else self.value_type(text)
 
     def check(self, value: Any) -> None:
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        any_length = value == ANY_LENGTH and self.name == "max_model_len"
+        if not isinstance(value, int | float) or isinstance(value, bool) or any_length:
             return
         least, above, most = (
             default if bound is None else bound
@@ -170,7 +174,7 @@ class EngineArgs:
         None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", "recommend fleet", short="-q"
     )
     kv_cache_dtype: str = _row("auto", "auto, fp8, bfloat16, ...", "searched plan result logged recommend fleet")
-    max_model_len: int | None = _row(None, "Longest context. Default: the model's own.", _GIVEN, **_TOKENS)
+    max_model_len: int | None = _row(None, "Longest context, or auto. Default: the model's own.", _GIVEN, **_TOKENS)
     max_num_seqs: int | None = _row(None, "Largest batch.", _BATCH, **_COUNT)
     max_num_batched_tokens: int | None = _row(None, "Tokens of one step.", _BATCH, **_TOKENS)
     gpu_memory_utilization: float | None = _row(None, "Share of the memory, such as 0.9.", _GIVEN, above=0, most=1)

@@ -33,6 +33,7 @@ class Basis:
     constants: Constants | None = None  #: fitted overheads; None: those that we ship
     draft: Model | None = None  #: the second model of ``--speculative-config``
     full_graphs: bool = True  #: False: ``--compilation-config`` leaves attention outside the graphs
+    any_length: bool = False  #: ``--max-model-len auto``: vLLM shortens the context to what the cache holds
 
 
 SHIPPED_BASIS = Basis()
@@ -83,6 +84,7 @@ class MemoryBudget:
     start_up: Interval  #: taken before vLLM looks how much is free, by itself and by other processes
     stages: tuple[StageBudget, ...]
     pool: BlockPool
+    any_length: bool = False
 
     @cached_property
     def binding(self) -> StageBudget:
@@ -97,6 +99,10 @@ class MemoryBudget:
     @cached_property
     def state_blocks(self) -> int:
         return engine.state_blocks(self.model, self.config, self.features)
+
+    def longest(self, num_blocks: float, limit: int) -> int:
+        """Return the tokens of the longest request, up to ``limit``, beside the block that vLLM reserves."""
+        return self.pool.longest(int(num_blocks) - 1, limit) if self.pool.groups else limit
 
     def needed_bytes(self, stage: StageBudget, num_tokens: int) -> int:
         """KV cache for a request of ``num_tokens`` on a GPU of ``stage``, with the block that vLLM reserves."""
@@ -155,7 +161,7 @@ def memory_budget(
         for stage in with_drafts(with_extras(weights, model, config), model, config, basis.draft)
     )
     start_up = overheads["start_up"].plus(Interval.exact(config.used_gib * GIB))
-    return MemoryBudget(model, config, found, overheads, memory_bytes, start_up, stages, pool)
+    return MemoryBudget(model, config, found, overheads, memory_bytes, start_up, stages, pool, basis.any_length)
 
 
 def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, constants: Constants) -> Overheads:

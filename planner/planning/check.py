@@ -345,13 +345,9 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
     # ``cudagraph_mode`` in either spelling: such graphs check no states (config/compilation.py)
     compiled = "".join((name + value).upper() for name, value in line.others.items() if "compilation" in name)
     full = "FULL" in compiled or not re.search(r"CUDAGRAPH_MODE\W*(PIECEWISE|NONE)", compiled)
-    basis = replace(serving.basis, full_graphs=full)
+    basis = replace(serving.basis, full_graphs=full, any_length=line.longest_context)
     timed = serving.changed(args=line.args, engine_version=version, basis=basis)
-    result = timed.fit()
-    if line.longest_context and not result.fits and result.largest_max_model_len >= 1:
-        timed = timed.changed(max_model_len=result.largest_max_model_len)
-        result = timed.fit()
-    return line, timed, result
+    return line, timed, timed.fit()
 
 
 def _further_refusals(line: engine.ServeLine, serving: Serving, error: PlannerError) -> Iterator[PlannerError]:

@@ -16,7 +16,7 @@ from planner import (
     timing,
 )  # what they offer is loaded where it is used: ``fit`` needs no time
 from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layout, features_of, recipe_for, resolve
-from planner.errors import InputError
+from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, StageBudget, host_kv_tokens, memory_budget
 from planner.model import Model, PerModel, as_quantized, load_quantized
@@ -330,6 +330,14 @@ def resolve_deployment(
         unvalidated, blocks = args.allow_unvalidated, features_of(config, profile).fp8_blocks
         engine.check_layout(served, profile, Layout.of(config), allow_unvalidated=unvalidated, fp8_blocks=blocks)
     config = config if as_started else memory.with_kv_cache_space(served, profile, config, basis)
+    if basis.any_length and args.max_model_len is None:  # _auto_fit_max_model_len of kv_cache_utils.py
+        if version.release < (0, 14):
+            cause = f"--max-model-len auto: vLLM {version} takes a number"
+            raise IllegalPlanError(cause, hint="give one, or choose --engine-version 0.14.0 or newer")
+        budget = memory.memory_budget(served, profile, config, basis)
+        config = replace(config, max_model_len=max(1, budget.longest(budget.num_blocks.mid, config.max_model_len)))
+    else:
+        basis = replace(basis, any_length=False)
     least_bytes = int(constant("known_to_run") * profile.memory_bytes) if known_to_run else 0
     stored = None if served is model else model
     return Deployment(served, profile, config, basis, calibration, checkpoint=stored, least_cache_bytes=least_bytes)
@@ -399,7 +407,7 @@ def _conditions(budget: MemoryBudget, loading_bytes: int) -> Iterator[Condition]
 
 
 def _cache_conditions(budget: MemoryBudget, stage: StageBudget) -> Iterator[Condition]:
-    available, length = stage.available, budget.config.max_model_len
+    available, length = stage.available, 1 if budget.any_length else budget.config.max_model_len
     loaded, memory = stage.weights.loaded_bytes, budget.memory_bytes
     if stage.given_bytes is not None:
         free = stage.left.minus(budget.start_up)

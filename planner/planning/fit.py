@@ -143,9 +143,7 @@ class Fit:
     def largest_max_model_len(self) -> int:
         """The longest request that the cache holds, up to the model's own context; 0 when none fits."""
         limit = max(self.config.max_model_len, self.budget.model.max_position_embeddings)
-        if not self.budget.pool.groups:
-            return limit
-        return self.budget.pool.longest(int(self.budget.num_blocks.mid) - 1, limit)
+        return self.budget.longest(self.budget.num_blocks.mid, limit)
 
     @cached_property
     def largest_max_num_seqs(self) -> int:
@@ -277,6 +275,7 @@ def _notes(serving: Serving) -> Iterator[str]:
     engine, model = serving.memory, serving.model
     budget, config, loading = engine.budget, engine.config, engine.loading_bytes
     stage, learned, layers = budget.binding, budget.overheads.own, budget.binding.weights.layers
+    blocks = budget.num_blocks
     whole_images = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
     links = engine.profile.interconnect
     origin, logs = learned[0].origin if learned else "", dict.fromkeys(log for fit in learned for log in fit.logs)
@@ -296,11 +295,13 @@ def _notes(serving: Serving) -> Iterator[str]:
         "stages": config.pipeline_parallel_size > 1,
         "links": links.kind not in ("none", "on-package") and not links.bandwidth and not links.link_bandwidth,
         "shared": engine.profile.memory.utilization,
+        "any_length": budget.any_length and blocks.high,
         "loading": loading,
     }
     yield from remarks(
         "fit", holds, config=config, sampler=FLASHINFER_SAMPLER, origin=origin, logs=", ".join(logs), layers=layers,
         graphs_gib=stage.graphs.mid / GIB, stages=len(budget.stages), last=layers.stop - 1,
+        lengths=[budget.longest(end, model.max_position_embeddings) for end in (blocks.low, blocks.high)],
         loading=format_bytes(loading), loaded=format_bytes(stage.weights.loaded_bytes),
     )  # fmt: skip
 
@@ -371,8 +372,8 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
     """``settings`` with the longest context that surely fits under them; empty where that is too short."""
     with suppress(PlannerError):
         budget = serving.changed(**settings).memory.budget
-        context, blocks = budget.config.max_model_len, int(budget.num_blocks.low) - 1
-        longest = budget.pool.longest(blocks, context) // 64 * 64 if budget.pool.groups else 0
+        context = budget.config.max_model_len
+        longest = budget.longest(budget.num_blocks.low, context) // 64 * 64
         if SHORTEST_CONTEXT_TOK <= longest < context:
             return {**settings, "max_model_len": longest}
     return {}

@@ -23,13 +23,7 @@ import numpy as np
 from planner import simulator
 from planner.engine import bench_backend
 from planner.planning.deployment import Deployment
-from planner.planning.uncertainty import (
-    MOST_REQUESTS,
-    Uncertainty,
-    UncertaintyOfReplay,
-    UncertaintyOfSteps,
-    least_upper,
-)
+from planner.planning.uncertainty import MOST_PROMPTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps, least_upper
 from planner.timing import Batch
 from planner.units import MS
 from planner.workload import OF_A_REQUEST, By, Load, Slo
@@ -53,7 +47,7 @@ class Prediction:
 
     deployment: Deployment
     load: Load
-    replay: simulator.Replay  #: of more than ``MOST_REQUESTS`` without the gaps between tokens
+    replay: simulator.Replay  #: of more than ``MOST_PROMPTS`` without the gaps between tokens
     bench: Bench = "serve"
     percentiles: Sequence[float] = (99,)  #: that the benchmark reports
     goodput: Mapping[str, float] = field(default_factory=dict)  #: targets in ms, by metric
@@ -68,7 +62,7 @@ class Prediction:
 
         Raises InputError where a request never fits the KV cache.
         """
-        offline, few = bench != "serve", load.num_prompts <= MOST_REQUESTS
+        offline, few = bench != "serve", load.num_prompts <= MOST_PROMPTS
         served = deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=not offline)
         made = cls(deployment, load, served, bench, tuple(percentiles), goodput or {})
         if few or offline:
@@ -90,7 +84,7 @@ class Prediction:
             margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
             limits_s = {slo: slo.limit_ms * MS / factor for slo, factor in margins.items()}
             hopeless = simulator.hopeless_at(limits_s, load.count, load.recorded.of_classes if load.recorded else None)
-        served = deployment.replay(load, keep_steps=load.count <= MOST_REQUESTS, hopeless=hopeless)
+        served = deployment.replay(load, keep_steps=load.count <= MOST_PROMPTS, hopeless=hopeless)
         return cls(deployment, load, served, margins=margins if len(served.sent_s) < load.count else {})
 
     def __repr__(self) -> str:

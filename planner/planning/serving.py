@@ -13,18 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import TypeAdapter, ValidationError
 
-from planner.engine import (
-    SETTINGS,
-    EngineArgs,
-    EngineVersion,
-    Environment,
-    assumed_acceptance,
-    default_version,
-    existing_version,
-    flag_of,
-    of_latency_bench,
-    read_drafts,
-)
+from planner import engine as vllm
+from planner.engine import SETTINGS, EngineArgs, EngineVersion, Environment, default_version, existing_version, flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import GpuProfile, counted_name, load_all, load_profile, local_profile, profile_ids
 from planner.memory import Basis
@@ -118,6 +108,8 @@ class Serving:
         if basis is None:  # with the second model that ``--speculative-config`` names
             named = drafts and drafts.has_draft_model and drafts.model
             basis = Basis(local.constants, resolve_model(named).model if named else None)
+        if args.max_model_len == vllm.ANY_LENGTH:
+            args, basis = args.changed(max_model_len=None), replace(basis, any_length=True)
         given = (resolved, profile, _accepting(args, resolved), version, local, basis, remarks)
         vars(self).update(zip((field.name for field in fields(self)), given, strict=True))
 
@@ -224,14 +216,14 @@ class Serving:
         """The engine that a benchmark measures. Raises as ``memory``."""
         if bench == "serve":
             return self.deployment
-        args = of_latency_bench(self.args, self.version, self.profile) if bench == "latency" else self.args
+        args = vllm.of_latency_bench(self.args, self.version, self.profile) if bench == "latency" else self.args
         return self.offline if args is self.args else self.changed(args=args).offline
 
 
 def _accepting(args: EngineArgs, resolved: ResolvedModel) -> EngineArgs:
     """``args`` with the published acceptance of their drafts, where it is not given and some was published."""
     drafts = args.speculative_config
-    assumed = assumed_acceptance(drafts, resolved.resolved) if drafts and not drafts.acceptance_rates else None
+    assumed = vllm.assumed_acceptance(drafts, resolved.resolved) if drafts and not drafts.acceptance_rates else None
     return replace(args, speculative_config=assumed) if assumed else args
 
 
@@ -363,7 +355,7 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
     for name, value in settings.items():
         settings[name] = typed(name, value, SETTINGS[name].kind)
         SETTINGS[name].check(settings[name])
-    return EngineArgs(**settings, speculative_config=read_drafts(drafts, rates), env=variables)
+    return EngineArgs(**settings, speculative_config=vllm.read_drafts(drafts, rates), env=variables)
 
 
 def typed(name: str, value: Any, kind: Any, *, flag: str = "", unit: str = "", strict: bool = True) -> Any:

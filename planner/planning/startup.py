@@ -7,16 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from planner.engine import (
-    CPU_KVCACHE_SPACE,
-    FLASHINFER_SAMPLER,
-    MXFP4_MARLIN,
-    SHORT_NAMES,
-    EngineArgs,
-    env_status,
-    parse_version,
-    tagged,
-)
+from planner import engine as vllm
+from planner.engine import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, SHORT_NAMES, EngineArgs, tagged
 from planner.errors import InputError, os_errors
 from planner.memory import (
     ROUNDING_BYTES,
@@ -67,7 +59,7 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
     with os_errors(f"--startup-log {path}", hint="give the output of vllm serve"):
         text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
     log = read_startup_log(text).of_model(resolved.requested, resolved.resolved, resolved.model.id)
-    logged = parse_version(log.version) if log.version else None
+    logged = vllm.parse_version(log.version) if log.version else None
     if logged and given and logged.release[:2] != given.release[:2]:
         cause = f"--engine-version {given}: the log is of vLLM {log.version}"
         raise InputError(cause, hint="leave --engine-version out")
@@ -112,7 +104,7 @@ def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
     kernels = {name: log.settings[key] for key, name in KERNELS.items() if key in log.settings}
-    taken["env"] = {name: value for name, value in kernels.items() if env_status(serving.version, name)}
+    taken["env"] = {name: value for name, value in kernels.items() if vllm.env_status(serving.version, name)}
     if log.given_cache and log.kv_cache_bytes and log.kv_cache_bytes % GIB == 0:  # counts on a CPU alone
         taken["env"][CPU_KVCACHE_SPACE] = int(log.kv_cache_bytes / GIB)
     method = log.settings.get("quantization")

@@ -47,7 +47,7 @@ TIMES = frozenset({"duration", "elapsed_time"})
 #: Statistic whose uncertainty a percentile takes: runs were published with means, medians and 99th percentiles.
 STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
 #: Requests of a longer load whose steps stand for all.
-MOST_REQUESTS = 20_000
+MOST_PROMPTS = 20_000
 #: One standard deviation of the logarithm of the share of gaps beyond a percentile of ITL. Which prompts share a step
 #: depends on milliseconds of the client: where a percentile lies near the edge of gaps with a prompt, it is either.
 GAP_SHARE = 0.3
@@ -296,7 +296,7 @@ class UncertaintyOfReplay(Uncertainty):
     def _timeline(self) -> Timeline:
         if self._served.step_runs:
             return Timeline(self._served)
-        fewer = self.load.first(MOST_REQUESTS)
+        fewer = self.load.first(MOST_PROMPTS)
         served = self.deployment.replay(fewer, offline=self.offline, keep_steps=True)
         return Timeline(served.of(self._group) if self._group else served)
 

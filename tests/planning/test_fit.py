@@ -191,6 +191,19 @@ def test_a_partition_is_offered_a_larger_mode() -> None:
     assert any(p.partition and p.partition.of == "mi300x" for p in larger)
 
 
+def test_vllm_fits_the_context_of_auto_to_the_cache() -> None:
+    """``_auto_fit_max_model_len`` of kv_cache_utils.py, 0.14.0 on: only a cache without room for a token is refused."""
+    words = ("Qwen/Qwen3-8B", "--gpu", "rtx-3090", "--max-model-len", "auto", "--engine-version")
+    found = json.loads(run("fit", *words, "0.14.0", "--format", "json").out)
+    (note,) = (note for note in found["notes"] if "auto" in note)
+    low, high = (int(text.replace(",", "")) for text in re.findall(r"[\d,]{4,}", note))
+    assert found["verdict"] == "fits" and low < found["max_model_len"] < high <= 40_960
+    per_token = found["kv_bytes_per_token"]
+    assert low * per_token <= found["kv_cache_bytes_lo"] < (low + 32) * per_token  # a block more, and the one reserved
+    refused = run("fit", *words, "0.13.0")
+    assert refused.status == 2 and "0.14.0" in refused.err
+
+
 @pytest.mark.parametrize("release", ["0.33.0", "0.18.0", "0.14.0", "0.10.0"])
 def test_limits_are_the_last_values_that_fit(release: str) -> None:
     """Before 0.20 graphs are captured outside the budget: a smaller share leaves them more memory, not less."""

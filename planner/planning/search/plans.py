@@ -597,7 +597,5 @@ def _longest_context(deployment: Deployment) -> int:
     own, most = config.max_model_len, min(deployment.model.max_position_embeddings, defaults.LONGEST_CONTEXT)
     if not config.enable_chunked_prefill or config.engine != "V1" or most <= own:
         return own
-    if not budget.pool.groups:
-        return most
-    longest = budget.pool.longest(int(budget.num_blocks.low) - 1, most)
+    longest = budget.longest(budget.num_blocks.low, most)
     return longest if longest == most else max(longest // defaults.LONG_CONTEXT_STEP * defaults.LONG_CONTEXT_STEP, own)
