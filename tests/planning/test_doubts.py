@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from command_line import json_of
 
 from planner import compare_gpus, recommend_plans, size_fleet
 from planner.output import Answer
@@ -60,7 +61,7 @@ def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_woul
         "change": doubt.change,
     }
     assert answer.ok  # the expected value meets the target
-    looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take", doubt.change)
+    looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take about", doubt.change)
     assert looser
     assert gpus(tpot=float(looser[1])) <= even + 1  # rounding, and the queue of a slower engine
     assert gpus(tpot=NARROW, confidence=0.5) <= even + 1
@@ -73,10 +74,19 @@ def test_the_same_of_a_fleet() -> None:
     assert best and (even := best.by_confidence[0].gpus) and best.gpus > TIMES * even
     (doubt,) = answer.doubts
     assert doubt.said.startswith(f"{best.gpus} GPUs are ") and f"the {even} of the expected value" in doubt.said
-    looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take", doubt.change)
+    looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take about", doubt.change)
     assert looser
     fewer = size_fleet(**TIGHT, tpot=float(looser[1])).record.best
     assert fewer and fewer.gpus <= even + 1  # where a part of a server is missing
+
+
+def test_fewer_gpus_at_even_odds_are_enough_when_they_are_asked_for() -> None:
+    """To first order one server was enough, which even odds do not give: two are."""
+    words = ["fleet", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x", "--use-case", "chat"]
+    words += ["--request-rate", "1.2", "--confidence"]
+    first, again = (json_of(*words, confidence) for confidence in ("0.8", "0.5"))
+    even = first["ladder"][0]
+    assert even["confidence"] == 0.5 and again["fleets"][0]["gpus"] <= even["gpus"] < first["fleets"][0]["gpus"]
 
 
 def test_servers_of_few_requests_name_a_looser_target_that_takes_half() -> None:

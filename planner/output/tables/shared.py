@@ -88,11 +88,11 @@ def size_in_words(gpus: int, planned: int) -> str:
 
 
 def load_takes(sizes: Sequence[tuple[float, int | None]], planned: int) -> str:
-    """The GPUs that a load takes at each confidence, and the confidences at which no number of them is enough."""
+    """Return the GPUs that a load takes at each confidence, and the confidences that no number of servers gives."""
     enough = [f"{size_in_words(gpus, planned)} at {confidence:.0%}" for confidence, gpus in sizes if gpus]
     never = [f"{confidence:.0%}" for confidence, gpus in sizes if not gpus]
     words = [f"the load takes {', '.join(enough)} confidence"] if enough else []
-    return "; ".join([*words, f"no number of GPUs is enough at {' or '.join(never)}"] if never else words)
+    return "; ".join([*words, f"no number of such servers is enough at {' or '.join(never)}"] if never else words)
 
 
 def asked_load(value: float, unit: str = "requests/s") -> str:

@@ -171,7 +171,7 @@ def _about_sizes(objective: Objective, candidate: Candidate, service: Service, g
             yield Doubt("confidence", gpu, f"{said}: {interval} decides", f"--confidence {EVEN:g} takes it")
     elif even.total_gpus and now.total_gpus and now.total_gpus > TIMES * even.total_gpus:
         servers = even.total_gpus // candidate.config.num_gpus - objective.spares
-        readings = share_of(candidate.deployment, objective, servers).readings
+        readings = share_of(candidate.deployment, objective, servers, exactly=True).readings
         yield _too_many(gpu, now.total_gpus, even.total_gpus, interval, met_limits(readings))
 
 
@@ -185,7 +185,8 @@ def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
         if len(fleet.pools) == 1:
             spares = sum(count for _, count in fleet.spares)
             servers = max(even.gpus * pool.kind.profile.parts // pool.kind.num_gpus - spares, 1)
-            looser = met_limits(share_of(pool.kind.deployment, pool.kind.objective, servers).readings)
+            share = share_of(pool.kind.deployment, pool.kind.objective, servers, exactly=True)
+            looser = met_limits(share.readings)
         interval = f"the interval of {pool.load.bound_by or pool.load.binding}"
         yield _too_many(gpu, fleet.gpus, even.gpus, interval, looser)
 
@@ -193,7 +194,7 @@ def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
 def _too_many(gpu: str, now: int, even: int, interval: str, looser: str) -> Doubt:
     said = f"{now:,} GPUs are {now / even:,.1f} times the {even:,} of the expected value: {interval} decides"
     options = " or ".join(filter(None, (looser, f"--confidence {EVEN:g}")))
-    return Doubt("confidence", gpu, said, f"{options} would take {even:,}, and a measured run narrows it")
+    return Doubt("confidence", gpu, said, f"{options} would take about {even:,}, and a measured run narrows it")
 
 
 def _refuted(gpu: str, objective: Objective) -> Doubt:

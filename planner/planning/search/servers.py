@@ -218,13 +218,19 @@ class Servers:
         """Return the servers at another confidence. More confidence never takes fewer."""
         asked, value, servers = self.objective.confidence, self.objective.value, self.candidate.servers
         largest = self.most or self.candidate.load  # many GPUs are compared by the load that was asked for
-        carried = largest.value if largest else 0.0
+        carried = at_asked = largest.value if largest else 0.0
         if confidence != asked:
             bound = max if confidence < asked else min
             carried = bound(self.capacity.carried(confidence, carried), carried)
             if value is not None and carried:
                 fewest = ceil(value / carried - ROUNDING)
-                servers = min(fewest, servers) if confidence < asked else max(fewest, servers)
+                if fewest < servers and confidence < asked:  # an estimate to first order, which a replay decides
+                    targets = replace(self.objective.targets or Targets(), confidence=confidence)
+                    serve = partial(share_of, self.candidate.deployment, replace(self.objective, targets=targets))
+                    count, *_ = fewest_servers(partial(serve, exactly=True), fewest, fewest, servers - 1)
+                    carried = carried if count == fewest else bound(value / (count or servers), at_asked)
+                    servers = count or servers
+                servers = max(fewest, servers)
         gpus = (servers + self.objective.spares) * self.candidate.config.num_gpus if carried else None
         return PlannedRung(confidence=confidence, largest_load=carried, total_gpus=gpus)
 
