@@ -24,6 +24,7 @@ from planner.planning.cost import MILLION_PER_S, Price, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
+from planner.planning.largest import ROUNDING
 from planner.planning.plan import PlannedOffloading, PlannedRung
 from planner.planning.predict import ServedLoad
 from planner.planning.search.candidate import Candidate, Ranking
@@ -450,18 +451,33 @@ class _Solver:
                 kind.loads[place] = self._carried(kind.candidate, place)
         return list(kinds.values())
 
-    def _carried(self, candidate: Candidate, place: int) -> ServedLoad | None:
-        """Largest load of another class on one server; None where it misses the targets, or holds no request."""
+    def _carried(self, candidate: Candidate, place: int, servers: int = 0) -> ServedLoad | None:
+        """Largest load of a class on one of ``servers``; None where it misses the targets, or holds no request."""
         objective, deployment = self.objectives[place], candidate.deployment
         longest = objective.load.longest_len
         if longest > deployment.config.max_model_len or deployment.requests_held(longest) < 1:
             return None
-        servers = ceil(objective.load.request_rate / Steady.of(deployment, objective.load).rate(self.confidence))
-        return Capacity(deployment, objective.dealt(servers), objective.targets or Targets()).largest()
+        steady = Steady.of(deployment, objective.load).rate(self.confidence)
+        load = objective.dealt(servers or ceil(objective.load.request_rate / steady))
+        return Capacity(deployment, load, objective.targets or Targets()).largest()
 
     def _fleet(self, kinds: Sequence[Kind], minimise: Minimised) -> Fleet | None:
-        mix, rented = self.solved(kinds, minimise, [kind.rates for kind in kinds], self.terms)
-        if mix is None:
+        for _ in range(defaults.MIX_ROUNDS):
+            mix, rented = self.solved(kinds, minimise, [kind.rates for kind in kinds], self.terms)
+            if mix is None:
+                return None
+            # the servers of a small pool are less evenly busy than those of the one pool that was searched
+            counts = {(c, k): n for c, row in enumerate(mix.servers) for k, n in enumerate(row) if 0 < n < sum(row)}
+            loads = {(c, k): self._carried(kinds[k].candidate, c, n) for (c, k), n in counts.items()}
+            if loads:
+                kinds = [
+                    replace(kind, loads={c: loads.get((c, k), load) for c, load in kind.loads.items()})
+                    for k, kind in enumerate(kinds)
+                ]
+            carried = (sum(n * kinds[k].rates[c] for k, n in enumerate(row)) for c, row in enumerate(mix.servers))
+            if all(rate >= (1 - ROUNDING) * one.request_rate for rate, one in zip(carried, self.demands, strict=True)):
+                break
+        else:
             return None
         pools = tuple(
             Pool(c, demand, kind, mix.servers[c][k], load)
