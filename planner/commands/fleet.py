@@ -88,7 +88,7 @@ def size_fleet(
     if load.classes:
         load, demands = replace(load, name="all"), load.classes
     elif load.origin is not None:
-        demands = workload.Load.classes_of_trace(load.origin, "request_rate" in given and targets.value)
+        demands = workload.Load.classes_of_trace(load.origin, targets.value if "request_rate" in given else None)
     else:
         load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
         demands = (load,)

@@ -174,9 +174,9 @@ class Load:
         where prompts share prefixes. ``rate``: requests per second of all; None: of the busiest stretch."""
         import numpy as np
 
-        sent, whole_rate = trace.busiest, rate or trace.busiest_rate
+        sent = (whole := cls.of_trace(trace, rate)).requests()
         if sent.prefixes is not None:
-            return (replace(cls.of_requests(sent, whole_rate, name="trace"), origin=trace),)
+            return (whole,)
         total_tok = sent.input_len + sent.output_len
         ascending = np.sort(total_tok)
         upto = np.cumsum(ascending)
@@ -191,7 +191,7 @@ class Load:
             part = sent.chosen(chosen)
             low, high = int(total_tok[chosen].min()), int(total_tok[chosen].max())
             name = f"{low}-{high} tokens" if low < high else f"{low} tokens"
-            loads.append(cls.of_requests(part, whole_rate * float(chosen.mean()), name=name))
+            loads.append(cls.of_requests(part, whole.request_rate * float(chosen.mean()), name=name))
         return tuple(loads)
 
     @classmethod

@@ -35,6 +35,7 @@ from planner.planning.search.disaggregated import (
 from planner.planning.search.fleet import Fleets, Terms, plan_fleets
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.search import Search
+from planner.planning.search.servers import share_of
 from planner.units import Interval, figure
 from planner.workload.load import Load
 from planner.workload.requests import Prefixes, Requests
@@ -341,6 +342,9 @@ def test_a_trace_is_cut_by_length_and_nothing_is_lost(tmp_path: Path) -> None:
     assert short.recorded is not None and bool(np.all(np.diff(short.recorded.arrival_s) >= 0))
     fast = Load.classes_of_trace(trace, rate=132.0, classes=2)
     assert sum(demand.request_rate for demand in fast) == pytest.approx(132.0)
+    for demand in fast:  # the requests come as quickly as the rate says
+        seconds = float(np.ptp(demand.requests().arrival_s))
+        assert demand.count / seconds == pytest.approx(demand.request_rate, rel=0.1)
 
 
 def test_the_command_of_a_fleet_for_a_trace_sends_the_trace(tmp_path: Path) -> None:
@@ -503,7 +507,7 @@ def test_partitions_of_a_named_gpu_take_part_and_what_is_left_out_says_why() -> 
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [
-        (None, "the load takes 8 GPUs at 50% confidence; no number of GPUs is enough at 95%"),
+        (None, "the load takes 8 GPUs at 50% confidence; no number of such servers is enough at 95%"),
         (65, "the load takes 8 GPUs at 50%, over 64 GPUs at 95% confidence"),
         (64, "the load takes 8 GPUs at 50%, 64 GPUs at 95% confidence"),
     ],
@@ -609,6 +613,20 @@ def test_every_gpu_of_a_mix_counts_at_each_confidence() -> None:
     small, large = (kind.at(0.95).largest_load for kind in fleet.kinds)
     assert small < large and small + large < 16 < small + 2 * large
     assert [rung.gpus for rung in fleet.by_confidence] == [2, 2, 3]
+
+
+def test_each_pool_of_a_mix_carries_its_share_alone() -> None:
+    """One server is less evenly busy than each of a larger pool: the MI300X was given 10.3 requests/s, it keeps 6.8."""
+    targets, load = (
+        Targets((Slo("ttft", 300), Slo("tpot", 40)), value=40.0),
+        Load(2048, 64, request_rate=40.0, name="all"),
+    )
+    search = search_for(targets, "h100", "mi300x", model="Qwen/Qwen3-8B", load=load)
+    mix = plan_fleets(search, Terms(stock={"h100": 2, "mi300x": 2})).mix
+    assert mix and len(mix.pools) == 2
+    for pool in mix.pools:
+        of_pool = replace(pool.kind.objective, targets=replace(targets, value=pool.servers * pool.load.value))
+        assert share_of(pool.kind.deployment, of_pool, pool.servers, exactly=True).meets
 
 
 @pytest.mark.parametrize(
