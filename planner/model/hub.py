@@ -1,5 +1,5 @@
 """Fetches the two small files that describe a model into the local hub cache: the only code that uses the network.
-huggingface_hub does the work; ``_Fetch`` limits all bytes and the whole time. Its variables are read at each call."""
+huggingface_hub does the work, in a thread that is given up after a time. Its variables are read at each call."""
 
 import errno
 import json
@@ -7,12 +7,10 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from socket import SHUT_RDWR
-from threading import Thread, current_thread
-from time import monotonic
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 from warnings import catch_warnings
@@ -23,8 +21,6 @@ CONFIG = "config.json"
 SIDECAR = "hf_quant_config.json"  #: NVIDIA's modelopt checkpoints keep their quantisation here
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_TIMEOUT_S = 30.0  #: for both files together
-GRACE_S = 2.0  #: for the thread to tidy the cache; huggingface_hub waits a second before it tries once more
-MOST_BYTES = 64_000_000  #: of all answers about one model; the largest config.json has 3 MB
 PROXY = "check HF_ENDPOINT, and whether a proxy or a login page stands in between"
 FOLDER = "give a folder with the model's config.json"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  #: errors of a disk, also without a file
@@ -84,16 +80,16 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: floa
     if offline.upper() in {"1", "ON", "YES", "TRUE"}:
         cause = f"{repo_id} is not in the local hub cache, and HF_HUB_OFFLINE is set"
         raise HubError(cause, hint=f"unset HF_HUB_OFFLINE, or {FOLDER}")
-    fetch = _Fetch(repo_id, revision, endpoint, timeout_s)
+    fetch = _Fetch(repo_id, revision, endpoint)
     if timeout_s > 0:
-        fetch.start()  # a thread can be left behind whatever it waits for, a name server for example
-        fetch.join(timeout_s)
-        fetch.hang_up()
-        fetch.join(GRACE_S)
+        with _quiet(_library()):
+            fetch.start()  # a thread can be left behind whatever it waits for, a name server for example
+            fetch.join(timeout_s)
     if fetch.error is not None:
         raise fetch.error
     if fetch.folder is None:
-        raise fetch.late()
+        cause = f"{fetch.host} took longer than {timeout_s:.3g} s to answer"
+        raise HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
     return Snapshot(fetch.folder, complete=True)
 
 
@@ -102,32 +98,15 @@ class NoRepositoryError(HubError):
 
 
 class _Fetch(Thread):
-    """Asks the hub for both files of a repository; ends with a ``folder`` or an ``error``.
+    """Asks the hub for both files of a repository; ends with a ``folder`` or an ``error``."""
 
-    Its ``before`` and ``after`` are hooks of the HTTP client. They see every request of this thread, those after a
-    redirect included: credentials go to the endpoint alone, and answers end at ``MOST_BYTES`` and at ``until_s``.
-    """
-
-    def __init__(self, repo_id: str, revision: str | None, endpoint: str, timeout_s: float) -> None:
+    def __init__(self, repo_id: str, revision: str | None, endpoint: str) -> None:
         super().__init__(daemon=True)
-        self.repo_id, self.revision, self.endpoint, self.timeout_s = repo_id, revision, endpoint, timeout_s
+        self.repo_id, self.revision, self.endpoint = repo_id, revision, endpoint
         #: The endpoint as it may be printed: without a user name and password.
         self.host = urlsplit(endpoint).netloc.rpartition("@")[2] or "the hub"
-        self.until_s = monotonic() + timeout_s
-        self.left_bytes = MOST_BYTES
-        self.sockets: list[Any] = []
         self.folder: Path | None = None
         self.error: BaseException | None = None
-
-    def late(self) -> HubError:
-        cause = f"{self.host} took longer than {self.timeout_s:.3g} s to answer"
-        return HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
-
-    def hang_up(self) -> None:
-        """End reads that each stay within the client's timeouts, as of headers that come byte by byte."""
-        for socket in self.sockets:
-            with suppress(OSError):
-                socket.shutdown(SHUT_RDWR)
 
     def run(self) -> None:
         try:
@@ -136,26 +115,19 @@ class _Fetch(Thread):
             self.error = error
 
     def _fetch(self) -> Path:
-        library = _library()
-        errors, hooks = library.errors, library.get_session().event_hooks
-        hooks["request"].append(self.before)
-        hooks["response"].append(self.after)
+        errors = _library().errors
         try:
-            with _quiet(library):
-                folder = self._download(CONFIG, self.revision).parent
-                try:
-                    self._download(SIDECAR, folder.name)
-                except errors.LocalEntryNotFoundError:
-                    raise  # the hub could not be reached: whether there is a sidecar stays unknown
-                except errors.EntryNotFoundError:
-                    pass  # most repositories have none
+            folder = self._download(CONFIG, self.revision).parent
+            try:
+                self._download(SIDECAR, folder.name)
+            except errors.LocalEntryNotFoundError:
+                raise  # the hub could not be reached: whether there is a sidecar stays unknown
+            except errors.EntryNotFoundError:
+                pass  # most repositories have none
         except PlannerError:
             raise
         except Exception as error:  # of the library, of its HTTP client by any name, of what a hostile answer breaks
-            raise (self.late() if monotonic() > self.until_s else self._explained(error)) from error
-        finally:
-            hooks["request"].remove(self.before)
-            hooks["response"].remove(self.after)
+            raise self._explained(error) from error
         return folder
 
     def _download(self, name: str, revision: str | None) -> Path:
@@ -170,56 +142,6 @@ class _Fetch(Thread):
             path.unlink(missing_ok=True)
             raise HubError(f"{self.host}: its answer for {name} is not a JSON object", hint=PROXY)
         return path
-
-    def before(self, request: Any) -> None:
-        """Prepare a request. Raises HubError for a redirect that leaves https, and when the time is over."""
-        if current_thread() is not self:
-            return
-        self._check_limits()
-        left_s, waits = self.until_s - monotonic(), request.extensions.get("timeout", {})
-        request.extensions["timeout"] = {wait: min(s or left_s, left_s) for wait, s in waits.items()}
-        request.extensions["trace"] = self._trace
-        request.headers["Accept-Encoding"] = "identity"  # the bytes that are counted are then those that are kept
-        home, origin = _origin(self.endpoint), _origin(str(request.url))
-        if origin == home:
-            return
-        if origin[0] != "https" and home[0] == "https":
-            raise HubError(f"{self.host} sends its visitors on to an address without https", hint=PROXY)
-        for name in ("Authorization", "Cookie"):
-            request.headers.pop(name, None)
-
-    def _trace(self, event: str, info: dict[str, Any]) -> None:
-        if event.endswith((".connect_tcp.complete", ".start_tls.complete")):
-            self.sockets.append(info["return_value"].get_extra_info("socket"))
-
-    def after(self, response: Any) -> None:
-        """Refuse a compressed or too large answer, count the bytes of others."""
-        if current_thread() is not self:
-            return
-        for name in [name for name in response.headers if name.lower().startswith("x-xet")]:
-            del response.headers[name]  # leads to another protocol, past these hooks
-        if response.request.method == "HEAD":
-            return
-        if response.headers.get("Content-Encoding", "identity") != "identity":
-            raise HubError(f"{self.host} sends compressed answers, which was not asked for", hint=PROXY)
-        stated = response.headers.get("Content-Length", "")
-        self._check_limits(int(stated[:20]) if stated.isdecimal() else 0)
-        iter_raw = response.iter_raw
-
-        def counted(*args: Any, **options: Any) -> Iterator[bytes]:
-            for chunk in iter_raw(*args, **options):
-                self.left_bytes -= len(chunk)
-                self._check_limits()
-                yield chunk
-
-        response.iter_raw = counted
-
-    def _check_limits(self, coming_bytes: int = 0) -> None:
-        if monotonic() > self.until_s:
-            raise self.late()
-        if self.left_bytes < coming_bytes:
-            cause = f"{self.host} answers with more than {MOST_BYTES / 1e6:.0f} MB, which describes no model"
-            raise HubError(cause, hint="check HF_ENDPOINT, and the model's repository")
 
     def _explained(self, error: BaseException) -> HubError:
         errors = _library().errors
@@ -298,8 +220,3 @@ def _holds_object(path: Path) -> bool:
         return isinstance(json.loads(path.read_bytes()), dict)
     except (OSError, ValueError, RecursionError):
         return False
-
-
-def _origin(url: str) -> tuple[str, str, int]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.hostname or "", parts.port or {"https": 443}.get(parts.scheme, 80)

@@ -21,7 +21,7 @@ CANARY = "canary-of-the-fuzz"  #: a file of this name exists where a value was r
 #: Exit statuses that the documentation has for what a user can cause.
 STATUSES = (0, 1, 2, 3)
 MOST_WRITTEN_BYTES = 150_000_000
-_UNFINISHED = re.compile(r"\.(part|incomplete|tmp)$")
+_UNFINISHED = re.compile(r"\.(part|tmp)$")
 #: What a reader of Markdown makes of a value that is more than text: a script, a picture, a link that runs one.
 _LIVE = re.compile(r"<script|<img|<a [^>]*href=\"(javascript|data|vbscript):[^>]*>", re.IGNORECASE)
 _MARKDOWN = MarkdownIt("commonmark", {"html": True}).enable("table")

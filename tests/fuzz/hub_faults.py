@@ -1,4 +1,4 @@
-"""A hub that drips, never ends, lies about sizes, leads elsewhere, or hangs up."""
+"""A hub that drips, lies about sizes, leads elsewhere, or hangs up."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ def faulty(random: Random) -> Iterator[HubServer]:
         server.add("org/model", {"config.json": config})
         kind = random.randrange(4)
         if kind:
-            server.misbehave = random.choice((endless, dripping, dripping_headers, lying, elsewhere, rude, odd))(random)
+            server.misbehave = random.choice((dripping, dripping_headers, lying, elsewhere, rude, odd))(random)
         yield server
 
 
@@ -37,20 +37,6 @@ def _is_head(handler: BaseHTTPRequestHandler) -> bool:
     if handler.command == "HEAD":
         _headers(handler, "Content-Length: 10")
     return handler.command == "HEAD"
-
-
-def endless(random: Random) -> Fault:
-    chunk = random.choice((b" ", b"[", b'{"a":', b"\0")) * 2**14
-    start = random.choice((b"", (2**62).to_bytes(8, "little"), (99_000_000).to_bytes(8, "little") + b"{"))
-
-    def fault(handler: BaseHTTPRequestHandler) -> None:
-        if not _is_head(handler):
-            _headers(handler)
-            handler.wfile.write(start)
-            for _ in range(20_000):
-                handler.wfile.write(chunk)
-
-    return fault
 
 
 def dripping(random: Random) -> Fault:

@@ -1,7 +1,6 @@
 """The hub, against a server on loopback: what is fetched, what is kept, and how each refusal reads."""
 
 import errno
-import gzip
 import json
 import logging
 import os
@@ -12,10 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
-from itertools import repeat
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hub_server import COMMIT, HubServer
@@ -131,7 +127,6 @@ def test_what_is_no_json_object_does_not_stay_in_the_cache(server: HubServer, na
 
 
 def test_the_library_keeps_its_own_progress_bar_and_warnings(server: HubServer) -> None:
-    from huggingface_hub import get_session
     from huggingface_hub.utils import are_progress_bars_disabled
 
     level = logging.getLogger("huggingface_hub").level
@@ -139,25 +134,6 @@ def test_the_library_keeps_its_own_progress_bar_and_warnings(server: HubServer) 
     hub.fetch_snapshot("org/model")
     assert logging.getLogger("huggingface_hub").level == level
     assert not are_progress_bars_disabled("huggingface_hub.http_get")
-    owners = [getattr(hook, "__self__", None) for kind in get_session().event_hooks.values() for hook in kind]
-    assert not [owner for owner in owners if isinstance(owner, hub._Fetch)]
-
-
-def test_another_protocol_of_the_hub_is_not_followed(server: HubServer) -> None:
-    """Xet's own client would pass by the limits; a config.json is never stored there by the hub itself."""
-
-    def xet(handler: BaseHTTPRequestHandler) -> None:
-        routes = f"X-Xet-Hash: {'0' * 64}\r\nX-Xet-Refresh-Route: {server.endpoint}/xet\r\n"
-        known = f'ETag: "{"0" * 40}"\r\nX-Repo-Commit: {COMMIT}\r\n{routes}'
-        handler.wfile.write(f"HTTP/1.1 200 OK\r\n{known}Content-Length: 2\r\n\r\n".encode())
-        if handler.command == "GET":
-            handler.wfile.write(b"{}")
-
-    server.misbehave = xet
-    hub.fetch_snapshot("org/model")
-    assert {path for _, path in server.requests} == {
-        "/org/model/resolve/main/config.json", f"/org/model/resolve/{COMMIT}/hf_quant_config.json"
-    }  # fmt: skip
 
 
 def _only_get(handler: BaseHTTPRequestHandler, headers: str, body: Iterable[bytes]) -> None:
@@ -182,23 +158,8 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1000]
 
 
-@pytest.mark.parametrize(
-    ("headers", "body"),
-    [
-        ("", repeat(b" " * 2**16)),  # until the disk is full
-        ("Content-Length: 999999999999\r\n", [b"{}"]),
-        ("Content-Encoding: gzip\r\n", [gzip.compress(bytes(200_000_000))]),
-    ],
-)
-def test_an_endless_answer_is_cut_short(server: HubServer, tmp_path: Path, headers: str, body: Iterable[bytes]) -> None:
-    server.misbehave = lambda handler: _only_get(handler, headers, body)
-    with pytest.raises(HubError, match=r"more than 64 MB|compressed answers"):
-        hub.fetch_snapshot("org/model")
-    assert _files(tmp_path) == []
-
-
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_an_answer_that_drips_has_a_deadline(server: HubServer, tmp_path: Path, method: str) -> None:
+def test_an_answer_that_drips_has_a_deadline(server: HubServer, method: str) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         if handler.command == method:
             for byte in _drip(b"HTTP/1.1 200 OK\r\nX-Padding: " + b"a" * 1000):
@@ -210,9 +171,8 @@ def test_an_answer_that_drips_has_a_deadline(server: HubServer, tmp_path: Path, 
     began_s = time.monotonic()
     with pytest.raises(HubError, match="took longer than 1 s to answer") as error:
         hub.fetch_snapshot("org/model", timeout_s=1)
-    assert time.monotonic() - began_s < 1 + hub.GRACE_S + 1
+    assert time.monotonic() - began_s < 2
     assert "--timeout" in error.value.hint
-    assert [path for path in tmp_path.rglob("*") if "incomplete" in path.name] == []
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
@@ -255,59 +215,6 @@ def test_a_redirect_leads_to_no_file(server: HubServer, tmp_path: Path, location
     with pytest.raises(HubError):
         hub.fetch_snapshot("org/model")
     assert _files(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("url", "sent"),
-    [
-        ("https://huggingface.co/a", True),
-        ("https://huggingface.co:443/a", True),
-        ("https://cdn-lfs.huggingface.co/a", False),
-        ("https://huggingface.co:8443/a", False),
-        ("https://huggingface.co.evil.org/a", False),
-        ("https://evil.org@huggingface.co/a", True),
-        ("https://huggingface.co@evil.org/a", False),
-    ],
-)
-def test_credentials_go_to_the_endpoint_alone(url: str, sent: bool) -> None:
-    request = request_of(url, Authorization="Bearer x", Cookie="y")
-    asked_by_hand("https://huggingface.co", request)
-    assert ("Authorization" in request.headers, "Cookie" in request.headers) == (sent, sent)
-
-
-def test_https_is_not_left_for_http() -> None:
-    with pytest.raises(HubError, match="without https"):
-        asked_by_hand("https://huggingface.co", request_of("http://huggingface.co/a"))
-
-
-def test_requests_of_other_threads_are_left_alone() -> None:
-    """A program that downloads weights meanwhile shares the client: its requests have no limit."""
-    request = request_of("https://elsewhere.org/a", Authorization="Bearer x")
-    fetch = hub._Fetch("org/model", None, "https://huggingface.co", 0.0)
-    fetch.before(request)
-    assert request.headers == {"Authorization": "Bearer x"}
-
-
-def request_of(url: str, **headers: str) -> Any:
-    return SimpleNamespace(url=url, headers=headers, extensions={"timeout": {"read": None}})
-
-
-def asked_by_hand(endpoint: str, request: Any) -> None:
-    """``request`` as the thread that asks ``endpoint`` would send it."""
-
-    class Fetch(hub._Fetch):
-        def run(self) -> None:
-            try:
-                self.before(request)
-            except HubError as error:
-                self.error = error
-
-    fetch = Fetch("org/model", None, endpoint, 60.0)
-    fetch.start()
-    fetch.join()
-    if fetch.error:
-        raise fetch.error
-    assert 59 < request.extensions["timeout"]["read"] <= 60
 
 
 def test_a_variable_that_the_library_cannot_read_is_named(server: HubServer) -> None:
