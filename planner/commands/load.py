@@ -202,10 +202,7 @@ def planned_load(
     percentile = given.get("percentile")
     of_targets = {name: given.get(name) for name in ("confidence", "request_rate", "max_concurrency", "router")}
     targets = targets_of(
-        load,
-        limits_ms,
-        percentile=f"{percentile:g}" if isinstance(percentile, float) else percentile,
-        **of_targets,
+        load, limits_ms, percentile=f"{percentile:g}" if isinstance(percentile, float) else percentile, **of_targets
     )
     targets = replace(targets, value=None) if targets and largest else targets
     return load, targets

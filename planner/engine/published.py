@@ -100,8 +100,7 @@ def options_version(version: EngineVersion, platform: str, image: str = "") -> E
 
 
 def _commit_of(version: EngineVersion, platform: str) -> ImageBuild | None:
-    named = (b for b in builds().values() if b.stands_for == str(version) and b.name.startswith(platform))
-    return next(named, None)
+    return next((b for b in builds().values() if b.stands_for == str(version) and b.name.startswith(platform)), None)
 
 
 @lru_cache(maxsize=1)

@@ -116,8 +116,7 @@ def _mentioned(text: str) -> tuple[Release, str] | None:
     releases = []
     for number, anything in _INSIDE.findall(text):
         release = release_of(number)
-        same_minor = (known for known in RELEASES if anything and known[:2] == release[:2])
-        releases.append(max(same_minor, default=release))
+        releases.append(max((known for known in RELEASES if anything and known[:2] == release[:2]), default=release))
     if not releases:
         return None
     exact = len(set(releases)) == 1 and not _LOOSE.search(text)

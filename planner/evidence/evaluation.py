@@ -242,8 +242,7 @@ def _model(name: str, base_model: str, weight_dtype: str) -> Model:
         if not base_model:
             raise
         model = replace(resolve_model(base_model, network=False).model, id=name)
-    finer = (full for part, full in _FINER.get(weight_dtype, ()) if part in name.lower())
-    weight_dtype = next(finer, weight_dtype)
+    weight_dtype = next((full for part, full in _FINER.get(weight_dtype, ()) if part in name.lower()), weight_dtype)
     stored = model.quantization.weight_dtype
     if not weight_dtype or weight_dtype == stored or {weight_dtype, stored} <= UNQUANTIZED.keys():
         return model

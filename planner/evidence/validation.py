@@ -342,8 +342,7 @@ def _compare_sweep(measured: MeasuredPlan) -> tuple[tuple[FurtherLoad, ...], tup
     if not paths:
         return (), ()
     try:
-        named = Path(plan.calibration)
-        deployment = redeploy(plan, local_for(plan.calibration) if named.is_file() else SHIPPED)
+        deployment = redeploy(plan, local_for(plan.calibration) if Path(plan.calibration).is_file() else SHIPPED)
         loads = sorted((_compare_load(path, plan, deployment) for path in paths), key=_by_load)
         now = Prediction.of(deployment, plan.workload.sent).figures["output_throughput"]
         planned = plan.predicted.get("output_throughput")

@@ -91,8 +91,7 @@ class CacheSpec:
         if self.kind == "cross":
             return -(-self.span_tokens // self.block_size)
         if self.kind == "window":  # the window need not begin where a block does: one more
-            kept = min(self.span_tokens - 1 + in_flight_tokens, num_tokens)
-            return -(-kept // self.block_size) + 1
+            return -(-min(self.span_tokens - 1 + in_flight_tokens, num_tokens) // self.block_size) + 1
         if self.kind == "chunk":
             num_tokens = min(self.span_tokens + in_flight_tokens, num_tokens)
         return -(-num_tokens // self.block_size)

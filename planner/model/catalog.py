@@ -175,8 +175,7 @@ def _alike(name: str, spelled: dict[str, str]) -> list[str]:
     plain = {_SEPARATORS.sub("", spelling.lower()): i for spelling, i in spelled.items()}
     holding = (known for known in plain if asked and asked in known)
     longer = sorted(holding, key=lambda known: (not known.startswith(asked), len(known)))
-    alike = get_close_matches(asked, plain, cutoff=0.6)
-    return [plain[known] for known in dict.fromkeys(longer + alike)][:3]
+    return [plain[known] for known in dict.fromkeys(longer + get_close_matches(asked, plain, cutoff=0.6))][:3]
 
 
 def quantized_checkpoints(base_id: str) -> list[Checkpoint]:

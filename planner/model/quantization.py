@@ -247,8 +247,7 @@ def _scheme(form: QuantizationForm, weights: Config, activations: Config | None,
             precision = replace(FP8_BLOCK, group=(rows, columns))
     elif kind == "int" and bits in (4, 8):
         zero_bits = 0 if weights.flag("symmetric", default=True) else bits
-        name = "int4" if bits == 4 else "int8-gptq"
-        precision = int4(name, form.base, size, zero_bits=zero_bits, bits=bits)
+        precision = int4("int4" if bits == 4 else "int8-gptq", form.base, size, zero_bits=zero_bits, bits=bits)
         return replace(precision, compute_dtype="int8") if activations and bits == 8 else precision
     else:
         raise form.unknown(f"{bits} bits of type {kind!r}")
@@ -348,8 +347,7 @@ def _gptq(form: QuantizationForm) -> Quantization:
 
 
 def _gptq_precision(bits: int, size: int, base: Precision) -> Precision:
-    name = "int4-gptq" if bits <= 4 else "int8-gptq"
-    return int4(name, base, size, zero_bits=bits, bits=bits, index_bytes=4)
+    return int4("int4-gptq" if bits <= 4 else "int8-gptq", base, size, zero_bits=bits, bits=bits, index_bytes=4)
 
 
 def _auto_round(form: QuantizationForm) -> Quantization:

@@ -231,8 +231,7 @@ def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limi
             lines.append(charts.Series(f"measured {statistic}", *point, "points", "D", strong=True))
     marks = [charts.Mark("plan" if metric == OF_A_REQUEST[0] else "", x=planned)] if planned is not None else []
     marks += [charts.Mark("target", y=limit_ms)] if limit_ms is not None else []
-    positive = all(value > 0 for line in lines for value in line.y)
-    logs = {"x_log": swept.by != "rate", "y_log": positive}
+    logs = {"x_log": swept.by != "rate", "y_log": all(value > 0 for line in lines for value in line.y)}
     return charts.LinePanel(axis, "ms", tuple(lines), metric.upper(), marks=tuple(marks), **logs)
 
 

@@ -65,8 +65,7 @@ class Advised:
                     return f"{config.max_num_seqs:,} and {held:,}", self._difference(fewer, full, self.deployment)
             case "multiple" if over := load.num_prompts % config.max_num_seqs:
                 full = replace(load, num_prompts=load.num_prompts - over + config.max_num_seqs)
-                here = f"{load.num_prompts:,} and {config.max_num_seqs:,}"
-                return here, self._difference(self.deployment, full)
+                return f"{load.num_prompts:,} and {config.max_num_seqs:,}", self._difference(self.deployment, full)
             case "graphs" if self.options is not None and captures_by_context(config):
                 captured = int(self.options.get(TO_CAPTURE, CAPTURED_LEN))
                 if captured < min(config.max_model_len, load.longest_len) and not config.enforce_eager:
@@ -131,5 +130,4 @@ def captures_by_context(config: EngineConfig) -> bool:
 
 @lru_cache(maxsize=1)
 def advice() -> tuple[dict[str, Any], ...]:
-    text = (package_dir("planning") / "advice.toml").read_text(encoding="utf-8")
-    return tuple(tomllib.loads(text)["advice"])
+    return tuple(tomllib.loads((package_dir("planning") / "advice.toml").read_text(encoding="utf-8"))["advice"])

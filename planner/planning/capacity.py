@@ -282,5 +282,4 @@ def at_concurrency(deployment: Deployment, load: Load, concurrency: int) -> Esti
     each = estimate(deployment, *lengths, ceil(concurrency / ranks), load.prefix_len + cached_tok)
     if ranks == 1:
         return each
-    busy = min(ranks, concurrency)
-    return replace(each, concurrency=concurrency, output_tok_per_s=each.output_tok_per_s * busy)
+    return replace(each, concurrency=concurrency, output_tok_per_s=each.output_tok_per_s * min(ranks, concurrency))

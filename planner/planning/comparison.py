@@ -489,8 +489,7 @@ class Comparison:
             inputs = len({p.workload.input_len for p in chosen}) > 1
             name = "input length" if inputs else "output length"
             fixed = f"concurrency {load:,g}" if closed else f"{load:g} requests/s"
-            at = attrgetter("workload.input_len" if inputs else "workload.output_len")
-            yield Axis(name, fixed, at, chosen)
+            yield Axis(name, fixed, attrgetter("workload.input_len" if inputs else "workload.output_len"), chosen)
 
 
 def compare_hardware(

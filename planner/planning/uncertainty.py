@@ -296,8 +296,7 @@ class UncertaintyOfReplay(Uncertainty):
     def _timeline(self) -> Timeline:
         if self._served.step_runs:
             return Timeline(self._served)
-        fewer = self.load.first(MOST_PROMPTS)
-        served = self.deployment.replay(fewer, offline=self.offline, keep_steps=True)
+        served = self.deployment.replay(self.load.first(MOST_PROMPTS), offline=self.offline, keep_steps=True)
         return Timeline(served.of(self._group) if self._group else served)
 
     @cached_property

@@ -81,8 +81,7 @@ class _Sender:
         limits.check(self.input_len[longest], self.output_len[longest])
         self.priority = None if requests.priority is None else array("q", requests.priority.astype(np.int64).tobytes())
         chunks = int((requests.input_len // limits.max_num_batched_tokens).sum())
-        shared = requests.prefixes is not None or load.prefix_len
-        each = MOST_CHUNKS_EACH_SHARED if shared else MOST_CHUNKS_EACH
+        each = MOST_CHUNKS_EACH_SHARED if requests.prefixes is not None or load.prefix_len else MOST_CHUNKS_EACH
         if chunks > max(MOST_CHUNKS, each * len(self.input_len)):
             raise InputError(
                 f"the prompts come to {chunks:,} steps of --max-num-batched-tokens {limits.max_num_batched_tokens}",

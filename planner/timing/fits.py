@@ -135,8 +135,7 @@ def shipped_belief() -> Belief:
 
 @lru_cache(maxsize=1)
 def load_calibration() -> Calibration:
-    path = data_dir("hardware") / "calibration" / "efficiency.json"
-    return Calibration.model_validate_json(path.read_bytes())
+    return Calibration.model_validate_json((data_dir("hardware") / "calibration" / "efficiency.json").read_bytes())
 
 
 def to_text(calibration: Calibration) -> str:

@@ -161,8 +161,7 @@ def bus_bytes_per_s(profile: GpuProfile, ranks: int, span: int | None = None) ->
 
 def latency_factor(profile: GpuProfile, ranks: int) -> float:
     """Latency of a collective over ``ranks``, over that of two ranks."""
-    growth = constant_of("latency_growth", profile.interconnect.kind)
-    return 1 + growth * (min(ranks, MOST_RANKS_MEASURED) / 2 - 1)
+    return 1 + constant_of("latency_growth", profile.interconnect.kind) * (min(ranks, MOST_RANKS_MEASURED) / 2 - 1)
 
 
 def collective_term(collective: Collective, profile: GpuProfile) -> Term:

@@ -229,8 +229,7 @@ class Load:
         _require(bool(name), f"--class {text!r} has no name", hint)
         positive = isfinite(rate) and min(rate, input_len, output_len) > 0
         _require(positive, f"--class {text!r}: rate and lengths must be positive", hint)
-        ratio = known.range_ratio if known else 0.0
-        return cls.of_class(name, rate, input_len, output_len, range_ratio=ratio)
+        return cls.of_class(name, rate, input_len, output_len, range_ratio=known.range_ratio if known else 0.0)
 
     # --- what is sent
 

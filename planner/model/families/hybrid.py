@@ -121,8 +121,7 @@ def jamba(config: Config) -> ModelParts:
     hidden, attention = config.hidden_size, read_attention(config)
     experts, top_k = config.size("num_experts", default=16), config.size("num_experts_per_tok", default=2)
     moe = Moe(experts, top_k, config.size("intermediate_size"))
-    inner = hidden * config.size("mamba_expand", default=2)
-    state, state_weights = mamba(config, inner, "mamba.", inner_norms=True)
+    state, state_weights = mamba(config, hidden * config.size("mamba_expand", default=2), "mamba.", inner_norms=True)
 
     def picks(name: str, period: int, offset: int) -> range:
         key = f"{name}_layer_offset"
@@ -153,8 +152,7 @@ def nemotron_h(config: Config) -> ModelParts:
     if config.size("num_nextn_predict_layers", default=0) and any(config.has(key) for key in keys):
         blocks = [_nemotron_layer(config, kind).weights for kind in _nemotron_blocks(config, *keys)]
         weights = tuple(replace(w, name=f"layers.{i}.{w.name}") for i, block in enumerate(blocks) for w in block)
-        names = ("enorm", "hnorm", "final_layernorm")
-        mtp = mtp_module(Layer(weights), config.hidden_size, "mtp.", norm_names=names)
+        mtp = mtp_module(Layer(weights), config.hidden_size, "mtp.", norm_names=("enorm", "hnorm", "final_layernorm"))
     return decoder(config, layers, BACKBONE_NAMES, mtp=mtp)
 
 

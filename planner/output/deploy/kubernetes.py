@@ -59,8 +59,7 @@ def _file(pods: Pods, title: str, *objects: Json) -> str:
         mode = "ReadWriteMany" if pods.most_pods > 1 else "ReadWriteOnce"
         spec = _fill("claim", access_mode=mode, size=f"{pods.cache_gib}Gi")
         claims = [_object(pods, "v1", "PersistentVolumeClaim", spec, name=f"{pods.name}-models")]
-    watched = list(_watched(pods, objects[0]))
-    documents = [dump(one) for one in (*claims, *objects, *watched)]
+    documents = [dump(one) for one in (*claims, *objects, *_watched(pods, objects[0]))]
     return commented(pods.header(title, *_remarks(pods))) + "---\n" + "---\n".join(documents)
 
 

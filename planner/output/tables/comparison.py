@@ -215,8 +215,7 @@ class ComparisonAnswer(Answer):
             yield f"left out: {shared.listed(refused, BRIEF_REASONS)}"
         yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices)
         yield from self._engine_notes()
-        read = HOW_TO_READ if points else ()
-        yield "; ".join([*self._fits(), *read, shared.MORE])
+        yield "; ".join([*self._fits(), *(HOW_TO_READ if points else ()), shared.MORE])
 
     def _notes(self) -> Iterator[str]:
         yield from self._fits()

@@ -285,8 +285,7 @@ def _certainty(best: planning.Fleet) -> Iterator[str]:
     objective = best.solver.search.objective
     if not objective.slos:
         return
-    rungs = best.by_confidence
-    ladder = shared.load_takes([(one.confidence, one.gpus) for one in rungs], best.gpus)
+    ladder = shared.load_takes([(one.confidence, one.gpus) for one in best.by_confidence], best.gpus)
     yield f"targets are met with {objective.confidence:.0%} confidence; {ladder}"
     if best.measure_next:
         run, then = best.measure_next

@@ -61,8 +61,7 @@ class PredictionAnswer(MetricAnswer):
     def result(self) -> dict[str, Any]:
         """The keys of the bench's result file; beside each prediction its 90 % interval, ``KEY_lo`` and ``KEY_hi``."""
         keys = ("engine_version=config.version", *EVIDENCE, "gpu=profile.id", "config.num_gpus")
-        server = fields_of(self.deployment, *keys)
-        return {**self.record.result, **server, **self.deployment.config.choice}
+        return {**self.record.result, **fields_of(self.deployment, *keys), **self.deployment.config.choice}
 
     def _object(self) -> dict[str, Any]:
         classes = [
@@ -167,8 +166,7 @@ class PredictionRefused(MetricAnswer):
         return f"{where}, vLLM {config.version}: {why}"
 
     def _object(self) -> dict[str, Any]:
-        left = round(self.deployment.budget.binding.available.mid)
-        return {**fields_of(self, *self.keys), "kv_cache_bytes": left}
+        return {**fields_of(self, *self.keys), "kv_cache_bytes": round(self.deployment.budget.binding.available.mid)}
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self.reason)
@@ -219,8 +217,7 @@ def _basis_lines(deployment: Deployment) -> Iterator[str]:
 def _sum(step: StepBreakdown) -> str:
     besides_s = step.total_s - max(step.gpu_s, step.launch_s)
     hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
-    by_host = step.launch_s > step.gpu_s
-    what = "to launch the kernels one by one" if by_host else "of operators"
+    what = "to launch the kernels one by one" if step.launch_s > step.gpu_s else "of operators"
     return f"= {_ms(max(step.gpu_s, step.launch_s))} ms {what} + {_ms(besides_s)} ms of host time{hidden}"
 
 

@@ -128,8 +128,7 @@ def _of_job(job: Subject, command: str) -> scripts.Emission:
         needed += draft_bytes
     documents: dict[str, Any] = {}
     if job.documented:
-        scores = score_lines(plan.model, plan.accuracy_task)
-        documents = {"expected_accuracy": scores, "accuracy": workflow.accuracy}
+        documents = {"expected_accuracy": score_lines(plan.model, plan.accuracy_task), "accuracy": workflow.accuracy}
     return _emission(
         _file(plan, command), job.profile, checkpoint_bytes=needed, disk_includes=tuple(parts),
         accuracy_max_model_len=workflow.accuracy_max_model_len, **documents,
@@ -164,8 +163,7 @@ def _mad_names(job: Subject) -> dict[str, Any]:
             hint="choose an --engine-version up to 0.10.0, or planner workflow latency and throughput",
         )
     own = "float8" if job.deployment.config.weight_dtype == "fp8" else "float16"
-    dtype = job.workflow.dtypes.get(job.choice.weight_dtype or "", own)
-    return {"mad_dtype": dtype, "points": offline_points(job)}
+    return {"mad_dtype": job.workflow.dtypes.get(job.choice.weight_dtype or "", own), "points": offline_points(job)}
 
 
 #: Options of a workflow that a comparison has no use for: each layout is searched.

@@ -288,8 +288,7 @@ class Servers:
         without = serve(servers)
         count: int | None = servers
         if not without.meets:
-            most = defaults.TIMES_WITHOUT_OFFLOADING * servers
-            count, _, _ = fewest_servers(serve, servers + 1, servers + 1, most)
+            count, _, _ = fewest_servers(serve, servers + 1, servers + 1, defaults.TIMES_WITHOUT_OFFLOADING * servers)
         gpus, targets = count and count * deployment.config.num_gpus, tuple(map(PlannedTarget.of, without.readings))
         unaided = Unaided(gpu_share=without.replay.cached_share, targets=targets, total_gpus=gpus)
         share = load.replay.host_share
