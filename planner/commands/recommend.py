@@ -111,9 +111,13 @@ def recommend_plans(
     taken_by_default = _defaults_taken({**written_out, "model": model, "gpu": gpu}, targets, max(nodes.values()))
     few = {name: most for name, most in nodes.items() if most < searched.get("gpus", 0)}
     cut = (f"a node of {name} has {counted(most)} at most" for name, most in few.items())
+    alone = (
+        f"{one.id}: its nodes are planned one by one, as the network between them is unknown (--network-gb-per-s)"
+        for one in profiles if searched.get("nodes", 1) > 1 and not one.joins_nodes
+    )  # fmt: skip
     answer = out.Recommendation.of(
         search, rankings, picked, pick, taken_by_default, command_line or shlex.join(typed({**names, **stated})),
-        wrote=directory is not None, remarks=(*of_case, *cut, *asked.notes, *load.notes), explain=explain,
+        wrote=directory is not None, remarks=(*of_case, *cut, *alone, *asked.notes, *load.notes), explain=explain,
         disaggregated=disaggregated,
     )  # fmt: skip
     if directory and (written := write_scripts(answer, directory, force=force)):

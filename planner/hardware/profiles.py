@@ -275,6 +275,11 @@ class GpuProfile(_Facts):
         """GPUs that reach each other without the network: those of a node, or of nodes that links join (NVL72)."""
         return max(self.gpus_per_node, self.interconnect.domain_gpus)
 
+    @property
+    def joins_nodes(self) -> bool:
+        """True if what GPUs exchange between nodes is known: their network, or links that join nodes."""
+        return self.interconnect.network_bandwidth is not None or self.joined_gpus > self.gpus_per_node
+
     def with_network(self, gb_per_s: float | None) -> GpuProfile:
         """A copy with a network to other nodes of ``gb_per_s`` per GPU; the profile itself for None."""
         if gb_per_s is None:

@@ -335,8 +335,13 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
     if one_node and all("max_model_len" in one.settings for one in same):  # or shorter requests
         node = here.gpus_per_node
         size: dict[str, Setting] = {"tensor_parallel_size": node} if fit.config.tensor_parallel_size != node else {}
-        two = f"{2 * node} GPUs on two nodes (--nnodes 2), TP {node} x PP 2"
-        same += _option(serving, two, {**size, "pipeline_parallel_size": 2})
+        two = f"{2 * node} GPUs on two nodes (--nnodes 2), TP {node} x PP 2, "
+        same += _first(
+            _option(
+                serving, (two + name).removesuffix(", "), {**size, "pipeline_parallel_size": 2, **more}, model=model
+            )
+            for name, model, more in _precisions(serving, here)
+        )
     validated = serving.changed(allow_unvalidated=False)
     others = (
         *_first_gpus(validated, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1),
@@ -470,7 +475,7 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
     asked, most, options = serving.args.tensor_parallel_size, inf, list[WayOut]()
     for name, model, settings in _precisions(serving, serving.profile):
         narrow = serving.changed(model=model)
-        legal = tuple(_legal_sizes(narrow))
+        legal = tuple(_legal_sizes(narrow, most=asked))
         least = asked if asked in legal else max((size for size in legal if size < asked and name), default=asked)
         sizes = [size for size in legal if least <= size < most]
         for size, there in ((size, narrow.changed(tensor_parallel_size=size)) for size in sizes):

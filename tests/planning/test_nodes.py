@@ -105,6 +105,25 @@ def test_a_network_that_nobody_stated_is_asked_for() -> None:
     assert "network bandwidth" in error and "--network-gb-per-s" in error
 
 
+def test_two_dgx_sparks_hold_what_one_does_not() -> None:
+    """NVIDIA serves Qwen3-235B on two, in 4 bits. Each has one GPU and a ConnectX-7 of 200 Gbit/s, by its guide."""
+    asked = ("Qwen/Qwen3-235B-A22B", "--gpu", "gb10")
+    plan = answered("recommend", *asked, "--max-concurrency", "1")["plans"][0]
+    figures = plan["model"], plan["tensor_parallel_size"], plan["gpus_per_node"], plan["network_gb_per_s"]
+    assert figures == ("nvidia/Qwen3-235B-A22B-NVFP4", 2, 1, 25)
+    assert "fits on GB10, 1 GPU per node" in run("recommend", *asked, "--nodes", "1").out
+    first = [answered("fit", *asked, *size)["options"][0] for size in ((), ("-tp", "2"))]
+    assert [(one["settings"]["model"], one["num_gpus"]) for one in first] == [(plan["model"], 2)] * 2
+
+
+def test_nodes_that_are_left_out_are_named() -> None:
+    """A 70B model in 8 bits takes two nodes of two RTX 4090s, whose network nobody stated; or one of four."""
+    asked = ("recommend", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "rtx-4090", "--gpus", "2", "--nodes", "2")
+    said = run(*asked, "--max-concurrency", "1")
+    assert "rtx-4090: its nodes are planned one by one" in said.err and "--gpus 4" in said.out
+    assert "one by one" not in run(*asked, "--max-concurrency", "1", "--network-gb-per-s", "25").err
+
+
 def test_a_stated_network_is_the_one_that_is_timed() -> None:
     words = ("predict", "serve", DEEPSEEK, "-tp", "16", "--num-prompts", "8", "--max-concurrency", "8")
     stated = [answered(*words, "--gpu", "h100", "--network-gb-per-s", rate) for rate in ("12.5", "50", "400")]

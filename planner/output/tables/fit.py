@@ -262,7 +262,8 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
     profile = result.deployment.profile
     alone = profile.partition and not profile.partition.tensor_parallel.allowed
     several = config.tensor_parallel_size > profile.gpus_per_node
-    none = "does not fit, and TP 1 alone is allowed" if alone else "none fits" if several else "none fits in one node"
+    most = f"none up to {config.tensor_parallel_size} fits" if several else "none fits in one node"
+    none = "does not fit, and TP 1 alone is allowed" if alone else most
     yield "smallest tensor-parallel size", f"{result.min_tensor_parallel_size or none}"
     yield from [("memory overheads", result.calibration)] * (result.calibration != SHIPPED)
 

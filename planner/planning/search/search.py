@@ -70,9 +70,10 @@ class Search:
         # nodes of the asked size decide what crosses the network
         in_nodes = serving.changed(profile=profile.with_node(space.node_size(profile))) if spreads else serving
         if space.nodes:
-            return self._on(in_nodes, tuple(range(1, space.nodes + 1)))
-        ranking = self._on(serving)
-        joined = profile.interconnect.network_bandwidth is not None or profile.joined_gpus > profile.gpus_per_node
+            ranking = self._on(in_nodes, tuple(range(1, space.nodes + 1)))
+            fits = ranking.best or ranking.closest
+            return ranking if fits else replace(ranking, profile=profile, **self._ways_out(serving))
+        ranking, joined = self._on(serving), profile.joins_nodes
         if nearest := ranking.best or ranking.closest:
             whole = nearest.config.num_gpus == space.node_size(profile)
             few = nearest.deployment.requests_served(space.planned_len(self.objective.load)) < defaults.FEW_HELD
