@@ -126,10 +126,10 @@ class Fit:
 
     @property
     def binding_condition(self) -> Condition:
-        """The first condition that fails, else the one with the smallest margin."""
+        """The first condition that fails, else the least likely one, of equal ones that with the smallest margin."""
         conditions = self.deployment.conditions
         failing = (condition for condition in conditions if condition.margin.mid < 0)
-        return next(failing, min(conditions, key=lambda c: c.margin.mid))
+        return next(failing, min(conditions, key=lambda c: (c.probability, c.margin.mid)))
 
     @property
     def reason(self) -> str:

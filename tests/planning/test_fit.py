@@ -19,7 +19,7 @@ from planner.output.tables.fit import fit_object
 from planner.planning.deployment import Condition, resolve_deployment
 from planner.planning.fit import Fit, explain, sweep_settings
 from planner.planning.serving import Serving
-from planner.units import Interval
+from planner.units import GIB, Interval
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,15 @@ def test_why_it_does_not_start_is_said_in_vllms_terms(
     assert not result.fits
     assert result.binding_condition.name == condition
     assert words in result.reason
+
+
+def test_a_close_call_names_the_condition_that_may_fail() -> None:
+    """4.00 GiB for 32,768 tokens of 131,072 B (and a block) against 3.88 of the low end; 1.8 GiB outside are spare."""
+    flags = {"max_model_len": 32768, "kv_cache_dtype": "fp8"}
+    result = fitted("nvidia/Qwen3-32B-NVFP4", "rtx-5090", "0.32.0", **flags)
+    lack_gib = 32768 * 131_072 / GIB - result.kv_cache.low / GIB
+    assert result.verdict == "too close to call" and 0 < lack_gib < 0.2
+    assert result.reason.startswith(f"max_model_len larger than cache: from {lack_gib:.2f} GiB too little to ")
 
 
 def test_a_refused_layout_is_an_error_not_an_answer() -> None:
