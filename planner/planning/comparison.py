@@ -33,6 +33,7 @@ CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
 #: Causes whose word alone says too little in a sentence.
 SAID = {"launches": "kernel launches", "links": "collectives over links", "host": "work of the host"}
 SAID |= {"launch": "kernel launches", "link": "collectives over links", "memory": "memory bandwidth"}
+SAID["host link"] = "weights read from host memory"
 
 
 def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight: float) -> str:
@@ -75,7 +76,7 @@ def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     for part in step.parts:
         if part.name != "host":
             reads = "KV bandwidth" if kinds.get(part.name) in CACHE_READERS else "weights bandwidth"
-            cause = {"launch": "launches", "compute": "compute"}.get(part.bound, reads)
+            cause = {"launch": "launches", "compute": "compute", "host link": "host link"}.get(part.bound, reads)
             causes["links" if part.name in collectives else cause] += part.time_s
     return causes
 

@@ -219,4 +219,4 @@ def host_read_term(model: Model, profile: GpuProfile, config: EngineConfig) -> T
     read_bytes = offloaded_bytes(stages, config)
     bytes_per_s = host_bytes_per_s(profile, "--cpu-offload-gb") * constant("pcie_payload_share")
     cost = Cost(Part.MEMORY, Per.STEP, read_bytes / bytes_per_s)
-    return Term("weights from host", 1, TOKENS, (cost,), fixed_bytes=read_bytes, path="link")
+    return Term("weights from host", 1, TOKENS, (cost,), fixed_bytes=read_bytes, path="host link")

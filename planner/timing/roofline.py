@@ -67,7 +67,7 @@ class Term:
     fixed_bytes: float = 0.0
     bytes_per_unit: float = 0.0
     bytes_per_row: float = 0.0
-    path: str = "memory"  #: what the bytes move over: memory or link
+    path: str = "memory"  #: what the bytes move over: memory, link or host link
     hides: bool = True  #: the shorter of arithmetic and memory behind the longer
 
 
@@ -131,7 +131,7 @@ class TimedTerm:
         return self.load, self.fixed_s, *self.compute_s, *self.memory_s, self.overlap
 
     def bound(self, units: float, rows: float) -> str:
-        """The largest part of the time: launch, compute, memory or link."""
+        """The largest part of the time: launch, compute, memory, link or host link."""
         compute_s, memory_s = (
             step_s + units * unit_s + rows * row_s for step_s, unit_s, row_s in (self.compute_s, self.memory_s)
         )

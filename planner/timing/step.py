@@ -53,7 +53,7 @@ class OperatorTime:
     time_s: float
     flop: float
     bytes: float
-    bound: str  #: memory, compute, launch, link or host: the largest part of ``time_s``
+    bound: str  #: memory, compute, launch, link, host link or host: the largest part of ``time_s``
 
 
 @dataclass(frozen=True, slots=True)

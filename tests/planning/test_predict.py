@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner import predict_serve
 from planner.engine.settings import EngineArgs
 from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
@@ -95,6 +96,13 @@ def test_the_breakdown_adds_up_to_the_step() -> None:
         on_gpu = sum(part.time_s for part in step.parts if part.name != "host")
         assert on_gpu == pytest.approx(step.gpu_s)
         assert step.total_s >= step.gpu_s
+
+
+def test_weights_from_host_memory_are_no_collectives() -> None:
+    """10 GiB over PCIe 4.0 x16 in every step (0.4 s), on one GPU."""
+    asked = {"cpu_offload_gb": 10, "max_model_len": 8192, "max_concurrency": 1, "num_prompts": 2}
+    said = " ".join(predict_serve("Qwen/Qwen3-14B", "rtx-4090", **asked).notes)
+    assert "weights read from host memory take 9" in said and "collectives" not in said
 
 
 def test_requests_held_are_those_that_the_memory_budget_gives() -> None:

@@ -156,7 +156,7 @@ def test_every_step_reads_them_over_the_link() -> None:
     found = resolve_deployment(model(LLAMA_70B), load_profile("h100-sxm"), args, parse_version("0.27.1")).timer
     assert found.step_s(Batch(1, 1)) == pytest.approx(80 * GIB / (0.85 * 64e9), rel=0.05)
     (link,) = [part for part in found.breakdown(Batch(1, 1)).parts if part.name == "weights from host"]
-    assert (link.bytes, link.bound) == (80 * GIB, "link")
+    assert (link.bytes, link.bound) == (80 * GIB, "host link")
 
 
 def test_an_unknown_link_is_refused() -> None:

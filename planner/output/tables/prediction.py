@@ -126,10 +126,13 @@ class PredictionAnswer(MetricAnswer):
         step, batch = self.steps.get("decode step"), self.record.replay.decode_batch
         if step is None or batch is None:
             return
-        links = sum(part.time_s for part in step.parts if part.bound == "link") / step.total_s
-        if links > LINKS_BIND:
-            kind = self.deployment.profile.interconnect.kind
-            yield f"collectives over {kind} links take {links:.0%} of a decode step: fewer GPUs may be as fast"
+        kind = self.deployment.profile.interconnect.kind
+        over = "the network" if kind == "none" else f"{kind} links"
+        said = {"link": f"collectives over {over}", "host link": "weights read from host memory"}
+        for bound, what in said.items():
+            taken = sum(part.time_s for part in step.parts if part.bound == bound) / step.total_s
+            if taken > LINKS_BIND:
+                yield f"{what} take {taken:.0%} of a decode step" + ": fewer GPUs may be as fast" * (bound == "link")
         if self.step_16_bits_s and self.step_16_bits_s * PRECISIONS_ALIKE < step.total_s:
             why = f": {EXPERTS_IN_FP8}" if self.deployment.model.is_moe else ""
             yield (
