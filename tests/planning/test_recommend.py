@@ -9,7 +9,7 @@ from math import inf, log, sqrt
 from typing import Any
 
 import pytest
-from command_line import run
+from command_line import json_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import choices, search_for
@@ -318,6 +318,16 @@ def test_no_pipeline_is_better_by_less_than_the_tolerance_than_fewer_gpus(gpu: s
     ]
     least = merit.of_candidate(ranking.best) - log(1 + 0.8 * defaults.TOLERANCE)  # of the serving line: less exact
     assert ranking.best.config.pipeline_parallel_size == 1 or max(fewer, default=-inf) < least
+
+
+def test_what_an_fp8_kv_cache_would_give_is_said_and_given_when_asked_for() -> None:
+    """KV reads take 59 % of a step: half of them, and 291 requests at once instead of 192, give 52 % more."""
+    words = ["recommend", "Qwen/Qwen3-32B", "--workload", "offline", "--goal", "max-throughput", "--gpu", "b200"]
+    said = " ".join(run(*words).out.split())
+    named = re.search(r"--kv-cache-dtype fp8 would give ([\d,]+) output tokens/s per GPU, (\d+)% more", said)
+    assert named and int(named[2]) > 40
+    plan, *_ = json_of(*words, "--kv-cache-dtype", "fp8")["plans"]
+    assert plan["predicted"]["output_throughput_per_gpu"] == pytest.approx(float(named[1].replace(",", "")), rel=0.01)
 
 
 def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:

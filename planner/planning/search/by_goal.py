@@ -8,11 +8,11 @@ A batch fits when the low end of the memory budget holds all its requests at ful
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain
 from math import ceil
 
-from planner.engine import EngineArgs
+from planner.engine import EngineArgs, Layout
 from planner.errors import PlannerError
 from planner.model import ResolvedModel
 from planner.planning import defaults
@@ -35,7 +35,22 @@ def rank_by_goal(choices: Choices) -> Ranking:
     rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
     best = (with_figures(objective, for_users(choices.space, objective, one)) for one in candidates[:1])
     kept = (*best, *(replace(one, prediction=None) for one in candidates[1:]))
-    return Ranking(choices.profile, choices.version, kept, tuple(rejected))
+    with_fp8_cache = _with_fp8_cache(choices, candidates[0]) if candidates else None
+    return Ranking(choices.profile, choices.version, kept, tuple(rejected), with_fp8_cache=with_fp8_cache)
+
+
+def _with_fp8_cache(choices: Choices, best: Candidate) -> Candidate | None:
+    """Return the largest batches of ``best`` with half the KV cache for each; None where that is no faster or asked."""
+    goal, space, config = choices.objective.goal, choices.space, best.config
+    halved = space.args.kv_cache_dtype == "auto" and not config.kv_cache_dtype.startswith("fp8")
+    if goal != "max-throughput" or not halved or space.coarse or not choices.profile.supports("fp8"):
+        return None
+    args = replace(space.args, **asdict(Layout.of(config)), speculative_config=config.speculative_config)
+    args = choices.launched(best.resolved.model, replace(args, kv_cache_dtype="fp8"))
+    batches = best_first([*_batches(choices, best.resolved, args)], goal)
+    faster = [with_figures(choices.objective, one, ranked=True) for one in batches[:1]]
+    least = best.tok_per_s_per_gpu * (1 + defaults.TOLERANCE)
+    return next((one for one in faster if one.tok_per_s_per_gpu > least), None)
 
 
 def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candidate]:

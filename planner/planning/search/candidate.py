@@ -133,6 +133,7 @@ class Ranking:
     closest: Candidate | None = None  #: where no plan meets the targets: the one that comes nearest
     ways_out: tuple[WayOut, ...] = ()  #: where nothing fits: changes after which it does, as ``fit`` finds them
     hint: str = ""  #: of the refusal, where ``fit`` is refused too
+    with_fp8_cache: Candidate | None = None  #: the best with a KV cache without measured scales, which is faster
 
     @property
     def best(self) -> Candidate | None:
