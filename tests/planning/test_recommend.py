@@ -193,6 +193,14 @@ def test_clients_that_the_cache_does_not_hold_wait(model: str, gpu: str, load: L
     assert ranking.best.figures["output_throughput"] == pytest.approx(alone, rel=0.15)
 
 
+@pytest.mark.parametrize(("clients", "most_s"), [(4, 2), (20, 30)])  # 26,000 tokens: 4 of 4 at once, 12 of 20
+def test_clients_that_the_expected_cache_holds_have_places(clients: int, most_s: float) -> None:
+    """The low end of an L4's cache holds 3 requests of 2,048 tokens: the fourth waited for a whole answer of 56 s."""
+    plan = recommend_plans("Qwen/Qwen2.5-VL-7B-Instruct", "l4", gpus=1, max_concurrency=clients).best
+    assert plan is not None and plan.predicted["mean_ttft_ms"] < most_s * 1000
+    assert any("vLLM preempts the others" in warning for warning in plan.warnings)
+
+
 def test_a_partition_gets_one_gpu_and_a_word_on_its_siblings() -> None:
     asked = request("max-throughput", "mi300x-cpx", model="meta-llama/Llama-3.1-8B-Instruct")
     (ranking,) = asked.run()

@@ -4,7 +4,8 @@
 - ``min-latency``: mean E2EL at the given concurrency.
 - ``balanced``: the point of the Pareto front of tokens/s per GPU and per user, in logarithms, farthest from its chord.
 
-A batch fits when the low end of the memory budget holds all its requests at full length, so no plan preempts.
+A batch fits when the low end of the memory budget holds all its requests at full length, so no plan preempts. Where a
+concurrency is asked for, its expected size is enough: requests without a place would wait for a whole answer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,6 +90,8 @@ def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Ite
         if largest < 1:
             choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
             return
+        if wanted and wanted > largest:
+            largest = min(choices.largest_batch(resolved, args, cautious=False) * ranks, defaults.MAX_NUM_SEQS)
         usual = {batch for batch in defaults.GOAL_BATCHES if least <= batch < largest}
         for batch in (min(wanted, largest),) if wanted else sorted(usual | {largest}):
             deployment = choices.deployed(resolved, choices.sized(args, given or ceil(batch / ranks)))

@@ -509,9 +509,12 @@ def _warnings(
     in_phase = model.is_moe and config.data_parallel_size > 1 and not load.range_ratio and not objective.targets
     varied = (candidate.searched or candidate).tok_per_s_per_gpu
     context = min(model.max_position_embeddings, defaults.LONGEST_CONTEXT)
+    held = int(deployment.requests_served(space.planned_len(load), pessimistic=True))
+    at_once = min(candidate.estimate.concurrency // config.data_parallel_size, config.max_num_seqs)
     holds = {
         **dict.fromkeys(map(str, unknown), True),
         "context": config.max_model_len < context and not space.args.max_model_len,
+        "preempts": not objective.targets and held < at_once,
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
@@ -532,8 +535,9 @@ def _warnings(
         "servers": started > 1,
     }
     yield from remarks(
-        "plan", holds, config=config, context=context, drafts=drafts, varied=varied, image=image_note, started=started,
-        range_ratio=defaults.USUAL_RANGE_RATIO, sent="a trace" if load.origin else "turns", options=", ".join(options),
+        "plan", holds, config=config, context=context, held=held, drafts=drafts, varied=varied, image=image_note,
+        started=started, range_ratio=defaults.USUAL_RANGE_RATIO, sent="a trace" if load.origin else "turns",
+        options=", ".join(options),
     )  # fmt: skip
 
 
@@ -576,6 +580,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         enough[:0] = [size for size in reversed(usual) if enough[0] < size <= most]
     if given.enable_prefix_caching is None:
         caching = caching or engine.prefix_caching(own.model, own.budget.features)
+    cautious = own.requests_served(space.planned_len(objective.load), pessimistic=True) >= in_flight
     fixed = replace(config, enable_prefix_caching=caching, max_cudagraph_capture_size=given.max_cudagraph_capture_size)
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
         places = min(places, config.most_decodes)
@@ -583,7 +588,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         wide = replace(own, config=replace(fixed, max_num_seqs=places, max_cudagraph_capture_size=graphs))
         if not given.max_model_len:
             wide = replace(wide, config=replace(wide.config, max_model_len=_longest_context(wide)))
-        holds = wide.requests_served(space.planned_len(objective.load), pessimistic=True) >= in_flight
+        holds = wide.requests_served(space.planned_len(objective.load), pessimistic=cautious) >= in_flight
         if wide.config != config and wide.fits and (holds or load):
             yield wide
 

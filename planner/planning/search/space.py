@@ -277,8 +277,8 @@ class Choices:
         graphs = None if self.objective.targets else engine.capture_size(args, self.version, self.profile)
         return replace(args, max_cudagraph_capture_size=graphs or args.max_cudagraph_capture_size)
 
-    def largest_batch(self, resolved: ResolvedModel, args: engine.EngineArgs) -> int:
-        """Largest ``max_num_seqs`` whose requests, all of full length, the low end of the KV cache holds; 0: none.
+    def largest_batch(self, resolved: ResolvedModel, args: engine.EngineArgs, *, cautious: bool = True) -> int:
+        """Largest ``max_num_seqs`` of requests of full length that the KV cache, or its low end, holds; 0: none.
 
         A larger batch leaves a smaller cache: what the cache of one holds is tried first, or one less; then halves.
         """
@@ -291,7 +291,7 @@ class Choices:
             if low >= high:
                 break
             deployment = self.deployed(resolved, self.sized(args, batch))
-            held = int(deployment.requests_served(self.planned_len, pessimistic=True))
+            held = int(deployment.requests_served(self.planned_len, pessimistic=cautious))
             low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
             batch = min(held + 1, high) if step < defaults.BATCH_GUESSES else (low + high + 1) // 2
         return low
