@@ -67,6 +67,11 @@ class Deployment:
         return all(condition.margin.mid >= 0 for condition in self.conditions)
 
     @property
+    def lacking_states(self) -> str:
+        """vLLM's refusal if the low end of the memory has too few blocks for the states of all places; else empty."""
+        return next((c.message for c in self.conditions if c.name == STATES and c.margin.low < 0), "")
+
+    @property
     def verdict(self) -> Verdict:
         order: tuple[Verdict, ...] = ("fits", "too close to call", "does not fit")
         return max((condition.verdict for condition in self.conditions), key=order.index, default="fits")

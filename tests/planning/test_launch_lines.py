@@ -10,6 +10,7 @@ from command_line import run
 
 from planner import recommend_plans, size_fleet
 from planner.planning.search import servers
+from planner.planning.serving import Serving
 
 pytestmark = pytest.mark.usefixtures("best_plans", "short_loops")
 
@@ -46,6 +47,13 @@ def test_no_plan_has_places_without_a_block_for_their_states(load: dict[str, Any
     asked = {"gpu": "h100", "gpus": 1, "nodes": 1, "max_num_seqs": 1024, "speculation": False}
     found = recommend_plans("Qwen/Qwen3.6-27B-FP8", **asked, **load).to_dict()
     assert not found["plans"] and "exceeds available Mamba cache blocks" in found["rejected"][0]["reason"]
+
+
+def test_places_beyond_the_load_have_blocks_for_their_states() -> None:
+    """Mamba-2.8B on a T4 holds 308 to 561 states: 384 places for 312 requests are too many."""
+    plan = recommend_plans("state-spaces/mamba-2.8b-hf", gpu="t4", gpus=1, goal="max-throughput").to_dict()["plans"][0]
+    found = Serving(plan["model"], "t4", max_num_seqs=plan["max_num_seqs"], max_model_len=plan["max_model_len"]).memory
+    assert plan["max_num_seqs"] <= found.budget.num_blocks.low
 
 
 def test_a_missing_chat_template_is_a_warning() -> None:

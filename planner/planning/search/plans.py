@@ -589,7 +589,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         if not given.max_model_len:
             wide = replace(wide, config=replace(wide.config, max_model_len=_longest_context(wide)))
         holds = wide.requests_served(space.planned_len(objective.load), pessimistic=cautious) >= in_flight
-        if wide.config != config and wide.fits and (holds or load):
+        if wide.config != config and wide.fits and not wide.lacking_states and (holds or load):
             yield wide
 
 

@@ -12,7 +12,7 @@ from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoint
 from planner.planning import defaults
 from planner.planning.cost import price_of
 from planner.planning.defaults import Goal
-from planner.planning.deployment import STATES, Deployment, remarks
+from planner.planning.deployment import Deployment, remarks
 from planner.planning.search.candidate import Rejected
 from planner.planning.serving import Serving
 from planner.units import GIB
@@ -266,9 +266,8 @@ class Choices:
         key = resolved.resolved, args
         if key not in self._deployed:
             self._deployed[key] = self.serving.changed(resolved=resolved, args=args).deployment
-        checks = self._deployed[key].conditions if self.space.args.max_num_seqs else ()
-        for message in (one.message for one in checks if one.name == STATES and one.margin.low < 0):
-            raise IllegalPlanError(message, hint="lower --max-num-seqs")
+        if self.space.args.max_num_seqs and (lacking := self._deployed[key].lacking_states):
+            raise IllegalPlanError(lacking, hint="lower --max-num-seqs")
         return self._deployed[key]
 
     def sized(self, args: engine.EngineArgs, batch: int) -> engine.EngineArgs:
