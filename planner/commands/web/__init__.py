@@ -32,7 +32,7 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds
     try:
         import uvicorn
 
-        from planner.commands.web.app import Protocol, make_app
+        from planner.commands.web.app import make_app
     except ImportError as error:
         raise InputError(
             f"planner ui needs a package that is not installed: {error.name}",
@@ -45,7 +45,7 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds
     address = f"http://{f'[{name}]' if ':' in name else name}:{port}/?token={token}"
     with redirect_stdout(sys.__stdout__), redirect_stderr(sys.__stderr__):  # a command's words wait for its end
         settings = uvicorn.Config(
-            make_app(token=token, loopback=loopback, seconds=seconds), http=Protocol, ws="none", lifespan="off",
+            make_app(token=token, loopback=loopback, seconds=seconds), http="h11", ws="none", lifespan="off",
             log_level="warning", access_log=False, server_header=False, proxy_headers=False, limit_concurrency=256,
             timeout_keep_alive=20, h11_max_incomplete_event_size=2**16, timeout_graceful_shutdown=1,
         )  # fmt: skip

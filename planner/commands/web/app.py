@@ -30,7 +30,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from planner import hardware, model, output, resources
 from planner.commands.web import play
@@ -161,7 +160,6 @@ def _status(error: PlannerError) -> tuple[int, dict[str, str]]:
 
 HEADERS: Mapping[str, str] = resources.tables_of(resources.package_dir("commands") / "web" / "headers.toml")
 MOST_FIELDS = 200  #: of a query
-HEADERS_S = 5.0  #: for the headers of a request
 SENDING_S = 10.0  #: for a client to take its answer
 EMBEDDED = ("iframe", "frame", "embed", "object", "fencedframe")
 
@@ -248,23 +246,6 @@ def _names_this_machine(host: str) -> bool:
     except ValueError:
         return name.lower() in ("localhost", gethostname().lower())
     return True
-
-
-class Protocol(H11Protocol):
-    """HTTP/1.1 that closes a connection when the headers of a request take too long."""
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.loop.call_later(HEADERS_S, self._close_if_silent, None)
-
-    def _close_if_silent(self, before: Any) -> None:
-        answering = self.cycle is not None and not self.cycle.response_complete
-        if self.transport.is_closing():
-            self.transport.abort()  # its client takes nothing
-        elif not answering and self.cycle is before:  # no request since the last look
-            self.transport.close()
-        else:
-            self.loop.call_later(HEADERS_S, self._close_if_silent, self.cycle)
 
 
 Result = TypeVar("Result")
