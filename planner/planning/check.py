@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from itertools import product
+from itertools import chain, product
 from math import ceil, inf, isfinite
 from typing import Any
 
@@ -558,17 +558,23 @@ def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> Lin
 
 
 def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking:
-    """The plans of ``recommend`` for this GPU: with the line's GPUs and context, or with others where nothing fits."""
-    line = answer.line.args
-    ranks = engine.Layout.of(line).num_gpus
-    others = (None,) if asked.gpus is None and not answer.served else ()
+    """The plans of ``recommend`` for this GPU, with the line's GPUs and context.
+
+    Where nothing fits: as ``fit`` makes it fit on these GPUs; then, unless ``gpus`` were given, on twice as many.
+    """
+    line, node = answer.line.args, answer.serving.profile.gpus_per_node
+    ranks, options = engine.Layout.of(line).num_gpus, answer.fit.options if answer.fit else ()
+    more = () if asked.gpus or answer.served else (*(ranks << n for n in range(1, (node // ranks).bit_length())), None)
     contexts = dict.fromkeys((_context(answer), line.max_model_len and _context(answer)))
-    tried = (_plans(answer, asked, workload, *one) for one in product((asked.gpus or ranks, *others), contexts))
+    here: list[dict[str, Any]] = [{"max_model_len": one} for one in contexts]
+    mended = ({**here[0], **way.settings} for way in options if way.settings.keys() <= {*_TABLE["remedies"]})
+    sizes = chain(product((asked.gpus or ranks,), chain(here, mended)), product(more, here))
+    tried = (_plans(answer, asked, workload, gpus, **settings) for gpus, settings in sizes)
     first = next(tried)
-    return next((one for one in (first, *tried) if one.candidates), first)
+    return next((one for one in chain((first,), tried) if one.candidates), first)
 
 
-def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | None, context: int | None) -> Ranking:
+def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | None, **settings: Any) -> Ranking:
     """The plans of one server on ``gpus`` GPUs, or fewer where there are none; None: on a node, or more."""
     given, line = answer.line.args, answer.serving
     starts = answer.served and not any(one.word == "--gpu-memory-utilization" for one in answer.line.problems)
@@ -579,7 +585,7 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     drafts = None if "speculative_config" in refused else given.speculative_config
     if drafts and (accepting := line.args.speculative_config) and accepting.acceptance_rates:
         kept["speculative_config"] = accepting
-    args = engine.EngineArgs(max_model_len=context, allow_unvalidated=given.allow_unvalidated, **kept)
+    args = engine.EngineArgs(allow_unvalidated=given.allow_unvalidated, **{**kept, **settings})
     serving = Serving.of(line.resolved, line.profile, args, line.version, local=line.local, basis=line.basis)
     space, objective = Space((serving,), gpus_per_node=gpus), asked.objective(workload)
     (ranking,) = Search(space, objective).run()

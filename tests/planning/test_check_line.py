@@ -17,6 +17,9 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NVFP4 = "nvidia/Llama-3.1-8B-Instruct-NVFP4"
 
 
+STRETCHED = """'{"max_position_embeddings":131072}'"""
+
+
 def answer(gpu: str, line: str, *options: str, status: int = 0) -> dict[str, Any]:
     outcome = run("check", "--format", "json", "--gpu", gpu, *options, "--", *shlex.split(line))
     assert outcome.status == status, outcome.err
@@ -287,6 +290,22 @@ def test_a_refused_line_gets_a_plan_on_its_gpus_or_fewer_before_a_node(model: st
     """64 heads refuse TP 3; three GPUs do not hold the second model."""
     said = answer("h100", f"vllm serve {model} -tp 3", "--max-concurrency", "8", status=1)
     assert least <= said["better"][0]["delivers"]["num_gpus"] <= most
+
+
+@pytest.mark.parametrize(
+    ("gpu", "words", "gpus", "changed"),
+    [
+        # 131,072 tokens of 128 KiB are 16 GiB in 16 bits, more than beside 5.3 GiB of weights, and of 256 KiB 16 in 8
+        ("rtx-3090", "hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4 --max-model-len 131072", 1, "max_model_len"),
+        ("l40s", f"Qwen/Qwen3-32B-AWQ --max-model-len 131072 --hf-overrides {STRETCHED}", 1, "kv_cache_dtype"),
+        # 24 GB of 8 bits take two GPUs of 24 GB, not four
+        ("rtx-4090", "mistralai/Mistral-Small-3.2-24B-Instruct-2506 --max-model-len 16384", 2, "weight_dtype"),
+    ],
+)
+def test_a_line_that_does_not_fit_is_mended_on_as_few_gpus_as_do(gpu: str, words: str, gpus: int, changed: str) -> None:
+    (plan, *_) = answer(gpu, f"vllm serve {words}", status=1)["better"]
+    assert plan["delivers"]["num_gpus"] == gpus and changed in plan["changes"]
+    assert gpus > 1 or plan == answer(gpu, f"vllm serve {words}", "--gpus", "1", status=1)["better"][0]
 
 
 @pytest.mark.parametrize(

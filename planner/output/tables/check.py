@@ -273,7 +273,8 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         yield from items("-", [f"{servers} servers of {layout} on the same GPUs, behind a router: {rate:,.0f} tok/s in "
                                f"all, TPOT {tpot_ms:.1f} ms"])  # fmt: skip
     elif not shown:
-        yield f"no settings are better for --goal {record.goal} on these GPUs" if rows else "no plan fits on this GPU"
+        none = "no plan fits on these GPUs" + " but with a change named above" * bool(record.fit and record.fit.options)
+        yield f"no settings are better for --goal {record.goal} on these GPUs" if rows else none
     for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
         changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
         if brief:
