@@ -76,8 +76,9 @@ def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
     for part in step.parts:
         if part.name != "host":
             reads = "KV bandwidth" if kinds.get(part.name) in CACHE_READERS else "weights bandwidth"
-            cause = {"launch": "launches", "compute": "compute", "host link": "host link"}.get(part.bound, reads)
-            causes["links" if part.name in collectives else cause] += part.time_s
+            named = {"launch": "launches", "compute": "compute", "host link": "host link"}
+            for bound, time_s in part.shares.items():
+                causes["links" if part.name in collectives else named.get(bound, reads)] += time_s
     return causes
 
 

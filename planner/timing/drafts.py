@@ -15,6 +15,7 @@ searches the context of every request while the GPU is idle. V0 is timed alike; 
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from planner.engine import FLAG, RATE_FLAG, UNTIMED, SpeculativeConfig
 from planner.errors import InputError
@@ -53,7 +54,7 @@ class SpeculativeStep:
         verification = self.target.breakdown(self.verified(batch))
         *parts, host = verification.parts or (None,)
         drafts, search_s = tuple(self._draft_parts(batch)), self._search_s(batch)
-        search = OperatorTime("draft: n-gram search", 1, search_s, 0.0, 0.0, "host") if search_s else None
+        search = OperatorTime("draft: n-gram search", 1, search_s, 0.0, 0.0, {"host": search_s}) if search_s else None
         return StepBreakdown(
             parts=tuple(part for part in (*parts, *drafts, search, host) if part),
             gpu_s=verification.gpu_s + sum(part.time_s for part in drafts),
@@ -84,9 +85,11 @@ class SpeculativeStep:
             for part in self.drafter.breakdown(drafted).parts:
                 if part.bound == "host":
                     continue
-                old = merged.get(part.name, OperatorTime(f"draft: {part.name}", 0, 0.0, 0.0, 0.0, part.bound))
+                old = merged.get(part.name, OperatorTime(f"draft: {part.name}", 0, 0.0, 0.0, 0.0, {}))
                 added = {name: passes * getattr(part, name) for name in ("count", "time_s", "flop", "bytes")}
-                merged[part.name] = replace(old, **{name: getattr(old, name) + more for name, more in added.items()})
+                sums: dict[str, Any] = {name: getattr(old, name) + more for name, more in added.items()}
+                sums["shares"] = {why: old.shares.get(why, 0.0) + passes * s for why, s in part.shares.items()}
+                merged[part.name] = replace(old, **sums)
         yield from merged.values()
 
 

@@ -130,12 +130,17 @@ class TimedTerm:
         """The index of its driver and all its numbers, for ``sum_s``."""
         return self.load, self.fixed_s, *self.compute_s, *self.memory_s, self.overlap
 
-    def bound(self, units: float, rows: float) -> str:
-        """The largest part of the time: launch, compute, memory, link or host link."""
-        compute_s, memory_s = (
-            step_s + units * unit_s + rows * row_s for step_s, unit_s, row_s in (self.compute_s, self.memory_s)
-        )
-        return max((self.fixed_s, "launch"), (compute_s, "compute"), (memory_s, self.term.path))[1]
+    def shares(self, units: float, rows: float) -> dict[str, float]:
+        """Seconds by cause, which add up to ``time_s``: launch, compute, and memory, link or host link.
+
+        The rows that pad a tile do no work. They count with the weights, which each step reads whatever its batch.
+        """
+        moved_s = self.memory_s[0] + units * self.memory_s[1] + rows * self.memory_s[2]
+        worked_s = units * self.compute_s[1] + rows * self.compute_s[2]
+        longer, shorter = ("compute", self.term.path) if worked_s > moved_s else (self.term.path, "compute")
+        shorter_s = (1 - self.overlap) * min(worked_s, moved_s)
+        longer_s = self.time_s(units, rows) - self.fixed_s - shorter_s
+        return {"launch": self.fixed_s, longer: longer_s, shorter: shorter_s}
 
 
 #: Numbers of a term: index of its driver, fixed seconds, compute and memory seconds per step, unit and row, overlap.

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log, sqrt
@@ -53,7 +53,12 @@ class OperatorTime:
     time_s: float
     flop: float
     bytes: float
-    bound: str  #: memory, compute, launch, link, host link or host: the largest part of ``time_s``
+    shares: Mapping[str, float]  #: of ``time_s`` by cause, s: memory, compute, launch, link, host link or host
+
+    @property
+    def bound(self) -> str:
+        """The cause of the largest share."""
+        return max(self.shares, key=lambda cause: self.shares[cause])
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,7 @@ class StepModel:
         parts = [self._part(timed, *drivers[timed.load]) for timed in self._timed if drivers[timed.load][0]]
         gpu_s = sum(part.time_s for part in parts)
         host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
-        parts.append(OperatorTime("host", 1, host_s, 0.0, 0.0, "host"))
+        parts.append(OperatorTime("host", 1, host_s, 0.0, 0.0, {"host": host_s}))
         return StepBreakdown(tuple(parts), gpu_s, launch_s, host_s, self._total_s(gpu_s, launch_s, host_s))
 
     def _part(self, timed: TimedTerm, units: float, rows: float) -> OperatorTime:
@@ -158,7 +163,7 @@ class StepModel:
         moved_bytes = term.fixed_bytes + units * term.bytes_per_unit + rows * term.bytes_per_row
         time_s = timed.time_s(units, rows)
         return OperatorTime(
-            term.name, term.count, time_s, rows * term.flop_per_row, moved_bytes, timed.bound(units, rows)
+            term.name, term.count, time_s, rows * term.flop_per_row, moved_bytes, timed.shares(units, rows)
         )
 
     def _total_s(self, gpu_s: float, launch_s: float, host_s: float) -> float:

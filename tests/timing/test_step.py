@@ -56,6 +56,20 @@ def test_a_long_prompt_is_bound_by_arithmetic() -> None:
     assert sum(part.time_s for part in parts if part.bound == "compute") == pytest.approx(flop / 989e12, rel=1e-3)
 
 
+def test_one_row_is_bound_by_its_weights_however_a_tile_is_padded() -> None:
+    """At 5 TFLOP/s a row of 235 MFLOP takes 47 us, a tile of 64 rows 3 ms; 235 MB of weights take 70 us."""
+    slow = perfect(gemm_flop_16=5e12 / 989e12, tile_tok=63)
+    one, many = (step(efficiency=slow).breakdown(Batch(n, n)).parts for n in (1, 64))
+    bounds = [next(part.bound for part in parts if part.name == "mlp up") for parts in (one, many)]
+    assert bounds == ["memory", "compute"]
+
+
+@given(models, batches)
+def test_the_shares_of_a_part_add_up_to_its_time(model: str, batch: Batch) -> None:
+    for part in step(model).breakdown(batch).parts:
+        assert sum(part.shares.values()) == pytest.approx(part.time_s)
+
+
 def test_host_time_is_added_or_hidden() -> None:
     slow_host = perfect(host_step_s=1e-3, host_seq_s=10e-6)
     batch = Batch(100, 100)

@@ -179,7 +179,7 @@ class ComparisonAnswer(Answer):
         if self._keeping:
             # without the share of the cause, which differs from load to load
             limits = ((planning.limit_in_words(p.bound_by).partition(", ")[0], p.gpu) for p in self._keeping)
-            causes = sorted(shared.grouped(limits).items(), key=lambda pair: -len(pair[1]))[: BRIEF_REASONS + 1]
+            causes = sorted(shared.grouped(limits).items(), key=lambda pair: -len(pair[1]))[:BRIEF_REASONS]
             words = (f"{cause} on {shared.listed(gpus, BRIEF_REASONS)}" for cause, gpus in causes)
             yield from shared.items("-", [f"bottleneck: {'; '.join(words)}"])
         if self.record.question.per == "node" and len({point.setup.num_gpus for point in points}) > 1:

@@ -443,7 +443,8 @@ def what_limits(deployment: Deployment, load: ServedLoad) -> str:
         if (batch := steps[kind]) is not None:
             bounds: dict[str, float] = defaultdict(float)
             for part in deployment.timer.breakdown(batch).parts:
-                bounds[part.bound] += part.time_s
+                for bound, time_s in part.shares.items():
+                    bounds[bound] += time_s
             most = max(bounds, key=lambda b: bounds[b])
             return f"{worst.slo}; {kind} steps are limited by {SAID.get(most, most)}"
     return str(worst.slo)
