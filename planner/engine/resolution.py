@@ -36,6 +36,7 @@ from planner.engine.flags import (
 )
 from planner.engine.settings import (
     ACCEPTANCE_RATE,
+    ANY_LENGTH,
     SETTINGS,
     UNMODELLED,
     Engine,
@@ -313,6 +314,7 @@ class _Resolver:
 
     def _max_model_len(self) -> int:
         context, asked = self.model.max_position_embeddings, self.args.max_model_len
+        asked = None if asked == ANY_LENGTH else asked  # before the memory is known
         short = self.model.unstretched_tokens
         if asked is None and short and short < context and self.version.release >= (0, 12):  # config/model.py, 0.12.0
             self._took(f"max_model_len {short} (of {context}: vLLM {self.version} does not stretch by LongRoPE)")

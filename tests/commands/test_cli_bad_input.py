@@ -54,7 +54,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "more replicas than any rack": ((*LATENCY, "-dp", "10000000000"), "--data-parallel-size", "leave"),
     "zero ranks": ((*FIT, "-tp", "0"), "--tensor-parallel-size must be at least 1", "default"),
     "half a rank": ((*FIT, "-tp", "0.5"), "must be an integer, from 1 to 1,024, got '0.5'", "leave"),
-    "negative context": ((*FIT, "--max-model-len", "-1"), "--max-model-len must be at least 1, got -1", "default"),
+    "negative context": ((*FIT, "--max-model-len", "-2"), "--max-model-len must be at least 1, got -2", "default"),
     "context beyond the model": ((*FIT, "--max-model-len", "131073"), "--max-model-len 131073", "131072"),
     "all memory and more": ((*FIT, "--gpu-memory-utilization", "1.5"), "--gpu-memory-utilization", "default"),
     "share in percent": ((*FIT, "--gpu-memory-utilization", "90"), "at most 1, got 90", "0.9"),

@@ -461,7 +461,7 @@ REFUSED: list[tuple[str, dict[str, Any], type[PlannerError], str]] = [
     ("0.33.0", {"gpu_memory_utilization": 0.0}, InputError, "--gpu-memory-utilization"),
     ("0.33.0", {"max_num_seqs": 0}, InputError, "--max-num-seqs"),
     ("0.33.0", {"tensor_parallel_size": 0}, InputError, "--tensor-parallel-size"),
-    ("0.33.0", {"max_model_len": -1}, InputError, "--max-model-len"),
+    ("0.33.0", {"max_model_len": -2}, InputError, "--max-model-len"),
     ("0.33.0", {"dtype": "int4"}, InputError, "--dtype"),
     ("0.33.0", {"kv_cache_dtype": "int8"}, InputError, "--kv-cache-dtype"),
     ("0.33.0", {"max_model_len": 200000}, IllegalPlanError, "--max-model-len"),
