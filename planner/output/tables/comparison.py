@@ -180,7 +180,8 @@ class ComparisonAnswer(Answer):
             # without the share of the cause, which differs from load to load
             limits = ((planning.limit_in_words(p.bound_by).partition(", ")[0], p.gpu) for p in self._keeping)
             causes = sorted(shared.grouped(limits).items(), key=lambda pair: -len(pair[1]))[:BRIEF_REASONS]
-            words = (f"{cause} on {shared.listed(gpus, BRIEF_REASONS)}" for cause, gpus in causes)
+            named = {cause: gpus if len(gpus) <= BRIEF_REASONS else [counted(len(gpus))] for cause, gpus in causes}
+            words = (f"{cause} on {', '.join(gpus)}" for cause, gpus in named.items())
             yield from shared.items("-", [f"bottleneck: {'; '.join(words)}"])
         if self.record.question.per == "node" and len({point.setup.num_gpus for point in points}) > 1:
             sizes = ", ".join(dict.fromkeys(f"{point.setup.num_gpus} of {point.gpu}" for point in points))
