@@ -22,7 +22,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from planner.errors import InputError, UnknownNameError, fault_in, os_errors
 from planner.resources import calibration_tables, data_dir, may_be_path, package_dir, read_given, tables_of
-from planner.units import FACTORS, GB, GIB, to_base
+from planner.units import FACTORS, GB, GIB, counted, to_base
 
 STATED = "stated"  #: source of a figure that a command line gives
 Kind = Literal["spec", "measured", "derived"]
@@ -385,7 +385,7 @@ def load_profile(name: str) -> GpuProfile:
     profile = _shipped(profile_id)
     if count is not None and not 1 <= count <= profile.gpus_per_node:
         hint = f"give --gpu {profile.id}, and how many by --tensor-parallel-size, or by --gpus and --nodes"
-        raise InputError(f"{name}: a node of {profile.id} has {profile.gpus_per_node} GPUs", hint=hint)
+        raise InputError(f"{name}: a node of {profile.id} has {counted(profile.gpus_per_node)}", hint=hint)
     return profile if count is None else profile.with_node(count)
 
 

@@ -326,7 +326,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     held = {key: value for key, value in plan.memory.items() if key.endswith(("_bytes", "_bytes_lo", "_bytes_hi"))}
     usd, sent = (plan.service or plan).usd_per_hour, plan.workload
     arrival = [f"{sent.request_rate:g} requests/s"] if sent.request_rate else []
-    arrival += [f"{sent.max_concurrency:,} concurrent requests"] if sent.max_concurrency else []
+    arrival += [counted(sent.max_concurrency, "concurrent request")] if sent.max_concurrency else []
     sources = {
         "engine": f"vLLM {plan.engine_version}",
         "image": f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM",
@@ -533,7 +533,7 @@ def live_answer(played: Played, moved: Probed | None, verdict: str = "") -> str:
         others = (replace(one, planned=False) for one in sweep.points if one.load != point.load)
         sweep = replace(sweep, points=tuple(sorted((*others, point), key=lambda one: one.load)))
     many = f"{plan.service.replicas} servers of " if plan.service and plan.service.replicas > 1 else ""
-    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else f"{asked.flight:,} concurrent requests"
+    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else counted(asked.flight, "concurrent request")
     rate = f"{number(figures.get('output_throughput'))} output tokens/s per server"
     statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
     for name, (predicted_ms, chance) in (probed.targets if probed else {}).items():  # a word: never by colour alone

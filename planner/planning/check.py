@@ -32,7 +32,7 @@ from planner.planning.search.space import Objective, Space
 from planner.planning.serving import Serving
 from planner.resources import package_dir, tables_of
 from planner.secrets import is_secret
-from planner.units import whole_number
+from planner.units import counted, whole_number
 from planner.workload import Load, Targets
 
 _TABLE = tables_of(package_dir("planning") / "check.toml")
@@ -490,12 +490,12 @@ def _missing_gpus(
     taken = round(config.num_gpus * share)
     seen = {name: value.count(",") + 1 for name in visible if (value := line.env.get(name)) and "$" not in value}
     hidden = [
-        engine.FlagProblem(name, f"names {number} GPUs, and the line takes {taken}", f"name {taken} of them")
+        engine.FlagProblem(name, f"names {counted(number)}, and the line takes {taken}", f"name {taken} of them")
         for name, number in seen.items()
         if number < taken
     ]
     joined = " ".join(engine.head_node_words(config, -(-taken // node), config.version))
-    cause = f"the line takes {taken} GPUs of one machine, which has {node}"
+    cause = f"the line takes {counted(taken)} of one machine, which has {node}"
     return hidden, (IllegalPlanError(cause, hint=f"add {joined} on the first node"),) * (taken > node)
 
 
@@ -523,7 +523,7 @@ def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) ->
     places, ranks = deployment.config.max_num_seqs, deployment.config.data_parallel_size
     held = int(deployment.requests_served(load.longest_len))
     if places > max(held, 1):
-        cause = f"{places:,} places, and {held:,} requests of {load.longest_len:,} tokens fit the KV cache"
+        cause = f"{places:,} places, and {counted(held, 'request')} of {load.longest_len:,} tokens fit the KV cache"
         yield engine.FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
     if load.num_prompts < min(places * ranks, load.max_concurrency or places * ranks):
         cause = f"{load.num_prompts:,} requests never fill the {places * ranks:,} places"

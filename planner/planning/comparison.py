@@ -25,7 +25,7 @@ from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.simulator import Replay
 from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
-from planner.units import GIB, HOUR_S, Interval, percent
+from planner.units import GIB, HOUR_S, Interval, counted, percent
 from planner.workload import Load
 
 #: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
@@ -44,7 +44,7 @@ def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight
     config = deployment.config
     held = deployment.requests_served(total_len) * config.data_parallel_size
     if in_flight > held:
-        return f"KV capacity: holds {held:,.0f} requests"
+        return f"KV capacity: holds {counted(round(held), 'request')}"
     if in_flight > config.max_running:
         return f"queueing: max_num_seqs {config.max_num_seqs}"
     spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}

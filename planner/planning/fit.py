@@ -19,7 +19,7 @@ from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, ho
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
 from planner.planning.deployment import FREE, GRAPHS, LOADING, STATES, Deployment, Verdict, remarks, served_model
 from planner.planning.largest import largest
-from planner.units import GB, GIB, Interval, format_bytes, format_gb, percent
+from planner.units import GB, GIB, Interval, counted, format_bytes, format_gb, percent
 
 if TYPE_CHECKING:
     from planner.planning.deployment import Condition
@@ -387,7 +387,9 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     config = fit.config
     fewer = (2**power for power in reversed(range((config.max_num_seqs - 1).bit_length())))
-    places = _first(_option(serving, f"at most {seqs} requests at once", {"max_num_seqs": seqs}) for seqs in fewer)
+    places = _first(
+        _option(serving, f"at most {counted(seqs, 'request')} at once", {"max_num_seqs": seqs}) for seqs in fewer
+    )
     if fit.binding_condition.name == STATES:
         yield from places
     yield from _room_outside(serving, fit)

@@ -203,6 +203,7 @@ def test_no_request_waits_longer_than_it_is_served_nor_than_the_benchmark(sent: 
         ("serve --request-rate 900", "1,000 requests of 1,024 + 128 tokens, 900 per second, but it serves "),
         ("throughput --input-len 99 --output-len 9", "1,000 requests of 99 + 9 tokens, all at once"),
         ("latency", "8 requests of 32 + 128 tokens, all at once"),
+        ("latency --batch-size 1", "1 request of 32 + 128 tokens"),
     ],
 )
 def test_predict_names_its_load(words: str, load: str) -> None:
@@ -211,6 +212,7 @@ def test_predict_names_its_load(words: str, load: str) -> None:
     notes = data(run("predict", name, LLAMA_7B, "--gpu", "h100", *more, "--format", "json"))["notes"]
     (said,) = (note for note in notes if note.startswith("load: "))
     assert said.startswith(f"load: {load}") and ("queue" in said) == ("all at once, so" in load)
+    assert ("at once" in said) == ("at once" in load)
 
 
 def test_predict_serve_json_has_the_keys_of_the_result_file() -> None:

@@ -19,7 +19,7 @@ from planner.hardware import GpuProfile, tool_names
 from planner.output.scripts.text import option, refuse_tokens, render_template, with_option, without_option
 from planner.planning import Plan, PlanFile, PlannedWorkload
 from planner.resources import data_dir
-from planner.units import GB, GIB, MIB, whole_number
+from planner.units import GB, GIB, MIB, counted, whole_number
 
 PORT = 8000  #: vLLM's own, and the balancer's
 FIRST_PORT = PORT + 1  #: of the servers behind the balancer
@@ -194,7 +194,7 @@ def _load_words(load: PlannedWorkload) -> str:
     arrivals = [f"at most {load.max_concurrency} at once"] if load.max_concurrency else []
     arrivals += [f"{load.request_rate:g} requests/s"] if load.request_rate else []
     lengths = f"{load.input_len} input and {load.output_len} output tokens"
-    return f"{load.num_prompts} requests of {lengths}, {', '.join(arrivals) or 'sent as they arrive'}"
+    return f"{counted(load.num_prompts, 'request')} of {lengths}, {', '.join(arrivals) or 'sent as they arrive'}"
 
 
 def check_exposure(plan: Plan) -> None:

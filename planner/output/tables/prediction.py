@@ -136,8 +136,8 @@ class PredictionAnswer(MetricAnswer):
         if self.step_16_bits_s and self.step_16_bits_s * PRECISIONS_ALIKE < step.total_s:
             why = f": {EXPERTS_IN_FP8}" if self.deployment.model.is_moe else ""
             yield (
-                f"a decode step of {batch.decode_seqs:,} requests takes {self.step_16_bits_s / MS:.2f} ms with 16-bit "
-                f"weights and {step.total_s / MS:.2f} with these{why}"
+                f"a decode step of {counted(batch.decode_seqs, 'request')} takes {self.step_16_bits_s / MS:.2f} ms "
+                f"with 16-bit weights and {step.total_s / MS:.2f} with these{why}"
             )
         if step.launch_s > step.gpu_s and not self.deployment.config.enforce_eager:
             yield f"{batch.decode_seqs:,} requests exceed vLLM's captured graphs: the host launches kernels one by one"
@@ -230,7 +230,7 @@ def _share(name: str, served: Replay) -> str:
     work = [f"{batch.prefill_tok:,} prompt tokens"] if batch.prefill_tok else []
     if batch.decode_seqs:
         context_tok = batch.decode_context_tok / batch.decode_seqs
-        work.append(f"{batch.decode_seqs:,} decoding sequences with {context_tok:,.0f} tokens of context each")
+        work.append(f"{counted(batch.decode_seqs, 'decoding sequence')}, {context_tok:,.0f} tokens of context each")
     return f"mean of {counted(steps, 'step')}, {time_s:,.3f} s in all: {' and '.join(work)}"
 
 

@@ -542,7 +542,7 @@ def _benchmark_line(plan: planning.Plan, line: planning.BenchmarkLine) -> str:
     faster = f"{abs(ratio):.1%} {'faster' if ratio > 0 else 'slower'}"
     speed = "same speed" if abs(ratio) < planning.defaults.EQUAL else faster
     return (
-        f"{plan.max_model_len:,} tokens of context, {plan.max_num_seqs:,} requests at once; benchmark line "
+        f"{plan.max_model_len:,} tokens of context, {counted(plan.max_num_seqs, 'request')} at once; benchmark line "
         f"(./launch.sh --benchmark): {line.max_model_len:,} tokens, {counted(line.max_num_seqs, 'request')}, {speed}"
     )
 

@@ -107,7 +107,7 @@ def sent_words(load: Load) -> str:
     words += [f"varied by {load.range_ratio:.0%}"] if load.range_ratio else []
     words += [f"after {load.prefix_len:,} shared tokens"] if load.prefix_len else []
     words += [f"{load.request_rate:g} per second"] if isfinite(load.request_rate) else []
-    if load.max_concurrency or not isfinite(load.request_rate):
+    if load.num_prompts > 1 and (load.max_concurrency or not isfinite(load.request_rate)):
         words.append(f"{load.max_concurrency or 'all'} at once")
     return ", ".join(words)
 
@@ -215,7 +215,7 @@ def layout_in_words(settings: Any) -> str:
 def batch_in_words(settings: Any) -> str:
     """The largest batch and the token budget, such as ``256 requests, 8,192 tokens``."""
     batch, tokens = (getattr(settings, name) for name in tagged("batch"))
-    return f"{batch:,} requests, {tokens:,} tokens"
+    return f"{counted(batch, 'request')}, {tokens:,} tokens"
 
 
 def from_host(shares: Any, without_gpu_share: float, then: str) -> str:

@@ -13,7 +13,7 @@ from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import ResolvedModel, resolve_model
 from planner.output.workflows.documents import Command, Point, Workflow, results, tables
-from planner.units import percent
+from planner.units import counted, percent
 from planner.workload import Load
 
 #: Settings that the documents state although they are defaults.
@@ -251,7 +251,7 @@ class Subject:
         node = self.choice.gpus or self.profile.gpus_per_node
         if args.tensor_parallel_size > node:
             raise IllegalPlanError(
-                f"{self.workflow.name} takes {args.tensor_parallel_size} GPUs, the node has {node}",
+                f"{self.workflow.name} takes {counted(args.tensor_parallel_size)}, the node has {node}",
                 hint=f"--tensor-parallel-size {node}, or a node with more GPUs",
             )
         deployment = self.start(args, version, steps=steps)
