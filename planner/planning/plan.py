@@ -187,6 +187,7 @@ class Service(_Record):
     interval: str | None = None  #: of plans by older versions: the end of it that met the limits
     targets: tuple[PlannedTarget, ...]
     request_rate: float | None = None  #: requests per second of all servers
+    burstiness: float | None = None  #: of the arrivals at all servers together; None in plans by older versions
     max_concurrency: int | None = None  #: requests in flight of all servers
     load_asked: bool = True  #: else the load is the largest that one server, or all of a stock, carries
     stock: int | None = None  #: whole GPUs that there are, where the largest load on them is asked for

@@ -220,12 +220,15 @@ def test_the_node_gets_the_load_of_its_servers_with_lengths_prefix_and_percentil
         line = [words for words in lines if "--random-input-len" in words][-1]
         sent[name] = dict(pairwise(line))
     one, all_of_them = sent.values()
-    scaled = {"--num-prompts", "--request-rate", "--max-concurrency"}
+    scaled = {"--num-prompts", "--request-rate", "--burstiness", "--max-concurrency"}
     alike = {name for name in one if name.startswith("--") and name not in scaled | {"--result-filename"}}
     assert {"--random-prefix-len", "--random-range-ratio", "--metric-percentiles"} <= alike
     assert all(all_of_them.get(name) == one[name] for name in alike if name != "--save-result")
     servers = float(all_of_them["--num-prompts"]) / float(one["--num-prompts"])
     assert servers > 1 and float(all_of_them["--request-rate"]) == pytest.approx(servers * float(one["--request-rate"]))
+    # every n-th arrival of a stream has n times its shape, so all of them have one n-th of that
+    shape = float(all_of_them.get("--burstiness", 1.0))
+    assert float(one["--burstiness"]) > 1 and shape == pytest.approx(float(one["--burstiness"]) / servers)
 
 
 @pytest.mark.parametrize(

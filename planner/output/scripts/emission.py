@@ -133,6 +133,9 @@ def servers_files(emission: Emission) -> dict[str, str]:
     for flag in ("--num-prompts", "--max-concurrency", "--request-rate"):
         if each := option(argv, flag):
             argv = with_option(argv, flag, each if each == "inf" else f"{float(each) * servers:.10g}")
+    if plan.service and (whole := plan.service.burstiness) is not None:  # a share of the arrivals may come more evenly
+        shape = max(whole, load.burstiness / servers)
+        argv = (*without_option(argv, "--burstiness"), *(("--burstiness", f"{shape:.10g}") if shape != 1 else ()))
     names = {
         **base,
         "copies": servers,

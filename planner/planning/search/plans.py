@@ -221,6 +221,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
         confidence=objective.confidence,
         targets=tuple(map(PlannedTarget.of, load.readings)),
         request_rate=whole if objective.by == "rate" else None,
+        burstiness=PlannedWorkload.of(objective.load).burstiness,
         max_concurrency=round(whole) if objective.by == "concurrency" else None,
         load_asked=objective.value is not None,
         stock=most_gpus // profile.parts if (most_gpus := space.most_gpus(profile)) is not None else None,
