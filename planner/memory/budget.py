@@ -104,6 +104,12 @@ class MemoryBudget:
         """Return the tokens of the longest request, up to ``limit``, beside the block that vLLM reserves."""
         return self.pool.longest(int(num_blocks) - 1, limit) if self.pool.groups else limit
 
+    @property
+    def length_ends(self) -> tuple[int, int]:
+        """Return the shortest and the longest context that ``--max-model-len auto`` may get."""
+        blocks, limit = self.num_blocks, self.model.max_position_embeddings
+        return self.longest(blocks.low, limit), self.longest(blocks.high, limit)
+
     def needed_bytes(self, stage: StageBudget, num_tokens: int) -> int:
         """KV cache for a request of ``num_tokens`` on a GPU of ``stage``, with the block that vLLM reserves."""
         return (self.pool.blocks_per_request(num_tokens) + 1) * stage.block_bytes

@@ -275,7 +275,6 @@ def _notes(serving: Serving) -> Iterator[str]:
     engine, model = serving.memory, serving.model
     budget, config, loading = engine.budget, engine.config, engine.loading_bytes
     stage, learned, layers = budget.binding, budget.overheads.own, budget.binding.weights.layers
-    blocks = budget.num_blocks
     whole_images = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
     links = engine.profile.interconnect
     origin, logs = learned[0].origin if learned else "", dict.fromkeys(log for fit in learned for log in fit.logs)
@@ -295,14 +294,13 @@ def _notes(serving: Serving) -> Iterator[str]:
         "stages": config.pipeline_parallel_size > 1,
         "links": links.kind not in ("none", "on-package") and not links.bandwidth and not links.link_bandwidth,
         "shared": engine.profile.memory.utilization,
-        "any_length": budget.any_length and blocks.high,
+        "any_length": budget.any_length and budget.num_blocks.high,
         "loading": loading,
     }
     yield from remarks(
         "fit", holds, config=config, sampler=FLASHINFER_SAMPLER, origin=origin, logs=", ".join(logs), layers=layers,
         graphs_gib=stage.graphs.mid / GIB, stages=len(budget.stages), last=layers.stop - 1,
-        lengths=[budget.longest(end, model.max_position_embeddings) for end in (blocks.low, blocks.high)],
-        loading=format_bytes(loading), loaded=format_bytes(stage.weights.loaded_bytes),
+        lengths=budget.length_ends, loading=format_bytes(loading), loaded=format_bytes(stage.weights.loaded_bytes),
     )  # fmt: skip
 
 

@@ -634,6 +634,7 @@ def test_a_context_of_auto_is_as_long_as_the_memory_allows() -> None:
     line = ("vllm", "serve", "meta-llama/Llama-3.3-70B-Instruct", "-tp", "2", "--max-num-seqs", "32")
     assert not answer("--gpu", "h100", "--", *line, status=1)["starts"]
     auto = answer("--gpu", "h100", "--", *line, "--max-model-len", "auto")
+    assert "as the memory turns out" in run("check", "--gpu", "h100", "--", *line, "--max-model-len", "auto").out
     assert auto["starts"] and auto["fit"]["verdict"] == "fits" and 2048 < auto["settings"]["max_model_len"] < 131_072
 
 

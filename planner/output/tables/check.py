@@ -248,6 +248,8 @@ def _memory_lines(record: LineVerdict) -> Iterator[str]:
     given = " (before --num-gpu-blocks-override)" if "--num-gpu-blocks-override" in record.line.others else ""
     cache = f"{rounded(fit.kv_cache_tokens)} tokens, {fit.config.kv_cache_dtype}{given}"
     short, held = fit.kv_cache.mid < 0, f", {fit.max_concurrency:.2f} requests of that length at once"
+    if fit.budget.any_length:
+        held = " ({:,} to {:,} as the memory turns out)".format(*fit.budget.length_ends)
     left = f"nothing: {format_bytes(-fit.kv_cache.mid)} too little" if short else format_bytes(fit.kv_cache.mid)
     yield from pair_lines((
         ("weights", f"{format_bytes(fit.stage.weights.weight_bytes)}{on_each}, {fit.config.weight_dtype}"),
