@@ -15,7 +15,7 @@ efficiency that stretches each; ``step`` evaluates one batch, ``fit_steps`` thou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from planner.hardware import GpuProfile
@@ -26,8 +26,8 @@ STORED_BITS = {
     "fp32": 16, "bf16": 16, "fp16": 16, "float32": 16, "bfloat16": 16, "float16": 16,
     "fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "fp8_inc": 8, "mxfp8": 8, "int8": 8, "int8-gptq": 8,
 }  # fmt: skip
-#: Bits of a value with its scales in formats that AMD GPUs without them unpack to bf16 before each GEMM but those of
-#: experts, in a kernel of its own (``quark_ocp_mx.py`` and ``nvfp4/emulation.py`` of vLLM 0.27).
+#: Bits of a value with its scales in formats that AMD GPUs without them unpack to bf16 before each GEMM, in a kernel of
+#: its own (``quark_ocp_mx.py`` and ``nvfp4/emulation.py`` of vLLM 0.27; ``oracle/mxfp4.py`` of 0.32: W4A4 experts too).
 UNPACKED_BITS = {"mxfp4": 4.25, "nvfp4": 4.5}
 COMPUTE_BITS = {"fp32": 16, "tf32": 16, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp6": 8, "fp4": 4}
 
@@ -73,25 +73,39 @@ class Term:
 
 def operator_term(operator: Operator, profile: GpuProfile) -> Term:
     """``operator`` on ``profile``. Raises InputError when the GPU cannot multiply in its dtype."""
-    fixed_bytes, bits = operator.fixed_bytes, UNPACKED_BITS.get(operator.storage)
-    emulated = profile.platform == "rocm" and operator.storage in profile.emulated
-    if bits and emulated and operator.kind is OperatorKind.GEMM:
-        fixed_bytes *= 1 + 2 * 16 / bits  # unpacked weights are written and read once more
+    operator = _unpacked(operator, profile)
     return Term(
-        operator.name, operator.count, operator.load, tuple(_costs(operator, fixed_bytes, profile)),
-        operator.flop_per_unit, fixed_bytes, operator.bytes_per_unit, operator.bytes_per_row,
+        operator.name, operator.count, operator.load, tuple(_costs(operator, profile)),
+        operator.flop_per_unit, operator.fixed_bytes, operator.bytes_per_unit, operator.bytes_per_row,
         hides=operator.kind is not OperatorKind.EXPERTS,
     )  # fmt: skip
 
 
-def _costs(operator: Operator, fixed_bytes: float, profile: GpuProfile) -> Iterator[Cost]:
+def _unpacked(operator: Operator, profile: GpuProfile) -> Operator:
+    """Return ``operator`` with the bytes of weights that are unpacked to 16 bits, written and read again.
+
+    Experts with 4-bit activations are: each step unpacks all of a rank, and reads those that its tokens are routed to.
+    """
+    bits = UNPACKED_BITS.get(operator.storage, 0.0)
+    if not bits or profile.platform != "rocm" or operator.storage not in profile.emulated:
+        return operator
+    if operator.kind is OperatorKind.GEMM:
+        return replace(operator, fixed_bytes=operator.fixed_bytes * (1 + 2 * 16 / bits))
+    if operator.kind is OperatorKind.EXPERTS and operator.compute_dtype == "fp4":
+        load, each = operator.load, operator.bytes_per_unit
+        all_bytes = load.num_experts / load.ranks * each * (1 + 16 / bits)
+        return replace(operator, fixed_bytes=operator.fixed_bytes + all_bytes, bytes_per_unit=each * 16 / bits)
+    return operator
+
+
+def _costs(operator: Operator, profile: GpuProfile) -> Iterator[Cost]:
     """GEMMs are padded by ``tile_tok`` rows; plain fp32 units have no tile."""
     peak_flop_per_s, dtype = compute_peak(operator, profile)
     flop, bandwidth = _shares(operator, dtype)
     row_s, byte_s = operator.flop_per_unit / peak_flop_per_s, 1 / profile.memory_bandwidth_bytes_per_s
     yield Cost(Part.FIXED, Per.STEP, operator.count, times=_LAUNCH[operator.kind])
     yield Cost(Part.COMPUTE, Per.ROW, row_s, over=flop)
-    yield Cost(Part.MEMORY, Per.STEP, fixed_bytes * byte_s, over=bandwidth)
+    yield Cost(Part.MEMORY, Per.STEP, operator.fixed_bytes * byte_s, over=bandwidth)
     yield Cost(Part.MEMORY, Per.UNIT, operator.bytes_per_unit * byte_s, over=bandwidth)
     yield Cost(Part.MEMORY, Per.ROW, operator.bytes_per_row * byte_s, over=bandwidth)
     if operator.kind is OperatorKind.GEMM and dtype != "fp32":

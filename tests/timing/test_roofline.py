@@ -7,9 +7,11 @@ from physics_cases import gpu, perfect
 
 from planner.errors import InputError
 from planner.hardware.profiles import GpuProfile
+from planner.planning.serving import Serving
 from planner.timing.efficiencies import Efficiency
 from planner.timing.operators import TOKENS, Operator, OperatorKind
 from planner.timing.roofline import Cost, Part, Per, Term, TimedTerm, operator_term
+from planner.timing.step import StepModel
 
 seconds = st.floats(0, 10)
 
@@ -65,3 +67,27 @@ def test_a_dtype_that_the_gpu_lacks_is_refused() -> None:
 def test_an_emulated_format_runs_in_the_dtype_that_the_profile_says() -> None:
     emulating = gpu().model_copy(update={"emulated": {"mxfp4": "bf16"}})
     assert rates(gemm("mxfp4", "fp4"), emulating, perfect())[0] == 989e12
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "fixed_bytes", "expert_bytes"),
+    [
+        # 58 layers x 256 experts x 3 x 7,168 x 2,048 / 8 GPUs: read in 4.25 bits, written in 16, the routed read again
+        ("amd/DeepSeek-R1-0528-MXFP4", "mi300x", 206.9e9, 58 * 3 * 7168 * 256 * 2),
+        ("amd/DeepSeek-R1-0528-MXFP4", "mi355x", 0, 58 * 3 * 7168 * 256 * 4.25 / 8),
+        (
+            "openai/gpt-oss-120b",
+            "mi300x",
+            None,
+            36 * 3 * 2880 * 360 * 4.25 / 8,
+        ),  # W4A16, padded: its kernels take 4 bits
+    ],
+)
+def test_experts_with_4_bit_activations_are_unpacked_each_step(
+    model: str, name: str, fixed_bytes: float | None, expert_bytes: float
+) -> None:
+    """``OCP_MXQuantizationEmulationTritonExperts`` of vLLM 0.32 unpacks all experts of a rank on gfx942."""
+    engine = Serving(model, name, tensor_parallel_size=8).deployment
+    (term,) = (one for one in StepModel(engine.model, engine.profile, engine.config).terms if one.name == "experts")
+    assert fixed_bytes is None or term.fixed_bytes == pytest.approx(fixed_bytes, rel=1e-3)
+    assert term.bytes_per_unit == pytest.approx(expert_bytes, rel=0.02)
