@@ -361,8 +361,8 @@ def test_a_gpu_without_such_a_power_limit_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [
-        ("Quadro RTX 8000", "rtx-2080-ti"), ("3060", "a10"), ("A800", "a100-pcie-80gb"), ("MI100", "mi210"),
-        ("B100", "b200-sxm"), ("L40", "l40s"), ("Radeon 7900 XTX", "w7900"), ("mi3000x", "mi300x"),
+        ("Quadro RTX 8000", "rtx-2080-ti"), ("3060", "rtx-4060-ti-16gb"), ("A800", "a100-pcie-80gb"),
+        ("MI100", "mi210"), ("B100", "b200-sxm"), ("L40", "l40s"), ("Radeon 7900 XTX", "w7900"), ("mi3000x", "mi300x"),
     ],
 )  # fmt: skip
 def test_the_nearest_gpus_are_of_the_nearest_generation(name: str, nearest: str) -> None:

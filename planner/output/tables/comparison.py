@@ -211,9 +211,10 @@ class ComparisonAnswer(Answer):
         return "GPU" if self.record.question.per == "gpu" else "whole GPU"
 
     def _brief_notes(self) -> Iterator[str]:
-        points, refused = self.record.points, [f"{one.gpu} ({one.reason})" for one in self.record.refused]
+        points, why = self.record.points, shared.grouped((one.reason, one.gpu) for one in self.record.refused)
+        refused = [f"{shared.listed(gpus, BRIEF_DOUBTS)} ({reason})" for reason, gpus in why.items()]
         if refused and points:
-            yield f"left out: {shared.listed(refused, BRIEF_REASONS)}"
+            yield f"left out: {shared.listed(refused, BRIEF_DOUBTS)}"
         yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices)
         yield from self._engine_notes()
         yield "; ".join([*self._fits(), *(HOW_TO_READ if points else ()), shared.MORE])
