@@ -335,3 +335,9 @@ def test_llama_3_3_70b_in_fp8_is_as_large_as_its_files() -> None:
 @pytest.mark.parametrize(("size", "published_gb"), [("4B", 2.67), ("8B", 6.10), ("14B", 9.98), ("32B", 19.33)])
 def test_qwen3_awq_is_as_large_as_its_files(size: str, published_gb: float) -> None:
     assert round(stored_weight_bytes(entry_of(f"Qwen/Qwen3-{size}-AWQ").model()) / 1e9, 2) == published_gb
+
+
+def test_qwen3_235b_gptq_is_as_large_as_logged() -> None:
+    """57.64 GiB on each of two DGX Sparks (vLLM 0.19.0, conselara.dev/notes/dgx-spark-benchmarks)."""
+    size = stored_weight_bytes(entry_of("Qwen/Qwen3-235B-A22B-GPTQ-Int4").model()) / 2
+    assert size / 2**30 == pytest.approx(57.64, rel=0.015)
