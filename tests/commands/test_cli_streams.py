@@ -157,23 +157,6 @@ def test_a_bar_says_what_is_being_done_and_goes_with_ctrl_c() -> None:
     assert waited_s < 1.0
 
 
-def test_ctrl_c_does_not_wait_for_a_mixed_integer_search() -> None:
-    """HiGHS itself hears no signal, and takes all of its ten seconds."""
-    program = """
-import time, threading, os, signal
-from planner.planning.search import mix
-threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-began_s = time.monotonic()
-try:
-    mix._interruptible(lambda: time.sleep(10))
-except KeyboardInterrupt:
-    print(time.monotonic() - began_s < 2)
-os._exit(0)
-"""
-    process = start(program=("-uc", program))
-    assert process.communicate(timeout=60)[0] == b"True\n"
-
-
 def test_nothing_is_coloured_in_a_pipe() -> None:
     answer, forced = ("fit", LLAMA, "--gpu", "h100"), {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
     for words, environment in (

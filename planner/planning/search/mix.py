@@ -16,12 +16,9 @@ A server serves one class, so its capacity is the one that was replayed, and not
 spare of a kind stands in for any server of that kind. Equal costs are broken towards fewer servers.
 """
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, inf
-from threading import Thread
-from typing import Any
 
 import numpy as np
 
@@ -93,14 +90,12 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
     price[rented:] = [rent.price for rent in rents]
     price[:used] = TIE * (min((rent.price for rent in rents if rent.price > 0), default=1.0))
     upper = [*(value for row in most for value in row), *[1] * kinds, *(rent.stock for rent in rents)]
-    found = _interruptible(
-        lambda: milp(
-            price,
-            integrality=np.ones(size),
-            bounds=Bounds(np.zeros(size), np.array(upper, dtype=float)),
-            constraints=LinearConstraint(*(np.array(part) for part in zip(*rows, strict=True))),
-            options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 0.0},
-        )
+    found = milp(
+        price,
+        integrality=np.ones(size),
+        bounds=Bounds(np.zeros(size), np.array(upper, dtype=float)),
+        constraints=LinearConstraint(*(np.array(part) for part in zip(*rows, strict=True))),
+        options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 0.0},  # Ctrl-C waits for it
     )
     if found.x is None:
         return None
@@ -113,17 +108,3 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
     units = tuple(ceil(total / rent.gpus) for total, rent in zip(of_type, rents, strict=True))
     total = sum(count * rent.price for count, rent in zip(units, rents, strict=True))
     return Mix(servers, spared, units, total, found.status == 0)
-
-
-def _interruptible(solve: Callable[[], Any]) -> Any:
-    """Return the result of ``solve``, in a thread: HiGHS does not listen to Ctrl-C, and leaves the interpreter free."""
-    answer: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(solve())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return answer.result()
