@@ -54,6 +54,7 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 _ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
 _AS_SIMULATED = {"--kv-offloading-backend": ["native"], "--all2all-backend": ["allgather_reducescatter"]}
+_CAPTURED = "--max-cudagraph-capture-size"
 _LONG = {"-cc": "--compilation-config", "-ac": "--attention-config", "-dc": "--diffusion-config"}
 _LONG |= {row.short: row.flag for row in _ROWS.values() if row.short} | {"-pcp": "--prefill-context-parallel-size"}
 _SWITCHES = {
@@ -399,6 +400,11 @@ class _LineReader:
                 self.others.pop(flag, None)
         for option, config in self.keyed.items():
             self._set_row(option, json.dumps(config))
+        given = " ".join(f"{name} {value}" for name, value in self.others.items()).replace("-", "_")
+        for sizes in re.findall(r"cudagraph_capture_sizes?\W+(\d[\d,\s]*)", given) if _CAPTURED in self.known else ():
+            most = max(int(size) for size in re.findall(r"\d+", sizes))
+            if self.settings.setdefault("max_cudagraph_capture_size", most) != most:  # config/vllm.py
+                self.problems.append(FlagProblem(_CAPTURED, f"the line captures graphs up to {most}", "leave it out"))
         drafts = self.settings.get("speculative_config")
         if drafts and self.num_scheduler_steps > 1:  # arg_utils.py, create_engine_config, until multi-step went
             cause = "speculative decoding is not supported with multi-step (--num-scheduler-steps > 1)"

@@ -133,11 +133,11 @@ class Served:
         head = next((others[name] for name in _TABLE["addresses"] if name in others), "HEAD")
         others = {name: value for name, value in others.items() if name not in _TABLE["joining"]}
         said = {name.removeprefix("--").removeprefix("no-") for name in others}
-        recipe = recipe_of(self.deployment).flags
-        added = {
-            name: value for name, value in recipe.items() if name.removeprefix("--").removeprefix("no-") not in said
-        }
-        words = engine.serve_argv(self.launched, self.model, host=host, port=port, extra=added)
+        captured = "cudagraph_capture_size" in " ".join((*others, *others.values())).replace("-", "_")
+        launched = replace(self.launched, max_cudagraph_capture_size=None) if captured else self.launched
+        flags = recipe_of(self.deployment).flags.items()
+        added = {name: value for name, value in flags if name.removeprefix("--").removeprefix("no-") not in said}
+        words = engine.serve_argv(launched, self.model, host=host, port=port, extra=added)
         shown = {name: "REDACTED" if is_secret(value, name) else value for name, value in others.items()}
         kept = (word for name, value in shown.items() for word in (name, *engine.option_values(name, value)))
         own = (word for word in words if not word.startswith("--") or word[2:].removeprefix("no-") not in said)

@@ -50,6 +50,18 @@ def test_functional_options_context_and_gpus_of_a_working_line_are_kept() -> Non
         assert plan["delivers"]["num_gpus"] == 8
 
 
+@pytest.mark.parametrize(
+    "sizes", ["--cudagraph-capture-sizes 1 2 4 256", "-cc '{\"cudagraph_capture_sizes\":[1,2,4,256]}'"]
+)
+def test_captured_sizes_of_the_line_have_no_other_maximum(sizes: str) -> None:
+    """vLLM 0.25.0, ``config/vllm.py``: "should be consistent with the max value of cudagraph_capture_sizes"."""
+    said = answer("h100", f"vllm serve {LLAMA} {sizes}", "--engine-version", "0.25.0")
+    assert said["settings"]["max_cudagraph_capture_size"] == 256 and said["better"]
+    assert not any("--max-cudagraph-capture-size" in words for words in better(said))
+    wide = f"vllm serve {LLAMA} {sizes} --max-cudagraph-capture-size 512"
+    assert flags(answer("h100", wide, "--engine-version", "0.25.0", status=1)) == {"--max-cudagraph-capture-size": True}
+
+
 def test_a_key_that_the_version_refuses_is_left_out_and_the_others_stay() -> None:
     config = '{"level":3,"pass_config":{"enable_noop":true,"zz":1},"custom_ops":["all"]}'
     line = (
