@@ -26,6 +26,7 @@ from planner.engine.features import (
     version_features,
 )
 from planner.engine.flags import (
+    ALLOW_LONG,
     FLASHINFER_SAMPLER,
     USE_V1,
     VARIABLES,
@@ -322,9 +323,9 @@ class _Resolver:
         if asked is None:
             self._took(f"max_model_len {context} (the model's own)")
             return context
-        if asked > context:
+        if asked > context and self.args.env.get(ALLOW_LONG, "").lower() not in ("1", "true"):
             cause = f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for"
-            hint = f"use --max-model-len {context} or less, or raise max_position_embeddings by --hf-overrides"
+            hint = f"use --max-model-len {context} or less, stretch it by --hf-overrides, or set {ALLOW_LONG}=1"
             raise IllegalPlanError(cause, hint=hint, max_model_len=context)
         return asked
 

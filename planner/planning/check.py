@@ -266,9 +266,13 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     if overrides := _overrides(line):
         yarn = serving.version.release < (0, 30)  # pull request 56446 leaves it to max_position_embeddings
         serving = serving.changed(model=with_overrides(serving.model, overrides, yarn=yarn))
-    if line.pools:
-        remark = "only memory is checked, speed is not simulated"
-        line = replace(line, problems=(*line.problems, engine.FlagProblem("pooling", remark, fatal=False)))
+    length, most = line.args.max_model_len or 0, serving.model.max_position_embeddings
+    remarks = {"pooling": "only memory is checked, speed is not simulated"} if line.pools else {}
+    if length > most and line.env.get(engine.ALLOW_LONG, "").lower() in ("1", "true"):
+        remarks[f"--max-model-len {length}"] = f"positions beyond the {most:,} of the model may give wrong answers"
+        serving = serving.changed(model=replace(serving.model, max_position_embeddings=length))
+    problems = (*line.problems, *(engine.FlagProblem(word, cause, fatal=False) for word, cause in remarks.items()))
+    line = replace(line, problems=tuple(dict.fromkeys(problems)))
     answer = LineVerdict(serving, line, asked.goal)
     try:
         line, timed, result = _fitted(line, serving)

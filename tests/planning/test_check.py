@@ -638,6 +638,14 @@ def test_a_context_of_auto_is_as_long_as_the_memory_allows() -> None:
     assert auto["starts"] and auto["fit"]["verdict"] == "fits" and 2048 < auto["settings"]["max_model_len"] < 131_072
 
 
+def test_a_context_beyond_the_models_is_allowed_by_its_variable() -> None:
+    """``config/model.py`` of vLLM 0.32.0 warns with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, and raises without it."""
+    line = ("vllm", "serve", "Qwen/Qwen2.5-7B-Instruct", "--max-model-len", "65536")
+    assert "set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in answer("--gpu", "h100", "--", *line, status=1)["refusal"]["hint"]
+    long = answer("--gpu", "h100", "--", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *line)
+    assert long["starts"] and long["settings"]["max_model_len"] == 65536 and "32,768" in long["flags"][0]["cause"]
+
+
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
