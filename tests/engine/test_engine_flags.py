@@ -230,6 +230,8 @@ def test_a_key_that_nothing_replaced_is_to_be_left_out() -> None:
 
 
 def test_a_key_that_is_gone_comes_with_the_one_in_its_place() -> None:
+    gone = value_status(parse_version("0.32.0"), "quantization", "ptpc_fp8")  # config/quantization.py has its successor
+    assert gone.hint == "use --quantization fp8_per_channel (0.24.0 on)"
     command = ["vllm", "serve", "m", "--attention-config", '{"use_fp4_indexer_cache":true}']
     (problem,) = find_flag_problems(command, parse_version("0.32.0"))
     cause = "--attention-config use_fp4_indexer_cache: gone in 0.30.0"
