@@ -267,7 +267,11 @@ class _Resolver:
             cause = f"{lacks}, so vLLM {version} does not read it as quantised and stops at its scales"
             hint = 'serve another checkpoint, or add "quant_method": "modelopt" there'
             raise IllegalPlanError(cause, hint=hint)
-        if asked := self.args.quantization:
+        asked = self.args.quantization
+        if asked and stored == "modelopt" and "modelopt" not in asked and version.release < (0, 10):
+            cause = f"--quantization {asked}: {served.id} is already quantised with modelopt"
+            raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")
+        if asked and stored != "modelopt":  # ``override_quantization_method`` of modelopt.py puts its own in place
             status, named = value_status(version, "quantization", asked), f"--quantization {asked}: vLLM {version}"
             status.require(named, "leave it out to serve the checkpoint as it is")
             known = (m for m in AT_LOAD_TIME if value_status(version, "quantization", m))

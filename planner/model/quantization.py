@@ -79,8 +79,10 @@ def load_quantized(model: Model, method: str) -> Model:
     stored = model.quantization.method
     if stored is not None:
         asked, own = method.replace("_", "-"), stored.replace("_", "-")  # gptq_marlin, auto_gptq and gptq are one form
-        stems = ("gptq", "awq", "modelopt", "mxfp4", "fp8")
-        if own in ("", asked) or any(stem in asked and own == stem and "fbgemm" not in asked for stem in stems):
+        stems = ("gptq", "awq", "mxfp4", "fp8")
+        if own in ("", "modelopt", asked) or any(
+            one in asked and own == one and "fbgemm" not in asked for one in stems
+        ):
             return model
         cause = f"--quantization {method}: {model.id} is already quantised with {stored}"
         raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")

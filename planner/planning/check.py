@@ -271,7 +271,9 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     if length > most and line.env.get(engine.ALLOW_LONG, "").lower() in ("1", "true"):
         remarks[f"--max-model-len {length}"] = f"positions beyond the {most:,} of the model may give wrong answers"
         serving = serving.changed(model=replace(serving.model, max_position_embeddings=length))
-    problems = (*line.problems, *(engine.FlagProblem(word, cause, fatal=False) for word, cause in remarks.items()))
+    modelopt = serving.model.quantization.method == "modelopt" and serving.version.release >= (0, 14)  # takes any name
+    kept = (one for one in line.problems if not (modelopt and one.word.startswith("--quantization ")))
+    problems = (*kept, *(engine.FlagProblem(word, cause, fatal=False) for word, cause in remarks.items()))
     line = replace(line, problems=tuple(dict.fromkeys(problems)))
     answer = LineVerdict(serving, line, asked.goal)
     try:
@@ -469,9 +471,9 @@ def _doubts(
             yield engine.FlagProblem(moe if moe in line.env else name, cause, hint)
     yield from _rank_doubts(line, config, model)
     own = model.quantization.weight_dtype
-    if method == "modelopt" and own != "fp8" and model.quantization.method:
-        cause = f"the checkpoint is {own}, and modelopt is fp8"
-        yield engine.FlagProblem("--quantization modelopt", cause, "leave it out: vLLM finds the format", fatal=False)
+    if method and model.quantization.method == "modelopt" and method != _TABLE["modelopt"].get(own, "modelopt_mixed"):
+        cause = f"vLLM takes the format of the checkpoint, {own} of modelopt"
+        yield engine.FlagProblem(f"--quantization {method}", cause, "leave it out", fatal=False)
     of_nvidia = model.quantization.method and profile.platform == "cuda"
     # versions with ``auto_awq`` take Marlin under either name
     if method in ("awq", "gptq") and of_nvidia and not engine.value_status(version, "quantization", f"auto_{method}"):

@@ -175,7 +175,12 @@ def test_memory_that_is_not_free_is_refused_as_in_the_workflows() -> None:
 
 
 def test_another_form_of_modelopt_is_warned_of() -> None:
-    assert flags(answer("b200", f"vllm serve {NVFP4} --quantization modelopt")) == {"--quantization modelopt": False}
+    """``ModelConfig`` of 0.32.0 takes any method beside it: ``override_quantization_method``, since 0.10.0."""
+    for given in ("modelopt", "fp8", "fp4"):  # fp4: NVIDIA's playbook of DGX Spark
+        said = answer("b200", f"vllm serve {NVFP4} --quantization {given}")
+        assert flags(said) == {f"--quantization {given}": False} and said["starts"]
+    fp8 = "vllm serve nvidia/Llama-3.1-8B-Instruct-FP8 --quantization fp8"
+    assert not answer("h100", fp8, "--engine-version", "0.9.2", status=1)["starts"]
     own = answer("b200", "vllm serve nvidia/Llama-3.1-8B-Instruct-FP8 --quantization modelopt")
     assert flags(own) == {}
 
