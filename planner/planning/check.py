@@ -599,7 +599,8 @@ def _plans(answer: LineVerdict, asked: LineRequest, workload: Load, gpus: int | 
     if gpus and not asked.gpus:  # as many as the line; fewer only for one that does not start
         alone = [c for c in alone if c.num_gpus == gpus] or alone * (not answer.served)
     engines = ((c, replace(c.deployment, config=_with_drafts(c.deployment.config, drafts))) for c in alone)
-    fitting = [c for c, drafting in engines if drafting.fits]
+    sure = answer.served and answer.served.deployment.verdict == "fits"  # a plan starts as surely
+    fitting = [c for c, drafting in engines if (drafting.verdict == "fits" if sure else drafting.fits)]
     firsts = {id(c) for c in {c.resolved.resolved: c for c in reversed(fitting)}.values()}  # those that are suggested
     wide = (for_users(space, objective, c) if id(c) in firsts else c for c in fitting)
     return replace(ranking, candidates=tuple(wide))

@@ -174,6 +174,21 @@ def test_memory_that_is_not_free_is_refused_as_in_the_workflows() -> None:
     assert flags(answer("h100", f"{line} 0.97")) == {}
 
 
+def test_a_better_line_starts_as_surely_as_the_given_one() -> None:
+    """The line of vLLM's blog on Llama 4: TP 2 and DP 4 of the FP8 checkpoint are faster, and lack memory in 1 of 4."""
+    line = "vllm serve meta-llama/Llama-4-Scout-17B-16E-Instruct -tp 8 --max-model-len 1000000 --kv-cache-dtype fp8"
+    (best, *_) = better(answer("h100", line, "--engine-version", "0.10.2"))
+    again = answer("h100", shlex.join(best[best.index("vllm") :]), "--engine-version", "0.10.2")
+    assert again["fit"]["verdict"] == "fits"
+
+
+def test_places_of_the_next_usual_size_are_no_fault() -> None:
+    """57 GiB of cache at 128 KiB a token hold about 230 requests of 2,048 tokens, for which plans have 256 places."""
+    line = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs"
+    assert flags(answer("h100", f"{line} 256")) == {}
+    assert flags(answer("h100", f"{line} 384")) == {"--max-num-seqs": False}
+
+
 def test_another_form_of_modelopt_is_warned_of() -> None:
     """``ModelConfig`` of 0.32.0 takes any method beside it: ``override_quantization_method``, since 0.10.0."""
     for given in ("modelopt", "fp8", "fp4"):  # fp4: NVIDIA's playbook of DGX Spark

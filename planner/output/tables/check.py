@@ -284,6 +284,8 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from items("-", [f"{what}: {listed(changes, BRIEF_ITEMS)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
+        if plan.deployment.verdict != "fits":
+            yield from items("!", [f"starts with {percent(plan.deployment.probability_fits)} probability"])
         if added := plan.from_recipe:
             yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_ITEMS if brief else len(added))}"])
         if with_command:
