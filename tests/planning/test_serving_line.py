@@ -137,6 +137,12 @@ def test_launch_sh_has_the_benchmark_line(tmp_path: Path) -> None:
     assert launch.count('"${benchmark_line[@]}"') == 1
 
 
+def test_the_benchmark_line_has_no_more_places_than_the_serving_line() -> None:
+    asked = ("--gpu", "h100", "--gpus", "2", "--use-case", "rag", "--request-rate", "1", "--format", "json")
+    plan = json.loads(run("recommend", "meta-llama/Llama-3.3-70B-Instruct", *asked).out)["plans"][0]
+    assert plan["benchmark_line"]["max_num_seqs"] <= plan["max_num_seqs"] == 64, "the search had 87"
+
+
 def test_another_pick_has_its_own_benchmark_line() -> None:
     """Its figures are a replay of that line, also where the search knew the engine by the closed form alone."""
     load = Load.closed_loop(32, 512, 128)

@@ -132,7 +132,10 @@ def _benchmark_line(
     Drafts are accepted as predicted: the random prompts of the benchmark would accept fewer.
     """
     searched = candidate.searched or candidate
-    config, drafts = searched.config, searched.config.speculative_config
+    narrow = replace(searched.config, max_num_seqs=min(searched.config.max_num_seqs, candidate.config.max_num_seqs))
+    if narrow != searched.config:
+        searched = replace(searched, deployment=replace(searched.deployment, config=narrow), load=None)
+    config, drafts = narrow, narrow.speculative_config
     if drafts:
         config = replace(config, speculative_config=engine.with_imposed_acceptance(drafts, config.version))
     if config == candidate.config:
