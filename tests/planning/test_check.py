@@ -92,10 +92,13 @@ def test_the_client_beside_the_server_says_the_load() -> None:
 
 
 def test_a_rate_and_a_burst_without_a_limit_are_sent_as_they_are() -> None:
-    line = f"vllm serve {LLAMA} --max-model-len 8192\npython3 benchmarks/benchmark_serving.py --model {LLAMA} "
+    client = f"python3 benchmarks/benchmark_serving.py --model {LLAMA} "
+    line = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 64\n{client}"
     rate = answer("--gpu", "h100", "--engine-version", "0.9.1", line + "--request-rate 1 --num-prompts 20")
+    assert not rate["flags"], "the rate limits the requests in flight"
     assert rate["load"]["request_rate"] == 1.0 and rate["load"]["max_concurrency"] is None
     burst = answer("--gpu", "h100", line + "--num-prompts 20", "--engine-version", "0.9.1")
+    assert [one["flag"] for one in burst["flags"]] == ["--num-prompts"]
     assert burst["load"]["max_concurrency"] is None and burst["delivers"]["completed"] == 20
 
 
