@@ -29,7 +29,7 @@ def completed(line: str, program: str = "PLANNER") -> list[str]:
         ("planner fit meta-llama/Llama-3.3-70B-Ins", ["meta-llama/Llama-3.3-70B-Instruct"]),
         ("planner fit x --gpu mi325", ["mi325x", "mi325x-cpx", "mi325x-dpx-nps2"]),
         ("planner recommend --gpu b200-s", ["b200-sxm"]),
-        ("planner predict serve x --gpu rtx-40", ["rtx-4090"]),
+        ("planner predict serve x --gpu rtx-409", ["rtx-4090"]),
         ("planner workflow spec", ["speculative"]),
         ("planner re", ["recommend", "report"]),
         ("planner recommend --goal max", ["max-throughput"]),
@@ -43,7 +43,7 @@ def test_names_go_on_from_what_was_typed_and_are_understood() -> None:
     offered = models("qwen3-235b-a22b-t")
     assert offered and all(name.startswith("qwen3-235b-a22b-t") for name in offered)
     assert all(resolve_model(name, timeout_s=0).model for name in models("llama-3.3"))
-    assert [load_profile(name).id for name in gpus("RTX4")] == ["rtx-4090"]  # an alias: no id begins so
+    assert [load_profile(name).id for name in gpus("RTX409")] == ["rtx-4090"]  # an alias: no id begins so
     assert workflows("speculativ") == ["speculative"]
 
 
