@@ -27,7 +27,9 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OFFICIAL_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm/vllm-openai[\w.-]*(?:[:@][\w.:-]+)?")
 #: A release in the tag of an image: v0.11.0, or rocm6.3.1_vllm_0.8.5_20250513.
 _TAGGED = re.compile(r"(?<![\d.])0\.\d{1,9}\.\d{1,9}(?:\.\d{1,9}|rc\d{1,9})?(?!\.?\d)")
-_CONTAINERS = frozenset(("docker", "podman", "nerdctl"))
+_CONTAINER = re.compile(r"(?:.*/)?(?:docker|podman|nerdctl)")
+#: Between an option of a container and its value, where they are one word.
+_JOINED = re.compile(r"(?<=^--env)=|(?<=^--gpus)=|(?<=^-e)=?(?=\w)|(?<=^--entrypoint)=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +59,35 @@ def found_in(words: Sequence[str], exported: Mapping[str, str] | None = None) ->
     for at in range(len(words)):
         if command_at(words, at)[0]:
             start = max(at - 1, 0) if words[at] == "-m" else at
-            env = {**(exported or {}), **_variables(words[:at])}
+            env = _variables(words[:at], exported or {})
             wrapped = "-c" in words[max(start - 3, 0) : start - 2]  # bash -c SCRIPT NAME vllm serve ...
             return Found(tuple(words[start:]), env, version_of_images(words[:at]), wrapped)
-    return _in_container(words) if any(word.rsplit("/", 1)[-1] in _CONTAINERS for word in words) else None
+    return _in_container(words, exported or {}) if any(map(_CONTAINER.fullmatch, words)) else None
 
 
-def _variables(before: Sequence[str]) -> dict[str, str]:
-    """Assignments in front of a program, ``env`` and a container's ``--env`` included."""
-    words = [word.split("=", 1)[1] if word.startswith(("--env=", "-e=")) else word for word in before]
-    return {match[1]: match[2] for word in words if (match := _ASSIGNMENT.fullmatch(word))}
+def _variables(before: Sequence[str], exported: Mapping[str, str]) -> dict[str, str]:
+    """Variables of the program behind these words; in a container those of ``--env``, and the GPUs of ``--gpus``."""
+    env, host, inside = dict(exported), dict[str, str](), False
+    for option, word in pairwise(("", *(part for one in before for part in _JOINED.split(one, 1)))):
+        match, by_name = _ASSIGNMENT.fullmatch(word), option in ("-e", "--env")
+        if not inside and _CONTAINER.fullmatch(word):
+            env, host, inside = {}, env, True
+        elif inside and option == "--gpus" and (gpus := re.fullmatch(r"\W*device=([\w,-]+)\W*", word)):
+            env["CUDA_VISIBLE_DEVICES"] = gpus[1]  # what chooses the same GPUs outside a container
+        elif match and (by_name or not (inside and option.startswith("-"))):
+            env[match[1]] = match[2]
+        elif inside and by_name and word in host:
+            env[word] = host[word]
+    return env
 
 
-def _in_container(words: Sequence[str]) -> Found | None:
-    entry = next((value for flag, value in pairwise(words) if flag == "--entrypoint"), "")
-    entry = next((w.split("=", 1)[1] for w in words if w.startswith("--entrypoint=")), entry)
+def _in_container(words: Sequence[str], exported: Mapping[str, str]) -> Found | None:
+    split = [part for word in words for part in _JOINED.split(word, 1)]
+    entry = next((value.rsplit("/", 1)[-1] for flag, value in pairwise(split) if flag == "--entrypoint"), "")
     for at, word in enumerate(words):
-        rest = words[at + 1 :]
-        if entry.rsplit("/", 1)[-1] == "vllm" and command_at(("vllm", *rest), 0)[0]:
-            return Found(("vllm", *rest), _variables(words[:at]), version_of_images([word]))
-        if not entry and _OFFICIAL_IMAGE.fullmatch(word) and rest:
-            return Found(("vllm", "serve", *rest), _variables(words[:at]), version_of_images([word]))
+        argv = ("vllm", *["serve"] * (not entry), *(rest := words[at + 1 :]))
+        if (entry == "vllm" and command_at(argv, 0)[0]) or (not entry and rest and _OFFICIAL_IMAGE.fullmatch(word)):
+            return Found(argv, _variables(words[:at], exported), version_of_images([word]))
     return None
 
 
@@ -286,8 +296,8 @@ class _Script:
             return
         for place, word in enumerate(words):
             if " " in word and word != self.text and ("vllm" in word or "benchmark_" in word):  # bash -c TEXT
-                inner = _Script(self.gpu, self.given)
-                inner.scalars, inner.exported = {**self.scalars}, set(self.exported)
+                inner, env = _Script(self.gpu, self.given), _variables(words[:place], exported)
+                inner.scalars, inner.exported = {**self.scalars, **env}, {*env}
                 inner.image_version = version_of_images(words[:place]) or self.image_version
                 self.commands += inner.run(word)
                 return

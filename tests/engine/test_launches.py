@@ -101,6 +101,23 @@ def test_a_line_is_found_wherever_it_stands(script: str) -> None:
     assert words_of(script)[1:] == ["serve", "org/model", "-tp", "2"]
 
 
+@pytest.mark.parametrize(
+    ("script", "env"),
+    [
+        ("A=1 srun --x=2 env C=4 vllm serve m", {"A": "1", "C": "4"}),
+        ("docker run --ulimit memlock=-1 --security-opt seccomp=unconfined -e A=1 -eB=2 vllm/vllm-openai m",
+         {"A": "1", "B": "2"}),
+        ("export HF=x A=3; docker run -e A --env=B=4 image bash -lc 'export C=5; D=6 exec vllm serve m'",
+         {"A": "3", "B": "4", "C": "5", "D": "6"}),
+        ("docker run --gpus '\"device=2,3\"' vllm/vllm-openai m", {"CUDA_VISIBLE_DEVICES": "2,3"}),
+        ("docker run --gpus=all vllm/vllm-openai m", {}),
+    ],
+)  # fmt: skip
+def test_a_container_gets_the_variables_of_its_options(script: str, env: dict[str, str]) -> None:
+    """``docker run --help``: -e, --env sets a variable, without a value that of the host; no other option does."""
+    assert server_of(script).env == env
+
+
 def test_the_older_way_to_start_the_server_is_found() -> None:
     script = "python3 -u -m vllm.entrypoints.openai.api_server --model org/model --tensor-parallel-size=2"
     line = read_line(server_of(script).argv, NEW)
