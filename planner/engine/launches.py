@@ -28,8 +28,7 @@ _OFFICIAL_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm/vllm-openai[\w.-]*(?:[:@][\w.:
 #: A release in the tag of an image: v0.11.0, or rocm6.3.1_vllm_0.8.5_20250513.
 _TAGGED = re.compile(r"(?<![\d.])0\.\d{1,9}\.\d{1,9}(?:\.\d{1,9}|rc\d{1,9})?(?!\.?\d)")
 _CONTAINER = re.compile(r"(?:.*/)?(?:docker|podman|nerdctl)")
-#: Between an option of a container and its value, where they are one word.
-_JOINED = re.compile(r"(?<=^--env)=|(?<=^--gpus)=|(?<=^-e)=?(?=\w)|(?<=^--entrypoint)=")
+_JOINED = re.compile(r"(?<=^--env)=|(?<=^--gpus)=|(?<=^-e)=?(?=\w)|(?<=^--entrypoint)=")  #: an option, its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,15 +68,14 @@ def _variables(before: Sequence[str], exported: Mapping[str, str]) -> dict[str, 
     """Variables of the program behind these words; in a container those of ``--env``, and the GPUs of ``--gpus``."""
     env, host, inside = dict(exported), dict[str, str](), False
     for option, word in pairwise(("", *(part for one in before for part in _JOINED.split(one, 1)))):
-        match, by_name = _ASSIGNMENT.fullmatch(word), option in ("-e", "--env")
+        by_name = option in ("-e", "--env")
+        match = _ASSIGNMENT.fullmatch(f"{word}={host[word]}" if by_name and word in host else word)
         if not inside and _CONTAINER.fullmatch(word):
             env, host, inside = {}, env, True
         elif inside and option == "--gpus" and (gpus := re.fullmatch(r"\W*device=([\w,-]+)\W*", word)):
             env["CUDA_VISIBLE_DEVICES"] = gpus[1]  # what chooses the same GPUs outside a container
         elif match and (by_name or not (inside and option.startswith("-"))):
             env[match[1]] = match[2]
-        elif inside and by_name and word in host:
-            env[word] = host[word]
     return env
 
 
@@ -155,7 +153,7 @@ _TOKEN = re.compile(
     rf"|(?P<operator>;;&?|;&|&&|\|\||\|&|[;&|()\n])"
 )
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-(.*?))?\})", re.DOTALL)
-_ARRAY = re.compile(r"\$\{(\w+)\[@\]\}")
+_ARRAY = re.compile(r'\$(?:[@*]|\{[@*](?::\d+)?\}|\{(\w+)\[@\](?::?\+"?\$\{\1\[@\]\}"?)?\})')
 _SET = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _KEYWORDS = frozenset((
     "if", "then", "elif", "else", "fi", "for", "select", "while", "until", "do", "done", "case", "esac", "{", "}", "!",
@@ -207,7 +205,7 @@ class _Frame:
 class _Script:
     def __init__(self, gpu: GpuProfile | None, given: Mapping[str, str]) -> None:
         self.gpu, self.given, self.scalars = gpu, given, dict(given)  # what the caller sets stays set
-        self.arrays: dict[str, list[str]] = {}
+        self.arrays: dict[str | None, list[str]] = {None: []}  #: None: the script's own arguments
         self.exported: set[str] = set()
         self.unknown: set[str] = set()  #: variables that only a run knows: set where it is undecided
         self.commands: list[Found] = []

@@ -68,7 +68,6 @@ _SPELLED: dict[VllmCommand, list[str]] = {
     command: [command] if command.endswith(".py") else ["vllm", *command.split()] for command in get_args(VllmCommand)
 }
 _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
-SET_IT = "write the value out, or give it by --set"
 API_SERVER = "vllm.entrypoints.openai.api_server"
 #: Commands that start an engine of their own, and those that send requests to a server.
 OFFLINE = ("bench throughput", "bench latency", "benchmark_throughput.py", "benchmark_latency.py")
@@ -121,7 +120,7 @@ def check_env(name: str, version: EngineVersion, *, platform: str = "", value: s
     if not known or known.values == SWITCH or not value or (known.on == "cpu" and platform not in ("", "cpu")):
         return []
     if "$" in value and not known.values:
-        return [FlagProblem(name, f"the script does not set {value}", SET_IT)]
+        return [_left_open(name, value)]
     try:
         check_value(name, value)
     except InputError as error:
@@ -153,6 +152,11 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
             yield from _check_value(flag, joined or following, version)
 
 
+def _left_open(word: str, value: str) -> FlagProblem:
+    hint = "write the value out" + ", or give it by --set" * (not re.search(r"\$\(|`|\[@\]", value))
+    return FlagProblem(word, f"the script does not set {value[:80]}", hint, "[@]" not in value, modelled=False)
+
+
 def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[FlagProblem]:
     option = _LONG.get(flag, flag)
     if (kind := key_list(option)) and value.startswith("{"):
@@ -160,7 +164,8 @@ def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[Flag
             config = json.loads(value)
         except (ValueError, RecursionError) as error:
             cause = f"{value[:80]!r} is not JSON: {error}"
-            yield FlagProblem(flag, cause, "quote the keys, and the value for the shell")
+            quoted = FlagProblem(flag, cause, "quote the keys, and the value for the shell")
+            yield _left_open(flag, value) if "$" in value else quoted
         else:
             yield from _check_keys(flag, config, kind, version)
     elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):
@@ -327,8 +332,8 @@ class _LineReader:
             word = words[at]
             if not _OPTION.match(word):
                 if self.positional or self.command != "serve":
-                    hint = SET_IT if "$" in word else "quote values with spaces"
-                    self.problems.append(FlagProblem(word, "is neither an option nor the model", hint))
+                    cause, hint = "is neither an option nor the model", "quote values with spaces"
+                    self.problems.append(_left_open(word, word) if "$" in word else FlagProblem(word, cause, hint))
                 if self.command == "serve":
                     self.positional = self.positional or word
                 self.canonical.append(word)
@@ -422,7 +427,7 @@ class _LineReader:
         if not values:
             self.problems.append(FlagProblem(flag, "needs a value"))
         elif "$" in values[0]:
-            self.problems.append(FlagProblem(flag, f"the script does not set {values[0]}", SET_IT))
+            self.problems.append(_left_open(flag, values[0]))
         elif flag == "--dtype" and values[0] not in _DTYPES:
             self.problems.append(FlagProblem(flag, f"takes no {values[0]!r}", f"use {', '.join(_DTYPES)}"))
         elif flag == "--max-model-len" and values[0] in ("auto", "-1"):

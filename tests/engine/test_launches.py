@@ -308,6 +308,7 @@ def test_what_a_document_leaves_to_its_reader_swallows_no_option() -> None:
         ("M=a; while read M; do :; done; while x; do M=b; done; vllm serve ${M:-c}", "${M:-c}"),
         ("cat <<'E'\nvllm serve 'a\nE\nvllm serve m", "m"),
         ('M=(a "b c"); vllm serve "${M[@]}"', "a b c"),
+        ('M=(a); X=(); vllm serve "${M[@]}" ${X[@]+"${X[@]}"} "$@" "${@:2}" $*', "a"),
         ("A=$(echo \"$(echo ')')\"); B=`x`; vllm serve m # ' (", "m"),
         ("docker stop $(docker ps -q --filter name=vllm); (( $(pgrep -c vllm serve) > 0 )); vllm serve m", "m"),
     ],
@@ -335,6 +336,21 @@ def test_the_caller_decides_what_the_gpu_does_not() -> None:
     assert undecided.server
     line = read_line(undecided.server.argv, NEW)
     assert line.model == "org/model-$DTYPE" and "give it by --set" in str(line.problems)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint", "fatal"),
+    [
+        ("--max-num-seqs $SEQS", "give it by --set", True),
+        ("--max-num-seqs $(( N * 2 ))", "write the value out", True),
+        ('--compilation-config "{\\"cudagraph_capture_sizes\\":[$(seq -s, 1 60)]}"', "write the value out", True),
+        ('"${MORE[@]}"', "write the value out", False),
+    ],
+)
+def test_what_a_script_leaves_open_has_a_hint_that_can_be_followed(word: str, hint: str, fatal: bool) -> None:
+    """``--set`` takes names of variables, not expressions."""
+    (problem,) = read_line(server_of(f"vllm serve m {word}").argv, NEW).problems
+    assert problem.hint.endswith(hint) and (problem.fatal, problem.modelled) == (fatal, False)
 
 
 @pytest.mark.parametrize(
