@@ -80,6 +80,7 @@ from .launches import Found as Found
 from .launches import Launch as Launch
 from .launches import find_launches as find_launches
 from .launches import read_manifest as read_manifest
+from .launches import shell_word as shell_word
 from .launches import version_of_images as version_of_images
 from .flags import FlagProblem as FlagProblem
 from .parse import ServeLine as ServeLine

@@ -391,6 +391,13 @@ def _plain(raw: str) -> str:
     return _PIECE.sub(bare, raw)
 
 
+def shell_word(word: str) -> str:
+    """Quote a word for a shell, which puts in what a script leaves open: ``$NAME``, ``$(...)``."""
+    pieces = re.split(f"({_EXPANSION})", word)
+    pieces[::2] = [re.sub(r'(["$`\\])', r"\\\1", piece) for piece in pieces[::2]]
+    return f'"{"".join(pieces)}"' if pieces[1:] else shlex.quote(word)
+
+
 def _compared(left: str, operator: str, right: str) -> bool | None:
     if operator in ("=", "==", "!="):
         return fnmatchcase(left, right) is (operator != "!=")

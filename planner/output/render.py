@@ -22,6 +22,7 @@ from planner.errors import InputError, os_errors
 from planner.resources import package_dir, tables_of, write_then_rename
 
 SCHEMA_VERSION = 1
+Quote = Callable[[str], str]  #: one word, as a shell reads it
 WIDTH = 100  #: columns of text where there is no terminal
 SPACE = "\N{NO-BREAK SPACE}"  #: between a number and its unit, where ``wrapped`` breaks no line
 NARROWEST = 16  #: columns that wrapped text keeps where a word of it is as long
@@ -209,20 +210,20 @@ def pair_lines(pairs: Iterable[tuple[str, str]], *, indent: int = 2, label_width
         yield wrapped(value, first=start, rest=" " * len(start))
 
 
-def command_parts(environment: Mapping[str, str], words: Sequence[str]) -> list[str]:
+def command_parts(environment: Mapping[str, str], words: Sequence[str], quote: Quote = shlex.quote) -> list[str]:
     """A command quoted for a shell, in parts that belong on one line: each variable, the program, each option."""
-    parts = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    parts = [f"{name}={quote(value)}" for name, value in environment.items()]
     for index, word in enumerate(words):
         if index == 0 or word.startswith("--"):
-            parts.append(shlex.quote(word))
+            parts.append(quote(word))
         else:
-            parts[-1] += f" {shlex.quote(word)}"
+            parts[-1] += f" {quote(word)}"
     return parts
 
 
-def command_lines(environment: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
+def command_lines(environment: Mapping[str, str], words: Sequence[str], quote: Quote = shlex.quote) -> Iterator[str]:
     """A command after ``$``, broken between options into lines that a shell reads as one."""
-    parts = command_parts(environment, words)
+    parts = command_parts(environment, words, quote)
     line, width = f"  $ {parts[0]}", screen_width() - len(" \\")
     for part in parts[1:]:
         if len(line) + 1 + len(part) > width:

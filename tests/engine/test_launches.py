@@ -1,7 +1,9 @@
 """vLLM's commands found in scripts, compose files and manifests."""
 
 import json
+import os
 import shlex
+import subprocess
 from time import process_time
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from script_plans import GOLDEN
 from workflow_cases import commands_in, files_of, in_container
 
-from planner.engine.launches import Found, Launch, find_launches, read_manifest
+from planner.engine.launches import Found, Launch, find_launches, read_manifest, shell_word
 from planner.engine.parse import read_line
 from planner.engine.version import parse_version
 from planner.errors import InputError
@@ -265,6 +267,21 @@ def test_the_same_line_twice_is_one() -> None:
 def test_whatever_is_quoted_comes_back_as_it_was(values: list[str]) -> None:
     words = ["vllm", "serve", "org/model", *values]
     assert words_of(shlex.join(words)) == words
+
+
+@pytest.mark.parametrize(
+    ("word", "printed"),
+    [
+        ("$KEY", "k e*y"),
+        ('{"a":"${KEY}\\n`","b":[$(seq -s, 1 "3")]}', '{"a":"k e*y\\n`","b":[1,2,3]}'),
+        ("a b'$ \"", "a b'$ \""),
+        ("`echo $KEY` 5$", "k e*y 5$"),
+    ],
+)
+def test_bash_puts_in_what_a_script_leaves_open(word: str, printed: str) -> None:
+    done = subprocess.run(["bash", "-c", f"printf %s {shell_word(word)}"], env={"KEY": "k e*y", "PATH": os.defpath},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout == printed
 
 
 @given(st.text(max_size=200))

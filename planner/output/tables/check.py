@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from planner.engine import has_both_engines
+from planner.engine import has_both_engines, shell_word
 from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
 from planner.output.render import columns_of, pair_lines, table_text, wrapped
@@ -172,7 +171,7 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
 def _plan(record: LineVerdict, plan: Served) -> dict[str, Any]:
     return {
         **fields_of(plan, "model", "env", "from_recipe"),
-        "command": shlex.join(plan.command),
+        "command": " ".join(map(shell_word, plan.command)),
         "changes": {name: {"line": line, "plan": other} for name, (line, other) in record.changes(plan).items()},
         "delivers": _figures(plan),
     }
@@ -289,7 +288,7 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         if added := plan.from_recipe:
             yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_ITEMS if brief else len(added))}"])
         if with_command:
-            yield from launch_lines(plan.env, plan.command)
+            yield from launch_lines(plan.env, plan.command, shell_word)
 
 
 def _slower_start(record: LineVerdict, plan: Served) -> str:

@@ -10,7 +10,7 @@ from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.output.answer import fields_of
-from planner.output.render import SPACE, at, command_lines, wrapped
+from planner.output.render import SPACE, Quote, at, command_lines, wrapped
 from planner.output.scripts.text import with_option
 from planner.planning import defaults, interval_figures, price_of
 from planner.units import HOUR_S, MS, Interval, counted, figure
@@ -26,11 +26,11 @@ def local_argv(plan: Plan) -> list[str]:
     return [*words, *head_node_words(plan, plan.nodes, parse_version(plan.engine_version))]
 
 
-def launch_lines(env: Mapping[str, str], words: Sequence[str]) -> Iterator[str]:
+def launch_lines(env: Mapping[str, str], words: Sequence[str], *quote: Quote) -> Iterator[str]:
     """The command of a server; over several nodes with the meaning of HEAD."""
     if "HEAD" in words:
         yield from items("i", ["over several nodes: this is the command of the first, whose address is HEAD"])
-    yield from command_lines(env, words)
+    yield from command_lines(env, words, *quote)
 
 
 def recommend_words(model: str, profile: GpuProfile, prices: Mapping[str, float]) -> list[str]:
