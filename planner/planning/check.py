@@ -149,7 +149,9 @@ class Served:
     def env(self) -> dict[str, str]:
         """Variables that the recipes set, the line's, and those of the settings."""
         given, problems = (self.line.env.items(), self.line.problems) if self.line else ((), ())
-        changed = {*engine.VARIABLES, *(problem.word for problem in problems)}
+        more = self.line and self.config.num_gpus > engine.Layout.of(self.line.args).num_gpus
+        hiding = _TABLE["visible"].get(self.deployment.profile.platform, ()) if more else ()
+        changed = {*engine.VARIABLES, *(problem.word for problem in problems), *hiding}
         kept = {name: value for name, value in given if name not in changed and not is_secret(value, name)}
         return {**recipe_of(self.deployment).env, **kept, **self.config.env}
 
@@ -487,9 +489,9 @@ def _missing_gpus(
     """Variables that hide GPUs of the line, and its refusal if one machine has too few (``config/parallel.py``)."""
     given, node = line.options, profile.gpus_per_node
     backends = {given.get(name, "mp") for name in ("--distributed-executor-backend", "--data-parallel-backend")}
-    by_ray = profile.platform == "cuda" and not engine.flag_status(config.version, "--nnodes")  # if GPUs are missing
+    ray = config.num_gpus > node and profile.platform == "cuda" and not engine.flag_status(config.version, "--nnodes")
     visible = _TABLE["visible"].get(profile.platform, ())
-    if by_ray or not visible or not backends <= {"mp", "uni"} or {*_TABLE["placed"]} & {*given}:
+    if ray or not visible or not backends <= {"mp", "uni"} or {*_TABLE["placed"]} & {*given}:
         return [], ()
     nodes, local = (whole_number(given.get(name, "")) for name in ("--nnodes", "--data-parallel-size-local"))
     share = local / config.data_parallel_size if local is not None and not nodes else 1 / (nodes or 1)

@@ -395,15 +395,27 @@ def test_a_script_may_add_the_options_of_its_nodes() -> None:
         ("h100", "CUDA_VISIBLE_DEVICES=0,1", True),
         ("h100", "CUDA_VISIBLE_DEVICES=0,1,5,6", False),
         ("h100", "CUDA_VISIBLE_DEVICES=$MINE", False),
+        # before --nnodes vLLM asks Ray, which has no more (``executor/ray_utils.py``: "exceeds the total number")
+        ("h100 --engine-version 0.7.3", "CUDA_VISIBLE_DEVICES=0,1", True),
         ("h100", "HIP_VISIBLE_DEVICES=0", False),
         ("mi300x", "HIP_VISIBLE_DEVICES=0,1", True),
         ("mi300x", "ROCR_VISIBLE_DEVICES=0,1", True),
     ],
 )
 def test_a_line_sees_the_gpus_that_it_takes(gpu: str, visible: str, fatal: bool) -> None:
-    said = answer(gpu, f"{visible} vllm serve {LLAMA} -tp 4", status=int(fatal))
+    name, *version = gpu.split()
+    said = answer(name, f"{visible} vllm serve {LLAMA} -tp 4", *version, status=int(fatal))
     assert flags(said) == ({visible.split("=")[0]: True} if fatal else {})
     assert not fatal or not any(visible.split("=")[0] in plan["env"] for plan in said["better"])
+
+
+def test_a_plan_on_more_gpus_leaves_out_the_variable_that_hides_them() -> None:
+    """135 GiB of bf16 weights leave two H100 no cache for 32,768 tokens."""
+    said = answer(
+        "h100", "CUDA_VISIBLE_DEVICES=4,5 vllm serve Qwen/Qwen2.5-72B-Instruct -tp 2 --max-model-len 40000", status=1
+    )
+    plans = [(plan["delivers"]["num_gpus"], "CUDA_VISIBLE_DEVICES" in plan["env"]) for plan in said["better"]]
+    assert plans and all(kept == (gpus <= 2) for gpus, kept in plans) and plans[0][0] > 2
 
 
 @pytest.mark.parametrize("version", ["0.9.1", "0.11.0"])

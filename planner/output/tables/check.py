@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
-from planner.engine import has_both_engines, shell_word
+from planner.engine import Layout, has_both_engines, shell_word
 from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
 from planner.output.render import columns_of, pair_lines, table_text, wrapped
@@ -187,7 +187,7 @@ def _row(what: str, served: Served | None) -> dict[str, Any]:
 
 
 def _headline(record: LineVerdict) -> str:
-    size = record.fit.config.num_gpus if record.fit else record.settings.get("tensor_parallel_size", 1)
+    size = record.fit.config.num_gpus if record.fit else Layout.of(record.line.args).num_gpus
     serving = record.serving
     over = f" over {nodes} nodes" if (nodes := -(-size // serving.profile.gpus_per_node)) > 1 else ""
     return f"{record.model} on {size} x {serving.profile.id}{over}, vLLM {serving.version}: {_verdict(record)}"
