@@ -67,10 +67,8 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if version.build != "vllm":
         cause = f"no image of vLLM with the ATOM plugin ({version.text}) is known"
         raise IllegalPlanError(cause, hint=f"plan for a release of vLLM: --engine-version {default_version(profile)}")
-    oldest = _table("images")["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
-    if version.release < release_of(oldest):
-        cause = f"no image of vLLM {version} runs on {profile.name}: {profile.architecture} came with {oldest}"
-        raise IllegalPlanError(cause, hint=f"choose --engine-version {oldest} or later, or leave it out")
+    if problem := _without_kernels(profile, version):
+        raise IllegalPlanError(problem.cause, hint=problem.hint)
     same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
     matched = next((i for i in same if profile.whole in i.gpus), None)
     if matched:
@@ -83,14 +81,21 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
         return Image(build.image, version, profile.platform, pinned=True, source=build.source, note=note)
     rule = _table("images")["naming"][profile.platform]
     if version.release < release_of(rule["since"]) or version.release not in RELEASES:
-        images = (i.version for i in _images() if i.platform == profile.platform)
-        others = ", ".join(map(str, sorted({other for other in images if other.release >= release_of(oldest)})))
+        images = {i.version for i in _images() if i.platform == profile.platform}
+        others = ", ".join(str(other) for other in sorted(images) if not _without_kernels(profile, other))
         hint = f"choose --engine-version from: {others}, or a release from {rule['since']} on"
         raise IllegalPlanError(f"no image of vLLM {version} is known for {profile.name}", hint=hint)
     unusual = version.release != default_version(profile).release
     note = "follows the naming of vLLM's release images; no source was seen running it on this GPU" if unusual else ""
     name, source = rule["name"].format(version=version), "the naming rule of releases"
     return Image(name, version, profile.platform, pinned=False, source=source, note=note)
+
+
+def _without_kernels(profile: GpuProfile, version: EngineVersion) -> FlagProblem | None:
+    oldest = _table("images")["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
+    cause = f"no image of vLLM {version} runs on {profile.name}: {profile.architecture} came with {oldest}"
+    hint = f"choose --engine-version {oldest} or later, or leave it out"
+    return FlagProblem(f"vLLM {version}", cause, hint, fatal=False) if version.release < release_of(oldest) else None
 
 
 def options_version(version: EngineVersion, platform: str, image: str = "") -> EngineVersion:
@@ -327,6 +332,7 @@ def known_issues(
     """Settings that vLLM ignores, or a vendor reports broken. ``compilation``: ``--compilation-config``."""
     for word, _, cause in (note.partition(": ") for note in config.ignored):
         yield FlagProblem(word, cause, fatal=False)
+    yield from filter(None, [_without_kernels(profile, config.version)])
     # NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on
     if (profile.compute_capability or (0, 0))[0] == 9 and config.version.release < HOPPER_ISSUES_UNTIL:
         cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"

@@ -409,6 +409,13 @@ def test_a_line_sees_the_gpus_that_it_takes(gpu: str, visible: str, fatal: bool)
     assert not fatal or not any(visible.split("=")[0] in plan["env"] for plan in said["better"])
 
 
+@pytest.mark.parametrize(("gpu", "version"), [("b200", "0.8.5"), ("rtx-5090", "0.8.5"), ("mi355x", "0.9.1")])
+def test_an_image_without_kernels_for_the_gpu_is_a_remark(gpu: str, version: str) -> None:
+    """CUDA 12.4 of the images to 0.8.5 knows no Blackwell (vLLM's issues 16336, 14452), ROCm before 7.0 no gfx950."""
+    said = answer(gpu, f"vllm serve {LLAMA} --max-model-len 8192", "--engine-version", version)
+    assert said["starts"] and flags(said)[f"vLLM {version}"] is False
+
+
 def test_a_plan_on_more_gpus_leaves_out_the_variable_that_hides_them() -> None:
     """135 GiB of bf16 weights leave two H100 no cache for 32,768 tokens."""
     said = answer(
