@@ -28,7 +28,7 @@ from planner.evidence.sources import Sources
 from planner.hardware import load_profile
 from planner.memory import FittedConstant
 from planner.model import resolve_model
-from planner.planning import LEVEL, SHIPPED, Local, Serving, launched_args, read_local, read_start, save
+from planner.planning import LEVEL, SHIPPED, Local, Serving, launched_line, read_local, read_start, save
 from planner.timing import LocalFits, base_digest, load_calibration
 
 #: Runs from which on some are left out, and most parts that are left out.
@@ -193,7 +193,7 @@ def _memory(folder: MeasuredPlan) -> tuple[FittedConstant, ...]:
     plan = folder.plan
     model, profile = resolve_model(plan.model, network=False).model, load_profile(plan.gpu)
     version = parse_version(plan.engine_version)
-    return read_start(folder.startup, Serving.of(model, profile, launched_args(plan), version)).learned
+    return read_start(folder.startup, Serving.of(model, profile, launched_line(plan).args, version)).learned
 
 
 def figures_of(evaluated: Iterable[Evaluated], metric: str | None = None) -> list[PredictedFigure]:

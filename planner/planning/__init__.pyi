@@ -136,7 +136,7 @@ from .check import LineVerdict as LineVerdict
 from .check import Served as Served
 from .check import asked_by as asked_by
 from .check import check_line as check_line
-from .check import launched_args as launched_args
+from .check import launched_line as launched_line
 from .check import redeploy as redeploy
 
 # intervals

@@ -628,11 +628,8 @@ def _serve(model: str, deployment: Deployment, workload: Load, line: engine.Serv
     return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES), line)
 
 
-def launched_args(plan: Plan) -> engine.EngineArgs:
-    return _launched(plan, engine.parse_version(plan.engine_version)).args
-
-
-def _launched(plan: Plan, version: engine.EngineVersion) -> engine.ServeLine:
+def launched_line(plan: Plan) -> engine.ServeLine:
+    version = engine.parse_version(plan.engine_version)
     line = engine.read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
     return replace(line, args=replace(line.args, allow_unvalidated=True))
 
@@ -642,8 +639,7 @@ def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
     profile, model = load_profile(plan.gpu).with_network(plan.network_gb_per_s), resolve_model(plan.model)
     if plan.nodes > 1:
         profile = profile.with_node(plan.gpus_per_node)
-    version = engine.parse_version(plan.engine_version)
-    line, basis = _launched(plan, version), Basis(local.constants)
-    version = asked_by(line, model.model, profile, version)
+    line, basis = launched_line(plan), Basis(local.constants)
+    version = asked_by(line, model.model, profile, engine.parse_version(plan.engine_version))
     args = replace(line.args, speculative_config=plan.speculative_config or line.args.speculative_config)
     return _engine(Serving.of(model, profile, args, version, local=local, basis=basis), line)

@@ -34,7 +34,7 @@ from planner.hardware import load_profile
 from planner.model import resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import Local
-from planner.planning.check import launched_args, redeploy
+from planner.planning.check import launched_line, redeploy
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlanFile, PlannedTarget
@@ -300,7 +300,7 @@ def search_again(file: PlanFile, local: Local) -> Search:
 
     profile = load_profile(plan.gpu).with_network(plan.network_gb_per_s)
     opened = {name: unset for name, unset in OPEN.items() if not given(name)}
-    args, version = replace(launched_args(plan), **opened), redeploy(plan, local).config.version
+    args, version = replace(launched_line(plan).args, **opened), redeploy(plan, local).config.version
     model = resolve_model(plan.model if plan.model.startswith("/") else plan.requested_model)
     serving = Serving.of(model, profile, args, version, local=local)
     fixed = service is None and (given("max_concurrency") or file.goal == "min-latency")
