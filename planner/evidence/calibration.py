@@ -20,7 +20,7 @@ from planner import progress
 from planner.engine import parse_version
 from planner.errors import InputError
 from planner.evidence.evaluation import Evaluated, PredictedFigure, case_of, evaluate, evaluate_run
-from planner.evidence.fitting import MEANINGS, Factor, OwnFit, effects_of, fit_own, load_structure
+from planner.evidence.fitting import DETERMINED, MEANINGS, Factor, OwnFit, effects_of, fit_own, load_structure
 from planner.evidence.folder import MeasuredPlan
 from planner.evidence.results import EXACT
 from planner.evidence.runs import MEASUREMENTS, MeasuredRun, runs_of
@@ -86,7 +86,7 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False) -> Calibrati
     progress.say(f"fitting {len(runs):,} runs")
     fits, refused = _fit(runs)
     factors = tuple(factor for fit in fits for factor in fit.factors(earlier.effects))
-    if not any(fit.is_determined for fit in fits):
+    if all(np.linalg.eigvalsh(fit.fitted.covariance)[0] >= DETERMINED**2 for fit in fits):  # not even a sum of them
         cause = f"the runs determine none of the factors ({_meanings(factors)}): nothing was changed"
         raise InputError(cause, hint="add runs of other loads, or more metrics of these runs")
     failed, new_names = {run.run_id for run, _ in refused}, {run.run_id for run in new}

@@ -267,11 +267,6 @@ class OwnFit:
         result: Floats = self.design.root @ (directions[:, large] * np.sqrt((1 - OF_ITS_LOAD) * share[large]))
         return result
 
-    @property
-    def is_determined(self) -> bool:
-        """True if the runs narrow anything, though it be a sum of factors and none of these alone."""
-        return bool(np.linalg.eigvalsh(self.fitted.covariance)[0] < DETERMINED**2)
-
     def effects(self) -> Iterator[Effect]:
         """Yield the factors that the runs say something of, as a file holds them."""
         left, gpu = np.diag(self.design.prior) - (self.learnt**2).sum(axis=1), self.design.observed[0].covariates["gpu"]
