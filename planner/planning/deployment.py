@@ -142,10 +142,12 @@ class Deployment:
 
         Decode steps of Qwen3.5-122B on an MI325X took 1.7 to 3.7 times as long without (vLLM issue 56945).
         """
-        advised = recipe_for(self.model, self.profile, self.config.version).env
+        cuts = engine.cuts_expert_blocks(self.model, Layout.of(self.config))  # which AITER's experts do not read
+        advised = recipe_for(self.model, self.profile, self.config.version, cuts_blocks=cuts).env
         if advised.get(AITER) != "1" or env.get(AITER, "").lower() in ("1", "true"):
             return ""
-        return f"speed is that of AITER's kernels, as in published runs: set {AITER}=1; without it up to 4 times slower"
+        moe = f" {AITER}_MOE=0" * (advised.get(f"{AITER}_MOE") == "0")
+        return f"speed is that of AITER's kernels, as in published runs: set {AITER}=1{moe}; else up to 4 times slower"
 
     @property
     def unused_host_remark(self) -> str:

@@ -27,6 +27,7 @@ from planner.output.workflows.subject import Choice
 from planner.planning import engine_args
 from planner.planning.plan import PlannedWorkload
 from planner.planning.search.candidate import Merit
+from planner.planning.serving import Serving
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NEW = parse_version("0.32.0")
@@ -875,5 +876,7 @@ def test_a_server_without_amds_kernels_is_told_so(gpu: str, env: dict[str, str],
     load = ["--random-input-len", "100", "--random-output-len", "10", "--num-prompts", "2"]
     predicted = run("predict", "serve", "Qwen/Qwen3-8B", "--gpu", gpu, *words, *load)
     line = " ".join([*(f"{name}={value}" for name, value in env.items()), "vllm serve", "Qwen/Qwen3-8B"])
+    cut = Serving("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", gpu, tensor_parallel_size=8)  # 192 channels, blocks of 128
+    assert ("VLLM_ROCM_USE_AITER_MOE=0;" in cut.deployment.kernels_remark(env)) is said
     for outcome in (predicted, run("check", line, "--gpu", gpu)):
         assert ("set VLLM_ROCM_USE_AITER=1" in " ".join((outcome.out + outcome.err).split())) is said
