@@ -341,8 +341,9 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
             for name, model, more in _precisions(serving, here)
         )
     validated = serving.changed(allow_unvalidated=False)
+    wider = _first_gpus(validated, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", len(larger))
     others = (
-        *_first_gpus(validated, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", 1),
+        *sorted(wider, key=lambda option: len(option.settings))[:1],  # the checkpoint stays, where one holds it
         *_first_gpus(serving, _other_gpus(serving), "{}", OTHER_GPUS),
     )
     settings = tuple(_settings(serving, fit))

@@ -198,6 +198,8 @@ def test_a_partition_is_offered_a_larger_mode() -> None:
     ]
     larger = [load_profile(str(gpu)) for gpu in gpus if gpu]
     assert any(p.partition and p.partition.of == "mi300x" for p in larger)
+    whole = fitted("meta-llama/Llama-3.1-70B-Instruct", "mi300x-cpx", "0.11.0", max_model_len=4608).options[0]
+    assert whole.settings == {"gpu": "mi300x"}, "131 of 192 GiB; DPX holds 96"
 
 
 def test_vllm_fits_the_context_of_auto_to_the_cache() -> None:
