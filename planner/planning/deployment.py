@@ -9,12 +9,7 @@ from math import ceil, exp
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Literal
 
-from planner import (
-    engine,
-    memory,
-    simulator,
-    timing,
-)  # what they offer is loaded where it is used: ``fit`` needs no time
+from planner import engine, memory, simulator, timing  # loaded where they are used: ``fit`` needs no time
 from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layout, features_of, recipe_for, resolve
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant
