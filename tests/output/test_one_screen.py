@@ -110,7 +110,7 @@ def test_an_answer_fits_one_screen(line: str) -> None:
 def test_a_script_with_switches_fits_one_screen(tmp_path: Path) -> None:
     (tmp_path / "serve.sh").write_text(SCRIPT)
     said = assert_fits("check", "--gpu", "h100", str(tmp_path / "serve.sh"))
-    assert said.startswith(f"{LLAMA} on 1 x h100-sxm, vLLM 0.32.0: vLLM refuses 3 options")  # as bash has it unset
+    assert said.startswith(f"{LLAMA} on 1 x h100-sxm, vLLM 0.32.0: planner does not model 3 options")
 
 
 def test_the_folder_of_a_plan_fits_one_screen(tmp_path: Path) -> None:
