@@ -1,5 +1,6 @@
 """Largest value that meets a condition, which holds up to some value and fails beyond: cheap trials, and replays."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from math import ceil, exp, inf, log, sqrt
@@ -29,18 +30,12 @@ One = TypeVar("One", bound=Tried)
 
 def largest(meets: Callable[[int], bool], least: int, most: int) -> int:
     """Largest whole number from ``least`` to ``most`` that meets a condition; ``least`` where none does."""
-    while least < most:
-        middle = (least + most + 1) // 2
-        if meets(middle):
-            least = middle
-        else:
-            most = middle - 1
-    return least
+    return -smallest(lambda negative: meets(-negative), -most, -least)
 
 
 def smallest(meets: Callable[[int], bool], least: int, most: int) -> int:
     """Smallest whole number from ``least`` to ``most`` that meets a condition; ``most`` where none does."""
-    return -largest(lambda negative: meets(-negative), -most, -least)
+    return least + bisect_left(range(least, most), True, key=meets)
 
 
 def bracket(

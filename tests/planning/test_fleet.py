@@ -27,7 +27,7 @@ from planner.planning.defaults import RentedBy
 from planner.planning.search.disaggregated import (
     Disaggregated,
     Side,
-    best_division,
+    best_rate,
     disaggregate,
     prompt_kv_bytes,
     transfer_rate,
@@ -435,7 +435,7 @@ def side(gpus: int, rate: float) -> Side:
 @given(st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), st.floats(0.5, 9), st.floats(0.5, 9), st.integers(1, 24))
 def test_no_division_of_the_gpus_carries_more(p: int, d: int, p_rate: float, d_rate: float, gpus: int) -> None:
     every = (min(i * p_rate, j * d_rate) for i in range(gpus + 1) for j in range(gpus + 1) if i * p + j * d <= gpus)
-    assert best_division(side(p, p_rate), side(d, d_rate), gpus)[2] == pytest.approx(max(every))
+    assert best_rate(side(p, p_rate), side(d, d_rate), gpus) == pytest.approx(max(every))
 
 
 def test_rates_of_links_and_networks() -> None:

@@ -271,15 +271,12 @@ def prompt_kv_bytes(deployment: Deployment, input_len: int) -> int:
     return pool.blocks_per_request(input_len) * max(stage.block_bytes for stage in deployment.budget.stages)
 
 
-def best_division(prefill: Side, decode: Side, gpus: int) -> tuple[int, int, float]:
-    """Servers of each side on ``gpus`` GPUs that carry most, and requests per second; zeros where none fits."""
-    best = (0, 0, 0.0)
-    for first in range(1, gpus // prefill.num_gpus + 1):
-        second = (gpus - first * prefill.num_gpus) // decode.num_gpus
-        rate = min(first * prefill.load.value, second * decode.load.value)
-        if rate > best[2]:
-            best = (first, second, rate)
-    return best
+def best_rate(prefill: Side, decode: Side, gpus: int) -> float:
+    """Requests per second of the division of ``gpus`` GPUs that carries most; 0 where none fits."""
+    firsts = range(1, gpus // prefill.num_gpus + 1)
+    divisions = ((first, (gpus - first * prefill.num_gpus) // decode.num_gpus) for first in firsts)
+    rates = (min(first * prefill.load.value, second * decode.load.value) for first, second in divisions)
+    return max(rates, default=0.0)
 
 
 class _Sizes:
@@ -342,7 +339,7 @@ class _Sizes:
             tpot_ms=decode.expected_ms("tpot"),
             aggregated_gpus=gpus,
             aggregated_rate=both * aggregated.value,
-            disaggregated_rate=best_division(prefill, decode, gpus)[2],
+            disaggregated_rate=best_rate(prefill, decode, gpus),
         )
 
     def prefill(self, decode: Side, transfer: Transfer) -> tuple[Side, Transfer] | None:

@@ -59,6 +59,7 @@ class Mix:
 
 def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequence[Rent], spares: int = 0) -> Mix | None:
     """The cheapest mix that carries every load (requests per second); None where there is none."""
+    from scipy.linalg import block_diag
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     classes, kinds, types = len(loads), len(offers), len(rents)
@@ -67,25 +68,19 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
     most = [[ceil(load / o.capacity[c]) if o.capacity[c] > 0 else 0 for o in offers] for c, load in enumerate(loads)]
     used, rented = classes * kinds, classes * kinds + kinds  # where u and r begin
     size = rented + types
-    rows: list[tuple[np.ndarray, float, float]] = []
-    for c, load in enumerate(loads):
-        row = np.zeros(size)
-        row[c * kinds : (c + 1) * kinds] = [offer.capacity[c] / load for offer in offers]
-        rows.append((row, 1.0, np.inf))
-    for k in range(kinds):
-        row = np.zeros(size)
-        row[k:used:kinds] = 1
-        row[used + k] = -sum(most[c][k] for c in range(classes))
-        rows.append((row, -np.inf, 0.0))
-    for g, rent in enumerate(rents):
-        row, each = np.zeros(size), np.array([offer.gpus * (offer.gpu == g) for offer in offers])
-        row[:used], row[used:rented] = np.tile(each, classes), each * spares
-        row[rented + g] = -rent.gpus
-        rows.append((row, -np.inf, 0.0))
-    for package in dict.fromkeys(rent.package for rent in rents if rent.package):
-        row = np.zeros(size)
-        row[rented:] = [rent.package == package for rent in rents]
-        rows.append((row, -np.inf, min(rent.stock for rent in rents if rent.package == package)))
+    sizes = np.array([[offer.gpus * (offer.gpu == g) for offer in offers] for g in range(types)])
+    packages = list(dict.fromkeys(rent.package for rent in rents if rent.package))
+    stocks = [min(rent.stock for rent in rents if rent.package == package) for package in packages]
+    carried = block_diag(*([offer.capacity[c] / load for offer in offers] for c, load in enumerate(loads)))
+    shared = np.array([[rent.package == package for rent in rents] for package in packages]).reshape(-1, types)
+    rows = [
+        [carried, np.zeros((classes, kinds + types))],
+        [np.tile(np.eye(kinds), classes), -np.diag(np.sum(most, axis=0)), np.zeros((kinds, types))],
+        [np.tile(sizes, classes), sizes * spares, -np.diag([rent.gpus for rent in rents])],
+        [np.zeros((len(packages), rented)), shared],
+    ]
+    least = [*[1.0] * classes, *[-inf] * (kinds + types + len(packages))]
+    limit = [*[inf] * classes, *[0.0] * (kinds + types), *stocks]
     price = np.zeros(size)
     price[rented:] = [rent.price for rent in rents]
     price[:used] = TIE * (min((rent.price for rent in rents if rent.price > 0), default=1.0))
@@ -94,7 +89,7 @@ def cheapest_mix(loads: Sequence[float], offers: Sequence[Offer], rents: Sequenc
         price,
         integrality=np.ones(size),
         bounds=Bounds(np.zeros(size), np.array(upper, dtype=float)),
-        constraints=LinearConstraint(*(np.array(part) for part in zip(*rows, strict=True))),
+        constraints=LinearConstraint(np.block(rows), least, limit),
         options={"time_limit": TIME_LIMIT_S, "mip_rel_gap": 0.0},  # Ctrl-C waits for it
     )
     if found.x is None:
