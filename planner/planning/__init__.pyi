@@ -15,7 +15,7 @@ from .deployment import resolve_deployment as resolve_deployment
 
 # A model, a GPU, engine arguments, a version and a calibration
 from .serving import Serving as Serving
-from .serving import Bench as Bench
+from .defaults import Bench as Bench
 from .serving import GpuName as GpuName
 from .serving import ModelName as ModelName
 from .serving import check_context as check_context

@@ -11,9 +11,9 @@ from typing import Any
 from planner.engine import EngineConfig, flag_status
 from planner.errors import PlannerError
 from planner.model import resolve_model
-from planner.planning.defaults import PROMPTS_PER_SLOT, Goal
+from planner.planning.defaults import PROMPTS_PER_SLOT, Bench, Goal
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Bench, Prediction
+from planner.planning.predict import Prediction
 from planner.resources import package_dir
 from planner.workload import Load
 
@@ -54,14 +54,14 @@ class Advised:
         match entry.get("kind"):
             case "copies" if config.num_gpus == config.tensor_parallel_size > 1:
                 share = load.share_of(config.num_gpus, most=ceil(load.num_prompts / config.num_gpus))
-                one = self._changed(tensor_parallel_size=1, enable_expert_parallel=False)
+                one = self.deployment.with_settings(tensor_parallel_size=1, enable_expert_parallel=False)
                 spread = f"{config.num_gpus} servers on the same GPUs, {self._difference(one, share)}"
                 return (f"TP {config.num_gpus}", spread) if one.fits else ("", "")
             case "held" if "--max-num-seqs" in (self.options or ()):
                 served, full = self.deployment.requests_served(load.longest_len), _in_flight(load, config.max_running)
                 held = int(served)
                 if 0 < held < min(config.max_num_seqs, full.num_prompts):
-                    fewer = self._changed(max_num_seqs=held)
+                    fewer = self.deployment.with_settings(max_num_seqs=held)
                     return f"{config.max_num_seqs:,} and {held:,}", self._difference(fewer, full, self.deployment)
             case "multiple" if over := load.num_prompts % config.max_num_seqs:
                 full = replace(load, num_prompts=load.num_prompts - over + config.max_num_seqs)
@@ -69,7 +69,8 @@ class Advised:
             case "graphs" if self.options is not None and captures_by_context(config):
                 captured = int(self.options.get(TO_CAPTURE, CAPTURED_LEN))
                 if captured < min(config.max_model_len, load.longest_len) and not config.enforce_eager:
-                    eager = self._changed(enforce_eager=True)  # a bound: it is so beyond that length alone
+                    # a bound: no graphs beyond that length alone
+                    eager = self.deployment.with_settings(enforce_eager=True)
                     return f"{captured:,}", f"{self._difference(self.deployment, load, eager)} at most"
             case None:
                 return self._settings(entry)
@@ -84,15 +85,12 @@ class Advised:
         if not changes or ("enable_prefix_caching" in changes and load.reused):
             return "", ""
         here = ", ".join(f"{name} {getattr(config, name)}" for name in changes)
-        other = self._changed(**changes)
+        other = self.deployment.with_settings(**changes)
         if "checkpoint" in entry:
             other = replace(other, model=resolve_model(entry["checkpoint"], network=False).model, checkpoint=None)
         if "max_num_seqs" in changes:
             load = _in_flight(load, other.config.max_running)
         return here, self._difference(other, load)
-
-    def _changed(self, **changes: Any) -> Deployment:
-        return replace(self.deployment, config=replace(self.deployment.config, **changes))
 
     def _difference(self, other: Deployment, load: Load, before: Deployment | None = None) -> str:
         """The figures of ``other`` beside the engine's own, or those of ``before`` under its load."""

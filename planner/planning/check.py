@@ -19,11 +19,11 @@ from planner.model import Model, resolve_model, with_overrides
 from planner.planning import defaults
 from planner.planning.advice import Advised
 from planner.planning.calibration import SHIPPED, Local
-from planner.planning.defaults import Goal
+from planner.planning.defaults import Bench, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
-from planner.planning.predict import Bench, Prediction
+from planner.planning.predict import Prediction
 from planner.planning.search.candidate import Merit, Ranking
 from planner.planning.search.departures import recipe_of
 from planner.planning.search.plans import for_users

@@ -7,6 +7,7 @@ from planner.workload import CONFIDENCE as CONFIDENCE
 Goal = Literal["min-latency", "max-throughput", "balanced"]
 #: The unit of equal hardware: whole GPUs (``package``), nodes, or logical GPUs, where a partition counts as one.
 Per = Literal["package", "node", "gpu"]
+Bench = Literal["serve", "throughput", "latency"]
 Objective = Literal["usd", "gpus", "watts"]  #: quantity that a fleet minimises
 RentedBy = Literal["gpu", "node"]  #: ``gpu``: single GPUs, of partitions whole packages
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, exp
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from planner import engine, memory, simulator, timing  # loaded where they are used: ``fit`` needs no time
 from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layout, features_of, recipe_for, resolve
@@ -161,6 +161,10 @@ class Deployment:
         values |= {name: min(values[name], 1.0) for name in timing.SHARES}
         return replace(self, moved=replace(self.efficiency, **values))
 
+    def with_settings(self, **settings: Any) -> Deployment:
+        """A copy with other settings of the engine, whose defaults and legality are not looked at again."""
+        return replace(self, config=replace(self.config, **settings))
+
     def in_16_bits(self) -> Deployment | None:
         """A copy with the weights as they were before they were quantised; None where they do not fit."""
         base = self.model.quantization.base.name
@@ -172,7 +176,7 @@ class Deployment:
         """The engine with ``steps`` for each visit of its scheduler: V0 takes several, except on a CPU."""
         if self.config.engine != "V0" or self.profile.platform == "cpu":
             return self
-        return replace(self, config=replace(self.config, num_scheduler_steps=steps))
+        return self.with_settings(num_scheduler_steps=steps)
 
     def typical_steps(self, served: Replay) -> dict[str, StepBreakdown]:
         """The average decode step and the average step with prompt tokens of a replay, operator by operator."""

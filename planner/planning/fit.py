@@ -148,7 +148,8 @@ class Fit:
     @cached_property
     def largest_max_num_seqs(self) -> int:
         """The largest ``max_num_seqs`` with which the engine still starts, up to ``max_num_batched_tokens``."""
-        return largest(lambda places: self._fits_with(max_num_seqs=places), 0, self.config.max_num_batched_tokens)
+        starts_with = self.deployment.with_settings
+        return largest(lambda places: starts_with(max_num_seqs=places).fits, 0, self.config.max_num_batched_tokens)
 
     @cached_property
     def smallest_gpu_memory_utilization(self) -> float | None:
@@ -159,7 +160,8 @@ class Fit:
         lacking = min(c.margin.mid for c in conditions if c.name not in (FREE, LOADING, GRAPHS))
         wanted = self.stage.requested_bytes - lacking
         smallest = max(0.01, ceil(100 * wanted / self.budget.memory_bytes) / 100)
-        return smallest if smallest <= 1 and self._fits_with(gpu_memory_utilization=smallest) else None
+        fits = smallest <= 1 and self.deployment.with_settings(gpu_memory_utilization=smallest).fits
+        return smallest if fits else None
 
     @property
     def smallest_kv_cache_memory_bytes(self) -> int | None:
@@ -178,9 +180,6 @@ class Fit:
             Outcome(env, engine.verdict, round(engine.probability_fits, 3), **_held(engine))
             for env, engine in (engines if self.budget.features.sampler == "unknown" else ())
         )
-
-    def _fits_with(self, **settings: Any) -> bool:
-        return replace(self.deployment, config=replace(self.config, **settings)).fits
 
     @property
     def kv_cache(self) -> Interval:

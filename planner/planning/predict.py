@@ -16,19 +16,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from planner import simulator
 from planner.engine import bench_backend
+from planner.planning.defaults import Bench
 from planner.planning.deployment import Deployment
 from planner.planning.uncertainty import MOST_PROMPTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps, least_upper
 from planner.timing import Batch
 from planner.units import MS
 from planner.workload import OF_A_REQUEST, By, Load, Slo
 
-Bench = Literal["serve", "throughput", "latency"]
 THROUGHPUT = "the throughput of full batches"
 
 
@@ -165,10 +165,9 @@ class Prediction:
     @cached_property
     def unaided(self) -> Prediction | None:
         """The prediction without ``--kv-offloading-size``, where host memory keeps blocks of the load."""
-        config = self.deployment.config
-        if self.bench != "serve" or not config.kv_offloading_size or not self.load.reused:
+        if self.bench != "serve" or not self.deployment.config.kv_offloading_size or not self.load.reused:
             return None
-        bare = replace(self.deployment, config=replace(config, kv_offloading_size=None))
+        bare = self.deployment.with_settings(kv_offloading_size=None)
         return Prediction.of(bare, self.load, percentiles=self.percentiles, goodput=self.goodput)
 
     @property

@@ -9,7 +9,7 @@ from inspect import signature
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,6 +21,7 @@ from planner.memory import Basis
 from planner.model import Model, ResolvedModel, as_quantized, catalog_ids, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local, local_for
+from planner.planning.defaults import Bench
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit import Fit, fit_of
 from planner.units import in_range, meant
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 ModelName = str | PathLike[str] | ResolvedModel
 #: A profile's id or alias, ``local``, or the path of a ``.toml`` file; or what ``load_gpu`` gave.
 GpuName = str | PathLike[str] | GpuProfile
-Bench = Literal["serve", "throughput", "latency"]
 
 
 @dataclass(frozen=True, init=False)

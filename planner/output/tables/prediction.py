@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
 from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, lasting, layout_in_words, sent_words
-from planner.planning import ClassFigures, Deployment, Prediction, steady_per_s, why_not
+from planner.planning import Bench, ClassFigures, Deployment, Prediction, steady_per_s, why_not
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
 from planner.units import MS, TB, TFLOP, counted, format_bytes, percent
 from planner.workload import Load
 
-Bench = Literal["serve", "throughput", "latency"]
 TABLES = {"serve": serve_table, "throughput": throughput_table, "latency": latency_table}
 OPERATOR_COLUMNS = columns_of(
     "operators",

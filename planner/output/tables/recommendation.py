@@ -96,8 +96,8 @@ class Recommendation(Answer):
 
     def _advised(self, plan: planning.Plan) -> Iterator[str]:
         served = self._candidates[id(plan)]
-        measured = (served.searched or served).deployment  # with the context of the serving line
-        engine = replace(measured, config=replace(measured.config, max_model_len=plan.max_model_len))
+        measured = (served.searched or served).deployment
+        engine = measured.with_settings(max_model_len=plan.max_model_len)  # the context of the serving line
         figures = plan.benchmark_line.model_dump() if plan.benchmark_line else plan.predicted
         known = figures["output_throughput_per_gpu"], figures["mean_e2el_ms"] * MS
         goal = None if self.objective.targets else self.objective.goal

@@ -146,7 +146,7 @@ class Subject:
         """
         serving = self._serving(args, version)
         deployment = (serving.offline if offline else serving.deployment).stepping(steps)
-        if replace(deployment, config=replace(deployment.config, speculative_config=None)).fits:
+        if deployment.with_settings(speculative_config=None).fits:
             return deployment
         fit, name, gpus = serving.fit(), self.resolved.resolved, self.workflow.gpus
         taken = {"gpu", "tensor_parallel_size", "kv_cache_dtype", "allow_unvalidated"}  # the last one by itself

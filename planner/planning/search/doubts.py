@@ -148,7 +148,7 @@ def _looser(deployment: Deployment, objective: Objective, servers: int) -> str:
     slos = tuple(replace(slo, limit_ms=defaults.LOOSER * slo.limit_ms) for slo in objective.slos)
     looser, config = replace(objective, targets=replace(objective.targets, slos=slos)), deployment.config
     places = min(max(config.max_num_seqs, defaults.USUAL_BATCH), config.most_decodes)
-    wide = replace(deployment, config=replace(config, max_num_seqs=places))
+    wide = deployment.with_settings(max_num_seqs=places)
     engine, half = wide if wide.fits else deployment, int(servers / TIMES)
     count, *_ = fewest_servers(lambda count: share_of(engine, looser, count, exactly=True), 1, half, half)
     flags = " ".join(f"--{slo.metric} {slo.limit_ms:g}" for slo in slos)

@@ -592,7 +592,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         graphs = engine.capture_size(replace(fixed, max_num_seqs=min(busy, places)), config.version, candidate.profile)
         wide = replace(own, config=replace(fixed, max_num_seqs=places, max_cudagraph_capture_size=graphs))
         if not given.max_model_len:
-            wide = replace(wide, config=replace(wide.config, max_model_len=_longest_context(wide)))
+            wide = wide.with_settings(max_model_len=_longest_context(wide))
         holds = wide.requests_served(space.planned_len(objective.load), pessimistic=cautious) >= in_flight
         if wide.config != config and wide.fits and not wide.lacking_states and (holds or load):
             yield wide

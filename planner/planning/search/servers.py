@@ -283,7 +283,7 @@ class Servers:
         deployment, objective, servers = self.candidate.deployment, self.objective, self.candidate.servers
         if not (deployment.config.kv_offloading_size and objective.load.reused and self.candidate.load):
             return None
-        bare = replace(deployment, config=replace(deployment.config, kv_offloading_size=None))
+        bare = deployment.with_settings(kv_offloading_size=None)
         serve = partial(share_of, bare, objective, exactly=bool(objective.slos))
         without = serve(servers)
         count: int | None = servers
