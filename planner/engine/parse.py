@@ -10,7 +10,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -136,8 +136,7 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
         flag, joined = spelled(word), word.partition("=")[2]
         status = flag_status(version, flag, command)
         if not status:
-            near = get_close_matches(flag, known_flags(version, command), n=1, cutoff=0.7)
-            yield FlagProblem(flag, str(status), status.hint or (f"nearest: {near[0]}" if near else ""))
+            yield FlagProblem(flag, str(status), status.hint or _nearest(flag, known_flags(version, command)))
             continue
         following = words[index + 1] if index + 1 < len(words) else ""
         if not takes_value(version, flag):
@@ -150,6 +149,10 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
             yield from _check_keys(flag, config, key_list(_LONG.get(flag, flag)), version)
         else:
             yield from _check_value(flag, joined or following, version)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return "".join(f"nearest: {near}" for near in get_close_matches(name, known, n=1, cutoff=0.7))
 
 
 def _left_open(word: str, value: str) -> FlagProblem:
@@ -180,18 +183,16 @@ def _check_choice(word: str, name: str, value: str, version: EngineVersion) -> I
     if name.endswith(("_backend", "cudagraph_mode")):
         value = {one.lower(): one for one in known}.get(value.lower().replace("-", "_"), value)
     if known and not (status := value_status(version, name, value)) and not set(value) & {*"$."}:  # a dot: a class
-        near = get_close_matches(value, known, n=1, cutoff=0.7)
-        listed = f"nearest: {near[0]}" if near else f"use one of: {', '.join(known)}" if len(known) < 9 else ""
-        yield FlagProblem(f"{word} {value}", str(status), status.hint or listed or "leave it out")
+        listed = f"use one of: {', '.join(known)}" if len(known) < 9 else "leave it out"
+        yield FlagProblem(f"{word} {value}", str(status), status.hint or _nearest(value, known) or listed)
 
 
 def _check_keys(flag: str, config: dict[str, object], kind: str, version: EngineVersion) -> Iterator[FlagProblem]:
     fatal = version.release >= _KEYS_REFUSED_SINCE.get(kind, (0, 16))
     for key, value in config.items() if kind else ():
         if not (status := value_status(version, kind, key)):
-            near = get_close_matches(key, known_values(version, kind), n=1, cutoff=0.7)
-            hint = status.hint or (f"nearest: {near[0]}" if near and status.state == "unknown" else "leave it out")
-            yield FlagProblem(f"{flag} {key}", str(status), hint, fatal)
+            near = _nearest(key, known_values(version, kind)) if status.state == "unknown" else ""
+            yield FlagProblem(f"{flag} {key}", str(status), status.hint or near or "leave it out", fatal)
         elif isinstance(value, dict):
             yield from _check_keys(f"{flag} {key}", value, key_list(key), version)
         elif isinstance(value, str):
@@ -293,8 +294,7 @@ def _check_parsers(options: Mapping[str, str], version: EngineVersion) -> Iterat
         flag, plugin = f"--{option}", f"--{option.replace('-call', '')}-plugin"
         name = options.get(flag, "")
         if name and "$" not in name and plugin not in options and not (status := value_status(version, kind, name)):
-            near = get_close_matches(name, known_values(version, kind), n=1, cutoff=0.7)
-            hint = status.hint or (f"nearest: {near[0]}" if near else f"or load it by {plugin}")
+            hint = status.hint or _nearest(name, known_values(version, kind)) or f"or load it by {plugin}"
             yield FlagProblem(f"{flag} {name}", str(status), hint, fatal=auto or kind == "reasoning_parser")
 
 

@@ -57,13 +57,13 @@ def print_profile(profile: GpuProfile, output: str) -> None:
     if output == "json":
         print(json_text(profile.model_dump(mode="json", exclude_none=True)), end="")
         return
-    rows = [_figure(path, fact) for path, fact in profile.figures()]
-    if output != "table":
-        print(records_text(rows, output, FIGURE_COLUMNS), end="")
-        return
     names = f" (also {', '.join(profile.aliases)})" if profile.aliases else ""
-    print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
+    if output == "table":
+        print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
+    rows = [_figure(path, fact) for path, fact in profile.figures()]
     print(records_text(rows, output, FIGURE_COLUMNS), end="")
+    if output != "table":
+        return
     print()
     for key, source in profile.sources.items():
         print(wrapped(f"{key}: {source.title} ({source.retrieved})", rest="  "))
