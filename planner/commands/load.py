@@ -8,27 +8,12 @@ from math import floor, inf, isfinite
 from typing import TYPE_CHECKING, Any
 
 from planner import hardware
+from planner import workload as loads
 from planner.commands.options import assignments
 from planner.engine import flag_of
 from planner.errors import InputError
 from planner.planning import defaults, price_of
 from planner.units import whole_number
-from planner.workload import (
-    LATENCIES,
-    NAMED,
-    OF_A_REQUEST,
-    Load,
-    Targets,
-    benchmarks,
-    check_classes,
-    check_rate,
-    check_workload,
-    named_sessions,
-    parse_slos,
-    refuse_gaps_of_one_token,
-    targets_in_words,
-    use_cases,
-)
 
 if TYPE_CHECKING:
     from planner.commands.declare import Rivals
@@ -107,16 +92,18 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
         return dict(options), (*in_ms, *_of_classes_alone(given))
     refuse_contradictions(given, planned=True)
     name = checked_workload(given.pop("use_case"))
-    case, load = dict(use_cases()[name]), dict[str, Any](workload=name)
+    case, load = dict(loads.use_cases()[name]), dict[str, Any](workload=name)
     case.pop("source")
     if given.get("trace") or given.get("classes"):
         load = {}
-    elif name in NAMED and any(length in given for length in LENGTHS):
-        named = NAMED[name]
+    elif name in loads.NAMED and any(length in given for length in LENGTHS):
+        named = loads.NAMED[name]
         load = {"input_len": named.input_len, "output_len": named.output_len, "random_range_ratio": named.range_ratio}
     options = {**load, **case, **given}
-    slos = parse_slos({metric: case.get(metric) for metric in LATENCIES.keys() - given}, options.get("percentile"))
-    sets = f"{targets_in_words(slos)}; change with {' and '.join(f'--{slo.metric}' for slo in slos)}"
+    slos = loads.parse_slos(
+        {metric: case.get(metric) for metric in loads.LATENCIES.keys() - given}, options.get("percentile")
+    )
+    sets = f"{loads.targets_in_words(slos)}; change with {' and '.join(f'--{slo.metric}' for slo in slos)}"
     sets = sets if slos else f"--goal {case['goal']}" if "goal" in case.keys() - given else ""
     return options, (*([f"--use-case {name} sets {sets}"] if sets else []), *in_ms, *_of_classes_alone(options))
 
@@ -124,7 +111,7 @@ def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str
 def _of_classes_alone(options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a note on each class that has targets, and so none of those for all of other metrics."""
     for one in options.get("classes") or ():
-        others = [name for name in OF_A_REQUEST if options.get(name) and name not in one.limits_ms]
+        others = [name for name in loads.OF_A_REQUEST if options.get(name) and name not in one.limits_ms]
         if one.limits_ms and others:
             flags, words = " and ".join(f"--{name}" for name in others), ",".join(f"{name}=MS" for name in others)
             yield f"class {one.name} has targets of its own, without {flags}: add {words} to it"
@@ -132,29 +119,29 @@ def _of_classes_alone(options: Mapping[str, Any]) -> Iterator[str]:
 
 def load_of(
     *, input_len: Any = None, output_len: Any = None, random_range_ratio: Any = None, workload: Any = None,
-    trace: Any = None, classes: Sequence[Load] = (), request_rate: float | None = None, num_prompts: int | None = None,
-    seed: int | None = None, burstiness: float | None = None, scheduling_policy: str | None = None,
-    random_prefix_len: int = 0,
-) -> Load:  # fmt: skip
+    trace: Any = None, classes: Sequence[loads.Load] = (), request_rate: float | None = None,
+    num_prompts: int | None = None, seed: int | None = None, burstiness: float | None = None,
+    scheduling_policy: str | None = None, random_prefix_len: int = 0,
+) -> loads.Load:  # fmt: skip
     """The load that these options name, an open loop if a rate is given. Raises InputError for impossible values."""
     if request_rate is not None:
-        check_rate(request_rate)
+        loads.check_rate(request_rate)
     rate = None if request_rate is None or not isfinite(request_rate) else request_rate
     rhythm: dict[str, Any] = {"seed": seed or 0, "burstiness": 1.0 if burstiness is None else burstiness}
     if num_prompts is not None:
         rhythm["num_prompts"] = num_prompts
     if trace is not None:
-        return Load.trace(trace, rate)
+        return loads.Load.trace(trace, rate)
     if classes:
-        check_classes(classes, scheduling_policy)
-        _ = Load(1, 1, **rhythm)  # refuses impossible values
-        return Load.classes_of(classes, **rhythm)
+        loads.check_classes(classes, scheduling_policy)
+        _ = loads.Load(1, 1, **rhythm)  # refuses impossible values
+        return loads.Load.classes_of(classes, **rhythm)
     sent = {**rhythm, "prefix_len": random_prefix_len, "request_rate": inf if request_rate is None else request_rate}
     if workload is None:
         input_len, output_len = (defaults.LEN if length is None else length for length in (input_len, output_len))
-        return Load(input_len, output_len, range_ratio=random_range_ratio or 0.0, **sent)
-    if checked_workload(workload) in NAMED:
-        return Load.named(workload, **sent)
+        return loads.Load(input_len, output_len, range_ratio=random_range_ratio or 0.0, **sent)
+    if checked_workload(workload) in loads.NAMED:
+        return loads.Load.named(workload, **sent)
     if random_prefix_len:
         both = f"--workload {workload} and {_flag(PREFIX)} are both given"
         raise InputError(both, hint="its prompts share what was said before: leave one out")
@@ -164,23 +151,23 @@ def load_of(
             hint="add --request-rate, requests per second of all servers together",
         )
     check_planned_rate(rate)
-    return Load.sessions(workload, rate, rhythm["seed"])
+    return loads.Load.sessions(workload, rate, rhythm["seed"])
 
 
 def checked_workload(name: Any, *, turns: bool = True) -> str:
     """``--workload``. Raises UnknownNameError, and InputError for one of several turns without ``turns``."""
-    check_workload(name, [*NAMED, *named_sessions()])
-    if name not in NAMED and not turns:
+    loads.check_workload(name, [*loads.NAMED, *loads.named_sessions()])
+    if name not in loads.NAMED and not turns:
         raise InputError(
             f"--workload {name} has turns, and a GPU here is sent lengths alone",
-            hint="ask planner predict serve, recommend or fleet, or name one of " + ", ".join(NAMED),
+            hint="ask planner predict serve, recommend or fleet, or name one of " + ", ".join(loads.NAMED),
         )
     return str(name)
 
 
 def planned_load(
     given: Mapping[str, Any], size: Mapping[str, Any], scheduling_policy: str | None
-) -> tuple[Load, Targets | None]:
+) -> tuple[loads.Load, loads.Targets | None]:
     """The load and the targets of ``PlannedLoad``. Raises InputError where options contradict each other."""
     refuse_contradictions({**given, **size}, planned=True)
     burstiness, least = given.get("burstiness"), defaults.LEAST_BURSTINESS
@@ -191,14 +178,14 @@ def planned_load(
         )
     names = (*LENGTHS, PREFIX, "workload", "trace", "classes", "request_rate", "seed")
     of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
-    limits_ms: dict[str, float | None] = {name: given.get(name) for name in LATENCIES}
+    limits_ms: dict[str, float | None] = {name: given.get(name) for name in loads.LATENCIES}
     sized = any(limits_ms.values()) or size.get("budget") or size.get("have")
-    largest = sized and given.get("workload") in named_sessions() and not given.get("request_rate")
+    largest = sized and given.get("workload") in loads.named_sessions() and not given.get("request_rate")
     if largest:
         of_load["request_rate"] = 1.0  # the search deals turns anew at each rate
     load = load_of(**of_load, scheduling_policy=scheduling_policy)
     if load.classes and "num_prompts" in given:
-        benchmarks(load.classes, given["num_prompts"])  # refuses a class of which that many send none
+        loads.benchmarks(load.classes, given["num_prompts"])  # refuses a class of which that many send none
     percentile = given.get("percentile")
     of_targets = {name: given.get(name) for name in ("confidence", "request_rate", "max_concurrency", "router")}
     targets = targets_of(
@@ -209,10 +196,10 @@ def planned_load(
 
 
 def targets_of(
-    load: Load, limits_ms: Mapping[str, float | None], *, percentile: str | None = None,
+    load: loads.Load, limits_ms: Mapping[str, float | None], *, percentile: str | None = None,
     confidence: float | None = None, request_rate: float | None = None, max_concurrency: int | None = None,
     router: Router | None = None,
-) -> Targets | None:  # fmt: skip
+) -> loads.Targets | None:  # fmt: skip
     """The targets under ``load``, and how much of it all servers carry; None without targets and without a rate."""
     slos = slos_of(load.classes or (load,), limits_ms, percentile)
     single = "--percentile" if percentile else "--confidence" if confidence else ""
@@ -221,7 +208,7 @@ def targets_of(
     if router == "prefix-aware" and not (load.reused or load.origin):
         raise InputError(
             "--router prefix-aware has nothing to go with: what these prompts have in common is not known",
-            hint="add --trace, or --workload with one of " + ", ".join(named_sessions()),
+            hint="add --trace, or --workload with one of " + ", ".join(loads.named_sessions()),
         )
     trust = confidence or defaults.CONFIDENCE
     if load.recorded is not None:
@@ -230,27 +217,29 @@ def targets_of(
         check_planned_rate(
             load.request_rate, "--trace: the rate of its busiest stretch" if load.origin else "--request-rate"
         )
-        return Targets(slos, "rate", load.request_rate, confidence=trust, router=router)
+        return loads.Targets(slos, "rate", load.request_rate, confidence=trust, router=router)
     if not slos and request_rate is None:
         return None
     if request_rate is not None:
         check_planned_rate(request_rate, more="; leave it out for the most that one server carries")
     if max_concurrency is not None:
-        return Targets(slos, "concurrency", float(max_concurrency), confidence=trust, router=router)
-    return Targets(slos, "rate", request_rate, confidence=trust, router=router)
+        return loads.Targets(slos, "concurrency", float(max_concurrency), confidence=trust, router=router)
+    return loads.Targets(slos, "rate", request_rate, confidence=trust, router=router)
 
 
-def slos_of(classes: Sequence[Load], limits_ms: Mapping[str, float | None], percentile: str | None) -> tuple[Slo, ...]:
+def slos_of(
+    classes: Sequence[loads.Load], limits_ms: Mapping[str, float | None], percentile: str | None
+) -> tuple[Slo, ...]:
     """The targets of all, or of each class its own. Raises InputError for gaps where answers have one token."""
-    slos = parse_slos(limits_ms, percentile)
+    slos = loads.parse_slos(limits_ms, percentile)
     if any(one.limits_ms for one in classes):
-        of_the_server = tuple(slo for slo in slos if slo.metric not in OF_A_REQUEST)
-        others = tuple(slo for slo in slos if slo.metric in OF_A_REQUEST)
-        by_class = [(one.name, parse_slos(one.limits_ms, percentile) or others) for one in classes]
+        of_the_server = tuple(slo for slo in slos if slo.metric not in loads.OF_A_REQUEST)
+        others = tuple(slo for slo in slos if slo.metric in loads.OF_A_REQUEST)
+        by_class = [(one.name, loads.parse_slos(one.limits_ms, percentile) or others) for one in classes]
         slos = (*of_the_server, *(replace(slo, group=name) for name, targets in by_class for slo in targets))
     for one in classes:
         if one.recorded is None and not one.range_ratio:
-            refuse_gaps_of_one_token([slo for slo in slos if slo.group in ("", one.name)], one.output_len)
+            loads.refuse_gaps_of_one_token([slo for slo in slos if slo.group in ("", one.name)], one.output_len)
     return slos
 
 

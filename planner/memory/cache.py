@@ -26,19 +26,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from planner import model as models
 from planner.engine import EngineConfig, Latents, features_of, held_heads
 from planner.errors import InputError
 from planner.hardware import GpuProfile
-from planner.model import (
-    KV_ELEMENT_BYTES,
-    Attention,
-    CompressedAttention,
-    LatentAttention,
-    Mixer,
-    Model,
-    SparseIndexer,
-    StateMixer,
-)
 
 Kind = Literal["full", "window", "chunk", "cross", "state"]
 #: Bytes of one MLA token and layer in formats that pack latent, rotary key and scales into one row.
@@ -120,15 +111,15 @@ class CacheSettings:
 
 def element_bytes(kv_cache_dtype: str) -> int:
     """Bytes of one cached element. Raises InputError for a type whose layout is not known."""
-    known = KV_ELEMENT_BYTES.get(kv_cache_dtype)
+    known = models.KV_ELEMENT_BYTES.get(kv_cache_dtype)
     if known is None:
-        names = ", ".join((*KV_ELEMENT_BYTES, *PACKED_MLA_BYTES))
+        names = ", ".join((*models.KV_ELEMENT_BYTES, *PACKED_MLA_BYTES))
         raise InputError(f"--kv-cache-dtype {kv_cache_dtype}: bytes per token not known", hint=f"one of: {names}")
     return int(known)
 
 
 def layer_specs(
-    model: Model, settings: CacheSettings, drafts: Sequence[tuple[int, CacheSpec]] = ()
+    model: models.Model, settings: CacheSettings, drafts: Sequence[tuple[int, CacheSpec]] = ()
 ) -> tuple[tuple[int, CacheSpec], ...]:
     """(layer, spec) of every cache of the model, in vLLM's order; a layer can keep several. ``drafts`` come as layers
     beyond the last. Pages of attention and states are made equal (``align_states``)."""
@@ -138,10 +129,10 @@ def layer_specs(
 
 
 def specs_of(
-    model: Model, mixers: Iterable[Mixer | None], settings: CacheSettings, *, first_layer: int = 0
+    model: models.Model, mixers: Iterable[models.Mixer | None], settings: CacheSettings, *, first_layer: int = 0
 ) -> list[tuple[int, CacheSpec]]:
     """(layer, spec) of each of ``mixers``, counted from ``first_layer``, before pages are made equal."""
-    known: dict[Mixer, tuple[CacheSpec, ...]] = {}
+    known: dict[models.Mixer, tuple[CacheSpec, ...]] = {}
     found: list[tuple[int, CacheSpec]] = []
     for index, mixer in enumerate(mixers, first_layer):
         if mixer is None:
@@ -152,17 +143,17 @@ def specs_of(
     return found
 
 
-def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterator[CacheSpec]:
-    if isinstance(mixer, StateMixer):
+def _mixer_specs(model: models.Model, mixer: models.Mixer, settings: CacheSettings) -> Iterator[CacheSpec]:
+    if isinstance(mixer, models.StateMixer):
         yield CacheSpec("state", settings.block_size, state_bytes=state_bytes(model, mixer, settings))
-    elif isinstance(mixer, LatentAttention):
+    elif isinstance(mixer, models.LatentAttention):
         eight_bits = settings.kv_cache_dtype.startswith("fp8")
         packed = mixer.indexer and eight_bits and settings.packs_sparse_latents
         dtype = "fp8_ds_mla" if packed else settings.kv_cache_dtype
         yield CacheSpec("full", settings.block_size, latent_bytes(mixer, replace(settings, kv_cache_dtype=dtype)))
         if mixer.indexer and mixer.indexer.head_dim:  # some layers use the indexer of a layer before them
             yield CacheSpec("full", settings.block_size, indexer_bytes(mixer.indexer))
-    elif isinstance(mixer, CompressedAttention):
+    elif isinstance(mixer, models.CompressedAttention):
         yield from _compressed_specs(mixer)
     elif not mixer.shared:
         yield _attention_spec(model, mixer, settings)
@@ -170,7 +161,7 @@ def _mixer_specs(model: Model, mixer: Mixer, settings: CacheSettings) -> Iterato
             yield CacheSpec("full", settings.block_size, mixer.indexer.head_dim * element_bytes(settings.dtype))
 
 
-def _attention_spec(model: Model, mixer: Attention, settings: CacheSettings) -> CacheSpec:
+def _attention_spec(model: models.Model, mixer: models.Attention, settings: CacheSettings) -> CacheSpec:
     heads = held_heads(mixer.num_kv_heads, settings.tensor_parallel_size)
     token_bytes = heads * (mixer.head_dim + mixer.v_head_dim) * element_bytes(settings.kv_cache_dtype)
     if mixer.cross:
@@ -180,7 +171,7 @@ def _attention_spec(model: Model, mixer: Attention, settings: CacheSettings) -> 
     return CacheSpec(kind, settings.block_size, token_bytes, mixer.span_tokens or 0)
 
 
-def latent_bytes(mixer: LatentAttention, settings: CacheSettings) -> int:
+def latent_bytes(mixer: models.LatentAttention, settings: CacheSettings) -> int:
     """Bytes of one token in one MLA layer: the same on every rank, whatever TP is, where latents are kept."""
     if packed := PACKED_MLA_BYTES.get(settings.kv_cache_dtype):
         return packed
@@ -193,12 +184,12 @@ def latent_bytes(mixer: LatentAttention, settings: CacheSettings) -> int:
     return elements * size
 
 
-def indexer_bytes(indexer: SparseIndexer) -> int:
+def indexer_bytes(indexer: models.SparseIndexer) -> int:
     """Bytes of one token in the cache of a sparse-attention indexer: 8-bit key, 4-byte scale per 128 elements."""
     return indexer.head_dim + 4 * -(-indexer.head_dim // 128)
 
 
-def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int:
+def state_bytes(model: models.Model, mixer: models.StateMixer, settings: CacheSettings) -> int:
     """Bytes of one request's state in one layer on one rank. The convolution has one more column per draft token."""
     held_in_fp32 = mixer.kind in FP32_STATE_KINDS or model.architecture.startswith(FP32_STATE_ARCHITECTURES)
     dtype = mixer.recurrent_dtype or ("fp32" if held_in_fp32 else settings.dtype)
@@ -209,7 +200,7 @@ def state_bytes(model: Model, mixer: StateMixer, settings: CacheSettings) -> int
     return -(-whole * held_heads(mixer.num_heads, settings.tensor_parallel_size) // mixer.num_heads)
 
 
-def _compressed_specs(mixer: CompressedAttention) -> Iterator[CacheSpec]:
+def _compressed_specs(mixer: models.CompressedAttention) -> Iterator[CacheSpec]:
     """DeepSeek-V4: the window, the compressed rows, the indexer's, and the half-finished groups in 32 bits."""
     aligned = COMPRESSED_ALIGNMENT
     yield CacheSpec("window", COMPRESSED_WINDOW_BLOCK, COMPRESSED_ROW_BYTES, mixer.window, alignment=aligned)
@@ -390,7 +381,7 @@ def _type(spec: CacheSpec) -> tuple[object, ...]:
     return spec.kind, spec.block_size, spec.span_tokens
 
 
-def stored_weight_bytes(model: Model) -> int:
+def stored_weight_bytes(model: models.Model) -> int:
     """Bytes of the stored weights with their scales, without MTP modules and vocabulary padding."""
     layers = sum(
         len(kind.indices) * precision.stored_bytes(weight.shape, weight.copies)
@@ -400,26 +391,26 @@ def stored_weight_bytes(model: Model) -> int:
     return layers + sum(model.precision_of(w).stored_bytes(w.shape, w.copies) for w in (*model.outer, *model.vision))
 
 
-def kv_bytes_per_token(model: Model) -> int:
+def kv_bytes_per_token(model: models.Model) -> int:
     """Bytes of one token in every layer that keeps it, TP 1, in the KV dtype that the checkpoint carries scales for."""
     dtype = model.quantization.kv_cache_dtype or model.dtype
     settings = CacheSettings(1, model.dtype, dtype, block_size=16, encoder_tokens=0)
     return round(sum(spec.bytes_per_token for _, spec in layer_specs(model, settings)))
 
 
-def attention_kinds(model: Model) -> str:
+def attention_kinds(model: models.Model) -> str:
     """The kinds of token mixers, most frequent first: ``GQA 32/8``, ``MLA + sparse indexer``, ``GDN, GQA 16/2``."""
     counts = Counter(map(_kind, model.mixers()))
     return next(iter(counts)) if len(counts) == 1 else ", ".join(f"{k} x {n}" for k, n in counts.most_common())
 
 
-def _kind(mixer: Mixer) -> str:
-    if isinstance(mixer, StateMixer):
+def _kind(mixer: models.Mixer) -> str:
+    if isinstance(mixer, models.StateMixer):
         return mixer.kind.upper() if len(mixer.kind) < 4 else mixer.kind
     indexed = " + sparse indexer" if mixer.indexer else ""
-    if isinstance(mixer, LatentAttention):
+    if isinstance(mixer, models.LatentAttention):
         return f"MLA{indexed}"
-    if isinstance(mixer, CompressedAttention):
+    if isinstance(mixer, models.CompressedAttention):
         ratio = f", 1 row per {mixer.compress_ratio} tokens" if mixer.compress_ratio else ""
         return f"window {mixer.window}{ratio}{indexed}"
     heads, kv_heads = mixer.num_heads, mixer.num_kv_heads

@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner import engine as vllm
+from planner import memory
 from planner.engine import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, SHORT_NAMES, EngineArgs, tagged
 from planner.errors import InputError, os_errors
-from planner.memory import (
-    ROUNDING_BYTES,
-    Constants,
-    FittedConstant,
-    MemoryBudget,
-    StartupLog,
-    learn_constants,
-    read_startup_log,
-    shipped,
-)
 from planner.planning.calibration import local_path, save
 from planner.planning.deployment import resolve_deployment
 from planner.planning.fit import Fit, LogLine, fit_of
@@ -46,7 +37,7 @@ class Start(NamedTuple):
 
     args: EngineArgs  #: as asked, else as the log prints
     lines: tuple[LogLine, ...]
-    learned: tuple[FittedConstant, ...]
+    learned: tuple[memory.FittedConstant, ...]
     notes: tuple[str, ...]
 
 
@@ -58,7 +49,7 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
     resolved, given = serving.resolved, serving.engine_version
     with os_errors(f"--startup-log {path}", hint="give the output of vllm serve"):
         text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")
-    log = read_startup_log(text).of_model(resolved.requested, resolved.resolved, resolved.model.id)
+    log = memory.read_startup_log(text).of_model(resolved.requested, resolved.resolved, resolved.model.id)
     logged = vllm.parse_version(log.version) if log.version else None
     if logged and given and logged.release[:2] != given.release[:2]:
         cause = f"--engine-version {given}: the log is of vLLM {log.version}"
@@ -72,17 +63,17 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
                 notes += (f"the overheads of this machine are saved in {save(start.learned)}",)
         except InputError as error:
             notes += (f"the overheads of this machine count here, but could not be saved: {error.cause}",)
-        basis = replace(basis, constants=Constants(start.learned).before(basis.constants or shipped()))
+        basis = replace(basis, constants=memory.Constants(start.learned).before(basis.constants or memory.shipped()))
     fit = fit_of(serving.changed(args=start.args, basis=basis))
     return replace(fit, startup_log=start.lines, notes=(*notes, *fit.notes))
 
 
-def read_start(log: StartupLog, serving: Serving) -> Start:
+def read_start(log: memory.StartupLog, serving: Serving) -> Start:
     """Compare a log with the prediction for its settings. Raises InputError for another layout, GPU or checkpoint."""
     args, basis = logged_settings(log, serving), serving.basis
     engine = resolve_deployment(serving.model, serving.profile, args, serving.version, basis=basis, as_started=True)
     _check_machine(log, engine.budget, serving)
-    learned = learn_constants(log, engine.budget, origin=str(local_path()))
+    learned = memory.learn_constants(log, engine.budget, origin=str(local_path()))
     unset, given = EngineArgs(), serving.args
     asked = {name: value for name in FREE if (value := getattr(given, name)) != getattr(unset, name)}
     refused = [f"vLLM refused this start: {log.refusal}"] if log.refusal else []
@@ -91,7 +82,7 @@ def read_start(log: StartupLog, serving: Serving) -> Start:
     return Start(args.changed(**asked, env=given.env), lines, learned, (*log.notes, *refused, *silent))
 
 
-def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
+def logged_settings(log: memory.StartupLog, serving: Serving) -> EngineArgs:
     """Settings of the log, as asked where it prints none. Raises InputError where layouts differ."""
     args, unset, taken = serving.args, EngineArgs(), dict[str, Any]()
     for name in (*LAYOUT, *FREE):
@@ -115,7 +106,7 @@ def logged_settings(log: StartupLog, serving: Serving) -> EngineArgs:
     return args.changed(**taken)
 
 
-def _check_machine(log: StartupLog, budget: MemoryBudget, serving: Serving) -> None:
+def _check_machine(log: memory.StartupLog, budget: memory.MemoryBudget, serving: Serving) -> None:
     profile, predicted = serving.profile, max(stage.weights.loaded_bytes for stage in budget.stages)
     named = profile.platform != "cpu"  # one profile stands for machines of any memory
     if named and log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:
@@ -127,20 +118,20 @@ def _check_machine(log: StartupLog, budget: MemoryBudget, serving: Serving) -> N
         raise InputError(f"the log is of another checkpoint or layout: {seen}", hint=hint)
 
 
-def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]:
+def compare_with_log(log: memory.StartupLog, budget: memory.MemoryBudget) -> Iterator[LogLine]:
     """One line for each figure that the log prints. ``budget`` is the prediction for the log's settings."""
     stage, features, blocks = budget.binding, budget.features, budget.num_blocks
     loaded = float(max(s.weights.loaded_bytes for s in budget.stages))
     weights = Interval(loaded, loaded * (1 - WEIGHTS_TOLERANCE), loaded * (1 + WEIGHTS_TOLERANCE))
     weights = weights.plus(budget.overheads["loading"])
-    memory = budget.overheads["reported_memory"].scaled(budget.memory_bytes).plus(Interval.exact(budget.memory_bytes))
+    in_all = budget.overheads["reported_memory"].scaled(budget.memory_bytes).plus(Interval.exact(budget.memory_bytes))
     with_graphs = features.activation_includes_graphs and features.graphs_in_budget
     activation = stage.activation.plus(stage.graphs) if with_graphs else stage.activation
     counts = (blocks.mid, blocks.low, blocks.high)
     tokens = Interval(*(float(budget.logged_tokens(count)) for count in counts))
     concurrency = Interval(*(budget.concurrency(count) if count else 0.0 for count in counts))
     lines: tuple[tuple[str, str, Interval, float | None], ...] = (
-        ("memory of the GPU", "bytes", memory, log.memory_bytes),
+        ("memory of the GPU", "bytes", in_all, log.memory_bytes),
         ("model loading took", "bytes", weights, log.weights_bytes),
         ("peak activation", "bytes", activation, log.activation_bytes),
         ("non-torch memory", "bytes", stage.non_torch, log.non_torch_bytes),
@@ -155,7 +146,7 @@ def compare_with_log(log: StartupLog, budget: MemoryBudget) -> Iterator[LogLine]
     )
     for name, unit, predicted, logged in lines:
         if logged is not None:
-            slack = {"bytes": ROUNDING_BYTES, "requests": 0.005}.get(unit, 0.0)
+            slack = {"bytes": memory.ROUNDING_BYTES, "requests": 0.005}.get(unit, 0.0)
             inside = predicted.low - slack <= logged <= predicted.high + slack
             digits = 2 if unit == "requests" else None
             mid, low, high, seen = (round(v, digits) for v in (predicted.mid, predicted.low, predicted.high, logged))

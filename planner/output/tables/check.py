@@ -11,20 +11,8 @@ from planner.engine import Layout, has_both_engines, shell_word
 from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
 from planner.output.render import columns_of, pair_lines, table_text, wrapped
+from planner.output.tables import shared
 from planner.output.tables.fit import fit_object
-from planner.output.tables.shared import (
-    EVIDENCE,
-    MORE,
-    batch_in_words,
-    calibration_note,
-    engine_remarks,
-    figure_between,
-    items,
-    launch_lines,
-    layout_in_words,
-    listed,
-    sent_words,
-)
 from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served
 from planner.units import counted, figure, format_bytes, percent, rounded
 
@@ -121,7 +109,7 @@ class CheckAnswer(Answer):
             gpu = shown.record.serving.profile.id
             yield wrapped(f"{shown.record.model} on {gpu}: {starting} of {len(self.launches)} launches start")
             for record in self.branches[:BRIEF_ITEMS]:
-                yield from items("-" if record.starts else "x", [f"{record.line.command}: {_verdict(record)}"])
+                yield from shared.items("-" if record.starts else "x", [f"{record.line.command}: {_verdict(record)}"])
             if len(self.launches) > BRIEF_ITEMS:
                 yield f"  and {len(self.launches) - BRIEF_ITEMS} more"
             yield ""
@@ -134,7 +122,7 @@ class CheckAnswer(Answer):
 
     def _brief_notes(self) -> Iterator[str]:
         yield from _caveats(self.record)
-        yield "; ".join([*_basis(self.record), MORE])
+        yield "; ".join([*_basis(self.record), shared.MORE])
 
     def _notes(self) -> Iterator[str]:
         for launch in self.launches:
@@ -149,7 +137,7 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
         "starts": record.starts,
         "model": fields_of(record.serving.resolved, "requested", "resolved"),
         **fields_of(record.serving, "gpu=profile.id", "engine_version=version"),
-        **fields_of(engine, *EVIDENCE),
+        **fields_of(engine, *shared.EVIDENCE),
         "flags": [fields_of(problem, "flag=word", "cause", "hint", "fatal") for problem in record.line.problems],
         "not_simulated": list(record.line.not_simulated),
         "refusal": refusals[0] if refusals else None,
@@ -203,7 +191,7 @@ def _problem_lines(record: LineVerdict, most: int | None = None) -> Iterator[str
     problems = [one for one in record.line.problems if not any(cause.startswith(one.word) for cause in refused)]
     problems = sorted(problems, key=lambda one: not one.fatal)
     for problem in problems[:most]:
-        yield from items("x" if problem.fatal else "!", [str(problem)])
+        yield from shared.items("x" if problem.fatal else "!", [str(problem)])
     if more := len(problems[most:]) if most else 0:
         yield f"  and {counted(more, 'more remark')} on options"
 
@@ -212,11 +200,11 @@ def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = Tr
     if launch.record.offline:
         load, result = launch.record.workload, launch.record.offline.result
         key, unit = ("avg_latency", "s") if "avg_latency" in result else ("tokens_per_second", "tokens/s, in and out")
-        rate = figure_between(result[key], result.get(f"{key}_lo"), result.get(f"{key}_hi"), unit)
-        yield wrapped(f"{f'{sent_words(load)}, ' if load else ''}offline: {rate}")
+        rate = shared.figure_between(result[key], result.get(f"{key}_lo"), result.get(f"{key}_hi"), unit)
+        yield wrapped(f"{f'{shared.sent_words(load)}, ' if load else ''}offline: {rate}")
     elif launch.has_speed:
         yield from _load_lines(launch, brief=brief, with_command=with_command)
-    yield from items("i", launch.advice)
+    yield from shared.items("i", launch.advice)
 
 
 def _verdict(record: LineVerdict) -> str:
@@ -237,11 +225,11 @@ def _verdict(record: LineVerdict) -> str:
 
 
 def _memory_lines(record: LineVerdict) -> Iterator[str]:
-    yield from items("x", [f"{refusal.cause} ({refusal.hint})" for refusal in record.refusals])
+    yield from shared.items("x", [f"{refusal.cause} ({refusal.hint})" for refusal in record.refusals])
     if not (fit := record.fit):
         return
     if fit.reason:
-        yield from items("!" if fit.fits else "x", [fit.reason])
+        yield from shared.items("!" if fit.fits else "x", [fit.reason])
     engine = f", {fit.config.engine} engine" if has_both_engines(fit.config.version) else ""
     on_each = " on each GPU" if fit.config.num_gpus > 1 else ""
     given = " (before --num-gpu-blocks-override)" if "--num-gpu-blocks-override" in record.line.others else ""
@@ -254,7 +242,7 @@ def _memory_lines(record: LineVerdict) -> Iterator[str]:
         ("weights", f"{format_bytes(fit.stage.weights.weight_bytes)}{on_each}, {fit.config.weight_dtype}"),
         ("KV cache", left if short else f"{left}, {cache}"),
         ("context", f"{fit.config.max_model_len:,} tokens{'' if short else held}"),
-        ("batch", f"{batch_in_words(fit.config)}{engine}"),
+        ("batch", f"{shared.batch_in_words(fit.config)}{engine}"),
     ))  # fmt: skip
     for option in fit.options:
         yield wrapped(str(option), first="  would fit: ", rest="    ")
@@ -264,15 +252,15 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
     record, most = launch.record, 1 if brief else None
     rows, shown = launch.rows(most), launch.better[:most]
     if record.workload:
-        yield wrapped(f"{sent_words(record.workload)}:")
+        yield wrapped(f"{shared.sent_words(record.workload)}:")
     if rows:
         yield table_text(rows, BRIEF if brief else COLUMNS)
     if launch.copies:
         servers, one = launch.copies
         rate, tpot_ms = one.result["output_throughput"] * servers, one.result["mean_tpot_ms"]
-        layout = layout_in_words(one.config)
-        yield from items("-", [f"{servers} servers of {layout} on the same GPUs, behind a router: {rate:,.0f} tok/s in "
-                               f"all, TPOT {tpot_ms:.1f} ms"])  # fmt: skip
+        layout = shared.layout_in_words(one.config)
+        behind = f"{servers} servers of {layout} on the same GPUs, behind a router"
+        yield from shared.items("-", [f"{behind}: {rate:,.0f} tok/s in all, TPOT {tpot_ms:.1f} ms"])
     elif not shown:
         none = "no plan fits on these GPUs" + " but with a change named above" * bool(record.fit and record.fit.options)
         yield f"no settings are better for --goal {record.goal} on these GPUs" if rows else none
@@ -280,15 +268,16 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
         if brief:
             what = f"better for --goal {record.goal}{_slower_start(record, plan)}" if record.served else "starts with"
-            yield from items("-", [f"{what}: {listed(changes, BRIEF_ITEMS)}"])
+            yield from shared.items("-", [f"{what}: {shared.listed(changes, BRIEF_ITEMS)}"])
         else:
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
         if plan.deployment.verdict != "fits":
-            yield from items("!", [f"starts with {percent(plan.deployment.probability_fits)} probability"])
+            yield from shared.items("!", [f"starts with {percent(plan.deployment.probability_fits)} probability"])
         if added := plan.from_recipe:
-            yield from items("-", [f"adds from the recipe: {listed(added, BRIEF_ITEMS if brief else len(added))}"])
+            words = shared.listed(added, BRIEF_ITEMS if brief else len(added))
+            yield from shared.items("-", [f"adds from the recipe: {words}"])
         if with_command:
-            yield from launch_lines(plan.env, plan.command, shell_word)
+            yield from shared.launch_lines(plan.env, plan.command, shell_word)
 
 
 def _slower_start(record: LineVerdict, plan: Served) -> str:
@@ -309,7 +298,7 @@ def _timed(record: LineVerdict) -> Deployment | None:
 
 def _basis(record: LineVerdict) -> Iterator[str]:
     if engine := _timed(record):
-        yield from calibration_note([engine.evidence])
+        yield from shared.calibration_note([engine.evidence])
     if record.line.not_simulated:
         yield f"not simulated: {', '.join(record.line.not_simulated)}"
 
@@ -323,7 +312,7 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
         yield accepted or "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if record.served:
         engine = record.served.deployment
-        yield from filter(None, (engine.kernels_remark(record.line.env), *engine_remarks(engine)))
+        yield from filter(None, (engine.kernels_remark(record.line.env), *shared.engine_remarks(engine)))
 
 
 def _notes(record: LineVerdict) -> Iterator[str]:
