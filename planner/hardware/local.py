@@ -181,14 +181,9 @@ MEMORY_TOLERANCE = 0.03
 _OTHERWISE = "name the nearest profile with --gpu: planner hardware list shows them; or give a .toml file"
 
 
-@dataclass(frozen=True, slots=True)
-class LocalProfile:
-    profile: GpuProfile
-    note: str
-
-
-def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
-    """The profile of ``gpus``, by default of this node's. Raises InputError for none, unknown or mixed GPUs."""
+def local_profile(gpus: Iterable[LocalGpu] | None = None) -> tuple[GpuProfile, str]:
+    """The profile of ``gpus``, by default of this node's, and a remark that names it. Raises InputError for none,
+    unknown or mixed GPUs."""
     gpus = find_local_gpus() if gpus is None else gpus
     counts = Counter(profile_id for gpu in gpus for profile_id in _logical(gpu))
     if len(counts) > 1:
@@ -200,7 +195,7 @@ def local_profile(gpus: Iterable[LocalGpu] | None = None) -> LocalProfile:
         raise InputError(cause, hint="create instances with nvidia-smi mig -cgi, or turn MIG off")
     ((profile_id, count),) = counts.items()
     profile = load_profile(profile_id).model_copy(update={"gpus_per_node": count})
-    return LocalProfile(profile, f"--gpu local: this machine has {count} x {profile.name} ({profile_id})")
+    return profile, f"--gpu local: this machine has {count} x {profile.name} ({profile_id})"
 
 
 def _logical(gpu: LocalGpu) -> Iterator[str]:

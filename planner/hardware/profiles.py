@@ -466,10 +466,8 @@ def _read(path: Path, **extra: Any) -> GpuProfile:
         raise InputError(f"{path} is not valid TOML: {error}", hint=_HINT) from error
 
 
-class Constant(BaseModel):
+class Constant(_Facts):
     """A number with its unit and basis; ``runs``: measured runs determine it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     value: float
     unit: str

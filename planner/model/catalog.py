@@ -193,14 +193,10 @@ def quantized_checkpoints(base_id: str) -> list[Checkpoint]:
 
 
 def _config(record: Record) -> Record:
-    keys = record.get("config", {})
+    keys, parent = record.get("config", {}), record.get("like", record.get("base"))
+    inherited = _config(_known(parent)) if parent else {}
     if "base" in record:
-        inherited = _config(_known(record["like"] if "like" in record else record["base"]))
         inherited = {key: value for key, value in inherited.items() if key not in _QUANTISED}
-    elif "like" in record:
-        inherited = _config(_known(record["like"]))
-    else:
-        inherited = {}
     if "form_of" in record:
         inherited["quantization_config"] = _config(_known(record["form_of"]))["quantization_config"]
     return _overlaid(inherited, {key: _spread(v) if key == "quantization_config" else v for key, v in keys.items()})

@@ -157,12 +157,7 @@ class QuantizationForm:
 
 def part(block: Config, key: str) -> Config | None:
     """The dictionary under ``key``; None where there is none. Raises UnsupportedModelError for anything else."""
-    value = block.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, Mapping):
-        raise block.refuse(key, "an object")
-    return Config(value, model_id=block.model_id, outer=block.outer)
+    return block.section(key) if block.has(key) else None
 
 
 def _parts(block: Config, key: str) -> dict[str, Config]:
@@ -300,15 +295,13 @@ def _modelopt(form: QuantizationForm) -> Quantization:
 
 
 def _quantized_layers(form: QuantizationForm) -> tuple[PrecisionRule, ...]:
-    listed: dict[tuple[str, str], list[str]] = {}
-    first: dict[tuple[str, str], Config] = {}
+    listed: dict[tuple[str, str], tuple[Config, list[str]]] = {}
     for name, spec in _parts(form.block, "quantized_layers").items():
         key = (str(spec.get("quant_algo")), str(spec.get("group_size")))
-        listed.setdefault(key, []).append(name)
-        first.setdefault(key, spec)
+        listed.setdefault(key, (spec, []))[1].append(name)
     if not listed:
         raise form.unknown("MIXED_PRECISION without quantized_layers")
-    return tuple(r for key, names in listed.items() for r in form.rules(names, _modelopt_precision(form, first[key])))
+    return tuple(r for spec, names in listed.values() for r in form.rules(names, _modelopt_precision(form, spec)))
 
 
 def _modelopt_precision(form: QuantizationForm, spec: Config) -> Precision:

@@ -268,11 +268,15 @@ def find_gpu(
         network_gb_per_s = rate = float(typed("network_gb_per_s", network_gb_per_s, float))
         if not defaults.LEAST_GB_PER_S <= rate <= defaults.MOST_GB_PER_S:
             raise InputError(f"--network-gb-per-s {rate:g} is no rate", hint="give GB/s of one GPU, such as 50")
-    local = local_profile() if not isinstance(gpu, GpuProfile) and str(gpu).strip().lower() == "local" else None
-    profile = local.profile if local else gpu if isinstance(gpu, GpuProfile) else load_profile(str(gpu))
-    count = None if searched or local or isinstance(gpu, GpuProfile) else counted_name(str(gpu))[1]
-    node = f"{gpu} is a node of {count} GPUs; a server takes as many as --tensor-parallel-size says, by default one"
-    return profile.with_network(network_gb_per_s), (local.note,) if local else (node,) * ((count or 1) > 1)
+    if isinstance(gpu, GpuProfile):
+        return gpu.with_network(network_gb_per_s), ()
+    name = str(gpu)
+    if name.strip().lower() == "local":
+        profile, note = local_profile()
+        return profile.with_network(network_gb_per_s), (note,)
+    count = None if searched else counted_name(name)[1]
+    node = f"{name} is a node of {count} GPUs; a server takes as many as --tensor-parallel-size says, by default one"
+    return load_profile(name).with_network(network_gb_per_s), (node,) * ((count or 1) > 1)
 
 
 def find_gpus(

@@ -86,9 +86,9 @@ def test_amd_smi_of_rocm_7_leaves_them_to_partition() -> None:
 def test_partitions_of_a_package_are_one_package_with_a_mode() -> None:
     found = tuple(read_amd_smi(*cpx_node(packages=2)))
     assert [(gpu.compute_mode, gpu.memory_mode) for gpu in found] == [("CPX", "NPS4")] * 2
-    here = local_profile(found)
-    assert here.profile.id == "mi300x-cpx-nps4" and here.profile.gpus_per_node == 16  # 2 packages x 8
-    assert "16 x AMD Instinct MI300X, CPX/NPS4 partition" in here.note
+    profile, note = local_profile(found)
+    assert profile.id == "mi300x-cpx-nps4" and profile.gpus_per_node == 16  # 2 packages x 8
+    assert "16 x AMD Instinct MI300X, CPX/NPS4 partition" in note
 
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -110,17 +110,17 @@ def query(*rows: str) -> str:
 
 def test_nvidia_smi_counts_equal_gpus() -> None:
     found = read_nvidia_smi(query(*[f"{H100}, 81559, Disabled"] * 4), listing([], [], [], []))
-    here = local_profile(found)
-    assert here.profile.id == "h100-sxm" and here.profile.gpus_per_node == 4
-    assert here.profile.memory_bytes == next(p for p in load_all() if p.id == "h100-sxm").memory_bytes
-    assert here.note == "--gpu local: this machine has 4 x NVIDIA H100 SXM 80GB (h100-sxm)"
+    profile, note = local_profile(found)
+    assert profile.id == "h100-sxm" and profile.gpus_per_node == 4
+    assert profile.memory_bytes == next(p for p in load_all() if p.id == "h100-sxm").memory_bytes
+    assert note == "--gpu local: this machine has 4 x NVIDIA H100 SXM 80GB (h100-sxm)"
 
 
 def test_mig_instances_are_the_gpus_of_a_gpu_that_is_cut() -> None:
     cut = read_nvidia_smi(query(f"{H100}, 81559, Enabled"), listing(["3g.40gb", "3g.40gb"]))
     assert cut[0].slices == ("3g.40gb", "3g.40gb")
-    here = local_profile(cut)
-    assert here.profile.id == "h100-mig-3g.40gb" and here.profile.gpus_per_node == 2
+    profile, _ = local_profile(cut)
+    assert profile.id == "h100-mig-3g.40gb" and profile.gpus_per_node == 2
 
 
 @pytest.mark.parametrize(

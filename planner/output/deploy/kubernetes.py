@@ -84,10 +84,10 @@ def _labels(pods: Pods) -> dict[str, str]:
     return {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": pods.name}
 
 
-def _object(pods: Pods, version: str, kind: str, spec: Json, *, name: str = "", **metadata: object) -> Json:
+def _object(pods: Pods, version: str, kind: str, spec: Json, *, name: str = "") -> Json:
     namespace = {"namespace": pods.site.namespace} if pods.site.namespace else {}
     labels = {**_labels(pods), "planner/plan": pods.plan.digest}
-    meta = {"name": name or pods.name, **namespace, "labels": labels, **metadata}
+    meta = {"name": name or pods.name, **namespace, "labels": labels}
     return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
 
 

@@ -24,10 +24,10 @@ class Script(str):
     """A multi-line script of ours, written as a YAML block. Never for user input."""
 
 
-def dump(*documents: object) -> str:
-    """The documents as YAML, keys in the order given. Raises InputError for a NUL and for bytes that are not UTF-8."""
-    return yaml.dump_all(
-        documents,
+def dump(document: object) -> str:
+    """``document`` as YAML, keys in the order given. Raises InputError for a NUL and for bytes that are not UTF-8."""
+    return yaml.dump(
+        document,
         Dumper=_Dumper,
         sort_keys=False,
         default_flow_style=False,
