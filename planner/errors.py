@@ -17,6 +17,9 @@ class PlannerError(Exception):
         self.hint = hint
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[Any, ...]:  # for another process: classes below have arguments of their own
+        return Exception.__new__, (type(self), self.cause), vars(self)
+
 
 class InputError(PlannerError):
     """A flag, a file or a name given by the user is wrong."""

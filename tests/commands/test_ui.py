@@ -4,6 +4,7 @@ import asyncio
 import html
 import http.client
 import json
+import pickle
 import re
 import socket
 import sys
@@ -24,7 +25,7 @@ from command_line import error_of, run, start
 from planner.commands.web.api import ANSWERED, openapi, operations
 from planner.commands.web.app import HEADERS, SENDING_S, Guard, make_app
 from planner.commands.web.play import address, move, read_asked, search
-from planner.errors import InputError
+from planner.errors import InputError, UnknownNameError
 from planner.hardware import load_profile
 
 ROOT = Path(__file__).parents[2]
@@ -636,3 +637,10 @@ def test_an_answer_that_does_not_begin_in_time_is_a_504() -> None:
     }  # fmt: skip
     asyncio.run(guard(request, silent, send))
     assert sent[0]["status"] == 504 and b"no answer within" in sent[1]["body"]
+
+
+def test_errors_cross_processes_whatever_their_class_is_made_of() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        load_profile("h10")
+    crossed = pickle.loads(pickle.dumps(caught.value))
+    assert (type(crossed), str(crossed), vars(crossed)) == (UnknownNameError, str(caught.value), vars(caught.value))

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import cache, partial
 from ipaddress import ip_address
 from socket import gethostname
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from anyio import BrokenWorkerProcess, CapacityLimiter, create_task_group, move_on_after, to_process
@@ -275,13 +275,8 @@ def too_late(seconds: float) -> Refused:
     return Refused(f"no answer within {seconds:g} s", hint=hint, status=504)
 
 
-class Failure(NamedTuple):
-    """An error that crosses the border between processes."""
-
-    cause: str
-    hint: str
-    hub: bool = False
-    trace: str = ""  #: of a bug
+class Trace(str):
+    """Of a bug in a worker process."""
 
 
 class Places:
@@ -303,13 +298,11 @@ class Places:
             group.start_soon(until_gone)
             outcome = await self._outcome(function, *args)
             group.cancel_scope.cancel()
-        if isinstance(outcome, Refused):
+        if isinstance(outcome, Trace):
+            logging.getLogger("uvicorn.error").error(outcome)
+            raise BUG
+        if isinstance(outcome, PlannerError):
             raise outcome
-        if isinstance(outcome, Failure):
-            if outcome.trace:
-                logging.getLogger("uvicorn.error").error(outcome.trace)
-                raise BUG
-            raise (HubError if outcome.hub else InputError)(outcome.cause, hint=outcome.hint)
         return outcome  # type: ignore[no-any-return]
 
     async def _outcome(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -341,9 +334,9 @@ def _work(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         with resources.names_only():
             return function(*args)
     except PlannerError as error:
-        return Failure(error.cause, error.hint, hub=isinstance(error, HubError))
+        return error
     except Exception:
-        return Failure("", "", trace=traceback.format_exc())
+        return Trace(traceback.format_exc())
 
 
 @cache
