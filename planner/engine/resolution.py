@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Literal, NamedTuple, get_args
 
+from planner.engine import flags
 from planner.engine.features import (
     V0_GONE_IN,
     Features,
@@ -24,16 +25,6 @@ from planner.engine.features import (
     uses_latent_attention,
     v1_serves,
     version_features,
-)
-from planner.engine.flags import (
-    ALLOW_LONG,
-    FLASHINFER_SAMPLER,
-    USE_V1,
-    VARIABLES,
-    Environment,
-    env_status,
-    flag_status,
-    value_status,
 )
 from planner.engine.settings import (
     ACCEPTANCE_RATE,
@@ -109,7 +100,7 @@ class _Resolver:
     def __post_init__(self) -> None:
         self.taken: list[str] = [self.version.note] if self.version.note else []
         env = self.args.env
-        engine = asked_engine(needs_v0({}, env, self.version), env.get(USE_V1), self.version)
+        engine = asked_engine(needs_v0({}, env, self.version), env.get(flags.USE_V1), self.version)
         self.version = replace(self.version, engine=engine or self.version.engine)
 
     def config(self) -> EngineConfig:
@@ -172,7 +163,7 @@ class _Resolver:
             if row.on == "gpu" and self.profile.platform == "cpu":
                 raise IllegalPlanError(f"{row.flag}: vLLM does not use it on a CPU", hint="leave it out")
             if row.name != "speculative_config":  # whose older spellings are checked below
-                flag_status(self.version, row.flag).require(f"{row.flag}: vLLM {self.version}")
+                flags.flag_status(self.version, row.flag).require(f"{row.flag}: vLLM {self.version}")
         for name, known in (("scheduling_policy", POLICIES), ("mm_encoder_tp_mode", ("weights", "data"))):
             if (value := getattr(self.args, name)) not in (None, *known):
                 raise InputError(f"{SETTINGS[name].flag} {value!r} is unknown", hint=f"use {' or '.join(known)}")
@@ -183,25 +174,25 @@ class _Resolver:
             raise IllegalPlanError(cause, hint=f"use --limit-mm-per-prompt '{counts}'", limit_mm_per_prompt=counts)
         generation_config(self.args.override_generation_config or "{}")
 
-    def _environment(self) -> Environment:
+    def _environment(self) -> flags.Environment:
         """The variables that count on this device. Raises IllegalPlanError for one that the version does not read."""
         counted: dict[str, str] = {}
         for name, value in self.args.env.items():
-            known, on_cpu = VARIABLES.get(name), self.profile.kv_cache_is_given
+            known, on_cpu = flags.VARIABLES.get(name), self.profile.kv_cache_is_given
             if known and known.on and (known.on == "cpu") is not on_cpu:
                 self._took(f"{name} has no effect on {'a CPU' if on_cpu else 'a GPU'}")
                 continue
-            status = env_status(self.version, name, platform=self.profile.platform)
+            status = flags.env_status(self.version, name, platform=self.profile.platform)
             if not status:
                 cause = f"{name}: vLLM {self.version} does not read it ({status})"
                 raise IllegalPlanError(cause, hint=status.hint or "leave it out")
             counted[name] = value
-        return Environment(counted)
+        return flags.Environment(counted)
 
     def _check_layout(self) -> None:
         args = self.args
         if args.flashinfer_sampler and self.profile.platform != "cuda":
-            raise IllegalPlanError(f"{FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
+            raise IllegalPlanError(f"{flags.FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out")
         if args.decode_context_parallel_size > 1:
@@ -272,9 +263,10 @@ class _Resolver:
             cause = f"--quantization {asked}: {served.id} is already quantised with modelopt"
             raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")
         if asked and stored != "modelopt":  # ``override_quantization_method`` of modelopt.py puts its own in place
-            status, named = value_status(version, "quantization", asked), f"--quantization {asked}: vLLM {version}"
+            status = flags.value_status(version, "quantization", asked)
+            named = f"--quantization {asked}: vLLM {version}"
             status.require(named, "leave it out to serve the checkpoint as it is")
-            known = (m for m in AT_LOAD_TIME if value_status(version, "quantization", m))
+            known = (m for m in AT_LOAD_TIME if flags.value_status(version, "quantization", m))
             offered = [method for method in known if self._runs(method, "load_time")]
             if stored is None and asked in UNMODELLED["load_time"]:
                 raise UnmodelledError(f"--quantization {asked}: its weights are not modelled", hint="leave it out")
@@ -284,7 +276,7 @@ class _Resolver:
             served = load_quantized(self.model, asked)
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
-        status = value_status(version, "quantization", method)
+        status = flags.value_status(version, "quantization", method)
         if status.state in ("not yet", "gone"):
             cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
@@ -327,9 +319,9 @@ class _Resolver:
         if asked is None:
             self._took(f"max_model_len {context} (the model's own)")
             return context
-        if asked > context and self.args.env.get(ALLOW_LONG, "").lower() not in ("1", "true"):
+        if asked > context and self.args.env.get(flags.ALLOW_LONG, "").lower() not in ("1", "true"):
             cause = f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for"
-            hint = f"use --max-model-len {context} or less, stretch it by --hf-overrides, or set {ALLOW_LONG}=1"
+            hint = f"use --max-model-len {context} or less, stretch it by --hf-overrides, or set {flags.ALLOW_LONG}=1"
             raise IllegalPlanError(cause, hint=hint, max_model_len=context)
         return asked
 
@@ -500,17 +492,17 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
         return KvDtype(dtype, "auto", f"kv_cache_dtype {dtype} (auto)")
     name = SHORT_NAMES.get(asked, asked)
     names = ["auto", *dict.fromkeys(LONG_NAMES.get(one, one) for one in KV_ELEMENT_BYTES)]
-    modelled = (one for one in names if value_status(version, "kv_cache_dtype", one))
+    modelled = (one for one in names if flags.value_status(version, "kv_cache_dtype", one))
     possible, flag = f"use one of: {', '.join(modelled)}", LONG_NAMES.get(name, name)
     if name == dtype:
         if not _fp8_by_default(model, profile, version):
             return KvDtype(dtype, "auto")
-        if not value_status(version, "kv_cache_dtype", flag):
+        if not flags.value_status(version, "kv_cache_dtype", flag):
             cause = f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type"
             hint = "use --kv-cache-dtype fp8, or a newer --engine-version"
             raise IllegalPlanError(cause, hint=hint, kv_cache_dtype="fp8")
         return KvDtype(dtype, flag)
-    status = value_status(version, "kv_cache_dtype", flag)
+    status = flags.value_status(version, "kv_cache_dtype", flag)
     if status.state == "unknown":
         raise InputError(f"--kv-cache-dtype {asked} is not a value that vLLM knows", hint=possible)
     if not status:
@@ -667,7 +659,7 @@ def with_imposed_acceptance(drafts: SpeculativeConfig, version: EngineVersion) -
     Drafts whose acceptance is not known, and those of versions before 0.20, come back as they are.
     """
     rates = [round(rate, 4) for rate in drafts.acceptance_rates]
-    if not rates or not value_status(version, "speculative_config", "synthetic_acceptance_rates"):
+    if not rates or not flags.value_status(version, "speculative_config", "synthetic_acceptance_rates"):
         return drafts
     synthetic = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
     return parse_speculative_config(json.dumps(json.loads(drafts.text) | synthetic))
@@ -747,7 +739,7 @@ def _method(named: Any, draft: str | None) -> SpeculativeMethod:
 
 def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> Iterator[tuple[str, str]]:
     """Options that launch ``wanted``: the JSON, or the older ones. Raises IllegalPlanError for a key without one."""
-    if flag_status(version, FLAG):
+    if flags.flag_status(version, FLAG):
         yield FLAG, wanted.text
         return
     given = json.loads(wanted.text)
@@ -764,9 +756,9 @@ def check_speculative_config(
     wanted: SpeculativeConfig, model: Model, version: EngineVersion, features: Features, tensor_parallel_size: int
 ) -> None:
     """Raise IllegalPlanError where the version, the engine or the model cannot draft like that."""
-    old = bool(flag_status(version, OLD_FLAGS["model"]))
+    old = bool(flags.flag_status(version, OLD_FLAGS["model"]))
     if not old:
-        flag_status(version, FLAG).require(f"{FLAG}: vLLM {version}")
+        flags.flag_status(version, FLAG).require(f"{FLAG}: vLLM {version}")
     # V0 drafts with a model or from the prompt, to 0.9; its MTP, EAGLE and Medusa workers are not modelled
     if features.engine == "V0" and (version.release >= V0_ENDS or wanted.method not in ("draft_model", "ngram")):
         gone = version.release >= V0_ENDS
@@ -774,7 +766,7 @@ def check_speculative_config(
         cause = f"{FLAG}: vLLM {version} runs its V0 engine here, {cause}"
         raise (IllegalPlanError if gone else UnmodelledError)(cause, hint="choose a newer --engine-version")
     for key in json.loads(wanted.text or "{}"):
-        status = value_status(version, "speculative_config", key)
+        status = flags.value_status(version, "speculative_config", key)
         if not status and not (old and (key in OLD_FLAGS or key == "method")):
             cause = f"{FLAG}: vLLM {version} does not know {key!r} ({status})"
             raise IllegalPlanError(cause, hint=status.hint or "leave it out")
@@ -828,5 +820,5 @@ def ignored_lora_flags(args: EngineArgs) -> str:
     if args.enable_lora:
         return ""
     names = ("max_loras", "max_lora_rank", "max_cpu_loras", "fully_sharded_loras")
-    flags = [flag_of(name) for name in names if getattr(args, name)]
-    return f"{' and '.join(flags)}: ignored without --enable-lora, as by vLLM" if flags else ""
+    words = [flag_of(name) for name in names if getattr(args, name)]
+    return f"{' and '.join(words)}: ignored without --enable-lora, as by vLLM" if words else ""

@@ -287,12 +287,13 @@ class ServedLoad:
         return self.request_per_s * float(self.replay.output_len.mean())
 
     @property
+    def worst(self) -> Reading | None:
+        """The target that is missed most, or nearest to it."""
+        return max(self.readings, key=lambda reading: reading.excess, default=None)
+
+    @property
     def binding(self) -> str:
-        """The target that is missed, or nearest to it."""
-        if not self.stable:
-            return THROUGHPUT
-        worst = max(self.readings, key=lambda reading: reading.excess, default=None)
-        return str(worst.slo) if worst else THROUGHPUT
+        return str(self.worst.slo) if self.stable and self.worst else THROUGHPUT
 
 
 def _good_between(

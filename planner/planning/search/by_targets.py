@@ -515,7 +515,7 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
     )
     if same and (not load.meets or (load.sent.recorded is not None and len(budgets) == 1)):
         return True  # a trace takes long to replay: an engine that serves it in the same steps is no alternative
-    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    worst = load.worst
     pipelined = one.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
     if worst is None or worst.slo.metric != "tpot" or pipelined or replay.most_seqs >= one.max_num_seqs:
         return False

@@ -149,8 +149,7 @@ class Ranking:
     def why_none(self) -> str:
         """The reason why there is no candidate, in a few words."""
         closest = self.closest
-        if closest and closest.load and closest.load.readings:
-            worst = max(closest.load.readings, key=lambda reading: reading.excess)
+        if closest and closest.load and (worst := closest.load.worst):
             return f"{worst.slo} becomes {worst.expected_ms:,.0f} ms at best"
         of_gpu = [one for one in self.rejected if one.tensor_parallel_size]  # rather than of a checkpoint
         most = max(of_gpu or self.rejected, key=lambda one: one.tensor_parallel_size or 0, default=None)

@@ -439,7 +439,7 @@ def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:
     """The tightest target, and the bound of the steps behind it."""
     steps = {"prefill": load.replay.prefill_batch, "decode": load.replay.decode_batch}
-    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    worst = load.worst
     if worst is None or not load.stable:
         return THROUGHPUT
     behind = {"ttft": ("prefill",), "e2el": ("decode", "prefill")}.get(worst.slo.metric, ("decode",))

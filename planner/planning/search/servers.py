@@ -151,7 +151,7 @@ class NextRun:
 def next_run(deployment: Deployment, load: ServedLoad) -> NextRun | None:
     """The run that narrows the bottleneck of ``load`` most, at its own load or another; None: none tells enough."""
     served = UncertaintyOfReplay(deployment, load.sent, load.replay, queue_reacts=False)
-    worst = max(load.readings, key=lambda reading: reading.excess, default=None)
+    worst = load.worst
     key = "output_throughput" if worst is None or load.bound_by == THROUGHPUT else worst.slo.key
     of_class = worst.slo.group if worst and key == worst.slo.key else ""
     doubt = served.among(of_class) if of_class else served
