@@ -576,7 +576,7 @@ def test_nothing_names_a_file(server: Server, tmp_path: Path) -> None:
     config = json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
     (folder / "config.json").write_text(config)
     (folder / "h.toml").write_text((ROOT / "hardware" / "h100-sxm.toml").read_text())
-    (folder / "launch.sh").write_text(f"vllm serve {MODEL} --max-num-seqs 77\n")
+    (folder / "launch.sh").write_text(f"vllm serve {MODEL} --max-num-seqs 7391\n")
     draft = json.dumps({"model": "@", "num_speculative_tokens": 2})
     for path, query in [
         ("fit", {"model": "@", "gpu": GPU}),
@@ -600,7 +600,7 @@ def test_nothing_names_a_file(server: Server, tmp_path: Path) -> None:
             }
             answer = server.get(f"/api/{path}", named)
             answers.append((answer.status, answer.text.replace(f"{tmp_path}/b", f"{tmp_path}/a")))
-        assert answers[0] == answers[1] and "77" not in answers[0][1], (path, query)
+        assert answers[0] == answers[1] and "7391" not in answers[0][1], (path, query)
         assert answers[0][0] == 400 or path == "check", (path, query, answers[0])
 
 
