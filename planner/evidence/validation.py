@@ -206,11 +206,8 @@ def find_causes(measured: MeasuredPlan, lines: Sequence[ComparedLine]) -> tuple[
 def _from_the_log(case: _Evidence) -> Iterator[Finding]:
     plan, log, startup = case.measured.plan, case.measured.log, case.measured.startup
     version, small, logged = log.version if log else None, case.small_cache, log.settings if log else {}
-    settings = ", ".join(
-        f"{name} {value} instead of {planned}"
-        for name, value in logged.items()
-        if (planned := _planned(plan, name, value)) is not None and not _same(value, planned)
-    )
+    narrow = (plan.model_copy(update=dict(line)) for line in (plan.benchmark_line,) if line)
+    settings = ", ".join(sorted((_differences(line, logged) for line in (plan, *narrow)), key=len)[0])
     drafts, accepted = plan.speculative_config, case.measured.result.get("spec_decode_acceptance_length")
     planned_release = parse_version(plan.engine_version).release
     rules = {
@@ -228,6 +225,11 @@ def _from_the_log(case: _Evidence) -> Iterator[Finding]:
     image, cache = plan.image or "none: vLLM as installed", case.cache(small) if small else ""
     values = {**rules, "settings": settings, "image": image, "cache": cache, "accepted": accepted}
     yield from (case.finding(name, **values) for name, holds in rules.items() if holds)
+
+
+def _differences(plan: Plan, logged: Mapping[str, Setting]) -> list[str]:
+    pairs = ((name, value, _planned(plan, name, value)) for name, value in logged.items())
+    return [f"{name} {ran} instead of {to}" for name, ran, to in pairs if to is not None and not _same(ran, to)]
 
 
 def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:

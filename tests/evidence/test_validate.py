@@ -9,6 +9,7 @@ import pytest
 from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
+from script_plans import DRAFTED
 from script_plans import plan as a_plan
 
 from planner.errors import InputError
@@ -342,6 +343,13 @@ def test_other_names_of_the_planned_types_are_the_plan(folder: Folder, name: str
     log = LOG.replace("kv_cache_dtype=fp8", f"kv_cache_dtype={name}, dtype=torch.bfloat16")
     log += "INFO some kernel was compiled for dtype: float32\n"  # not a setting
     assert validate(folder(made(serve_argv=SERVED), log=log)).findings == ()
+
+
+@pytest.mark.parametrize(("places", "as_planned"), [(128, True), (64, False)])
+def test_the_benchmark_line_is_the_plan_too(folder: Folder, places: int, *, as_planned: bool) -> None:
+    """``./launch.sh --benchmark`` passes 2048 and 128; 9216 and 64 are the serving line's. A mix is neither."""
+    log = LOG.replace("9216", "2048").replace("'max_num_seqs': 64", f"'max_num_seqs': {places}")
+    assert validate(folder(made(benchmark_line=DRAFTED), log=log)).as_planned is as_planned
 
 
 def test_a_plan_that_leaves_a_type_to_vllm_is_not_contradicted_by_auto(folder: Folder) -> None:
