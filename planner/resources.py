@@ -13,6 +13,8 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
+from planner.errors import InputError
+
 MOST_FILE_BYTES = 64 * 2**20  #: of a file that a user names; the largest config.json takes 3 MB
 MOST_LOG_BYTES = 512 * 2**20  #: of a server's log
 _PACKAGE = Path(__file__).resolve().parent
@@ -77,6 +79,14 @@ def read_given(path: Path, *, most_bytes: int = MOST_FILE_BYTES, errors: str = "
     """The text of a file that a user names. Raises OSError, also as ``check_file`` does, and UnicodeDecodeError."""
     check_file(path, most_bytes=most_bytes)
     return path.read_text(encoding="utf-8-sig", errors=errors)
+
+
+def read_toml(path: Path, *, hint: str) -> dict[str, Any]:
+    """The tables of a TOML file that a user names. Raises OSError, and InputError with ``hint`` for another form."""
+    try:
+        return tomllib.loads(read_given(path))
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
+        raise InputError(f"{path} is not valid TOML: {error}", hint=hint) from error
 
 
 @contextmanager

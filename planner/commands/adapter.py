@@ -5,7 +5,6 @@
 
 import inspect
 import shlex
-import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typer.core import TyperCommand
 from planner import output
 from planner.commands.declare import REQUIRED, Argument, Command, Option, Parameter
 from planner.errors import InputError, os_errors
-from planner.resources import read_given
+from planner.resources import read_toml
 from planner.secrets import masked
 from planner.units import in_range
 
@@ -155,11 +154,8 @@ def read_defaults(root: Any, path: Path = Path(FILE)) -> dict[str, Any]:
     """Defaults of all commands below ``root``, as the parser takes them. Raises InputError for unknown names."""
     if not path.exists():
         return {}
-    try:
-        with os_errors(str(path), hint="make it readable, or move it away"):
-            tables = tomllib.loads(read_given(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {error}", hint="fix the file, or move it away") from error
+    with os_errors(str(path), hint="make it readable, or move it away"):
+        tables = read_toml(path, hint="fix the file, or move it away")
     return _of_group(root, tables, str(path), ())
 
 

@@ -28,12 +28,7 @@ Positive = Annotated[float, Interval(gt=0, lt=inf)]
 
 def _several(flag: str, *names: str, text: str) -> Any:
     def read(words: str) -> list[float]:
-        try:
-            numbers = [float(part) for part in words.split(",")]
-        except ValueError as error:
-            raise InputError(
-                f"{flag} {words!r} is not a list of numbers", hint=f"for example {flag} 8,32,128"
-            ) from error
+        numbers = opt.numbers(flag, words, f"{flag} 8,32,128")
         return [int(number) if number.is_integer() else number for number in numbers]
 
     return Option(flag, *names, kind=str, read=read, metavar="N,N", panel=opt.LOAD, help=text)

@@ -9,6 +9,7 @@ from annotated_types import Interval
 from planner import hardware, model, workload
 from planner.commands.declare import Argument, Option
 from planner.engine import SETTINGS
+from planner.errors import InputError
 from planner.planning import defaults
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import DEFAULT_PERCENTILE
@@ -81,6 +82,14 @@ Price = Annotated["Mapping[str, float] | Sequence[str]", _PRICE]
 def assignments(given: "Mapping[str, float] | Sequence[str]") -> list[str]:
     """``GPU=NUMBER`` for each, as it is typed."""
     return list(given) if not hasattr(given, "items") else [f"{name}={number}" for name, number in given.items()]
+
+
+def numbers(flag: str, words: str, example: str) -> list[float]:
+    """Numbers with commas between. Raises InputError for anything else."""
+    try:
+        return [float(part) for part in words.split(",")]
+    except ValueError as error:
+        raise InputError(f"{flag} {words!r} is not a list of numbers", hint=f"for example {example}") from error
 
 
 class HubOptions:

@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise InputError(
-            f"--metric-percentiles {text!r} is not a list of numbers", hint="for example 50,90,99"
-        ) from error
+    return tuple(opt.numbers("--metric-percentiles", text, "50,90,99"))
 
 
 def _targets_of(words: Sequence[str]) -> dict[str, float]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from functools import cache
@@ -21,7 +20,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from planner.errors import InputError, UnknownNameError, fault_in, os_errors
-from planner.resources import calibration_tables, data_dir, may_be_path, package_dir, read_given, tables_of
+from planner.resources import calibration_tables, data_dir, may_be_path, package_dir, read_toml, tables_of
 from planner.units import FACTORS, GB, GIB, counted, to_base
 
 STATED = "stated"  #: source of a figure that a command line gives
@@ -456,14 +455,12 @@ def _shipped(profile_id: str) -> GpuProfile:
 
 
 def _read(path: Path, **extra: Any) -> GpuProfile:
+    with os_errors(f"cannot read GPU profile {path}", hint="check the path"):
+        facts = read_toml(path, hint=_HINT)
     try:
-        with os_errors(f"cannot read GPU profile {path}", hint="check the path"):
-            facts = tomllib.loads(read_given(path))
         return GpuProfile.model_validate({"id": path.stem, **extra, **facts})
     except ValidationError as error:
         raise InputError(f"{path}: {fault_in(error)}", hint=_HINT) from error
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
-        raise InputError(f"{path} is not valid TOML: {error}", hint=_HINT) from error
 
 
 class Constant(_Facts):

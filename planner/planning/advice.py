@@ -1,9 +1,8 @@
 """Advice of published documents that an engine does not follow, each with the predicted difference."""
 
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import ceil
 from re import search
 from typing import Any
@@ -14,7 +13,7 @@ from planner.model import resolve_model
 from planner.planning.defaults import PROMPTS_PER_SLOT, Bench, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Prediction
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 from planner.workload import Load
 
 #: The option of V0 that the last kind of advice is about, and its default.
@@ -126,6 +125,6 @@ def captures_by_context(config: EngineConfig) -> bool:
     return longer and bool(flag_status(config.version, TO_CAPTURE))
 
 
-@lru_cache(maxsize=1)
-def advice() -> tuple[dict[str, Any], ...]:
-    return tuple(tomllib.loads((package_dir("planning") / "advice.toml").read_text(encoding="utf-8"))["advice"])
+def advice() -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = tables_of(package_dir("planning") / "advice.toml")["advice"]
+    return entries

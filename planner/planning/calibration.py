@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.errors import InputError, os_errors
 from planner.memory import Constants, FittedConstant, parse_constants, shipped
-from planner.resources import read_given, user_data_dir, write_then_rename
+from planner.resources import read_toml, user_data_dir, write_then_rename
 from planner.units import FACTORS
 
 if TYPE_CHECKING:
@@ -100,13 +99,10 @@ def _is_there(path: Path) -> bool:
 
 def read_local(path: Path) -> Local:
     """The content of a file. Raises InputError naming what is wrong with it."""
-    try:
-        with os_errors(str(path), hint=_HINT):
-            table = tomllib.loads(read_given(path))
-    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
-        raise InputError(f"{path} is not TOML: {error}", hint=_HINT) from error
     from planner.timing import parse_local
 
+    with os_errors(str(path), hint=_HINT):
+        table = read_toml(path, hint=_HINT)
     content = table.pop(EFFICIENCY, None)
     efficiency = None if content is None else parse_local(content, str(path))
     return Local(path, parse_constants(table, str(path), hint=_HINT), efficiency)

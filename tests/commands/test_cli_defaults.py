@@ -84,7 +84,7 @@ def test_the_note_leaves_out_what_was_typed_instead(typed: tuple[str, ...], said
 @pytest.mark.parametrize(
     ("text", "cause", "hint"),
     [
-        ("[fit", "planner.toml: Expected ']'", "fix the file"),
+        ("[fit", "planner.toml is not valid TOML: Expected ']'", "fix the file"),
         ("[fits]\ngpu = 'h100'", "planner.toml: fits is no table of a command", "[fit]"),
         ("gpu = 'h100'", "planner.toml: gpu is no table of a command", "[predict]"),
         ("[predict]\ngpu = 'h100'", "planner.toml: predict.gpu is no table of a command", "[predict.serve]"),
@@ -118,7 +118,7 @@ def test_what_is_wrong_in_the_file_is_named(text: str, cause: str, hint: str) ->
 
 def test_a_file_that_cannot_be_read_is_an_error_and_the_version_needs_none() -> None:
     Path("planner.toml").write_bytes(b"\xff")
-    assert error_of(run("hardware", "list"))[0].startswith("planner.toml: ")
+    assert error_of(run("hardware", "list"))[0].startswith("planner.toml is not valid TOML: ")
     assert run("--version").status == 0
     Path("planner.toml").unlink()
     Path("planner.toml").mkdir()
