@@ -160,8 +160,8 @@ def _emission(directory: Path) -> "Emission":
 
 @command(
     "validate",
-    help="Measured beside predicted, and causes of differences. Exit status 1 if a figure is outside its bounds, or if "
-    "the server's log shows another vLLM or other settings than planned.",
+    help="Measured beside predicted, and causes of differences. Exit status 1 if a figure is outside its bounds or "
+    "misses its target, or if the server's log shows another vLLM or other settings.",
 )
 def validate_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, after ./benchmark.sh ran in it.")],
@@ -174,7 +174,7 @@ def validate_plan(
     """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
 
     ``result`` is the file of another tool that measured it. ``answer.ok`` is true if every measurement lies within its
-    bounds and the server's log shows the plan's vLLM and settings. Raises InputError without a plan or a result.
+    bounds and meets its target, and the log shows the plan's vLLM and settings. Raises InputError without a result.
     """
     if result is None and (offline := out.validate_offline(Path(directory))):
         return offline

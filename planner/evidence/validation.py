@@ -18,7 +18,7 @@ from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
 from planner.resources import package_dir, tables_of
 from planner.units import GIB, LEAST_FIGURE, MOST_FIGURE
-from planner.workload import METRICS
+from planner.workload import METRICS, Slo
 
 Verdict = Literal["inside", "above", "below"]
 
@@ -289,6 +289,23 @@ class FurtherLoad:
     lines: tuple[ComparedLine, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredTarget:
+    """A latency target of the plan, and the benchmark's figure for it."""
+
+    slo: Slo
+    predicted_ms: float | None  #: of the benchmark, whose closed loop opens with a burst
+    measured_ms: float | None
+
+    @property
+    def verdict(self) -> str:
+        """``not judged``: the benchmark was predicted to miss it, by its opening burst."""
+        if self.predicted_ms is None or self.measured_ms is None:
+            return "not measured"
+        missed = "missed" if self.predicted_ms <= self.slo.limit_ms else "not judged"
+        return "met" if self.measured_ms <= self.slo.limit_ms else missed
+
+
 @dataclass(frozen=True)
 class Validation:
     """Predicted beside measured, and what to make of it."""
@@ -303,6 +320,14 @@ class Validation:
     def every_line(self) -> tuple[ComparedLine, ...]:
         """Lines of the plan's own load, then those of further loads."""
         return (*self.lines, *(line for load in self.further for line in load.lines))
+
+    @property
+    def targets(self) -> tuple[MeasuredTarget, ...]:
+        plan, ran = self.measured.plan, zip(self.measured.plan.classes, self.measured.of_classes, strict=True)
+        sides = {"": (plan.predicted, self.measured.result)} | {
+            one.name: (one.predicted, figures) for one, figures in ran
+        }
+        return tuple(MeasuredTarget(one.slo, *(x.get(one.metric) for x in sides[one.of_class])) for one in plan.targets)
 
     @property
     def inside(self) -> bool:

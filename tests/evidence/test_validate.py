@@ -16,7 +16,7 @@ from planner.errors import InputError
 from planner.evidence.folder import read_measured, read_server_log
 from planner.evidence.validation import Validation, validate
 from planner.memory.startup_log import read_startup_log
-from planner.planning.plan import Plan, PlanFile, PlannedWorkload, read_plan
+from planner.planning.plan import Plan, PlanFile, PlannedTarget, PlannedWorkload, Service, read_plan
 from planner.units import GIB
 
 MODEL = "amd/Llama-3.3-70B-Instruct-FP8-KV"
@@ -115,6 +115,23 @@ def test_what_comes_out_as_predicted_is_inside(folder: Folder) -> None:
     assert (lines["kv_cache_bytes"]["lo"], lines["kv_cache_bytes"]["measured"]) == (175, 180.53)
     assert lines["kv_cache_tokens"]["lo"] == pytest.approx(1_146_880)
     assert lines["weights_bytes"]["measured"] == pytest.approx(67.7012)
+
+
+@pytest.mark.parametrize(
+    ("predicted_ms", "measured_ms", "verdict", "status"),
+    [(53.0, 92.0, "missed", 1), (53.0, 79.0, "met", 0), (85.0, 92.0, "not judged", 0), (53.0, None, "not measured", 0)],
+)
+def test_a_benchmark_that_misses_a_target_makes_the_answer_no(
+    folder: Folder, predicted_ms: float, measured_ms: float | None, verdict: str, status: int
+) -> None:
+    """80 ms; every figure is inside its interval. A burst that opens a closed loop may be predicted to miss."""
+    key = "p95_tpot_ms"
+    target = PlannedTarget(metric=key, limit_ms=80.0, predicted_ms=53.0, expected_ms=68.0, met=True)
+    saved = made(service=Service(targets=(target,), replicas=1, total_gpus=1, packages=1.0, goodput=1.0))
+    bounds = {key: predicted_ms, f"{key}_lo": 32.0, f"{key}_hi": 97.0}
+    where = folder(saved.model_copy(update={"predicted": PREDICTED | bounds}), **{key: measured_ms})
+    outcome = run("validate", str(where))
+    assert outcome.status == status and f"target p95 TPOT of 80 ms: {verdict} (" in outcome.out
 
 
 def test_the_interval_of_a_prediction_counts_where_there_is_one(folder: Folder) -> None:

@@ -98,6 +98,7 @@ def _metrics(outcome: evidence.CalibrationOutcome) -> Iterator[dict[str, Any]]:
 
 #: A metric, its published figure, and the line.
 LINES = columns_of("validation", verdict=lambda one: _verdict_of(one[2]))
+TARGETS = ("metric=slo.key", "of_class=slo.group", "limit_ms=slo.limit_ms", "predicted_ms", "measured_ms", "verdict")
 OFFLINE = tuple(replace(column, of=column.key) for column in LINES if column.key != "basis")
 
 
@@ -110,8 +111,9 @@ class ValidationAnswer(Answer):
 
     @property
     def ok(self) -> bool:
-        """True if the plan itself was measured, and every measurement lies within its bounds."""
-        return self.record.inside and self.record.as_planned
+        """True if the plan itself was measured, inside every interval, and meets its targets."""
+        met = all(target.verdict != "missed" for target in self.record.targets)
+        return self.record.inside and self.record.as_planned and met
 
     def _object(self) -> dict[str, Any]:
         record, names = self.record, ("gpu", "num_gpus", "model", "engine_version", "calibration")
@@ -130,6 +132,7 @@ class ValidationAnswer(Answer):
             **fields_of(record, "inside", "as_planned", *plan),
             "result": f"results/{record.measured.result_name}",
             "lines": [fields_of(line, *keys) | also for line, also in zip(record.lines, published, strict=True)],
+            "targets": [fields_of(one, *TARGETS) for one in record.targets],
             "findings": [fields_of(one, "cause", "evidence", "next_step") for one in record.findings],
             "accuracy": to_plain(record.measured.accuracy),
             "further": further,
@@ -151,6 +154,10 @@ class ValidationAnswer(Answer):
         verdict += "" if record.as_planned else ", but this is not the plan" if record.inside else ", not the plan"
         where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
         yield wrapped(f"{plan.model} on {where}, calibration: {plan.calibration}: {verdict}")
+        for target in record.targets:
+            known = (("measured", target.measured_ms), ("predicted", target.predicted_ms))
+            figures = ", ".join(f"{ms:,.4g} ms {name}" for name, ms in known if ms is not None)
+            yield f"target {target.slo}: {target.verdict}" + f" ({figures})" * bool(figures)
         first, others = ("mind: ", "and: ") if record.inside else ("likeliest cause: ", "or: ")
         for place, finding in enumerate(record.findings):
             mark = "not the plan: " if finding.not_the_plan else others if place else first
