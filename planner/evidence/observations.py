@@ -100,7 +100,7 @@ def observe_case(case: Case) -> Observed:
             request_rate=load.request_rate / dp_ranks,
         )
     client = deployment.client if run.bench == "serve" else Client()
-    limits = deployment.with_prefixes(deployment.limits(load.max_total_len), load)
+    limits = deployment.with_prefixes(deployment.limits(load.max_total_len, load.common_len), load)
     limits = replace(limits, data_parallel_size=1)
     timeline = Timeline(replay(deployment.timer, load, limits, client, keep_steps=True))
     metrics = list(_metrics(run, timeline, dp_ranks, client))

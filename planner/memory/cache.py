@@ -275,8 +275,11 @@ class BlockPool:
         held = -(-num_tokens // self.context_shards)
         return sum(group.blocks(held, self.in_flight_tokens, self.states_per_request) for group in self.groups)
 
-    def max_concurrency(self, num_blocks: int, num_tokens: int) -> float:
-        return num_blocks / self.blocks_per_request(num_tokens)
+    def max_concurrency(self, num_blocks: int, num_tokens: int, shared_tok: int = 0) -> float:
+        """Requests of ``num_tokens`` that fit at once; full attention holds their first ``shared_tok`` tokens once."""
+        specs = (next(iter(group.specs)) for group in self.groups)  # alike in kind and block size
+        shared = sum(shared_tok // self.context_shards // spec.block_size for spec in specs if spec.kind == "full")
+        return max(num_blocks - shared, 0) / (self.blocks_per_request(num_tokens) - shared)
 
     def logged_tokens(self, num_blocks: int, max_model_len: int, *, by_concurrency: bool) -> int:
         """Tokens that "GPU KV cache size" prints: ``by_concurrency`` from 0.20.0 on, by block size before."""

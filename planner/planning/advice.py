@@ -57,7 +57,7 @@ class Advised:
                 spread = f"{config.num_gpus} servers on the same GPUs, {self._difference(one, share)}"
                 return (f"TP {config.num_gpus}", spread) if one.fits else ("", "")
             case "held" if "--max-num-seqs" in (self.options or ()):
-                served, full = self.deployment.requests_served(load.longest_len), _in_flight(load, config.max_running)
+                served, full = self.deployment.requests_of(load), _in_flight(load, config.max_running)
                 held = int(served)
                 if 0 < held < min(config.max_num_seqs, full.num_prompts):
                     fewer = self.deployment.with_settings(max_num_seqs=held)

@@ -251,11 +251,9 @@ def closed_form_load(
 
 def most_held(deployment: Deployment, load: Load) -> int:
     """Requests of a usual length that the server computes at once, as far as its KV cache holds them; at least one."""
-    usual_len = (
-        load.total_len if load.recorded is None else load.held_len(caching=deployment.config.enable_prefix_caching)
-    )
-    held = deployment.requests_served(usual_len) * deployment.config.data_parallel_size
-    return max(int(min(held, deployment.config.max_running)), 1)
+    usual = deployment.requests_served(load.total_len, load.common_len)
+    held = usual if load.recorded is None else deployment.requests_of(load)
+    return max(int(min(held * deployment.config.data_parallel_size, deployment.config.max_running)), 1)
 
 
 def steady_per_s(deployment: Deployment, load: Load) -> float:

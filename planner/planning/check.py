@@ -529,7 +529,7 @@ def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) ->
     if line.args.max_num_seqs is None:
         return
     places, ranks = deployment.config.max_num_seqs, deployment.config.data_parallel_size
-    held = int(deployment.requests_served(load.longest_len))
+    held = int(deployment.requests_served(load.longest_len, load.common_len))
     if places > next((size for size in defaults.USUAL_MAX_NUM_SEQS if size >= held), held):  # plans have that size
         cause = f"{places:,} places, and {counted(held, 'request')} of {load.longest_len:,} tokens fit the KV cache"
         yield engine.FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
@@ -550,7 +550,7 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> L
         )
     if isfinite(load.request_rate) or asked.fixed:
         return load
-    most = max(ranks, min(config.max_running, int(deployment.requests_served(longest)) * ranks))
+    most = max(ranks, min(config.max_running, int(deployment.requests_served(longest, load.common_len)) * ranks))
     return asked.closed(load, load.max_concurrency or most)
 
 

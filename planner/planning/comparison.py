@@ -36,13 +36,13 @@ SAID |= {"launch": "kernel launches", "link": "collectives over links", "memory"
 SAID["host link"] = "weights read from host memory"
 
 
-def find_limit(deployment: Deployment, served: Replay, total_len: int, in_flight: float) -> str:
-    """The cause that keeps one server with ``in_flight`` requests of ``total_len`` tokens from serving more.
+def find_limit(deployment: Deployment, served: Replay, load: Load, in_flight: float) -> str:
+    """The cause that keeps one server with ``in_flight`` requests of ``load`` from serving more.
 
     Else the largest share of the engine's time, of the average steps of the replay ``served``.
     """
     config = deployment.config
-    held = deployment.requests_served(total_len) * config.data_parallel_size
+    held = deployment.requests_served(load.max_total_len, load.common_len) * config.data_parallel_size
     if in_flight > held:
         return f"KV capacity: holds {counted(round(held), 'request')}"
     if in_flight > config.max_running:
@@ -271,7 +271,7 @@ class ComparedPoint:
             return "queueing: more arrives than is served"
         share, served = self.shares[0].workload, self.predictions[0].replay
         flying = share.max_concurrency or served.mean_in_flight
-        return find_limit(self.setup.deployment, served, share.max_total_len, flying)
+        return find_limit(self.setup.deployment, served, share, flying)
 
     @cached_property
     def latencies(self) -> dict[str, Interval | None]:

@@ -190,28 +190,40 @@ class Deployment:
             return float(self.config.max_num_seqs)
         return pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
 
-    def requests_served(self, total_len: int, *, pessimistic: bool = False) -> float:
+    def requests_of(self, load: Load, *, pessimistic: bool = False) -> float:
+        """Requests of ``load`` that decode at once, see ``requests_served``."""
+        held_len = load.held_len(caching=self.config.enable_prefix_caching)
+        return self.requests_served(held_len, load.common_len, pessimistic=pessimistic)
+
+    def requests_served(self, total_len: int, common_len: int = 0, *, pessimistic: bool = False) -> float:
         """Requests of ``total_len`` tokens that decode at once, ``pessimistic``: in the low end of the KV cache.
 
-        With windows more than ``requests_held``: vLLM counts the tokens of a whole batch in flight for each request.
+        A prefix cache holds their first ``common_len`` tokens once. With windows more than ``requests_held``: vLLM
+        counts the tokens of a whole batch in flight for each request.
         """
         pool, stage, blocks = replace(self.budget.pool, in_flight_tokens=1), self.budget.binding, self.budget.num_blocks
         if not pool.groups:
             return float(self.config.max_num_seqs)
         most = max(blocks.low if pessimistic else blocks.mid, stage.num_blocks(self.least_cache_bytes))
-        held = pool.max_concurrency(int(most), total_len) if most >= 1 else 0.0
-        return max(held, self.least_cache_tok / total_len)
+        common_len = self._kept_once(common_len)
+        held = pool.max_concurrency(int(most), total_len, common_len) if most >= 1 else 0.0
+        return max(held, (self.least_cache_tok - common_len) / (total_len - common_len))
 
-    def limits(self, total_len: int) -> SchedulerLimits:
+    def _kept_once(self, common_len: int) -> int:
+        """Tokens of whole blocks that the prefix cache holds once for all requests."""
+        size = self.config.block_size
+        return common_len // size * size if self.config.enable_prefix_caching else 0
+
+    def limits(self, total_len: int, common_len: int = 0) -> SchedulerLimits:
         """The limits of the scheduler for requests of ``total_len``. Raises InputError where not one fits."""
         config, features = self.config, self.budget.features
         if config.engine == "V0" and config.scheduling_policy == "priority":
             cause = "--scheduling-policy priority of vLLM's V0 engine is not simulated"
             raise InputError(cause, hint="choose a newer --engine-version")
-        whole_blocks_tok = -(-total_len // config.block_size) * config.block_size  # what such a request takes
+        own_tok = -(-total_len // config.block_size) * config.block_size - (once := self._kept_once(common_len))
         return simulator.SchedulerLimits.of(
             config,
-            kv_cache_tokens=int(self.requests_served(total_len) * whole_blocks_tok),
+            kv_cache_tokens=int(self.requests_served(total_len, common_len) * own_tok) + once,
             scheduler_reserve_full_isl=features.reserves_whole_prompt,
             watermark=features.watermark,
             lockstep=self._lockstep,
@@ -236,7 +248,7 @@ class Deployment:
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
         config, longest = self.config, load.max_total_len if load.recorded is None else load.recorded.max_total_len
-        limits = self.with_prefixes(self.limits(longest + config.drafted_tok), load)
+        limits = self.with_prefixes(self.limits(longest + config.drafted_tok, load.common_len), load)
         if load.reused and config.kv_offloading_size:
             limits = self.with_host_blocks(limits)
         lists = {"keep_steps": keep_steps, "keep_gaps": keep_gaps}

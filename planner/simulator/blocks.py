@@ -40,12 +40,13 @@ if TYPE_CHECKING:
 class KvBlocks:
     """Free blocks, and the decoding requests by the phase of their contexts."""
 
-    __slots__ = ("_kept", "_phase", "_taken", "block_size", "caching", "free", "seqs", "total")
+    __slots__ = ("_kept", "_phase", "_shared", "_taken", "block_size", "caching", "free", "seqs", "total")
 
-    def __init__(self, total: int, block_size: int, *, caching: bool = False) -> None:
+    def __init__(self, total: int, block_size: int, *, caching: bool = False, shared: int = 0) -> None:
         self.total = total
         self.caching = caching  #: whether free blocks keep their content
-        self.free = total
+        self._shared = shared  # the first blocks of every request, held once for all
+        self.free = total - shared
         self.block_size = block_size
         self.seqs = 0  #: decoding requests
         self._phase = [0] * block_size
@@ -53,7 +54,7 @@ class KvBlocks:
         self._kept: dict[int, tuple[int, int]] = {}  # preempted: its blocks, and how many are taken when they come up
 
     def blocks(self, tok: int) -> int:
-        return -(-tok // self.block_size)
+        return -(-tok // self.block_size) - self._shared
 
     def join(self, context_tok: int, clock: int) -> None:
         """Decode a request with ``context_tok`` tokens computed, whose blocks are taken, from ``clock`` on."""
@@ -73,13 +74,13 @@ class KvBlocks:
         """Return the cached tokens of a waiting request, and their blocks that other requests hold."""
         if not sequence.lost_tok:
             return sequence.cached_tok, 0
-        return max(sequence.cached_tok, self._found(sequence) * self.block_size), 0
+        return max(sequence.cached_tok, (self._shared + self._found(sequence)) * self.block_size), 0
 
     def reuse(self, sequence: Sequence, cached_tok: int) -> int:
         """Take what ``find`` found, wherever in the queue it is; return the blocks that are not to be taken again."""
         if not sequence.lost_tok:
             return 0
-        blocks = min(self._found(sequence), cached_tok // self.block_size)
+        blocks = min(self._found(sequence), cached_tok // self.block_size - self._shared)
         _, mark = self._kept.pop(sequence.index, (0, 0))
         self.free -= blocks
         behind = [(other, kept) for other, kept in self._kept.items() if kept[1] > mark]
@@ -104,7 +105,7 @@ class KvBlocks:
         if not (sequence.lost_tok and self.caching):
             return 0
         blocks, mark = self._kept.get(sequence.index, (0, 0))
-        return min(max(mark + blocks - self._taken, 0), blocks, sequence.lost_tok // self.block_size)
+        return min(max(mark + blocks - self._taken, 0), blocks, sequence.lost_tok // self.block_size - self._shared)
 
     def need(self, clock: int) -> int:
         """Blocks that the decoding requests need at tick ``clock``."""

@@ -37,7 +37,8 @@ class DpRank:
         self._places, self._watermark_blocks, self._whole_prompts = (
             limits.places, limits.watermark_blocks, limits.whole_prompts,
         )  # fmt: skip
-        self.kv = kv or KvBlocks(limits.num_blocks, limits.block_size, caching=limits.enable_prefix_caching)
+        size, caching = limits.block_size, limits.enable_prefix_caching
+        self.kv = kv or KvBlocks(limits.num_blocks, size, caching=caching, shared=limits.shared_prefix_tok // size)
         self.least_free = self.kv.free  # blocks, at any time
         self.most_seqs = self.most_tok = 0  # of any step: requests that were admitted, and tokens
         self.step_runs: list[StepRun] | None = None  #: every step, where they are wanted

@@ -262,6 +262,11 @@ class Load:
             return self.requests().max_total_len
         return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
 
+    @property
+    def common_len(self) -> int:
+        """Tokens at the head of all prompts; of recorded ones a cache finds what they share by itself."""
+        return self.prefix_len if self.recorded is None else 0
+
     def held_len(self, *, caching: bool = True) -> int:
         """KV tokens per request: the longest, or the recorded mean less what ``TOGETHER`` share (sessions: none)."""
         sent = self.recorded

@@ -137,7 +137,7 @@ def most_of_all(asked: Search, at_least: float) -> float:
                     engine = resolve_deployment(model, profile, args, version)
                 except PlannerError:
                     continue
-                if engine.requests_served(asked.space.planned_len(objective.load), pessimistic=True) < batch:
+                if engine.requests_of(objective.load, pessimistic=True) < batch:
                     continue
                 while keeps(engine, best * engine.config.num_gpus * (1 + TOLERANCE)):
                     best *= 1 + TOLERANCE

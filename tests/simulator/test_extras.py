@@ -206,6 +206,27 @@ def test_a_shared_prefix_is_computed_for_nobody() -> None:
     assert [first for first, _ in times(serve([(50, 1)] * 4, limits))] == [1.0, 1.0, 1.0, 2.0]
 
 
+def test_running_requests_hold_the_blocks_of_a_shared_prefix_once() -> None:
+    # vLLM's block pool takes a found block by a reference (touch in v1/core/block_pool.py), so a prefix of 4 blocks
+    # of 16 tokens in a cache that is larger by 4 blocks changes nothing, preempted requests included
+    lengths = [(7 * i % 50 + 1, 11 * i % 60 + 1) for i in range(40)]
+    limits = replace(ROOMY, kv_cache_tokens=256, enable_prefix_caching=True, scheduler_reserve_full_isl=False)
+    plain = serve(lengths, limits)
+    more = replace(limits, kv_cache_tokens=256 + 64, shared_prefix_tok=64)
+    shared = serve([(64 + prompt, output) for prompt, output in lengths], more)
+    assert plain.preemptions.sum() > 20
+    assert (shared.preemptions == plain.preemptions).all()
+    assert times(shared) == times(plain)
+    assert shared.kv_cache_usage_peak == pytest.approx((plain.kv_cache_usage_peak * 16 + 4) / 20)
+
+
+def test_a_cache_holds_more_requests_that_share_a_prefix() -> None:
+    # ceil((3072 + 512 + 200) / 16) = 237 blocks, of which 3072 / 16 = 192 are held once
+    blocks = served().budget.num_blocks.mid
+    assert served().requests_served(3784, 3072) == pytest.approx((blocks - 192) / (237 - 192))
+    assert served(enable_prefix_caching=False).requests_served(3784, 3072) == pytest.approx(blocks / 237, rel=1e-3)
+
+
 def served(**flags: Any) -> Deployment:
     args = EngineArgs(max_model_len=16384, max_num_seqs=64, **flags)
     return resolve_deployment(model(LLAMA), load_profile("h100-sxm"), args, parse_version("0.27.1"))

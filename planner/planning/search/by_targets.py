@@ -169,7 +169,7 @@ class _Search:
         choices, objective = self.choices, self.objective
         small = replace(args, max_num_batched_tokens=min(self._budgets(resolved, args), key=lambda b: b or inf))
         lone = choices.deployed(resolved, replace(small, max_num_seqs=args.max_num_seqs or 1))
-        held = int(lone.requests_served(choices.planned_len, pessimistic=True))
+        held = int(lone.requests_of(self.load, pessimistic=True))
         if held < 1 and choices.largest_batch(resolved, small) < 1:
             choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
             return None

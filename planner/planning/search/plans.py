@@ -361,7 +361,7 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
             words = layout.flags if layout.num_gpus > 1 else "--tensor-parallel-size 1"
             yield f"{words} instead: {merit.words(of_layout[layout])}, {behind}"
     searched = winner.searched or winner
-    largest = int(searched.deployment.requests_served(space.planned_len(objective.load), pessimistic=True))
+    largest = int(searched.deployment.requests_of(objective.load, pessimistic=True))
     reasons = {
         "as asked for": space.args.max_num_seqs or objective.load.max_concurrency,
         "a small batch: the concurrency at which latency counts": objective.wanted_batch,
@@ -433,7 +433,7 @@ def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
     sent = Servers(space, objective, candidate).benchmark()
     served = candidate.prediction.replay if candidate.prediction else candidate.deployment.replay(sent)
     flying = sent.max_concurrency or served.mean_in_flight
-    return limit_in_words(find_limit(candidate.deployment, served, sent.max_total_len, flying))
+    return limit_in_words(find_limit(candidate.deployment, served, sent, flying))
 
 
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:
@@ -514,7 +514,7 @@ def _warnings(
     in_phase = model.is_moe and config.data_parallel_size > 1 and not load.range_ratio and not objective.targets
     varied = (candidate.searched or candidate).tok_per_s_per_gpu
     context = min(model.max_position_embeddings, defaults.LONGEST_CONTEXT)
-    held = int(deployment.requests_served(space.planned_len(load), pessimistic=True))
+    held = int(deployment.requests_of(load, pessimistic=True))
     at_once = min(candidate.estimate.concurrency // config.data_parallel_size, config.max_num_seqs)
     holds = {
         **dict.fromkeys(map(str, unknown), True),
@@ -580,12 +580,12 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     enough = [max(next((size for size in usual if size >= places), usual[-1]), in_flight) for places in wanted]
     busy = enough[0]  # places that have graphs of their size
     if load and load.by == "rate":  # few places would queue the requests of a larger load that one server carries
-        held = own.requests_served(space.planned_len(objective.load), pessimistic=True)
+        held = own.requests_of(objective.load, pessimistic=True)
         most = min(held, max(defaults.USUAL_PLACES, config.max_num_seqs))
         enough[:0] = [size for size in reversed(usual) if enough[0] < size <= most]
     if given.enable_prefix_caching is None:
         caching = caching or engine.prefix_caching(own.model, own.budget.features)
-    cautious = own.requests_served(space.planned_len(objective.load), pessimistic=True) >= in_flight
+    cautious = own.requests_of(objective.load, pessimistic=True) >= in_flight
     fixed = replace(config, enable_prefix_caching=caching, max_cudagraph_capture_size=given.max_cudagraph_capture_size)
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
         places = min(places, config.most_decodes)
@@ -593,7 +593,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         wide = replace(own, config=replace(fixed, max_num_seqs=places, max_cudagraph_capture_size=graphs))
         if not given.max_model_len:
             wide = wide.with_settings(max_model_len=_longest_context(wide))
-        holds = wide.requests_served(space.planned_len(objective.load), pessimistic=cautious) >= in_flight
+        holds = wide.requests_of(objective.load, pessimistic=cautious) >= in_flight
         if wide.config != config and wide.fits and not wide.lacking_states and (holds or load):
             yield wide
 

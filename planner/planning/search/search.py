@@ -76,7 +76,7 @@ class Search:
         ranking, joined = self._on(serving), profile.joins_nodes
         if nearest := ranking.best or ranking.closest:
             whole = nearest.config.num_gpus == space.node_size(profile)
-            few = nearest.deployment.requests_served(space.planned_len(self.objective.load)) < defaults.FEW_HELD
+            few = nearest.deployment.requests_of(self.objective.load) < defaults.FEW_HELD
             return self._on(in_nodes, (1, 2)) if spreads and joined and whole and few else ranking
         for nodes in range(2, defaults.MOST_NODES + 1) if spreads and joined else ():
             spread = self._on(in_nodes, (nodes,))
@@ -92,7 +92,7 @@ class Search:
         """Changes after which one request fits, from the largest tensor-parallel size of a node; or a hint."""
         node = 1 if serving.profile.partition else self.space.node_size(serving.profile)
         for size in (size for size in (8, 4, 2, 1) if size <= node):
-            length = self.space.planned_len(self.objective.load)
+            length = self.objective.load.held_len(caching=self.space.args.enable_prefix_caching is not False)
             try:
                 fit = serving.changed(tensor_parallel_size=size, max_model_len=length).fit()
                 ways = sorted(fit.options, key=lambda way: "max_model_len" in way.settings)  # shorter requests last

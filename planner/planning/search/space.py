@@ -84,10 +84,6 @@ class Space:
         usd_per_hour = price.usd_per_h.mid * profile.parts * ceil(packages) if price else None
         return ceil(packages) if whole else packages, usd_per_hour
 
-    def planned_len(self, load: Load) -> int:
-        """Return the KV tokens that are reserved for each request of ``load``."""
-        return load.held_len(caching=self.args.enable_prefix_caching is not False)
-
     def node_size(self, profile: GpuProfile) -> int:
         """Return the logical GPUs of one node: ``gpus_per_node`` packages, at most the profile's."""
         parts = profile.partition.count if profile.partition else 1
@@ -177,7 +173,6 @@ class Choices:
         self.space, self.objective, self.serving, self.nodes = space, objective, serving, nodes
         self.native, self.passed_over = native, False
         self.profile, self.version = serving.profile, serving.version
-        self.planned_len = space.planned_len(objective.load)
         self.most_gpus = space.most_gpus(self.profile)
         self.rejected: list[Rejected] = []
         self._deployed: dict[tuple[str, engine.EngineArgs], Deployment] = {}
@@ -290,7 +285,7 @@ class Choices:
             if low >= high:
                 break
             deployment = self.deployed(resolved, self.sized(args, batch))
-            held = int(deployment.requests_served(self.planned_len, pessimistic=cautious))
+            held = int(deployment.requests_of(self.objective.load, pessimistic=cautious))
             low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
             batch = min(held + 1, high) if step < defaults.BATCH_GUESSES else (low + high + 1) // 2
         return low
