@@ -115,10 +115,8 @@ class SchedulerLimits:
     def check(self, input_tok: int, output_tok: int) -> None:
         """Raise InputError when a request could never be scheduled to its end."""
         # the last token is sampled, never computed; drafts may go beyond it
-        total_tok, request = (
-            input_tok + output_tok - 1 + self.decode_tok - 1,
-            f"a request of {input_tok} + {output_tok} tokens",
-        )
+        total_tok = input_tok + output_tok - 1 + self.decode_tok - 1
+        request = f"a request of {input_tok} + {output_tok} tokens"
         if -(-total_tok // self.block_size) > self.num_blocks - self.watermark_blocks:
             cause = f"{request} does not fit a KV cache of {self.kv_cache_tokens} tokens"
             raise InputError(cause, hint="shorten the requests, or leave more memory for the KV cache")

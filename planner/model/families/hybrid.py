@@ -63,10 +63,8 @@ def state_dtype(config: Config, key: str, default: str | None = None) -> str | N
 def mamba(config: Config, inner: int, prefix: str, *, inner_norms: bool = False) -> Mixing:
     """Mamba of the first kind; ``inner_norms`` are Jamba's. Rank of the time step: a sixteenth of the hidden size."""
     hidden = config.hidden_size
-    d_state, kernel = (
-        config.size("state_size", "mamba_d_state", default=16),
-        config.size("conv_kernel", "mamba_d_conv", default=4),
-    )
+    d_state = config.size("state_size", "mamba_d_state", default=16)
+    kernel = config.size("conv_kernel", "mamba_d_conv", default=4)
     given = config.get("time_step_rank", "mamba_dt_rank")
     rank = ceil(hidden / 16) if given in (None, "auto") else config.size("time_step_rank", "mamba_dt_rank")
     bias = config.flag("use_bias", "mamba_proj_bias", default=False)

@@ -9,22 +9,8 @@ from dataclasses import replace
 from functools import partial
 from math import prod
 
+from planner.model import blocks
 from planner.model.architecture import Component, Layer, ModelParts, Shard, Weight
-from planner.model.blocks import (
-    FUSED_GATE_UP,
-    PRE_NORMS,
-    attention_weights,
-    decoder,
-    layers_by_kind,
-    mixed_decoder,
-    mlp,
-    moe_mlp,
-    norms,
-    read_attention,
-    read_moe,
-    shared_expert,
-    vector,
-)
 from planner.model.config import Builder, Config, family
 from planner.model.families.dense import gemma3, gemma4, glm, llama, qwen2, qwen3
 from planner.model.families.hybrid import kimi_linear_text, qwen3_5_text
@@ -73,7 +59,7 @@ def matrix(
     return (weight, added) if bias else (weight,)
 
 
-def blocks(
+def transformer(
     hidden: int, intermediate: int, copies: int, *, vectors: int, fused_qkv: bool = False, gated: bool = False,
     attention_bias: bool = True, mlp_bias: bool = True, heads_size: int = 0,
 ) -> Weights:  # fmt: skip
@@ -114,7 +100,7 @@ def siglip_vision(config: Config, parts: ModelParts) -> Weights:
     hidden = config.hidden_size
     embeddings = (pixels(config) + 1 + patches(config)) * hidden
     outside = whole(embeddings=embeddings, norm=2 * hidden, projector=(parts.hidden_size + 1) * hidden)
-    return outside + blocks(hidden, config.size("intermediate_size"), config.num_layers, vectors=4 * hidden)
+    return outside + transformer(hidden, config.size("intermediate_size"), config.num_layers, vectors=4 * hidden)
 
 
 def gemma4_vision(config: Config, parts: ModelParts) -> Weights:
@@ -125,7 +111,7 @@ def gemma4_vision(config: Config, parts: ModelParts) -> Weights:
     patch, positions = 3 * config.size("patch_size") ** 2, 2 * config.size("position_embedding_size")
     weights = (
         *whole(embeddings=(patch + positions) * hidden, projector=parts.hidden_size * hidden),
-        *blocks(
+        *transformer(
             hidden, config.size("intermediate_size"), config.num_layers, vectors=4 * hidden + 2 * head_dim, gated=True,
             attention_bias=config.flag("attention_bias", default=False), mlp_bias=False,
         ),
@@ -164,7 +150,7 @@ def pixtral_vision(given: Config, parts: ModelParts) -> Weights:
     merge = outer.size("spatial_merge_size", default=2) ** 2
     biases = 2 * text if outer.flag("multimodal_projector_bias", default=False) else 0
     projector = (1 + merge * hidden) * hidden + (hidden + text) * text + biases
-    return whole(embeddings=pixels(config) * hidden, norm=hidden, projector=projector) + blocks(
+    return whole(embeddings=pixels(config) * hidden, norm=hidden, projector=projector) + transformer(
         hidden, config.size("intermediate_size"), config.num_layers, vectors=2 * hidden, gated=True,
         attention_bias=False, mlp_bias=False,
     )  # fmt: skip
@@ -176,7 +162,7 @@ def llama4_vision(config: Config, parts: ModelParts) -> Weights:
     embeddings = (1 + patches(config) + 1 + pixels(config)) * hidden
     return (
         *whole(embeddings=embeddings, norms=4 * hidden, projector=parts.hidden_size * config.size("vision_output_dim")),
-        *blocks(hidden, inner, config.num_layers, vectors=4 * hidden),
+        *transformer(hidden, inner, config.num_layers, vectors=4 * hidden),
         *matrix("adapter.up", adapter, inner, Shard.COLUMN, bias=False),
         *matrix("adapter.down", config.size("projector_output_dim"), adapter, Shard.ROW, bias=False),
     )
@@ -198,8 +184,8 @@ def mllama_vision(config: Config, parts: ModelParts) -> Weights:
             norms=4 * hidden,
             projector=parts.hidden_size * (config.size("vision_output_dim") + 1),
         ),
-        *blocks(hidden, inner, config.num_layers, vectors=4 * hidden, attention_bias=False),
-        *blocks(
+        *transformer(hidden, inner, config.num_layers, vectors=4 * hidden, attention_bias=False),
+        *transformer(
             hidden, inner, config.size("num_global_layers", default=0), vectors=4 * hidden + 2, attention_bias=False
         ),
     )
@@ -216,7 +202,7 @@ def qwen2_vision(config: Config, _: ModelParts) -> Weights:
     norm, depth = parts_of_norm * hidden, config.size("depth")
     return (
         *whole(embeddings=frames(config) * pixels(config) * hidden, norm=norm),
-        *blocks(hidden, inner, depth, vectors=2 * norm, fused_qkv=True, gated=not first),
+        *transformer(hidden, inner, depth, vectors=2 * norm, fused_qkv=True, gated=not first),
         *merger(config.size("spatial_merge_size", default=2) ** 2 * hidden, out),
     )
 
@@ -229,7 +215,7 @@ def qwen3_vision(config: Config, _: ModelParts) -> Weights:
     inner, depth = config.size("intermediate_size"), config.size("depth")
     return (
         *whole(embeddings=(patch + positions) * hidden, norms=2 * hidden + taps * 2 * wide),
-        *blocks(hidden, inner, depth, vectors=4 * hidden, fused_qkv=True),
+        *transformer(hidden, inner, depth, vectors=4 * hidden, fused_qkv=True),
         *merger(wide, config.size("out_hidden_size"), copies=1 + taps),
     )
 
@@ -245,7 +231,7 @@ def glm4_vision(config: Config, _: ModelParts) -> Weights:
             downsample=(hidden * merge + 1) * out,
             projector=(out + 2) * out,
         ),
-        *blocks(
+        *transformer(
             hidden, out, config.size("depth"), vectors=2 * hidden, fused_qkv=True, gated=True,
             attention_bias=config.flag("attention_bias", default=False), mlp_bias=False,
         ),
@@ -272,7 +258,7 @@ def moonvit_vision(config: Config, parts: ModelParts) -> Weights:
     count = config.size("vt_num_hidden_layers", "num_hidden_layers")
     return (
         *whole(embeddings=(patch + positions) * hidden, norm=parts_of_norm * hidden),
-        *blocks(
+        *transformer(
             hidden, inner, count, vectors=2 * parts_of_norm * hidden, fused_qkv=True, attention_bias=bias,
             mlp_bias=bias, heads_size=0 if bias else config.size("qkv_hidden_size"),
         ),
@@ -291,7 +277,7 @@ def step_vision(_: Config, parts: ModelParts) -> Weights:
             downsamplers=2 * hidden * (9 * hidden + 1) + 4 * hidden * (18 * hidden + 1),
             projector=4 * hidden * parts.hidden_size,
         ),
-        *blocks(hidden, size, depth, vectors=6 * hidden, fused_qkv=True),
+        *transformer(hidden, size, depth, vectors=6 * hidden, fused_qkv=True),
     )
 
 
@@ -307,7 +293,7 @@ def minimax_m3_vision(config: Config, parts: ModelParts) -> Weights:
             projector=project * (hidden + 1) + text * (project + 1),
             merger=project * (merged + 1) + text * (project + 1),
         ),
-        *blocks(hidden, config.size("intermediate_size"), config.num_layers, vectors=4 * hidden),
+        *transformer(hidden, config.size("intermediate_size"), config.num_layers, vectors=4 * hidden),
     )
 
 
@@ -328,39 +314,40 @@ def kimi_k25_text(config: Config) -> ModelParts:
 @family("Llama4ForCausalLM")
 def llama4_text(config: Config) -> ModelParts:
     """Llama 4: three of four layers see only their chunk of 8192 tokens; a shared expert in each MoE layer."""
-    count, hidden, full = config.num_layers, config.hidden_size, read_attention(config)
+    count, hidden, full = config.num_layers, config.hidden_size, blocks.read_attention(config)
     chunked = config.sizes("no_rope_layers") or [(i + 1) % 4 for i in range(count)]
     if len(chunked) != count:
         raise config.refuse("no_rope_layers", f"empty or a list of {count}")
     step, stem = config.size("interleave_moe_layer_step", default=1), "feed_forward."
     routed = set(config.sizes("moe_layers")) or set(range(step - 1, count, step))
     part = replace(full, chunk=config.size("attention_chunk_size", default=8192))
-    moe = read_moe(config, size="intermediate_size", shared=1)
+    moe = blocks.read_moe(config, size="intermediate_size", shared=1)
     sparse = (
-        *moe_mlp(hidden, moe, prefix=stem, router="router", experts="experts.", names=FUSED_GATE_UP),
-        *shared_expert(hidden, moe.intermediate_size, prefix=f"{stem}shared_expert."),
+        *blocks.moe_mlp(hidden, moe, prefix=stem, router="router", experts="experts.", names=blocks.FUSED_GATE_UP),
+        *blocks.shared_expert(hidden, moe.intermediate_size, prefix=f"{stem}shared_expert."),
     )
     kinds = [(part if chunked[i] else full, i in routed) for i in range(count)]
-    mixing = partial(attention_weights, hidden_size=hidden, bias=config.flag("attention_bias", default=False))
-    return mixed_decoder(config, kinds, mixing, moe, sparse, dense="intermediate_size_mlp", prefix=stem)
+    mixing = partial(blocks.attention_weights, hidden_size=hidden, bias=config.flag("attention_bias", default=False))
+    return blocks.mixed_decoder(config, kinds, mixing, moe, sparse, dense="intermediate_size_mlp", prefix=stem)
 
 
 def mllama_text(config: Config) -> ModelParts:
     """Llama 3.2 Vision: Llama 3.1 with gated cross-attention layers among its layers; eight rows more to embed."""
-    hidden, attention, crossed = config.hidden_size, read_attention(config), set(config.sizes("cross_attention_layers"))
+    hidden, attention = config.hidden_size, blocks.read_attention(config)
+    crossed = set(config.sizes("cross_attention_layers"))
 
     def make(cross: bool) -> Layer:
-        rest = mlp(hidden, config.size("intermediate_size")) + norms(hidden, *PRE_NORMS)
+        rest = blocks.mlp(hidden, config.size("intermediate_size")) + blocks.norms(hidden, *blocks.PRE_NORMS)
         if not cross:
-            return Layer(attention_weights(attention, hidden) + rest, attention)
+            return Layer(blocks.attention_weights(attention, hidden) + rest, attention)
         weights = (
-            *attention_weights(attention, hidden, prefix="cross_attn.", qk_norm="head"),
-            *vector("cross_attn_attn_gate", 1, Component.ATTENTION),
-            *vector("cross_attn_mlp_gate", 1, Component.MLP),
+            *blocks.attention_weights(attention, hidden, prefix="cross_attn.", qk_norm="head"),
+            *blocks.vector("cross_attn_attn_gate", 1, Component.ATTENTION),
+            *blocks.vector("cross_attn_mlp_gate", 1, Component.MLP),
         )
         return Layer(weights + rest, replace(attention, cross=True))
 
-    parts = decoder(config, layers_by_kind([i in crossed for i in range(config.num_layers)], make))
+    parts = blocks.decoder(config, blocks.layers_by_kind([i in crossed for i in range(config.num_layers)], make))
     embedding, *others = parts.outer
     return replace(parts, outer=(replace(embedding, shape=(parts.vocab_size + 8, hidden)), *others))
 
