@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from deployed import AMD_X16, NVIDIA_X16, SPREAD_X16
 from script_machine import Machine, variables_of
-from script_plans import MATRIX
+from script_plans import DRAFTED, MATRIX, emission
 from shell_checks import check_scripts
 
 from planner.output.scripts.emission import Emission, render_scripts
@@ -42,6 +42,16 @@ def test_the_first_node_serves_on_its_own_address_only(name: str, tmp_path: Path
     assert "HEAD=10.0.0.1" in variables_of(words) and "NODE_RANK=0" in variables_of(words)
     assert {"NODES=2", "NODE_GPUS=8"} <= set(variables_of(words))
     assert "ready: http://127.0.0.1:8000/v1" in said and "HEAD_ADDRESS=10.0.0.1 NODE_RANK=1 ./launch.sh" in said
+
+
+@pytest.mark.parametrize(("argv", "line"), [([], "./launch.sh ("), (["--benchmark"], "./launch.sh --benchmark (")])
+def test_the_other_nodes_start_the_line_of_the_first(argv: list[str], line: str, tmp_path: Path) -> None:
+    """Ranks of one engine have to agree in --max-model-len, --max-num-seqs and drafts."""
+    made = emission(SPREAD_X16.file.plan.model_copy(update={"benchmark_line": DRAFTED}))
+    assert (
+        f"HEAD_ADDRESS=10.0.0.1 NODE_RANK=1 {line}"
+        in Machine(tmp_path, made).run("launch.sh", *argv, VLLM_HOST_IP="10.0.0.1").stdout
+    )
 
 
 def test_another_node_joins_and_waits_for_nobody(tmp_path: Path) -> None:
