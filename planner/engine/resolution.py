@@ -280,15 +280,19 @@ class _Resolver:
         if status.state in ("not yet", "gone"):
             cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
-        if stored and not self._runs(f"{method} {quantization.weight_dtype}", "checkpoint"):
-            cause = f"vLLM {version} has no kernels for {served.id} ({method}) on {self.profile.name}"
-            raise IllegalPlanError(cause, hint="use another checkpoint, a newer --engine-version or --gpu l4")
+        int8 = quantization.linear is not None and quantization.linear.compute_dtype == "int8"
+        form = f"{method} {'int8' if int8 else quantization.weight_dtype}"
+        without_cutlass = int8 and "CutlassInt8" in self.args.env.get("VLLM_DISABLED_KERNELS", "")  # Triton's are next
+        if stored and not self._runs(form, "checkpoint") and not without_cutlass:
+            cause = f"vLLM {version} has no kernels for {served.id} ({form}) on {self.profile.name}"
+            others = "an fp8 or 16-bit checkpoint" if int8 else "another checkpoint, a newer --engine-version"
+            raise IllegalPlanError(cause, hint=f"use {others}, or --gpu l4")
         return "" if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
 
     def _runs(self, method: str, table: Literal["load_time", "checkpoint"]) -> bool:
         """True if the method of quantisation runs on the GPU, by ``capabilities.toml``."""
         rows = tables_of(package_dir("engine") / "capabilities.toml")[table].get(method, [["0", 0, 9999]])
-        number = int(re.sub(r"\D", "", self.profile.architecture))
+        number = int(re.sub(r"\D", "", self.profile.architecture.replace("a", "0")))
         return any(least <= number <= most for since, least, most in rows if release_of(since) <= self.version.release)
 
     def _engine(self, *, fp8_kv_cache: bool, fp32: bool) -> Engine:

@@ -348,6 +348,9 @@ def test_types_that_a_model_cannot_be_computed_in(model: str, gpu: str, dtype: s
         ("mxfp4", "0.28.0", "h100-sxm", True),
         ("ptpc_fp8", "0.18.0", "mi300x", True),
         ("ptpc_fp8", "0.18.0", "h100-sxm", False),
+        ("experts_int8", "0.32.0", "mi300x", False),  # supported_quantization of platforms/rocm.py
+        ("int8_per_channel_weight_only", "0.32.0", "mi250", False),
+        ("int8_per_channel_weight_only", "0.32.0", "a100", True),
         ("nvfp4_per_token", "0.32.0", "b200-sxm", True),
         ("nvfp4_per_token", "0.32.0", "rtx-5090", False),
         ("nvfp4_per_token", "0.32.0", "h200-sxm", False),
@@ -397,6 +400,17 @@ def test_least_compute_capability_of_a_checkpoint(checkpoint: str, version: str,
             continue
         with pytest.raises(IllegalPlanError, match=f"{version} has no kernels for example/quantised"):
             settings(version, gpu, model)
+
+
+#: csrc/quantization/w8a8/cutlass/scaled_mm_c3x_sm100.cu and _sm120.cu (no int8), vLLM issue 54311.
+@pytest.mark.parametrize("gpu", ["b200", "b300", "rtx-5090", "rtx-pro-6000", "gb10"])
+def test_int8_activations_do_not_run_on_blackwell(gpu: str) -> None:
+    model = resolve_model("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", network=False).model
+    with pytest.raises(IllegalPlanError, match=r"no kernels for .* \(compressed-tensors int8\)") as caught:
+        settings("0.32.0", gpu, model)
+    assert "fp8 or 16-bit" in caught.value.hint
+    assert all(settings("0.32.0", other, model).weight_dtype == "int8-gptq" for other in ("h100", "l4", "mi300x"))
+    assert settings("0.32.0", gpu, model, env=Environment(VLLM_DISABLED_KERNELS="CutlassInt8ScaledMMLinearKernel"))
 
 
 def test_an_8_bit_cache_that_a_gpu_cannot_read_is_replaced_by_the_type_of_the_model() -> None:
