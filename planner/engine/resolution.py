@@ -267,7 +267,7 @@ class _Resolver:
             named = f"--quantization {asked}: vLLM {version}"
             status.require(named, "leave it out to serve the checkpoint as it is")
             known = (m for m in AT_LOAD_TIME if flags.value_status(version, "quantization", m))
-            offered = [method for method in known if self._runs(method, "load_time")]
+            offered = [m for m in known if self._runs(m, "load_time") and (m == asked or not self._deprecated(m))]
             if stored is None and asked in UNMODELLED["load_time"]:
                 raise UnmodelledError(f"--quantization {asked}: its weights are not modelled", hint="leave it out")
             if stored is None and asked not in offered:
@@ -280,6 +280,10 @@ class _Resolver:
         if status.state in ("not yet", "gone"):
             cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
+        if self._deprecated(method):
+            cause = f"vLLM {version} refuses {method}, a deprecated quantisation, for {served.id}"
+            hint = "use another quantisation, or add --allow-deprecated-quantization"
+            raise IllegalPlanError(cause, hint=hint, allow_deprecated_quantization=True)
         int8 = quantization.linear is not None and quantization.linear.compute_dtype == "int8"
         form = f"{method} {'int8' if int8 else quantization.weight_dtype}"
         without_cutlass = int8 and "CutlassInt8" in self.args.env.get("VLLM_DISABLED_KERNELS", "")  # Triton's are next
@@ -288,6 +292,11 @@ class _Resolver:
             others = "an fp8 or 16-bit checkpoint" if int8 else "another checkpoint, a newer --engine-version"
             raise IllegalPlanError(cause, hint=f"use {others}, or --gpu l4")
         return "" if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
+
+    def _deprecated(self, method: str) -> bool:
+        """True if the version serves the method of quantisation only with ``--allow-deprecated-quantization``."""
+        listed = flags.value_status(self.version, "deprecated_quantization", method)
+        return bool(listed) and not self.args.allow_deprecated_quantization
 
     def _runs(self, method: str, table: Literal["load_time", "checkpoint"]) -> bool:
         """True if the method of quantisation runs on the GPU, by ``capabilities.toml``."""

@@ -173,6 +173,7 @@ class EngineArgs:
     quantization: str | None = _row(
         None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", "recommend fleet", short="-q"
     )
+    allow_deprecated_quantization: bool = _row(False, "Serve quantisations that vLLM deprecates.", "recommend fleet")
     kv_cache_dtype: str = _row("auto", "auto, fp8, bfloat16, ...", "searched plan result logged recommend fleet")
     max_model_len: int | None = _row(None, "Longest context, or auto. Default: the model's own.", _GIVEN, **_TOKENS)
     max_num_seqs: int | None = _row(None, "Largest batch.", _BATCH, **_COUNT)

@@ -346,7 +346,7 @@ def test_types_that_a_model_cannot_be_computed_in(model: str, gpu: str, dtype: s
         ("experts_int8", "0.32.0", "h100-sxm", True),
         ("mxfp4", "0.27.1", "b200-sxm", False),
         ("mxfp4", "0.28.0", "h100-sxm", True),
-        ("ptpc_fp8", "0.18.0", "mi300x", True),
+        ("ptpc_fp8", "0.13.0", "mi300x", True),
         ("ptpc_fp8", "0.18.0", "h100-sxm", False),
         ("experts_int8", "0.32.0", "mi300x", False),  # supported_quantization of platforms/rocm.py
         ("int8_per_channel_weight_only", "0.32.0", "mi250", False),
@@ -367,6 +367,28 @@ def test_methods_at_load_time(method: str, version: str, gpu: str, offered: bool
         assert settings(version, gpu, MOE, quantization=other)
 
 
+@pytest.mark.parametrize(
+    ("model", "method", "version", "deprecated"),
+    [
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", None, "0.13.0", False),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", None, "0.14.0", True),
+        ("meta-llama/Llama-3.1-405B-Instruct-FP8", None, "0.32.0", True),
+        ("Qwen/Qwen3-30B-A3B", "experts_int8", "0.19.0", True),
+        ("Qwen/Qwen3-30B-A3B", "experts_int8", "0.20.0", False),
+    ],
+)
+def test_deprecated_quantisations_need_a_flag(model: str, method: str | None, version: str, deprecated: bool) -> None:
+    """``DEPRECATED_QUANTIZATION_METHODS`` of layers/quantization, checked in config/model.py."""
+    found = resolve_model(model, network=False).model
+    asked: dict[str, Any] = {"quantization": method, "max_model_len": 8192}
+    if deprecated:
+        with pytest.raises(IllegalPlanError, match="a deprecated quantisation") as caught:
+            settings(version, "h100-sxm", found, **asked)
+        assert "--allow-deprecated-quantization" in caught.value.hint
+        asked |= caught.value.remedy
+    assert settings(version, "h100-sxm", found, **asked).weight_dtype in ("fp8", "int8-gptq")
+
+
 W8A8 = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "input_activations": {"dynamic": True}}
 CHECKPOINTS: dict[str, dict[str, Any]] = {
     "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
@@ -384,7 +406,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     ("checkpoint", "version", "least"),
     [
         ("fp8", "0.11.0", 80), ("fp8", "0.13.0", 80), ("fp8", "0.14.0", 75), ("fp8", "0.32.0", 75),
-        ("fbgemm", "0.8.5", 80), ("fbgemm", "0.32.0", 80),
+        ("fbgemm", "0.8.5", 80), ("fbgemm", "0.13.0", 80),
         ("modelopt", "0.14.0", 89), ("modelopt", "0.26.0", 89), ("modelopt", "0.27.1", 80), ("modelopt", "0.32.0", 80),
         ("modelopt_fp4", "0.13.0", 80), ("modelopt_fp4", "0.14.0", 75),
         ("mxfp8", "0.18.0", 100), ("mxfp8", "0.28.0", 80),

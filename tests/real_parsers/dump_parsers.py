@@ -173,8 +173,8 @@ def variables() -> list[str]:
     return list(importlib.import_module("vllm.envs").environment_variables)
 
 
-def quantizations() -> list[str]:
-    return list(importlib.import_module("vllm.model_executor.layers.quantization").QUANTIZATION_METHODS)
+def quantizations(which: str = "QUANTIZATION_METHODS") -> list[str]:
+    return list(getattr(importlib.import_module("vllm.model_executor.layers.quantization"), which, ()))
 
 
 def parsers(kind: str, *folders: str) -> list[str]:
@@ -199,6 +199,7 @@ def main(version: str, tree: Path) -> None:
         "env": variables,
         "kv_cache_dtype": kv_cache_dtypes,
         "quantization": quantizations,
+        "deprecated_quantization": lambda: quantizations("DEPRECATED_QUANTIZATION_METHODS"),
         "compilation_config": lambda: keys("CompilationConfig"),
         "pass_config": lambda: keys("PassConfig"),
         "speculative_config": lambda: keys("SpeculativeConfig"),
