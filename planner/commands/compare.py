@@ -10,6 +10,7 @@ from planner import output, planning
 from planner.commands import options as opt
 from planner.commands.declare import Option, command
 from planner.commands.load import checked_workload, load_of, refuse_contradictions, rivals
+from planner.engine import flag_of
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.workload import Load
@@ -132,6 +133,5 @@ def _numbers(name: str, given: Any, kind: Any) -> list[Any]:
     values: Iterable[Any] = given if hasattr(given, "__iter__") and not isinstance(given, str) else [given]
     numbers = [planning.typed(name, value, kind) for value in values]
     if not numbers:
-        flag = f"--{name.replace('_', '-')}"
-        raise InputError(f"{flag} is empty", hint=f"for example {flag} 8")
+        raise InputError(f"{flag_of(name)} is empty", hint=f"for example {flag_of(name)} 8")
     return numbers

@@ -63,7 +63,7 @@ class Parameter:
     @property
     def flag(self) -> str:
         """The first spelling of the parameter, such as ``--gpu``."""
-        return (self.option.names or (f"--{self.name.replace('_', '-')}",))[0]
+        return (self.option.names or (engine.flag_of(self.name),))[0]
 
     @cached_property
     def number(self) -> Any:

@@ -10,7 +10,7 @@ from math import ceil, inf
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from planner.engine import SHORT_NAMES, parse_version
+from planner.engine import SHORT_NAMES, flag_of, parse_version
 from planner.errors import InputError, PlannerError
 from planner.evidence.folder import MeasuredPlan, Setting, read_measured, read_result
 from planner.evidence.results import AGAIN, read_number, stated_number
@@ -235,7 +235,7 @@ def _differences(plan: Plan, logged: Mapping[str, Setting]) -> list[str]:
 def _planned(plan: Plan, name: str, logged: Setting) -> Setting | None:
     """The plan's setting; None where it leaves the choice to vLLM. A logged ``auto`` is the value that was given."""
     if name == "dtype" or logged == "auto":
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         asked = plan.serve_argv[plan.serve_argv.index(flag) + 1] if flag in plan.serve_argv else "auto"
         return None if asked == "auto" else asked
     return cast("Setting", getattr(plan, name))

@@ -91,7 +91,7 @@ def logged_settings(log: memory.StartupLog, serving: Serving) -> EngineArgs:
             continue
         differs = SHORT_NAMES.get(str(asked), asked) != SHORT_NAMES.get(str(value), value)  # ``half`` is fp16
         if name in LAYOUT and asked != getattr(unset, name) and differs:
-            flag = "--" + name.replace("_", "-")
+            flag = vllm.flag_of(name)
             raise InputError(f"{flag} {asked}: the log is of {value}", hint=f"leave {flag} out, or give another log")
         taken[name] = value
     kernels = {name: log.settings[key] for key, name in KERNELS.items() if key in log.settings}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
-from planner.engine import EngineConfig
+from planner.engine import SETTINGS, EngineConfig
 from planner.errors import InputError
 from planner.timing import Batch
 
@@ -71,9 +71,7 @@ class SchedulerLimits:
     def __post_init__(self) -> None:
         budget = f"--max-num-batched-tokens {self.max_num_batched_tokens}"
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "data_parallel_size"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise InputError(f"{flag} must be at least 1, got {getattr(self, name)}", hint=f"leave {flag} out")
+            SETTINGS[name].check(getattr(self, name))
         if self.max_num_batched_tokens < self.max_num_seqs:
             cause = f"{budget} is less than --max-num-seqs {self.max_num_seqs}"
             raise InputError(cause, hint="every running request needs one token of each step's budget")

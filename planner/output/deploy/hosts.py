@@ -5,7 +5,7 @@ from dataclasses import fields
 from math import ceil
 from typing import NamedTuple
 
-from planner.engine import EVERYWHERE, LOOPBACK, docker_args, image_for
+from planner.engine import EVERYWHERE, LOOPBACK, docker_args, flag_of, image_for
 from planner.errors import IllegalPlanError, InputError, UnknownNameError
 from planner.output.deploy.kubernetes import kubernetes, lws
 from planner.output.deploy.pods import CPUS_PER_GPU, MOST_REPLICAS, UNCONFINED, Pods, Site, describe
@@ -223,7 +223,7 @@ def render_deployable(
     platform, asked = TARGETS[target], site or Site()
     for field in fields(Site):
         if field.name not in platform.takes and getattr(asked, field.name) != field.default:
-            flag = FLAGS.get(field.name, f"--{field.name.replace('_', '-')}")
+            flag = FLAGS.get(field.name, flag_of(field.name))
             raise InputError(f"{flag} has no effect with --target {target}", hint="name another target")
     most = emission.file.plan.servers_per_node if platform.most is None else platform.most
     files = platform.make(describe(emission, asked, command, most))

@@ -57,8 +57,8 @@ class Choice:
     def refuse(self, workflow: Workflow, names: Iterable[str]) -> None:
         """Raise InputError if the caller gave one of the options ``names``."""
         for name in self.given(*names):
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} has no effect in {workflow.name}", hint="leave it out, or name another workflow")
+            cause = f"{engine.flag_of(name)} has no effect in {workflow.name}"
+            raise InputError(cause, hint="leave it out, or name another workflow")
 
     def sent(self, load: Load) -> Load:
         """The load with the caller's lengths and number of prompts."""
