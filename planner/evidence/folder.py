@@ -35,6 +35,8 @@ SCRIPTS = (
     "partition.sh", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh", "instances.sh",
     "nginx.conf", "quantize.sh", "download.sh",
 )  # fmt: skip
+#: Figures of a result that grow with the servers behind its address.
+_SHARED = re.compile(r"^(num_prompts|completed|failed|max_concurrency|total_(in|out)put_tokens|\w+_throughput)$")
 LARGEST_FILE = 10 * 2**20  #: bytes; files of the planner are far smaller
 _WRITE_AGAIN = "write the folder again with planner recommend -o"
 
@@ -121,11 +123,13 @@ def read_measured(directory: Path, result_file: Path | None = None) -> MeasuredP
     startup, log, notes = _read_log(directory / "logs" / "server.log", plan)
     accuracy = tuple(_read_accuracy(directory, plan))
     path = result_file or _result_path(directory / "results", plan)
+    if path.name == plan.node_result_name:
+        notes += (f"{path.name} is of {plan.started_on_node} servers behind one address: rates are those of one",)
     if not plan.classes:
-        result = _planned_result(path, plan, plan.workload, plan.predicted)
+        result = planned_result(path, plan, plan.workload, plan.predicted)
         return MeasuredPlan(directory, file, path.name, result, startup, log, accuracy, notes)
     of_classes = tuple(
-        _planned_result(path.with_name(name), plan, one.workload, one.predicted)
+        planned_result(path.with_name(name), plan, one.workload, one.predicted)
         for one, name in zip(plan.classes, plan.result_names, strict=True)
     )
     joined = _joined(of_classes)
@@ -151,12 +155,13 @@ def _joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _result_path(folder: Path, plan: Plan) -> Path:
-    path = folder / plan.result_names[-1]
-    if path.is_file():
+    names = plan.result_names[-1], *([] if plan.classes else [plan.node_result_name])
+    if path := next((folder / name for name in names if (folder / name).is_file()), None):
         return path
     if others := ", ".join(sorted(other.name for other in folder.glob("serve-*.json"))):
         raise InputError(f"{folder} holds results of another plan ({others}), none of {plan.digest}", hint=AGAIN)
-    raise InputError(f"{path}: nothing was measured yet", hint="run ./launch.sh and ./benchmark.sh, or ./validate.sh")
+    hint = "run ./launch.sh and ./benchmark.sh, or ./validate.sh"
+    raise InputError(f"{folder / names[0]}: nothing was measured yet", hint=hint)
 
 
 def read_result(path: Path, plan: Plan) -> dict[str, Any]:
@@ -172,8 +177,12 @@ def read_result(path: Path, plan: Plan) -> dict[str, Any]:
     return result
 
 
-def _planned_result(path: Path, plan: Plan, load: PlannedWorkload, predicted: Mapping[str, Any]) -> dict[str, Any]:
+def planned_result(path: Path, plan: Plan, load: PlannedWorkload, predicted: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a result of ``load``; of ``instances.sh``, whose servers share one address, the share of one server."""
     result = read_result(path, plan)
+    if path.name == plan.node_result_name:
+        shared = (name for name, value in result.items() if _SHARED.search(name) and isinstance(value, int | float))
+        result |= {name: result[name] / plan.started_on_node for name in shared}
     count = load.num_prompts
     if plan.classes:  # their results are joined
         for name in ("duration", *result.keys() & {f"mean_{metric}_ms" for metric in OF_A_REQUEST}):
@@ -249,7 +258,7 @@ def read_plan_folders(directory: Path) -> PlanFolders:
 def _read_plan_folder(directory: Path) -> PlanFolder:
     file = read_plan(directory)
     scripts = {name: _shown_text(directory / name) for name in SCRIPTS if (directory / name).is_file()}
-    if not any((directory / "results").glob("serve-*.json")):
+    if not any((directory / "results").glob("[sn]*e-*.json")):  # serve, node
         return PlanFolder(directory, file, scripts, None, "Nothing was measured yet: run ./benchmark.sh")
     try:
         return PlanFolder(directory, file, scripts, read_measured(directory))

@@ -69,7 +69,7 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             _refuse_another_engine(folder)
             folders.append(folder)
             _refuse_classes(path, folder.plan)
-            for file in (path / "results" / folder.plan.result_names[-1], *find_sweep_results(path, folder.plan)):
+            for file in (path / "results" / folder.result_name, *find_sweep_results(path, folder.plan)):
                 runs += (_run_of(file, one, folder.plan, Stated()) for one in read_results(file, read_text(file)))
             continue
         path = table if path.is_dir() else path

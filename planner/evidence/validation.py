@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from planner.engine import SHORT_NAMES, flag_of, parse_version
 from planner.errors import InputError, PlannerError
-from planner.evidence.folder import MeasuredPlan, Setting, read_measured, read_result
+from planner.evidence.folder import MeasuredPlan, Setting, planned_result, read_measured, read_result
 from planner.evidence.results import AGAIN, read_number, stated_number
 from planner.memory import StartupLog
 from planner.planning import SHIPPED, Deployment, Plan, Prediction, local_for, redeploy
@@ -349,6 +349,9 @@ def validate(directory: Path, result_file: Path | None = None) -> Validation:
         FurtherLoad(one.name, name, tuple(compare_results(one.predicted, result)))
         for one, name, result in zip(plan.classes, plan.result_names, results, strict=False)
     )
+    if (node := directory / "results" / plan.node_result_name).is_file() and measured.result_name != node.name:
+        of_one = planned_result(node, plan, plan.workload, plan.predicted)
+        swept = (FurtherLoad("node", node.name, tuple(compare_results(plan.predicted, of_one))), *swept)
     further = (*of_classes, *swept)
     causes = find_causes(measured, lines)
     missed = [load for load in further if not all(line.is_inside for line in load.lines)]

@@ -14,6 +14,7 @@ from script_plans import plan as a_plan
 
 from planner.errors import InputError
 from planner.evidence.folder import read_measured, read_server_log
+from planner.evidence.sources import Stated, read_sources
 from planner.evidence.validation import Validation, validate
 from planner.memory.startup_log import read_startup_log
 from planner.planning.plan import Plan, PlanFile, PlannedTarget, PlannedWorkload, Service, read_plan
@@ -132,6 +133,21 @@ def test_a_benchmark_that_misses_a_target_makes_the_answer_no(
     where = folder(saved.model_copy(update={"predicted": PREDICTED | bounds}), **{key: measured_ms})
     outcome = run("validate", str(where))
     assert outcome.status == status and f"target p95 TPOT of 80 ms: {verdict} (" in outcome.out
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_the_benchmark_of_a_nodes_servers_is_the_plans_own_load(folder: Folder, *, alone: bool) -> None:
+    """``instances.sh bench`` sends four servers four times the load: 4 x 3277 tokens/s, latencies as of one."""
+    saved = made(service=Service(targets=(), replicas=4, total_gpus=4, packages=4.0, goodput=1.0))
+    totals = "num_prompts", "max_concurrency", "completed", "total_input_tokens", "total_output_tokens"
+    ran = {name: value * 4 for name, value in result_of(saved).items() if name in (*totals, "output_throughput")}
+    where = folder(saved, name=saved.node_result_name, **ran)
+    if not alone:
+        folder(saved)
+    found = validate(where)
+    lines = found.lines if alone else found.further[0].lines
+    assert {line.metric: line.measured for line in lines}["output_throughput"] == 3277.0 and found.inside
+    assert read_sources([where], Stated()).runs[0].metrics["output_throughput"] == 3277.0
 
 
 def test_the_interval_of_a_prediction_counts_where_there_is_one(folder: Folder) -> None:
