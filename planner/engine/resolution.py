@@ -393,7 +393,8 @@ class _Resolver:
         if not chunked and tokens < max_model_len and not late:
             cause = f"--max-num-batched-tokens {tokens} is less than --max-model-len {max_model_len} without chunks"
             hint = f"raise it to {max_model_len}, lower --max-model-len, or use --enable-chunked-prefill"
-            raise IllegalPlanError(cause, hint=hint)
+            way = "enable_chunked_prefill" if features.engine == "V1" else "max_num_batched_tokens"
+            raise IllegalPlanError(cause, hint=hint, **{way: None})
         return tokens, seqs
 
     def _block_size(self) -> int:
@@ -812,7 +813,8 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
         raise InputError(cause, hint=f"use one of {', '.join(map(str, RANKS))}")
     if in_host < loras:
         cause = f"--max-cpu-loras {in_host} is less than --max-loras {loras}"
-        raise IllegalPlanError(cause, hint="raise it: host memory holds a copy of each adapter on the GPU")
+        hint = f"raise it to {loras}: host memory holds a copy of each adapter on the GPU"
+        raise IllegalPlanError(cause, hint=hint, max_cpu_loras=loras)
     if model.vocab_size > MOST_VOCABULARY and model.architecture in releases("adapted_tables"):
         most = f"vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows"
         cause = f"--enable-lora: {most}, and {model.id} has {model.vocab_size:,}"

@@ -256,6 +256,7 @@ class LineVerdict:
         named = _refused([row.name for row in fields(engine.EngineArgs)], self.refusals)
         names = dict.fromkeys((*SETTINGS, *remedied, *named))
         given = {name: _shown(getattr(config or self.line.args, name, None)) for name in names}
+        given["max_model_len"] = given["max_model_len"] or self.serving.model.max_position_embeddings
         return given if config else {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
@@ -334,6 +335,10 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
     """The line with vLLM's defaults, its engine and its fit; a context of ``auto`` is the longest that fits."""
     profile = serving.profile
     version = asked_by(line, serving.model, profile, serving.version)
+    # ``init_static_loras`` hands them to the engine
+    if "--lora-modules" in line.others and not line.args.enable_lora and version.release >= (0, 7, 3):
+        cause = "--lora-modules: the engine takes no adapters, so the server ends when it loads them"
+        raise IllegalPlanError(cause, hint="add --enable-lora", enable_lora=True)
     given = line.args.cpu_kvcache_space or any(problem.word == engine.CPU_KVCACHE_SPACE for problem in line.problems)
     if profile.kv_cache_is_given and not given:
         space = unset_kv_cache_space(profile, version)

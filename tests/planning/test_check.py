@@ -809,6 +809,25 @@ def test_what_the_hint_of_a_refusal_leaves_out_is_a_change() -> None:
     assert "starts with: decode_context_parallel_size: 2 -> 1" in said.to_text("table")
 
 
+@pytest.mark.parametrize(
+    ("words", "changes"),
+    [
+        ("--no-enable-chunked-prefill --max-num-batched-tokens 2048", "enable_chunked_prefill: False -> True"),
+        ("--enable-lora --max-loras 8 --max-cpu-loras 4", "max_cpu_loras: 4 -> 8"),
+        # RuntimeError("LoRA is not enabled.") of lora_model_runner_mixin.py, from init_static_loras (0.7.3 to 0.32)
+        ("--lora-modules a=/x b=/y", "enable_lora: False -> True"),
+        ("--max-num-batched-tokens 4 --max-num-seqs 8 --max-model-len 4096", "max_num_batched_tokens: 4 -> "),
+    ],
+)
+def test_a_refused_line_is_mended_by_its_hint_and_keeps_the_rest(words: str, changes: str) -> None:
+    said = check_command(f"vllm serve {LLAMA} {words}", "h100", max_concurrency=8)
+    assert not said.ok and changes in said.to_text("table")
+    better = said.to_dict()["better"][0]
+    context = "4096" if "4096" in words else "131072"
+    assert f"--max-model-len {context}" in better["command"] or "max_model_len" in better["changes"]
+    assert words.startswith("--max-num") or list(better["changes"]) == [changes.split(":")[0]]
+
+
 def test_states_are_cached_at_the_ends_of_chunks() -> None:
     """ "Chunked prefill is required for mamba cache mode 'align'" (``MambaModelConfig``): the mode of every cache from
     0.28 on, from 0.15 on of all states but Mamba's. The first line is that of the model's recipe."""

@@ -153,6 +153,12 @@ def test_what_is_not_understood_is_kept_word_for_word() -> None:
     assert "sk-abc" not in json.dumps(said["better"])
 
 
+def test_a_better_plan_names_the_ranks_of_a_context_that_it_gives_up() -> None:
+    line = "vllm serve deepseek-ai/DeepSeek-V3.1 --tensor-parallel-size 8 --decode-context-parallel-size 8"
+    for plan in answer("h200", line)["better"]:
+        assert plan["changes"]["decode_context_parallel_size"] == {"line": 8, "plan": 1}
+
+
 def test_adapters_and_images_of_the_line_are_planned_for() -> None:
     said = answer("h100", f"vllm serve {LLAMA} --enable-lora --max-lora-rank 32 --max-num-seqs 4")
     assert said["better"]

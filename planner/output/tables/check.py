@@ -265,7 +265,10 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         none = "no plan fits on these GPUs" + " but with a change named above" * bool(record.fit and record.fit.options)
         yield f"no settings are better for --goal {record.goal} on these GPUs" if rows else none
     for plan, row in zip(shown, rows[len(rows) - len(shown) :], strict=True):
-        changes = [f"{name}: {line} -> {other}" for name, (line, other) in record.changes(plan).items()]
+        changes = [
+            f"{name}: {' -> '.join('default' if one is None else str(one) for one in pair)}"
+            for name, pair in record.changes(plan).items()
+        ]
         if brief:
             what = f"better for --goal {record.goal}{_slower_start(record, plan)}" if record.served else "starts with"
             yield from shared.items("-", [f"{what}: {shared.listed(changes, BRIEF_ITEMS)}"])
