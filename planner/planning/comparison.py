@@ -47,7 +47,7 @@ def find_limit(deployment: Deployment, served: Replay, load: Load, in_flight: fl
         return f"KV capacity: holds {counted(round(held), 'request')}"
     if in_flight > config.max_running:
         return f"queueing: max_num_seqs {config.max_num_seqs}"
-    spent_s = {"decode step": served.decode_time_s, "prefill step": served.prefill_time_s}
+    spent_s = {"decode step": served.decode.time_s, "prefill step": served.prefill.time_s}
     total: dict[str, float] = defaultdict(float)
     for name, step in deployment.typical_steps(served).items():
         for cause, time_s in _causes(deployment, step).items():

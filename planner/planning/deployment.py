@@ -180,7 +180,7 @@ class Deployment:
 
     def typical_steps(self, served: Replay) -> dict[str, StepBreakdown]:
         """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
-        batches = {"decode step": served.decode_batch, "prefill step": served.prefill_batch}
+        batches = {"decode step": served.decode.batch, "prefill step": served.prefill.batch}
         return {name: self.timer.breakdown(batch) for name, batch in batches.items() if batch is not None}
 
     def requests_held(self, total_len: int) -> float:

@@ -47,8 +47,9 @@ class Tally:
         self.sums[0] += seqs * steps
         self.sums[1] += context_tok * steps + growth_tok * seqs * steps * (steps - 1) / 2
 
-    def mean(self) -> Batch | None:
-        """The average step, counts rounded; None when there was none."""
+    @property
+    def batch(self) -> Batch | None:
+        """The average batch, counts rounded; None when there was no step."""
         if not self.steps:
             return None
         seqs, context_tok, prompts, prompt_tok, pair_tok, finishing = (total / self.steps for total in self.sums)
@@ -233,12 +234,8 @@ class Replay:
     kv_cache_usage_peak: float  #: largest fraction of KV blocks in use on a DP rank
     most_seqs: int  #: requests that a DP rank had admitted at once
     most_step_tok: int  #: tokens that a step of a DP rank had at most
-    decode_steps: int  #: steps that only decode
-    decode_time_s: float  #: spent in them, DP ranks added up
-    decode_batch: Batch | None  #: their average batch
-    prefill_steps: int  #: steps with prompt tokens in them
-    prefill_time_s: float
-    prefill_batch: Batch | None
+    decode: Tally  #: steps that only decode, DP ranks added up
+    prefill: Tally  #: steps with prompt tokens in them
     step_runs: tuple[StepRun, ...] = ()  #: every step of the first DP rank in order, with ``keep_steps``
     group: NDArray[np.int64] | None = None  #: the number of each request's class, in ``groups``
     groups: tuple[str, ...] = ()

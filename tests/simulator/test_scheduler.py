@@ -135,7 +135,7 @@ def test_one_output_token_needs_no_decode_step() -> None:
     served = serve([(5, 1)])
     assert times(served) == [(1, 1)]
     assert len(served.tpot_s) == 0
-    assert served.decode_batch is None
+    assert served.decode.batch is None
 
 
 def test_a_place_is_taken_again_in_the_step_after_the_client_has_heard() -> None:
@@ -268,10 +268,10 @@ def test_ranks_are_dealt_requests_in_turn() -> None:
 def test_average_batches() -> None:
     # one prefill step of 2 x 4 tokens, three decode steps of two requests at contexts 5, 6 and 7
     served = serve([(4, 4), (4, 4)])
-    assert (served.prefill_steps, served.prefill_time_s) == (1, 1)
-    assert served.prefill_batch == Batch(0, 0, 2, 8, 20, 2)
-    assert (served.decode_steps, served.decode_time_s) == (3, 3)
-    assert served.decode_batch == Batch(2, 12)
+    assert (served.prefill.steps, served.prefill.time_s) == (1, 1)
+    assert served.prefill.batch == Batch(0, 0, 2, 8, 20, 2)
+    assert (served.decode.steps, served.decode.time_s) == (3, 3)
+    assert served.decode.batch == Batch(2, 12)
 
 
 def test_a_preempted_request_finds_its_blocks_again() -> None:
@@ -281,8 +281,8 @@ def test_a_preempted_request_finds_its_blocks_again() -> None:
     limits = SchedulerLimits(2, 100, 20, block_size=4, scheduler_reserve_full_isl=False)
     kept, lost = (serve([(8, 4), (8, 3)], replace(limits, enable_prefix_caching=on)) for on in (True, False))
     assert kept.preemptions.tolist() == lost.preemptions.tolist() == [0, 1]
-    assert kept.prefill_steps == lost.prefill_steps == 2
-    assert (kept.prefill_batch.prefill_tok, lost.prefill_batch.prefill_tok) == (17 // 2, 25 // 2)  # means
+    assert kept.prefill.steps == lost.prefill.steps == 2
+    assert (kept.prefill.batch.prefill_tok, lost.prefill.batch.prefill_tok) == (17 // 2, 25 // 2)  # means
 
 
 # By priority: the lower number comes first.
@@ -415,7 +415,7 @@ def test_the_random_cases_do_preempt_and_chunk() -> None:
     workload = Load(30, 25, 20, range_ratio=0.8, length_distribution="below")
     served = replay(Linear(), workload, limits)
     assert served.preemptions.sum() > 3
-    assert served.prefill_steps > workload.num_prompts
+    assert served.prefill.steps > workload.num_prompts
 
 
 # What must hold for any timer.

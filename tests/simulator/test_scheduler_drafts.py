@@ -130,7 +130,7 @@ def test_decoding_takes_as_much_less_time_as_there_are_tokens_in_a_step() -> Non
     # steps of one length: 1 + 999 steps of one token, 1 + 333 of three
     plain, drafted = serve([(5, 1000)]), serve([(5, 1000)], THREE_OF_FOUR)
     assert (plain.duration_s, drafted.duration_s) == (1000.0, 334.0)
-    assert drafted.decode_steps == 333
+    assert drafted.decode.steps == 333
 
 
 def test_drafts_cost_no_more_events_than_tokens() -> None:

@@ -50,7 +50,7 @@ class PredictionAnswer(MetricAnswer):
         cls, bench: Bench, record: Prediction, deployment: Deployment, resolved: ResolvedModel, **shown: Any
     ) -> PredictionAnswer:
         """The answer, with everything computed that it shows: intervals, and the parts of a step."""
-        steps, batch, wide = deployment.typical_steps(record.replay), record.replay.decode_batch, None
+        steps, batch, wide = deployment.typical_steps(record.replay), record.replay.decode.batch, None
         _ = record.result  # cached: intervals may take two more replays
         if batch and deployment.config.weight_dtype == "fp8" and (engine := deployment.in_16_bits()):
             wide = engine.timer.breakdown(batch).total_s
@@ -122,7 +122,7 @@ class PredictionAnswer(MetricAnswer):
             yield f"{share:.1%} of the prompt tokens come from the prefix cache"
         elif unused := self.deployment.unused_host_remark:
             yield unused
-        step, batch = self.steps.get("decode step"), self.record.replay.decode_batch
+        step, batch = self.steps.get("decode step"), self.record.replay.decode.batch
         if step is None or batch is None:
             return
         kind = self.deployment.profile.interconnect.kind

@@ -519,8 +519,8 @@ def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> b
     pipelined = one.pipeline_parallel_size > 1  # a prompt that is cut fills a pipeline alone
     if worst is None or worst.slo.metric != "tpot" or pipelined or replay.most_seqs >= one.max_num_seqs:
         return False
-    if len(budgets) > 1 and replay.decode_batch is not None and len(replay.tpot_s):
-        step_s = other.deployment.timer.step_s(replay.decode_batch) / other.deployment.tokens_per_step
+    if len(budgets) > 1 and replay.decode.batch is not None and len(replay.tpot_s):
+        step_s = other.deployment.timer.step_s(replay.decode.batch) / other.deployment.tokens_per_step
         if step_s <= defaults.LONG_STEPS * float(replay.tpot_s.mean()):
             return False
     behind = max(other.guess / engine.guess, 1.0) if engine.guess else inf

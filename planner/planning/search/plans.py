@@ -438,7 +438,7 @@ def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
 
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:
     """The tightest target, and the bound of the steps behind it."""
-    steps = {"prefill": load.replay.prefill_batch, "decode": load.replay.decode_batch}
+    steps = {"prefill": load.replay.prefill.batch, "decode": load.replay.decode.batch}
     worst = load.worst
     if worst is None or not load.stable:
         return THROUGHPUT
