@@ -35,7 +35,7 @@ LOAD = {"input_len": 1024, "output_len": 1024}
     ("model", "drafted", "tokens"),
     [
         ("deepseek-ai/DeepSeek-R1", [1, 3], [1.8, 2.45]),  # acceptance lengths published for R1 and V3
-        (GLM, [1], [1.75]),  # the second draft is hardly ever accepted: vLLM issue 25993
+        (GLM, [1, 2, 3], [1.75, 1.8, 1.8]),  # the second draft is hardly ever accepted: vLLM issue 25993
         ("zai-org/GLM-5-FP8", [1, 3, 5], [1.75, 2.65, 3.05]),
         ("meta-llama/Llama-3.1-8B-Instruct", [], []),  # no MTP modules
     ],
