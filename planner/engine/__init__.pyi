@@ -28,6 +28,7 @@ from .resolution import IN_STEP as IN_STEP
 from .resolution import RATE_FLAG as RATE_FLAG
 from .resolution import UNTIMED as UNTIMED
 from .resolution import assumed_acceptance as assumed_acceptance
+from .resolution import check_draft as check_draft
 from .resolution import read_drafts as read_drafts
 from .resolution import searched_drafts as searched_drafts
 from .resolution import with_imposed_acceptance as with_imposed_acceptance

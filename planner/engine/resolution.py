@@ -792,10 +792,24 @@ def check_speculative_config(
         cause = f"{FLAG}: {model.id} has no multi-token-prediction modules"
         cause += f" in vLLM {version} (not before {release_text(since)})" if model.mtp else ""
         raise IllegalPlanError(cause, hint='use another "method", such as ngram', speculative_config=None)
-    if wanted.draft_tensor_parallel_size not in (None, 1, tensor_parallel_size):
+    # ``_raise_if_draft_tp_mismatch`` of v1/spec_decode/draft_model.py: the first runner, used for draft models to 0.27
+    cut = wanted.method == "draft_model" and features.engine == "V1" and version.release < (0, 28)
+    if wanted.draft_tensor_parallel_size not in (None, tensor_parallel_size, tensor_parallel_size if cut else 1):
         size = f"draft_tensor_parallel_size {wanted.draft_tensor_parallel_size}"
-        cause = f"{FLAG}: {size} is neither 1 nor the model's {tensor_parallel_size}"
+        cause = f"{FLAG}: {size} is {'not' if cut else 'neither 1 nor'} the model's {tensor_parallel_size}"
         raise IllegalPlanError(cause, hint="leave it out")
+
+
+def check_draft(config: EngineConfig, model: Model, draft: Model | None) -> None:
+    """Raise IllegalPlanError for a draft model with another vocabulary: ``verify_equal_vocab_size_if_draft_model`` of
+    config/speculative.py, in V0 an assertion of spec_decode_worker.py."""
+    wanted, key = config.speculative_config, "use_heterogeneous_vocab"
+    if not draft or not wanted or wanted.method != "draft_model" or draft.vocab_size == model.vocab_size:
+        return
+    if not json.loads(wanted.text or "{}").get(key):
+        cause = f"{FLAG}: {draft.id} has a vocabulary of {draft.vocab_size:,}, {model.id} of {model.vocab_size:,}"
+        other = f', or add "{key}": true' if flags.value_status(config.version, "speculative_config", key) else ""
+        raise IllegalPlanError(cause, hint=f"use a draft with the same vocabulary{other}")
 
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

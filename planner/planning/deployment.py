@@ -344,6 +344,7 @@ def resolve_deployment(
         args = replace(args, gpu_memory_utilization=engine.default_utilization(version))
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
     served = served_model(model, args)
+    engine.check_draft(config, served, basis.draft)
     if not known_to_run:
         unvalidated, blocks = args.allow_unvalidated, features_of(config, profile).fp8_blocks
         engine.check_layout(served, profile, Layout.of(config), allow_unvalidated=unvalidated, fp8_blocks=blocks)

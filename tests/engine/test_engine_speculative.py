@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from memory_cases import config, version
 
+from planner import Serving
 from planner.engine.command import serve_argv
 from planner.engine.features import version_features
 from planner.engine.resolution import parse_speculative_config
@@ -60,6 +61,11 @@ def mtp(**more: object) -> dict[str, Any]:
     return {"tensor_parallel_size": 8, "speculative_config": parse_speculative_config(text)}
 
 
+def draft(name: str = "meta-llama/Llama-3.2-1B", **more: object) -> dict[str, Any]:
+    text = json.dumps({"method": "draft_model", "model": name, "num_speculative_tokens": 5, **more})
+    return {"tensor_parallel_size": 4, "speculative_config": parse_speculative_config(text)}
+
+
 def shared(size: int, ranks: int = 8) -> dict[str, Any]:
     """Ranks that share tokens."""
     return {"tensor_parallel_size": ranks, "decode_context_parallel_size": size}
@@ -78,6 +84,12 @@ LLAMA, DEEPSEEK, QWEN = "meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-V3", "Q
         (LLAMA, "0.33.0", {"speculative_config": NGRAM, "async_scheduling": True}, "drafts by ngram"),
         (DEEPSEEK, "0.33.0", mtp(acceptance_method="x"), "does not know 'acceptance_method'"),
         (DEEPSEEK, "0.33.0", mtp(draft_tensor_parallel_size=4), "neither 1 nor the model's 8"),
+        (
+            LLAMA,
+            "0.27.1",
+            draft(draft_tensor_parallel_size=1),
+            "1 is not the model's 4",
+        ),  # v1/spec_decode/draft_model.py
         (DEEPSEEK, "0.10.1", shared(8), "not before 0.10.2"),
         (DEEPSEEK, "0.33.0", shared(3), "does not divide"),
         (LLAMA, "0.33.0", shared(2), "8 KV heads for 8 ranks"),
@@ -92,6 +104,31 @@ def test_what_the_version_or_the_model_cannot_do_is_refused(
     with pytest.raises(IllegalPlanError, match=words) as error:
         config(name, "h200", release, **flags)
     assert error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "drafting", "release", "mapped", "refused"),
+    [
+        ("Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "0.24.0", False, True),  # 152,064 and 151,936
+        ("Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "0.32.0", False, True),
+        ("Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "0.32.0", True, False),
+        ("Qwen/Qwen2.5-72B-Instruct", "Qwen/Qwen2.5-7B-Instruct", "0.32.0", False, False),
+        ("meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen2.5-0.5B-Instruct", "0.32.0", False, True),
+        ("Qwen/Qwen3-32B", "Qwen/Qwen3-0.6B", "0.32.0", False, False),
+    ],
+)
+def test_a_draft_model_has_the_vocabulary_of_the_model(
+    name: str, drafting: str, release: str, mapped: bool, refused: bool
+) -> None:
+    """``verify_equal_vocab_size_if_draft_model`` of config/speculative.py; use_heterogeneous_vocab came in 0.25."""
+    flags = draft(drafting, **({"use_heterogeneous_vocab": True} if mapped else {}))
+    serving = Serving(name, "h100", engine_version=release, max_model_len=8192, **flags)
+    if not refused:
+        assert serving.memory.config.speculative_config
+        return
+    with pytest.raises(IllegalPlanError, match="vocabulary") as error:
+        _ = serving.memory
+    assert ("use_heterogeneous_vocab" in error.value.hint) is (release >= "0.25")
 
 
 def test_a_draft_model_falls_back_to_v0_where_v1_cannot_draft_with_one() -> None:
