@@ -576,8 +576,11 @@ def check_kernels(model: Model, profile: GpuProfile, version: EngineVersion, kv:
     elif kv.dtype.startswith("fp8") and not _reads_fp8(model, profile.compute_capability, version.release):
         missing = f"--kv-cache-dtype {kv.dtype}"
         hint = f"use --kv-cache-dtype {dtype}" if _fp8_by_default(model, profile, version) else "leave it at auto"
-    elif kv.dtype == "fp8_e5m2" and (model.quantization.method or "").startswith(("fp8", "modelopt")):
-        missing, hint = "the scales of FP8 checkpoints and --kv-cache-dtype fp8_e5m2", "use --kv-cache-dtype fp8"
+    elif kv.dtype == "fp8_e5m2":  # ``supported_kv_cache_dtypes`` of v1/attention/backends/mla
+        latent = uses_latent_attention(model) and profile.platform == "cuda" and version.release >= (0, 14)
+        scaled = (model.quantization.method or "").startswith(("fp8", "modelopt"))
+        beside = "the scales of FP8 checkpoints" if scaled else "latent attention" if latent else ""
+        missing, hint = beside and f"{beside} and --kv-cache-dtype fp8_e5m2", "use --kv-cache-dtype fp8"
     if missing:
         cause = f"vLLM {version} has no kernel for {model.id} with {missing} on {profile.name}"
         raise IllegalPlanError(cause, hint=hint)

@@ -592,3 +592,13 @@ def test_e5m2_caches_are_refused_with_fp8_checkpoints(version: str) -> None:
             settings(version, "h100-sxm", model, kv_cache_dtype="fp8_e5m2")
         assert caught.value.hint == "use --kv-cache-dtype fp8"
     assert settings(version, "h100-sxm", kv_cache_dtype="fp8_e5m2").kv_cache_dtype == "fp8_e5m2"
+
+
+def test_e5m2_caches_are_refused_with_latent_attention() -> None:
+    """``supported_kv_cache_dtypes`` of every backend in v1/attention/backends/mla that platforms/cuda.py names."""
+    model = resolve_model("deepseek-ai/DeepSeek-V2-Lite-Chat", network=False).model
+    with pytest.raises(IllegalPlanError, match="latent attention and --kv-cache-dtype fp8_e5m2") as caught:
+        settings("0.32.0", "h100-sxm", model, kv_cache_dtype="fp8_e5m2")
+    assert caught.value.hint == "use --kv-cache-dtype fp8"
+    assert settings("0.32.0", "h100-sxm", model, kv_cache_dtype="fp8")
+    assert settings("0.32.0", "mi300x", model, kv_cache_dtype="fp8_e5m2")  # rocm_aiter_mla.py has it
