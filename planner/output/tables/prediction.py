@@ -224,13 +224,13 @@ def _sum(step: StepBreakdown) -> str:
 
 
 def _share(name: str, served: Replay) -> str:
-    kind = name.removesuffix(" step")
-    batch, steps, time_s = (getattr(served, f"{kind}_{what}") for what in ("batch", "steps", "time_s"))
+    done: Any = getattr(served, name.removesuffix(" step"))
+    batch = done.batch
     work = [f"{batch.prefill_tok:,} prompt tokens"] if batch.prefill_tok else []
     if batch.decode_seqs:
         context_tok = batch.decode_context_tok / batch.decode_seqs
         work.append(f"{counted(batch.decode_seqs, 'decoding sequence')}, {context_tok:,.0f} tokens of context each")
-    return f"mean of {counted(steps, 'step')}, {time_s:,.3f} s in all: {' and '.join(work)}"
+    return f"mean of {counted(done.steps, 'step')}, {done.time_s:,.3f} s in all: {' and '.join(work)}"
 
 
 def _queue(record: Prediction) -> str:
