@@ -231,7 +231,7 @@ def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
         folder = tmp_path / made.file.plan.digest
         write_folder(folder, {"plan.json": written(made)}, force=False)
         planned = json.loads((folder / "plan.json").read_text())["serve_argv"]
-        own_network = [*without_host(planned), "--host", "127.0.0.1"]
+        own_network = [*without(without(planned, "--host"), "--port"), "--host", "127.0.0.1", "--port"]
         for target in ("compose", "kubernetes") if not executor else ("lws",):
             text = run("deploy", str(folder), "--target", target).out
             if target == "compose":
@@ -246,14 +246,15 @@ def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
         script = tmp_path / "host" / "server.sbatch"
         script.write_text(run("deploy", str(folder), "--target", "slurm").out)
         host.clean()
-        done = host.run("bash", str(script))
+        done = host.run("bash", str(script), SLURM_JOB_ID="4711")
         assert done.returncode == 0, done.stderr
         (step,) = host.calls("srun")
-        assert step[step.index("vllm") :] == own_network
+        # jobs on parts of a node share its ports; --exclusive ones do not
+        assert step[step.index("vllm") :] == [*own_network, "8000" if "--exclusive" in script.read_text() else "8711"]
 
 
-def without_host(argv: list[str]) -> list[str]:
-    at = argv.index("--host")
+def without(argv: list[str], flag: str) -> list[str]:
+    at = argv.index(flag)
     return argv[:at] + argv[at + 2 :]
 
 

@@ -66,7 +66,7 @@ def test_every_word_arrives_unchanged(model: str, value: str, options: list[str]
                 (step,) = host.calls("srun")
                 assert f"NAME={value}" in step
                 words = list(executor.file.plan.serve_argv)
-                expected = [*words[:3], *words[5:], "--host", "127.0.0.1"]
+                expected = [*words[:3], *words[5:], "--host", "127.0.0.1", "--port", "8000"]
                 assert step[-len(expected) :] == expected
         assert not list(Path(folder).rglob(CANARY))
 

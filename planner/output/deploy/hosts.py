@@ -128,7 +128,7 @@ def slurm(pods: Pods) -> dict[str, str]:
         "name": pods.name,
         "nodes": pods.nodes,
         "gpus_each": pods.gpus,
-        "serve_argv": (*without_option(plan.serve_argv, "--host"), "--host", pods.site.host),
+        "serve_argv": (*without_option(without_option(plan.serve_argv, "--host"), "--port"), "--host", pods.site.host),
         "container_port": pods.port,
         "reached_at": reached_at,
         "loopback": reached_at == LOOPBACK,

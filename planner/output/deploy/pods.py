@@ -16,7 +16,7 @@ from planner.units import GIB, MS, counted, whole_number
 
 #: The balancers that do what a plan counts on, by its router.
 ROUTERS = {
-    "least-loaded": "least_conn of nginx, LEAST_REQUEST of Envoy, Istio and Envoy Gateway",
+    "least-loaded": "least_conn of nginx, LEAST_REQUEST of Envoy or Istio; a Kubernetes Service deals at random",
     "prefix-aware": "vllm-router --policy cache_aware, or llm-d's scheduler",
     "round-robin": "nginx or Envoy without a policy",
     "random": "a Kubernetes Service alone",
