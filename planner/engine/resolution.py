@@ -266,14 +266,17 @@ class _Resolver:
             status = flags.value_status(version, "quantization", asked)
             named = f"--quantization {asked}: vLLM {version}"
             status.require(named, "leave it out to serve the checkpoint as it is")
-            known = (m for m in AT_LOAD_TIME if flags.value_status(version, "quantization", m))
-            offered = [m for m in known if self._runs(m, "load_time") and (m == asked or not self._deprecated(m))]
+            known = [m for m in AT_LOAD_TIME if flags.value_status(version, "quantization", m)]
+            known = [method for method in known if self._runs(method, "load_time")]
             if stored is None and asked in UNMODELLED["load_time"]:
                 raise UnmodelledError(f"--quantization {asked}: its weights are not modelled", hint="leave it out")
-            if stored is None and asked not in offered:
+            if stored is None and asked not in known:
+                offered = (m for m in known if (AT_LOAD_TIME[m][0] or served.is_moe) and not self._deprecated(m))
                 cause = f"{named} cannot quantise {served.id} with it at load time on {self.profile.name}"
                 raise IllegalPlanError(cause, hint=f"serve a quantised checkpoint, or use one of: {', '.join(offered)}")
             served = load_quantized(self.model, asked)
+            if served.quantization.method == asked and served.quantization.weight_dtype in UNQUANTIZED:
+                self._took(f"--quantization {asked}: ignored, {served.id} has no experts")
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
         status = flags.value_status(version, "quantization", method)

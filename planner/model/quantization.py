@@ -79,10 +79,8 @@ def load_quantized(model: Model, method: str) -> Model:
     stored = model.quantization.method
     if stored is not None:
         asked, own = method.replace("_", "-"), stored.replace("_", "-")  # gptq_marlin, auto_gptq and gptq are one form
-        stems = ("gptq", "awq", "mxfp4", "fp8")
-        if own in ("", "modelopt", asked) or any(
-            one in asked and own == one and "fbgemm" not in asked for one in stems
-        ):
+        alike = own in ("gptq", "awq", "mxfp4", "fp8") and own in asked and "fbgemm" not in asked
+        if alike or own in ("", "modelopt", asked):
             return model
         cause = f"--quantization {method}: {model.id} is already quantised with {stored}"
         raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")
@@ -349,9 +347,8 @@ def _auto_round(form: QuantizationForm) -> Quantization:
     bits, size = form.block.size("bits", default=4), _group(form.block, 128)
     if form.block.text("data_type", default="int") != "int" or bits not in (4, 8):
         raise form.unknown(f"auto-round's {bits} bits of {form.block.get('data_type')!r}")
-    return form.quantization(
-        "auto-round", int4("int4" if bits == 4 else "int8-gptq", form.base, size, zero_bits=bits, bits=bits)
-    )
+    precision = int4("int4" if bits == 4 else "int8-gptq", form.base, size, zero_bits=bits, bits=bits)
+    return form.quantization("auto-round", precision)
 
 
 def _bitsandbytes(form: QuantizationForm) -> Quantization:
@@ -371,10 +368,7 @@ READERS: dict[str, Callable[[QuantizationForm], Quantization]] = {
     "mxfp4": _mxfp4,
     "gpt-oss-mxfp4": _mxfp4,
     "quark": _quark,
-    "modelopt": _modelopt,
-    "modelopt-fp4": _modelopt,
-    "modelopt-mxfp8": _modelopt,
-    "modelopt-mixed": _modelopt,
+    **dict.fromkeys(("modelopt", "modelopt-fp4", "modelopt-mxfp8", "modelopt-mixed"), _modelopt),
     "awq": _awq,
     "gptq": _gptq,
     "auto-round": _auto_round,

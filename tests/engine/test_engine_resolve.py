@@ -367,6 +367,16 @@ def test_methods_at_load_time(method: str, version: str, gpu: str, offered: bool
         assert settings(version, gpu, MOE, quantization=other)
 
 
+def test_methods_for_experts_quantise_nothing_of_a_dense_model() -> None:
+    """``ExpertsInt8Config`` and the online shorthands for MoE: linear layers stay in 16 bits. Hints leave them out."""
+    dense = settings("0.32.0", "h100-sxm", quantization="experts_int8")
+    assert dense.weight_dtype == "bf16" and "has no experts" in " ".join(dense.ignored)
+    assert not settings("0.32.0", "h100-sxm", MOE, quantization="experts_int8").ignored
+    with pytest.raises(IllegalPlanError) as caught:
+        settings("0.32.0", "h100-sxm", quantization="awq")
+    assert "fp8" in caught.value.hint and "int8" not in caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("model", "method", "version", "deprecated"),
     [
