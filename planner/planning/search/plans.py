@@ -542,7 +542,7 @@ def _warnings(
     yield from remarks(
         "plan", holds, config=config, context=context, held=held, drafts=drafts, varied=varied, image=image_note,
         started=started, range_ratio=defaults.USUAL_RANGE_RATIO, sent="a trace" if load.origin else "turns",
-        options=", ".join(options),
+        options=", ".join(options), asked=space.model.resolved,
     )  # fmt: skip
 
 
