@@ -13,6 +13,7 @@ from itertools import pairwise
 from math import inf
 from typing import Any, Literal, NamedTuple, get_args
 
+from planner import model as models
 from planner.engine import flags
 from planner.engine.features import (
     V0_GONE_IN,
@@ -44,17 +45,7 @@ from planner.engine.settings import (
 from planner.engine.version import EngineVersion, Release, release_of, release_text
 from planner.errors import IllegalPlanError, InputError, UnmodelledError
 from planner.hardware import GpuProfile
-from planner.model import (
-    AT_LOAD_TIME,
-    KV_ELEMENT_BYTES,
-    UNQUANTIZED,
-    Attention,
-    CompressedAttention,
-    LatentAttention,
-    Model,
-    StateMixer,
-    load_quantized,
-)
+from planner.model import Model
 from planner.resources import package_dir, tables_of
 from planner.units import GIB
 
@@ -87,6 +78,15 @@ def of_latency_bench(args: EngineArgs, version: EngineVersion, profile: GpuProfi
     """``args`` as ``vllm bench latency`` has them: no prefix cache since 0.9.1 (pull request 18639; AMD: 0.10.1)."""
     kept = version.release < ((0, 10, 1) if profile.platform == "rocm" else (0, 9, 1))
     return args if kept or args.enable_prefix_caching is not None else replace(args, enable_prefix_caching=False)
+
+
+def stretched(model: Model, args: EngineArgs, version: EngineVersion) -> Model:
+    """The model with its context under ``--hf-overrides``, and under the variable that allows a longer one."""
+    keys, allowed = args.overridden, args.env.get(flags.ALLOW_LONG, "").lower() in ("1", "true")
+    if keys:  # from 0.30 on YaRN counts by max_position_embeddings alone (pull request 56446)
+        model = models.with_overrides(model, keys, yarn=version.release < (0, 30))
+    longest = max(model.max_position_embeddings, allowed * (args.max_model_len or 0))
+    return replace(model, max_position_embeddings=longest) if allowed else model
 
 
 @dataclass
@@ -205,9 +205,9 @@ class _Resolver:
             cause = f"{flag}: does not divide --tensor-parallel-size {ranks}"
             raise IllegalPlanError(cause, hint="use a divisor of it: its ranks share")
         mixers = self.model.distinct_mixers
-        if all(isinstance(mixer, LatentAttention) for mixer in mixers):
+        if all(isinstance(mixer, models.LatentAttention) for mixer in mixers):
             return
-        plain = [m for m in mixers if isinstance(m, Attention) and not m.span_tokens and not m.cross]
+        plain = [m for m in mixers if isinstance(m, models.Attention) and not m.span_tokens and not m.cross]
         if len(plain) < len(mixers) or not version_features(self.version, self.profile).context_parallel_heads:
             cause = f"{flag}: how vLLM {self.version} shares the cache of {self.model.id} is not known"
             raise UnmodelledError(cause, hint="leave it out: it is for latent, and from 0.11.1 for grouped attention")
@@ -266,16 +266,16 @@ class _Resolver:
             status = flags.value_status(version, "quantization", asked)
             named = f"--quantization {asked}: vLLM {version}"
             status.require(named, "leave it out to serve the checkpoint as it is")
-            known = [m for m in AT_LOAD_TIME if flags.value_status(version, "quantization", m)]
+            known = [m for m in models.AT_LOAD_TIME if flags.value_status(version, "quantization", m)]
             known = [method for method in known if self._runs(method, "load_time")]
             if stored is None and asked in UNMODELLED["load_time"]:
                 raise UnmodelledError(f"--quantization {asked}: its weights are not modelled", hint="leave it out")
             if stored is None and asked not in known:
-                offered = (m for m in known if (AT_LOAD_TIME[m][0] or served.is_moe) and not self._deprecated(m))
+                offered = (m for m in known if (models.AT_LOAD_TIME[m][0] or served.is_moe) and not self._deprecated(m))
                 cause = f"{named} cannot quantise {served.id} with it at load time on {self.profile.name}"
                 raise IllegalPlanError(cause, hint=f"serve a quantised checkpoint, or use one of: {', '.join(offered)}")
-            served = load_quantized(self.model, asked)
-            if served.quantization.method == asked and served.quantization.weight_dtype in UNQUANTIZED:
+            served = models.load_quantized(self.model, asked)
+            if served.quantization.method == asked and served.quantization.weight_dtype in models.UNQUANTIZED:
                 self._took(f"--quantization {asked}: ignored, {served.id} has no experts")
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
@@ -294,7 +294,7 @@ class _Resolver:
             cause = f"vLLM {version} has no kernels for {served.id} ({form}) on {self.profile.name}"
             others = "an fp8 or 16-bit checkpoint" if int8 else "another checkpoint, a newer --engine-version"
             raise IllegalPlanError(cause, hint=f"use {others}, or --gpu l4")
-        return "" if quantization.weight_dtype in UNQUANTIZED else quantization.weight_dtype
+        return "" if quantization.weight_dtype in models.UNQUANTIZED else quantization.weight_dtype
 
     def _deprecated(self, method: str) -> bool:
         """True if the version serves the method of quantisation only with ``--allow-deprecated-quantization``."""
@@ -326,7 +326,10 @@ class _Resolver:
         return engine
 
     def _max_model_len(self) -> int:
-        context, asked = self.model.max_position_embeddings, self.args.max_model_len
+        args, asked = self.args, self.args.max_model_len
+        context, keys = stretched(self.model, args, self.version).max_position_embeddings, args.overridden
+        if others := ", ".join(name for name in keys if "rope" not in name and "max_" not in name):
+            self._took(f"--hf-overrides {others}: ignored, only the context counts")
         asked = None if asked == ANY_LENGTH else asked  # before the memory is known
         short = self.model.unstretched_tokens
         if asked is None and short and short < context and self.version.release >= (0, 12):  # config/model.py, 0.12.0
@@ -335,10 +338,13 @@ class _Resolver:
         if asked is None:
             self._took(f"max_model_len {context} (the model's own)")
             return context
-        if asked > context and self.args.env.get(flags.ALLOW_LONG, "").lower() not in ("1", "true"):
+        if asked > context:
             cause = f"--max-model-len {asked} is more than the {context} tokens that {self.model.id} was made for"
-            hint = f"use --max-model-len {context} or less, stretch it by --hf-overrides, or set {flags.ALLOW_LONG}=1"
-            raise IllegalPlanError(cause, hint=hint, max_model_len=context)
+            longer = json.dumps({**keys, "max_position_embeddings": asked})
+            ways = f"stretch it by --hf-overrides '{longer}'" + " beside rope_parameters" * ("rope" not in longer)
+            hint = f"use --max-model-len {context} or less, {ways}, or set {flags.ALLOW_LONG}=1"
+            remedy = {"hf_overrides": longer} if "rope" in longer else {"max_model_len": context}
+            raise IllegalPlanError(cause, hint=hint, **remedy)
         return asked
 
     def _chunked_prefill(self, features: Features, max_model_len: int) -> bool:
@@ -362,7 +368,7 @@ class _Resolver:
             return True
         above = inf if features.chunked_prefill_above is None else features.chunked_prefill_above
         latents = uses_latent_attention(model) and features.latents != "heads"
-        windows = any(isinstance(m, Attention) and m.window for m in model.distinct_mixers)
+        windows = any(isinstance(m, models.Attention) and m.window for m in model.distinct_mixers)
         return max_model_len > above and not (self.args.enable_lora or drafts or model.vision or windows or latents)
 
     def _batch(self, features: Features, max_model_len: int, *, chunked: bool) -> tuple[int, int]:
@@ -431,13 +437,13 @@ class _Resolver:
 
 def aligns_states(model: Model, version: EngineVersion) -> bool:
     """True if cached states lie at the ends of chunks, mode ``align`` of ``MambaModelConfig``: always from 0.28 on."""
-    kinds = {mixer.kind for mixer in model.distinct_mixers if isinstance(mixer, StateMixer)}
+    kinds = {mixer.kind for mixer in model.distinct_mixers if isinstance(mixer, models.StateMixer)}
     return bool(kinds) and version.release >= ((0, 28) if kinds <= {"mamba", "mamba2"} else (0, 15))
 
 
 def prefix_caching(model: Model, features: Features, *, asked: bool = False) -> bool:
     """True if vLLM keeps prefixes of this model by itself, or with ``asked`` if told to."""
-    kinds = {mixer.kind if isinstance(mixer, StateMixer) else "attention" for mixer in model.distinct_mixers}
+    kinds = {mixer.kind if isinstance(mixer, models.StateMixer) else "attention" for mixer in model.distinct_mixers}
     if kinds == {"attention"}:
         return asked or features.prefix_caching
     how = features.hybrid_prefix_caching
@@ -466,7 +472,7 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
     """Tokens of a KV block (``platforms/cuda.py`` to 0.17, ``get_preferred_block_size`` after), mostly 16. MLA takes
     64 on Hopper to 0.17 (FlashMLA), 128 and later 32 on Blackwell (CUTLASS, FlashInfer), 1 on AMD to 0.19 (AITER)."""
     release = version.release
-    if any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers):
+    if any(isinstance(mixer, models.CompressedAttention) for mixer in model.distinct_mixers):
         return 256  # sparse_swa.py; the recipes name it too
     if profile.platform == "cpu":
         return 16 if uses_latent_attention(model) or release < (0, 9) else 128
@@ -508,7 +514,7 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
             return KvDtype("fp8", "fp8", f"kv_cache_dtype fp8: {reason}")
         return KvDtype(dtype, "auto", f"kv_cache_dtype {dtype} (auto)")
     name = SHORT_NAMES.get(asked, asked)
-    names = ["auto", *dict.fromkeys(LONG_NAMES.get(one, one) for one in KV_ELEMENT_BYTES)]
+    names = ["auto", *dict.fromkeys(LONG_NAMES.get(one, one) for one in models.KV_ELEMENT_BYTES)]
     modelled = (one for one in names if flags.value_status(version, "kv_cache_dtype", one))
     possible, flag = f"use one of: {', '.join(modelled)}", LONG_NAMES.get(name, name)
     if name == dtype:
@@ -527,7 +533,7 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
     if name in LONG_NAMES:  # vLLM 0.33 refuses it and older versions compute nonsense
         cause = f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in"
         raise IllegalPlanError(cause, hint=f"leave it at auto, or use --dtype {asked}")
-    if name not in KV_ELEMENT_BYTES:
+    if name not in models.KV_ELEMENT_BYTES:
         raise UnmodelledError(f"--kv-cache-dtype {asked}: its layout in memory is not modelled", hint=possible)
     return KvDtype(name, flag)
 
@@ -543,7 +549,7 @@ def _fp8_by_default(model: Model, profile: GpuProfile, version: EngineVersion) -
         return "the checkpoint carries scales for it (ModelOpt)"
     if carries and method == "compressed-tensors" and release >= (0, 15):
         return "the checkpoint carries scales for it (compressed-tensors)"
-    if any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers):
+    if any(isinstance(mixer, models.CompressedAttention) for mixer in model.distinct_mixers):
         return "the packed layout of DeepSeek-V4"
     sparse = _picks_latents(model)
     if sparse and model.architecture == "DeepseekV32ForCausalLM" and (0, 11) <= release < (0, 11, 1):
@@ -573,7 +579,7 @@ def check_kernels(model: Model, profile: GpuProfile, version: EngineVersion, kv:
     in ``deepseek_v4``; 0.11.0 has FlashMLA only. None runs on 12.x to 0.22 (issue 45317).
     """
     major, missing = (profile.compute_capability or (9, 0))[0], ""
-    sparse = _picks_latents(model) or any(isinstance(mixer, CompressedAttention) for mixer in model.distinct_mixers)
+    sparse = _picks_latents(model) or any(isinstance(m, models.CompressedAttention) for m in model.distinct_mixers)
     if sparse and major not in (9, 10) and not (major == 12 and version.release >= (0, 23)):
         missing, hint = "sparse attention", "use a GPU of compute capability 9 or 10, such as --gpu h200"
     elif kv.dtype.startswith("fp8") and not _reads_fp8(model, profile.compute_capability, version.release):
@@ -603,7 +609,7 @@ def _reads_fp8(model: Model, capability: tuple[int, int] | None, release: Releas
 
 
 def _picks_latents(model: Model) -> bool:
-    return any(isinstance(mixer, LatentAttention) and mixer.indexer for mixer in model.distinct_mixers)
+    return any(isinstance(mixer, models.LatentAttention) and mixer.indexer for mixer in model.distinct_mixers)
 
 
 FLAG, RATE_FLAG = SETTINGS["speculative_config"].flag, ACCEPTANCE_RATE.flag
@@ -773,7 +779,11 @@ def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> It
 
 
 def check_speculative_config(
-    wanted: SpeculativeConfig, model: Model, version: EngineVersion, features: Features, tensor_parallel_size: int
+    wanted: SpeculativeConfig,
+    model: Model,
+    version: EngineVersion,
+    features: Features,
+    tensor_parallel_size: int,
 ) -> None:
     """Raise IllegalPlanError where the version, the engine or the model cannot draft like that."""
     old = bool(flags.flag_status(version, OLD_FLAGS["model"]))

@@ -13,6 +13,7 @@ planner.errors.InputError: --max-num-seqs must be at least 1, got 0
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import inf, log
@@ -201,6 +202,9 @@ class EngineArgs:
     override_generation_config: str | None = _row(
         None, "Sampling of requests that name none: top_p, top_k, ...", "recommend fleet", metavar="JSON", only="time"
     )
+    hf_overrides: str | None = _row(
+        None, "Keys of config.json to replace: its context alone counts.", "recommend fleet", metavar="JSON"
+    )
     language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
     limit_mm_per_prompt: str | None = _row(None, "Maximum images and videos per prompt.", metavar="JSON", only="memory")
     skip_mm_profiling: bool = _row(False, "No images in the profile run.", "logged", only="memory")
@@ -234,6 +238,11 @@ class EngineArgs:
     def most_decodes(self) -> int:
         """Requests that the token budget of one step decodes, each with its drafts; 0: no budget is set."""
         return (self.max_num_batched_tokens or 0) // (1 + self.drafted_tok)
+
+    @property
+    def overridden(self) -> Mapping[str, Any]:
+        """Keys of ``config.json`` that ``hf_overrides`` replaces."""
+        return json_object("--hf-overrides", self.hf_overrides or "{}", '{"max_position_embeddings": 131072}')
 
     @property
     def truncates(self) -> bool:
@@ -293,13 +302,18 @@ def media_limits(text: str) -> Mapping[str, int]:
 
 
 @cache
+def json_object(flag: str, text: str, example: str) -> Mapping[str, Any]:
+    """Return the object of an option in JSON. Raises InputError for anything else."""
+    with suppress(ValueError):
+        if isinstance(value := json.loads(text), dict):
+            return value
+    raise InputError(f"{flag} {text[:80]!r} is not read", hint=f"give JSON, such as '{example}'")
+
+
 def generation_config(text: str) -> Mapping[str, float]:
-    """Return the numbers of ``--override-generation-config`` by name. Raises InputError for what is no JSON object."""
-    try:
-        return {name: float(value) for name, value in json.loads(text).items() if isinstance(value, int | float)}
-    except (ValueError, AttributeError) as error:
-        cause = f"--override-generation-config {text[:80]!r} is not read"
-        raise InputError(cause, hint="""give JSON, such as '{"temperature": 0.7, "top_p": 0.95}'""") from error
+    """Return the numbers of ``--override-generation-config`` by name. Raises as ``json_object``."""
+    given = json_object("--override-generation-config", text, '{"temperature": 0.7, "top_p": 0.95}')
+    return {name: float(value) for name, value in given.items() if isinstance(value, int | float)}
 
 
 @cache

@@ -256,7 +256,7 @@ class LineVerdict:
         named = _refused([row.name for row in fields(engine.EngineArgs)], self.refusals)
         names = dict.fromkeys((*SETTINGS, *remedied, *named))
         given = {name: _shown(getattr(config or self.line.args, name, None)) for name in names}
-        given["max_model_len"] = given["max_model_len"] or self.serving.model.max_position_embeddings
+        given["max_model_len"] = given["max_model_len"] or self.serving.longest_context
         return given if config else {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
@@ -266,10 +266,11 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     Raises InputError for a load that the line's own context does not hold, and for a model that is not understood.
     """
     given = serving
-    if overrides := _overrides(line):
-        yarn = serving.version.release < (0, 30)  # pull request 56446 leaves it to max_position_embeddings
-        serving = serving.changed(model=with_overrides(serving.model, overrides, yarn=yarn))
-    length, most = line.args.max_model_len or 0, serving.model.max_position_embeddings
+    with suppress(ValueError):  # to 0.10.1
+        overrides = {"rope_scaling": json.loads(line.others.get("--rope-scaling", ""))}
+        serving = serving.changed(model=with_overrides(serving.model, overrides))
+    serving = serving.changed(hf_overrides=line.args.hf_overrides)
+    length, most = line.args.max_model_len or 0, serving.longest_context
     remarks = {"pooling": "only memory is checked, speed is not simulated"} if line.pools else {}
     if length > most and line.env.get(engine.ALLOW_LONG, "").lower() in ("1", "true"):
         remarks[f"--max-model-len {length}"] = f"positions beyond the {most:,} of the model may give wrong answers"
@@ -321,14 +322,6 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
 
 def _nodes(deployment: Deployment) -> int:
     return -(-deployment.config.num_gpus // deployment.profile.gpus_per_node)
-
-
-def _overrides(line: engine.ServeLine) -> dict[str, Any]:
-    """Keys of ``config.json`` that the line replaces; to 0.10.1 ``--rope-scaling`` was one."""
-    given = {"rope_scaling": line.others.get("--rope-scaling", "")}
-    with suppress(ValueError):
-        given = json.loads(line.others.get("--hf-overrides") or f'{{"rope_scaling": {given["rope_scaling"]}}}')
-    return given if isinstance(given, dict) and any(given.values()) else {}
 
 
 def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine, Serving, Fit]:
@@ -625,7 +618,7 @@ def _context(answer: LineVerdict) -> int | None:
     """The line's context, as far as vLLM and the model take it; None: as long as the load needs."""
     context = answer.fit.config.max_model_len if answer.fit else answer.line.args.max_model_len
     limited = any(problem.word == "--max-model-len" for problem in answer.line.problems)
-    most = engine.DEEPSEEK_MAX_MODEL_LEN if limited else answer.serving.model.max_position_embeddings
+    most = engine.DEEPSEEK_MAX_MODEL_LEN if limited else answer.serving.longest_context
     return context and min(context, most)
 
 

@@ -205,14 +205,9 @@ class Deployment:
         if not pool.groups:
             return float(self.config.max_num_seqs)
         most = max(blocks.low if pessimistic else blocks.mid, stage.num_blocks(self.least_cache_bytes))
-        common_len = self._kept_once(common_len)
+        common_len = common_len // self.config.block_size * self.config.block_size * self.config.enable_prefix_caching
         held = pool.max_concurrency(int(most), total_len, common_len) if most >= 1 else 0.0
         return max(held, (self.least_cache_tok - common_len) / (total_len - common_len))
-
-    def _kept_once(self, common_len: int) -> int:
-        """Tokens of whole blocks that the prefix cache holds once for all requests."""
-        size = self.config.block_size
-        return common_len // size * size if self.config.enable_prefix_caching else 0
 
     def limits(self, total_len: int, common_len: int = 0) -> SchedulerLimits:
         """The limits of the scheduler for requests of ``total_len``. Raises InputError where not one fits."""
@@ -220,7 +215,8 @@ class Deployment:
         if config.engine == "V0" and config.scheduling_policy == "priority":
             cause = "--scheduling-policy priority of vLLM's V0 engine is not simulated"
             raise InputError(cause, hint="choose a newer --engine-version")
-        own_tok = -(-total_len // config.block_size) * config.block_size - (once := self._kept_once(common_len))
+        once = common_len // config.block_size * config.block_size * config.enable_prefix_caching
+        own_tok = -(-total_len // config.block_size) * config.block_size - once
         return simulator.SchedulerLimits.of(
             config,
             kv_cache_tokens=int(self.requests_served(total_len, common_len) * own_tok) + once,
@@ -343,6 +339,7 @@ def resolve_deployment(
     if (as_started or known_to_run) and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=engine.default_utilization(version))
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
+    model = engine.stretched(model, args, version)
     served = served_model(model, args)
     engine.check_draft(config, served, basis.draft)
     if not known_to_run:

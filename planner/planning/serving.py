@@ -133,7 +133,7 @@ class Serving:
     @property
     def longest_context(self) -> int:
         """Tokens of the longest request: those of ``--max-model-len``, at most the model's own context."""
-        context = self.model.max_position_embeddings
+        context = vllm.stretched(self.model, self.args, self.version).max_position_embeddings
         return min(context, self.args.max_model_len or context)
 
     @cached_property
@@ -332,8 +332,9 @@ def check_load(load: Load, max_model_len: int, model: str) -> None:
 
 def check_context(load: Load, max_model_len: int, model: str) -> None:
     """Raise InputError where a request of the load is longer than the context: the server would refuse it."""
+    longer = f"""--hf-overrides '{{"max_position_embeddings": {max(load.longest_len, load.max_total_len)}}}'"""
     served = f"more than the {max_model_len} that {model} is served with"
-    change = "raise --max-model-len if that limits"
+    change = f"raise --max-model-len if that limits, stretch the model by {longer} beside rope_parameters"
     if load.recorded is not None and load.longest_len > max_model_len:
         longest = max(load.classes, key=lambda one: one.longest_len, default=None)
         what = f"--workload {load.name}" if load.drawn else "--trace"

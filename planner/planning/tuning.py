@@ -392,8 +392,8 @@ def _is_planned(candidate: Candidate, plan: Plan) -> bool:
 
 def _setting(plan: Plan, merit: Merit, prediction: Prediction, targets: Iterable[PlannedTarget] = ()) -> TunedSetting:
     doubt, result = prediction.uncertainty, prediction.result
-
-    figure = merit.figure_at(plan.workload.max_concurrency)
+    queues = plan.workload.max_concurrency is None and merit.goal == "balanced"  # so E2EL decides
+    figure = ("mean_e2el_ms", -merit.per_user) if queues else merit.figure
     own = Forecast.of(exp(merit.of({**prediction.figures, **prediction.rates})), doubt, *figure)
     margins = (Forecast.of(one.limit_ms / result[one.metric], doubt, one.metric, -1.0) for one in targets)
     return TunedSetting(plan, (own, *margins))

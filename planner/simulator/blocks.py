@@ -107,10 +107,6 @@ class KvBlocks:
         blocks, mark = self._kept.get(sequence.index, (0, 0))
         return min(max(mark + blocks - self._taken, 0), blocks, sequence.lost_tok // self.block_size - self._shared)
 
-    def need(self, clock: int) -> int:
-        """Blocks that the decoding requests need at tick ``clock``."""
-        return self._phase[-clock % self.block_size]
-
     def need_of(self, clock: int, ticks: int) -> int:
         """Blocks that the decoding requests need in ``ticks`` ticks from ``clock`` on."""
         if ticks == 1:
@@ -129,7 +125,7 @@ class KvBlocks:
         free = self.free - periods * self.seqs
         fit = periods * self.block_size
         while fit < ticks:
-            free -= self.need(clock + fit)
+            free -= self._phase[-(clock + fit) % self.block_size]
             if free < 0:
                 break
             fit += 1

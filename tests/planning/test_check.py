@@ -513,7 +513,10 @@ def test_a_context_that_the_line_stretches_is_the_models(version: str, option: s
     assert not answer(*asked, *line, "131073", status=1)["starts"]
     if version == "0.32.0":
         alone = ("vllm", "serve", "Qwen/Qwen3-8B", option, json.dumps({"rope_parameters": json.loads(scaling)}))
-        assert not answer(*asked, *alone, "--max-model-len", "131072", status=1)["starts"]
+        (plan, *_) = answer(*asked, *alone, "--max-model-len", "131072", status=1)["better"]
+        keys = {"rope_parameters": json.loads(scaling), "max_position_embeddings": 131072}
+        assert json.loads(plan["changes"]["hf_overrides"]["plan"]) == keys
+        assert "--max-model-len 131072" in plan["command"]
 
 
 def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from command_line import run
 
+from planner import recommend_plans
 from planner.engine import parse_version, read_line
+from planner.errors import InputError
 from planner.planning import Objective, Prediction, Search, Serving, Space, resolve_deployment
 from planner.planning.search.candidate import Candidate
 from planner.workload import Load, Targets
@@ -160,3 +162,27 @@ def test_the_library_s_targets_are_those_of_the_commands() -> None:
     serving = Serving("meta-llama/Llama-3.1-8B-Instruct", "h100")
     (slo,) = serving.capacity(Load.open_loop(1.0, 128, 16), ttft_ms=500).slos
     assert slo.percentile == 95  # of the contract: targets default to p95
+
+
+STRETCHED = (
+    '{"rope_parameters":{"rope_type":"yarn","rope_theta":1000000,"factor":4.0,"original_max_position_embeddings":32768},'
+    '"max_position_embeddings":131072}'
+)
+
+
+@pytest.mark.parametrize(
+    "options", [{"hf_overrides": STRETCHED}, {"env": {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}, "max_model_len": 131072}]
+)
+def test_a_stretched_context_is_planned_and_launched(options: dict[str, Any]) -> None:
+    """Qwen3's model card: YaRN of factor 4.0 for 131,072 tokens; ``_get_and_verify_max_len`` of vLLM 0.32.0 takes it
+    with ``max_position_embeddings``, or by its variable."""
+    load = {"input_len": 100_000, "output_len": 1000, "max_concurrency": 4}
+    with pytest.raises(InputError, match="more than the 40960") as error:
+        recommend_plans("Qwen/Qwen3-32B", gpu="h100", **load)
+    assert '{"max_position_embeddings": 101000}' in error.value.hint
+    (plan, *_) = recommend_plans("Qwen/Qwen3-32B", gpu="h100", **load, **options).to_dict()["plans"]
+    assert plan["max_model_len"] == 131072
+    given = options.get("hf_overrides", "")
+    assert not given or plan["serve_argv"][plan["serve_argv"].index("--hf-overrides") + 1] == given
+    longer = Serving("Qwen/Qwen3-32B", "h100", tensor_parallel_size=2, **options)
+    assert longer.fit().config.max_model_len == 131072 and longer.longest_context == 131072

@@ -5,7 +5,7 @@ from typing import Any
 
 from planner.hardware import AllReduceCurve, GpuProfile, PartitionRule, Quantity, aliases
 from planner.memory import attention_kinds, kv_bytes_per_token, stored_weight_bytes
-from planner.model import CatalogEntry, Model, ResolvedModel
+from planner.model import CatalogEntry, ResolvedModel
 from planner.output.answer import fields_of
 from planner.output.render import Column, columns_of, json_text, note, print_notes, records_text, rows_of, wrapped
 from planner.output.workflows.documents import Workflow
@@ -18,11 +18,6 @@ def _peak(dtype: str) -> Callable[[GpuProfile], float | None]:
 
 def _billions(number: float) -> str:
     return f"{number / 1e9:,.2f}"
-
-
-def _quantization(model: Model) -> dict[str, Any]:
-    given = fields_of(model.quantization, "weight_dtype", "method", "kv_cache_dtype")
-    return given | {"kv_cache_dtype": given["kv_cache_dtype"] or model.dtype}
 
 
 HARDWARE_COLUMNS = columns_of(
@@ -39,7 +34,10 @@ MODEL_FIELDS = columns_of(
     params_by_component=lambda found: {str(part): n for part, n in found.model.params_by_component().items() if n},
     weights_bytes=lambda found: stored_weight_bytes(found.model),
     kv_bytes_per_token=lambda found: kv_bytes_per_token(found.model),
-    quantization=lambda found: _quantization(found.model),
+    quantization=lambda found: {
+        **fields_of(found.model.quantization, "weight_dtype", "method"),
+        "kv_cache_dtype": found.model.quantization.kv_cache_dtype or found.model.dtype,
+    },
     notes=lambda found: [*found.notes, *found.model.notes, *found.model.quantization.notes],
 )
 FIGURE_COLUMNS = columns_of("model_figures")

@@ -208,12 +208,6 @@ class Merit:
         """Largest difference between equals: ``TOLERANCE`` of the figure."""
         return abs(self.figure[1]) * log1p(TOLERANCE)
 
-    def figure_at(self, max_concurrency: int | None) -> tuple[str, float]:
-        """Like ``figure``, for a measured load. In an open loop users queue, so E2EL decides."""
-        if max_concurrency is not None or self.goal != "balanced":
-            return self.figure
-        return "mean_e2el_ms", -self.per_user
-
     def odds(self, load: Load, one: Candidate, other: Candidate) -> float:
         """Probability that measurements of ``one`` serve the goal better than those of ``other``."""
         return one.forecast(self, load).beats(other.forecast(self, load))

@@ -513,7 +513,7 @@ def _warnings(
     imposed = drafts and engine.with_imposed_acceptance(drafts, config.version) != drafts
     in_phase = model.is_moe and config.data_parallel_size > 1 and not load.range_ratio and not objective.targets
     varied = (candidate.searched or candidate).tok_per_s_per_gpu
-    context = min(model.max_position_embeddings, defaults.LONGEST_CONTEXT)
+    context = min(deployment.model.max_position_embeddings, defaults.LONGEST_CONTEXT)
     held = int(deployment.requests_of(load, pessimistic=True))
     at_once = min(candidate.estimate.concurrency // config.data_parallel_size, config.max_num_seqs)
     holds = {

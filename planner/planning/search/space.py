@@ -253,7 +253,8 @@ class Choices:
         args = replace(args, **{name: advised[name] for name in names})
         if self.version.release < (0, 9, 1):  # its client only decodes: of 800 random prompts the longest had 8 % more
             total += load.input_len // 10
-        context = max(min(defaults.round_context(total), model.max_position_embeddings), load.longest_len)
+        most = engine.stretched(model, args, self.version).max_position_embeddings
+        context = max(min(defaults.round_context(total), most), load.longest_len)
         return replace(args, max_model_len=args.max_model_len or context)
 
     def deployed(self, resolved: ResolvedModel, args: engine.EngineArgs) -> Deployment:
