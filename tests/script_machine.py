@@ -91,7 +91,7 @@ esac
 """,
     "curl": """
 case "${!#}" in
-  *:8000/balancer) [[ -e "$state/balancer" ]] ;;
+  */balancer) [[ -e "$state/balancer" ]] ;;
   */v1/completions) cat "$state/answer" ;;
   */health)
     address=${!#}
@@ -106,6 +106,7 @@ esac
 prefix=$2
 case "$*" in
   *"-h"*) echo "  -e filename : set error log file" ;;
+  *"-s reload"*) ;;
   *" -t"*) [[ ! -e "$state/nginx_bad" ]] ;;
   *"-s quit"*) kill "$(<"$prefix/nginx.pid")"; rm "$prefix/nginx.pid" "$state/balancer" ;;
   *)

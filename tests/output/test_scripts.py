@@ -157,7 +157,7 @@ def test_nothing_is_asked_of_docker_that_the_plan_does_not_hold() -> None:
 def test_the_server_is_published_on_loopback_only(name: str) -> None:
     launched = command_in(RENDERED[name]["launch.sh"], "docker run")
     published = values_of(launched, "--publish", "-p")
-    assert published == ["127.0.0.1:$port:$container_port"]
+    assert published == ["${LISTEN_ADDRESS:-127.0.0.1}:$port:$container_port"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -210,6 +211,37 @@ def test_the_node_is_measured_through_the_balancer(machine: MakeMachine) -> None
     here.run("instances.sh", "stop")
 
 
+def test_a_node_serves_behind_another_port_and_address(machine: MakeMachine) -> None:
+    """nginx keeps 127.0.0.1 and listens on LISTEN_ADDRESS too; its servers have the ports after PORT."""
+    here = machine("copies")
+    assert here.run("instances.sh", "start", PORT="9000", LISTEN_ADDRESS="10.0.0.2").returncode == 0
+    published = [run[run.index("--publish") + 1] for run in here.docker("run")]
+    assert published == [f"127.0.0.1:{9001 + copy}:8000" for copy in range(8)]
+    balanced = (here.plan / "instances" / "nginx" / "nginx.conf").read_text()
+    assert re.findall(r"listen (.*);", balanced) == ["127.0.0.1:9000", "10.0.0.2:9000"]
+    assert re.findall(r"server 127\.0\.0\.1:(\d+) ", balanced) == [str(9001 + copy) for copy in range(8)]
+    here.forget()
+    assert here.run("instances.sh", "bench").returncode == 0, "the port is known"
+    assert all(client[client.index("--port") + 1] == "9000" for client in here.docker("run"))
+    refused = here.run("instances.sh", "start", PORT="8000")
+    assert refused.returncode == 1 and "behind port 9000" in refused.stderr
+    here.run("instances.sh", "stop")
+    assert "port 9008 is free" in here.run("preflight.sh", "--node", PORT="9000").stdout
+
+
+@pytest.mark.parametrize(
+    ("servers", "router", "words"),
+    [(8, "least-loaded", ""), (12, "least-loaded", "have 2 such nodes"), (8, "prefix-aware", "--policy cache_aware")],
+)
+def test_the_runbook_names_the_router_that_the_scripts_lack(servers: int, router: str, words: str) -> None:
+    emission = emission_of(servers)
+    plan = emission.file.plan
+    service = plan.service and plan.service.model_copy(update={"router": router})
+    file = emission.file.model_copy(update={"plan": plan.model_copy(update={"service": service})})
+    steps = render_scripts(replace(emission, file=file))["RUNBOOK.md"].split("## Run it")[0]
+    assert words in steps if words else "router" not in steps
+
+
 def test_the_node_gets_the_load_of_its_servers_with_lengths_prefix_and_percentiles(tmp_path: Path) -> None:
     load = ("--random-range-ratio", "0.3", "--random-prefix-len", "512", "--request-rate", "20", "--ttft", "2000")
     asked = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l40s", *load, "-o", str(tmp_path / "plan"))
@@ -220,7 +252,7 @@ def test_the_node_gets_the_load_of_its_servers_with_lengths_prefix_and_percentil
         line = [words for words in lines if "--random-input-len" in words][-1]
         sent[name] = dict(pairwise(line))
     one, all_of_them = sent.values()
-    scaled = {"--num-prompts", "--request-rate", "--burstiness", "--max-concurrency"}
+    scaled = {"--num-prompts", "--request-rate", "--burstiness", "--max-concurrency", "--port"}
     alike = {name for name in one if name.startswith("--") and name not in scaled | {"--result-filename"}}
     assert {"--random-prefix-len", "--random-range-ratio", "--metric-percentiles"} <= alike
     assert all(all_of_them.get(name) == one[name] for name in alike if name != "--save-result")

@@ -136,16 +136,15 @@ def servers_files(emission: Emission) -> dict[str, str]:
     if plan.service and (whole := plan.service.burstiness) is not None:  # a share of the arrivals may come more evenly
         shape = max(whole, load.burstiness / servers)
         argv = (*without_option(argv, "--burstiness"), *(("--burstiness", f"{shape:.10g}") if shape != 1 else ()))
+    argv = without_option(argv, "--port")
     names = {
         **base,
         "copies": servers,
         "planned_servers": plan.planned_servers,
-        "first_port": FIRST_PORT,
         "balancer_port": PORT,
         "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
         "balancer_address": f"{engine.LOOPBACK}:{PORT}",
         "balancer_of": "instances.sh",
-        **dealt_by(plan),
         "device_groups": "\n".join(gpus_of_server(plan, index) for index in range(servers)),
         "client_docker_args": (*(("--gpus", "all") if base["nvidia"] else ()), *base["docker_args"]),
         "node_bench_argv": argv,
@@ -357,6 +356,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "logged": False,  # only sweep.sh logs what its client prints
         "several": started > 1 and plan.platform != "cpu" and plan.image != "",
         "started": "them all" if started == servers else f"the {started} that the load takes",
+        **dealt_by(plan),
+        "fleet_nodes": ceil(planned / started) if plan.image and planned > started > 0 else 0,
         "last_node": (planned - 1) // started if started > 1 else 0,
         "devices": plan.env.get("HIP_VISIBLE_DEVICES") or gpus_of_server(plan, 0),
         "mig_profile": mig_profile,

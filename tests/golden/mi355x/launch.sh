@@ -60,7 +60,7 @@ else
   rm -f "$id_file" "$here/logs/sent"* # of the stopped server
   started=1
   # The token is passed by name, no file holds it. Inside the container the server listens on all addresses; from
-  # outside, only 127.0.0.1 reaches it.
+  # outside, only 127.0.0.1 reaches it, or LISTEN_ADDRESS.
   docker run --detach --name "$name" --cidfile "$id_file" \
     --device /dev/kfd \
     --device /dev/dri \
@@ -68,7 +68,7 @@ else
     --ipc host \
     --security-opt seccomp=unconfined \
     "${device_options[@]}" \
-    --publish "127.0.0.1:$port:$container_port" \
+    --publish "${LISTEN_ADDRESS:-127.0.0.1}:$port:$container_port" \
     --mount "$(bind "$models" "$cache")" \
     --mount "$(bind "$here/results" "$results")" \
     --env HF_TOKEN --env HF_ENDPOINT --env HF_HUB_OFFLINE \

@@ -19,7 +19,7 @@ for word in "$@"; do
     --apply) apply=1 ;;
     --node)
       servers=8
-      port=8000 # of the balancer; the servers listen behind it
+      # the balancer has the port, its servers the next ones
       last_port=$((port + servers)) ;;
     *)
       echo "usage: $here/preflight.sh [--node] [--apply]   (--node: for all servers of instances.sh; --apply: pull the image, switch NUMA balancing off; without it nothing changes)" >&2
