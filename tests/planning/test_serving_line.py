@@ -92,6 +92,14 @@ def test_a_context_below_the_model_s_is_said_unless_it_was_asked_for(given: tupl
     assert (f"a context of {int(context):,} tokens surely fits; the model has 131,072" in text) is (not given)
 
 
+def test_without_chunked_prefill_the_token_budget_limits_the_context() -> None:
+    """vLLM 0.8.5, V0: "max_num_batched_tokens is smaller than max_model_len" (SchedulerConfig). Memory has room."""
+    asked = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l4", "--gpus", "1", "--engine-version", "0.8.5")
+    text = " ".join(run(*asked, "--max-concurrency", "4").out.split())
+    assert "--max-model-len 2304 " in text and "--max-num-batched-tokens 2304 " in text
+    assert "of at most 2,304 tokens, as this load sends" in text and "surely fits" not in text
+
+
 def test_what_was_given_stays() -> None:
     best = best_of(
         "meta-llama/Llama-3.1-8B-Instruct", "h100", max_model_len=2048, max_num_seqs=33, enable_prefix_caching=False

@@ -514,11 +514,12 @@ def _warnings(
     in_phase = model.is_moe and config.data_parallel_size > 1 and not load.range_ratio and not objective.targets
     varied = (candidate.searched or candidate).tok_per_s_per_gpu
     context = min(deployment.model.max_position_embeddings, defaults.LONGEST_CONTEXT)
+    shorter = config.max_model_len < context and not space.args.max_model_len
     held = int(deployment.requests_of(load, pessimistic=True))
     at_once = min(candidate.estimate.concurrency // config.data_parallel_size, config.max_num_seqs)
     holds = {
         **dict.fromkeys(map(str, unknown), True),
-        "context": config.max_model_len < context and not space.args.max_model_len,
+        "context" if config.enable_chunked_prefill else "unchunked": shorter,
         "preempts": not objective.targets and held < at_once,
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
