@@ -8,6 +8,7 @@ from .settings import SpeculativeConfig as SpeculativeConfig
 from .settings import LoraConfig as LoraConfig
 from .settings import flag_of as flag_of
 from .resolution import stretched as stretched
+from .settings import json_object as json_object
 from .settings import media_limits as media_limits
 from .settings import tagged as tagged
 from .flags import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE

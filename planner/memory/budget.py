@@ -13,17 +13,9 @@ from math import ceil
 from planner import engine
 from planner.engine import CPU_KVCACHE_SPACE, EngineConfig, EngineVersion, Features, Layout, features_of, graph_batches
 from planner.hardware import GpuProfile
+from planner.memory import weights as loaded
 from planner.memory.cache import BlockPool, CacheSettings, block_pool, element_bytes, layer_specs
 from planner.memory.overheads import Constants, Overheads, PeakTerms, peak_terms, shipped, total
-from planner.memory.weights import (
-    MARLIN,
-    RankWeights,
-    absorbed_bytes,
-    draft_specs,
-    stage_weights,
-    with_drafts,
-    with_extras,
-)
 from planner.model import Attention, CompressedAttention, LatentAttention, Model, PerModel, StateMixer
 from planner.units import GIB, Interval
 
@@ -43,7 +35,7 @@ SHIPPED_BASIS = Basis()
 class StageBudget:
     """Memory of one GPU of one pipeline stage, bytes."""
 
-    weights: RankWeights
+    weights: loaded.RankWeights
     requested_bytes: int  #: that vLLM may take: a share of the memory, or all of it where the cache is given
     unexplained: Interval  #: how far totals of GPUs of one name and weights as loaded differ; what a log has beyond
     activation: Interval
@@ -145,14 +137,14 @@ def memory_budget(
     elif config.async_scheduling:
         batches = found.window_batches
     in_flight = config.max_num_batched_tokens * batches
-    drafts = draft_specs(model, settings, config.speculative_config, basis.draft)
+    drafts = loaded.draft_specs(model, settings, config.speculative_config, basis.draft)
     sizes = (in_flight, states_per_request(config), config.decode_context_parallel_size)
     pool = block_pool(layer_specs(model, settings, drafts), keeps_windows(model, found), *sizes)
-    architecture = MARLIN if config.mxfp4_use_marlin else profile.architecture
-    weights = stage_weights(model, layout, config.dtype, architecture, found.pipeline_remainder_last)
+    architecture = loaded.MARLIN if config.mxfp4_use_marlin else profile.architecture
+    weights = loaded.stage_weights(model, layout, config.dtype, architecture, found.pipeline_remainder_last)
     if found.absorbs_latents:
         weights = tuple(
-            replace(stage, absorbed_bytes=absorbed_bytes(model, layout, config.dtype, stage.layers))
+            replace(stage, absorbed_bytes=loaded.absorbed_bytes(model, layout, config.dtype, stage.layers))
             for stage in weights
         )
     peak, non_torch = activation_peak(model, config, overheads), overheads.non_torch_bytes
@@ -164,7 +156,7 @@ def memory_budget(
     parts = total(others), peak, non_torch, graphs
     stages = tuple(
         StageBudget(stage, requested, *parts, in_budget, pool.block_bytes(stage.layers), given)
-        for stage in with_drafts(with_extras(weights, model, config), model, config, basis.draft)
+        for stage in loaded.with_drafts(loaded.with_extras(weights, model, config), model, config, basis.draft)
     )
     start_up = overheads["start_up"].plus(Interval.exact(config.used_gib * GIB))
     return MemoryBudget(model, config, found, overheads, memory_bytes, start_up, stages, pool, basis.any_length)

@@ -20,7 +20,7 @@ from functools import cache, cached_property
 from math import hypot, isfinite, log2
 from typing import Any
 
-from planner.engine import EngineConfig, Layout, held_heads, held_piece, media_limits
+from planner.engine import EngineConfig, Layout, held_heads, held_piece, json_object, media_limits
 from planner.errors import InputError
 from planner.model import Component, CompressedAttention, LatentAttention, Layer, Model, PerModel, Shard, Weight
 from planner.resources import calibration_tables
@@ -178,6 +178,7 @@ class Images:
     largest_tok: int = 16384  #: of one image: ``max_pixels`` of Qwen-VL, 12,845,056 / 28**2
     outputs: int = 1  #: hidden vectors of a token that the encoder returns
     videos: bool = True  #: takes videos too
+    token_pixels: int = 0  #: of an image, squares of patch x merge: ``max_pixels`` counts by them
     video_places: float = 0.0  #: places in the prompt that 0.11.0 to 0.13 count for a token of a video of 12,288
 
 
@@ -186,7 +187,9 @@ class Images:
 IMAGES = {
     "gemma3": Images(16, 256, videos=False), "mistral3": Images(4, 3025, videos=False),
     "llama4": Images(4, 2448, videos=False), "kimi_k25": Images(4, 4096),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), Images(outputs=4, video_places=12.5)),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), Images(token_pixels=28**2)),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), Images(token_pixels=32**2)),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), Images(outputs=4, token_pixels=32**2, video_places=12.5)),
 }  # fmt: skip
 VIDEO_TOK = 12288
 
@@ -294,6 +297,9 @@ def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tup
     hidden, wide = min(map(min, repeated)), max(map(max, repeated))
     release, ranks = config.version.release, config.tensor_parallel_size
     copied, largest = (0, 11) <= release < (0, 14), images.largest_tok
+    processor = json_object("--mm-processor-kwargs", config.mm_processor_kwargs or "{}", '{"max_pixels": 1003520}')
+    if images.token_pixels and limits.get("video") == 0 and (pixels := processor.get("max_pixels")):
+        largest = max(int(pixels) // images.token_pixels, 1)  # ``get_image_size_with_most_features``
     budget = max(config.max_num_batched_tokens, largest)
     items = budget // largest
     if copied and images.video_places:

@@ -203,6 +203,21 @@ def test_without_images_the_profile_run_has_no_encoder(flags: dict[str, object])
     assert encoder_peak("Qwen/Qwen3.6-27B", "0.27.1", **flags) == (0, 0)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "limits", "image_tok"),
+    [
+        # 1,003,520 / 28**2 = 1,280 tokens of four patches; 12,845,056 / 28**2 = 16,384 without
+        ('{"max_pixels": 1003520}', '{"image": 1, "video": 0}', 1280),
+        ('{"max_pixels": 1003520}', '{"image": 1}', 16384),
+        (None, '{"image": 1, "video": 0}', 16384),
+    ],
+)
+def test_the_largest_image_is_that_of_the_processor(kwargs: str | None, limits: str, image_tok: int) -> None:
+    """``get_image_size_with_most_features`` of qwen2_vl.py, 0.32.0."""
+    flags = {"mm_processor_kwargs": kwargs, "limit_mm_per_prompt": limits, "max_num_batched_tokens": 2048}
+    assert encoder_peak("Qwen/Qwen2.5-VL-7B-Instruct", "0.32.0", **flags)[1] == image_tok * 3584 * 2
+
+
 def test_qwen3_vl_kept_a_long_video_before_0_14() -> None:
     """``get_max_video_tokens`` of 0.11.0: 12,288 x 12.5 places; each is as wide as 1 + 3 hidden vectors of 2,048."""
     name = "Qwen/Qwen3-VL-30B-A3B-Instruct"
