@@ -279,6 +279,7 @@ class _Resolver:
                 self._took(f"--quantization {asked}: ignored, {served.id} has no experts")
         quantization = served.quantization
         method = _METHODS.get((quantization.method or "", quantization.weight_dtype), quantization.method or "")
+        method = "inc" if method == "auto-round" and version.release >= (0, 15) else method  # inc.py overrides it
         status = flags.value_status(version, "quantization", method)
         if status.state in ("not yet", "gone"):
             cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"

@@ -360,13 +360,11 @@ def _bitsandbytes(form: QuantizationForm) -> Quantization:
 
 #: A new form is one function and one line here.
 READERS: dict[str, Callable[[QuantizationForm], Quantization]] = {
-    "fp8": _fp8,
-    "deepseek-v4-fp8": _fp8,
+    **dict.fromkeys(("fp8", "deepseek-v4-fp8"), _fp8),
     "fbgemm-fp8": _fbgemm,
     "mxfp8": lambda form: form.quantization("mxfp8", MXFP8),
     "compressed-tensors": _compressed_tensors,
-    "mxfp4": _mxfp4,
-    "gpt-oss-mxfp4": _mxfp4,
+    **dict.fromkeys(("mxfp4", "gpt-oss-mxfp4"), _mxfp4),
     "quark": _quark,
     **dict.fromkeys(("modelopt", "modelopt-fp4", "modelopt-mxfp8", "modelopt-mixed"), _modelopt),
     "awq": _awq,

@@ -410,6 +410,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
 }
 
+    "auto-round": {"quant_method": "auto-round", "bits": 4, "group_size": 128},
 
 #: ``get_min_capability`` of the method's file (and of ``CompressedTensorsW8A16Fp8``) in that release of vLLM.
 @pytest.mark.parametrize(
@@ -424,6 +425,7 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         ("awq", "0.6.4", 75), ("awq", "0.32.0", 75),
     ],
 )  # fmt: skip
+        ("auto-round", "0.13.0", 75), ("auto-round", "0.15.0", 75), ("auto-round", "0.32.0", 75),  # as inc
 def test_least_compute_capability_of_a_checkpoint(checkpoint: str, version: str, least: int) -> None:
     model = model_from_config(LLAMA | {"quantization_config": CHECKPOINTS[checkpoint]}, model_id="example/quantised")
     for gpu, capability in {"t4": 75, "a100": 80, "l4": 89, "h100": 90, "b200": 100}.items():
