@@ -348,6 +348,8 @@ def test_types_that_a_model_cannot_be_computed_in(model: str, gpu: str, dtype: s
         ("mxfp4", "0.28.0", "h100-sxm", True),
         ("ptpc_fp8", "0.13.0", "mi300x", True),
         ("ptpc_fp8", "0.18.0", "h100-sxm", False),
+        ("bitsandbytes", "0.14.0", "mi300x", False),
+        ("bitsandbytes", "0.27.0", "mi300x", True),
         ("experts_int8", "0.32.0", "mi300x", False),  # supported_quantization of platforms/rocm.py
         ("int8_per_channel_weight_only", "0.32.0", "mi250", False),
         ("int8_per_channel_weight_only", "0.32.0", "a100", True),
@@ -408,9 +410,9 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
     "mxfp8": {"quant_method": "modelopt", "quant_algo": "MXFP8"},
     "compressed": {"quant_method": "compressed-tensors", "config_groups": {"group_0": W8A8 | {"targets": ["Linear"]}}},
     "awq": {"quant_method": "awq", "bits": 4, "group_size": 128},
+    "auto-round": {"quant_method": "auto-round", "bits": 4, "group_size": 128},
 }
 
-    "auto-round": {"quant_method": "auto-round", "bits": 4, "group_size": 128},
 
 #: ``get_min_capability`` of the method's file (and of ``CompressedTensorsW8A16Fp8``) in that release of vLLM.
 @pytest.mark.parametrize(
@@ -423,9 +425,9 @@ CHECKPOINTS: dict[str, dict[str, Any]] = {
         ("mxfp8", "0.18.0", 100), ("mxfp8", "0.28.0", 80),
         ("compressed", "0.14.0", 80), ("compressed", "0.16.0", 75),
         ("awq", "0.6.4", 75), ("awq", "0.32.0", 75),
+        ("auto-round", "0.13.0", 75), ("auto-round", "0.15.0", 75), ("auto-round", "0.32.0", 75),  # as inc
     ],
 )  # fmt: skip
-        ("auto-round", "0.13.0", 75), ("auto-round", "0.15.0", 75), ("auto-round", "0.32.0", 75),  # as inc
 def test_least_compute_capability_of_a_checkpoint(checkpoint: str, version: str, least: int) -> None:
     model = model_from_config(LLAMA | {"quantization_config": CHECKPOINTS[checkpoint]}, model_id="example/quantised")
     for gpu, capability in {"t4": 75, "a100": 80, "l4": 89, "h100": 90, "b200": 100}.items():
@@ -445,6 +447,19 @@ def test_int8_activations_do_not_run_on_blackwell(gpu: str) -> None:
     assert "fp8 or 16-bit" in caught.value.hint
     assert all(settings("0.32.0", other, model).weight_dtype == "int8-gptq" for other in ("h100", "l4", "mi300x"))
     assert settings("0.32.0", gpu, model, env=Environment(VLLM_DISABLED_KERNELS="CutlassInt8ScaledMMLinearKernel"))
+
+
+#: ``supported_quantization`` of platforms/rocm.py in both releases; vLLM reads auto-round as inc.
+@pytest.mark.parametrize(
+    ("checkpoint", "without", "since"),
+    [("modelopt", "0.14.0", "0.27.1"), ("modelopt_fp4", "0.14.0", "0.27.1"), ("auto-round", "0.27.1", "0.32.0")],
+)
+def test_amd_takes_checkpoints_of_nvidia_and_intel_late(checkpoint: str, without: str, since: str) -> None:
+    model = model_from_config(LLAMA | {"quantization_config": CHECKPOINTS[checkpoint]}, model_id="example/quantised")
+    assert settings(without, "h100-sxm", model).weight_dtype == settings(since, "mi300x", model).weight_dtype
+    with pytest.raises(IllegalPlanError, match=f"{without} has no kernels for example/quantised") as caught:
+        settings(without, "mi300x", model)
+    assert "a newer --engine-version" in caught.value.hint
 
 
 def test_an_8_bit_cache_that_a_gpu_cannot_read_is_replaced_by_the_type_of_the_model() -> None:
