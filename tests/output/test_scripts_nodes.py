@@ -75,6 +75,13 @@ def test_a_node_that_cannot_join_is_told_what_it_lacks(environment: dict[str, st
     assert not machine.docker("run")
 
 
+def test_a_first_node_that_gives_up_stops_its_container(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, SPREAD_X16)
+    machine.set(unhealthy="")
+    done = machine.run("launch.sh", VLLM_HOST_IP="10.0.0.1", START_TIMEOUT_S="0")
+    assert done.returncode == 1 and machine.containers == [] and "on every other node: docker stop" in done.stderr
+
+
 def test_another_port_is_the_servers_and_the_clients(tmp_path: Path) -> None:
     machine = Machine(tmp_path, NVIDIA_X16)
     machine.set(image="")
