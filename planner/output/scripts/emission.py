@@ -440,7 +440,7 @@ def _drivers(plan: Plan) -> dict[str, Any]:
     planned, oldest = CUDA_DRIVERS[since]
     fix = f"install the NVIDIA driver {planned} or newer"
     if plan.env.get(CUDA_COMPATIBILITY) == "1":
-        oldest = OLDEST_COMPATIBLE_DRIVER
+        oldest, fix = OLDEST_COMPATIBLE_DRIVER, f"{fix}, or on a data-centre GPU {OLDEST_COMPATIBLE_DRIVER} or newer"
     elif oldest == planned and engine.env_status(version, CUDA_COMPATIBILITY):
         fix += f"; a data-centre GPU with {OLDEST_COMPATIBLE_DRIVER} or newer: plan with --env {CUDA_COMPATIBILITY}=1"
     return {"planned_driver": planned, "oldest_driver": oldest, "driver_fix": fix}

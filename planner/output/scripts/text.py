@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import jinja2
 
 _ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}")
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~!&])")
+_MARKDOWN = re.compile(r"([\\`*{}\[\]<>#|~!&]|(?<![^\W_])_|_(?![^\W_]))")  # _ inside a word has no meaning
 
 
 def writable(word: str, file: str = "a script") -> str:
