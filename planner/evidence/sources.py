@@ -12,16 +12,8 @@ from typing import Any
 
 from planner.engine import EngineArgs, tagged
 from planner.errors import InputError
+from planner.evidence import results as tools
 from planner.evidence.folder import MeasuredPlan, read_measured, read_server_log
-from planner.evidence.results import (
-    EXACT,
-    ReadResult,
-    is_table_of_results,
-    read_number,
-    read_results,
-    read_text,
-    stated_number,
-)
 from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, of_one_server, read_runs
 from planner.evidence.validation import find_causes, find_sweep_results
 from planner.planning import Plan, read_plan
@@ -70,10 +62,12 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             folders.append(folder)
             _refuse_classes(path, folder.plan)
             for file in (path / "results" / folder.result_name, *find_sweep_results(path, folder.plan)):
-                runs += (_run_of(file, one, folder.plan, Stated()) for one in read_results(file, read_text(file)))
+                runs += (
+                    _run_of(file, one, folder.plan, Stated()) for one in tools.read_results(file, tools.read_text(file))
+                )
             continue
         path = table if path.is_dir() else path
-        text = read_text(path)
+        text = tools.read_text(path)
         if not _holds_results(text):
             for run in read_runs(path):
                 if run.unread:
@@ -83,7 +77,7 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
             continue
         plan = _find_plan(path)
         used = used or plan is None
-        runs += (_run_of(path, one, plan, stated) for one in read_results(path, text))
+        runs += (_run_of(path, one, plan, stated) for one in tools.read_results(path, text))
     if paths and stated != Stated() and not used:
         cause = "--gpu, --model and flags of the engine are for results without a plan.json"
         raise InputError(cause, hint="leave them out: plans and tables say what was run")
@@ -105,7 +99,7 @@ def read_measurements(path: Path, stated: Stated) -> list[MeasuredRun]:
 
 
 def _holds_results(text: str) -> bool:
-    return text.lstrip().startswith(("{", "[")) or is_table_of_results(text)
+    return text.lstrip().startswith(("{", "[")) or tools.is_table_of_results(text)
 
 
 def _refuse_classes(path: Path, plan: Plan) -> None:
@@ -140,7 +134,7 @@ def _refuse_another_engine(folder: MeasuredPlan) -> None:
             raise InputError(f"{folder.directory}: {finding.cause}: {finding.evidence}", hint=hint)
 
 
-def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:
+def _run_of(path: Path, one: tools.ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:
     result = one.result
     digest = sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:8]
     stated = replace(
@@ -158,7 +152,7 @@ def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> M
     if "avg_latency" in result:
         if not stated.batch_size:
             raise InputError(f"{path}: a result of vllm bench latency does not say its batch", hint="add --batch-size")
-        figures = {"avg_latency_s": read_number(path, result, "avg_latency", positive=True)}
+        figures = {"avg_latency_s": tools.read_number(path, result, "avg_latency", positive=True)}
         run |= {"bench": "latency", **_lengths(path, stated), "batch_size": stated.batch_size, "metrics": figures}
     elif "elapsed_time" in result:
         run |= _throughput_run(path, result, stated)
@@ -172,10 +166,10 @@ def _run_of(path: Path, one: ReadResult, plan: Plan | None, stated: Stated) -> M
 
 def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
     def number(name: str) -> float:
-        return read_number(path, result, name, positive=True)
+        return tools.read_number(path, result, name, positive=True)
 
     names = ("completed", "total_input_tokens", "total_output_tokens")
-    requests, given, made = (stated_number(path, result, name) or 0.0 for name in names)
+    requests, given, made = (tools.stated_number(path, result, name) or 0.0 for name in names)
     totals = {"request_throughput": requests, "output_throughput": made, "total_token_throughput": given + made}
     _check_rates(path, result, "duration", totals)
     completed = int(number("completed")) if "completed" in result else None
@@ -199,10 +193,10 @@ def _serve_run(path: Path, result: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_rates(path: Path, result: Mapping[str, Any], duration: str, totals: Mapping[str, float]) -> None:
     """Raise InputError for a rate that is not its total over the duration."""
-    seconds = stated_number(path, result, duration)
+    seconds = tools.stated_number(path, result, duration)
     for name, total in totals.items():
-        rate = stated_number(path, result, name)
-        if rate and seconds and total and abs(rate * seconds / total - 1) > EXACT:
+        rate = tools.stated_number(path, result, name)
+        if rate and seconds and total and abs(rate * seconds / total - 1) > tools.EXACT:
             counted = f"{total:g} in {seconds:g} s are {total / seconds:g} per second"
             raise InputError(f"{path}: {name} is {rate:g}, but {counted}", hint="give the file that vllm bench wrote")
 
@@ -210,7 +204,7 @@ def _check_rates(path: Path, result: Mapping[str, Any], duration: str, totals: M
 def _throughput_run(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[str, Any]:
     lengths = _lengths(path, stated)
     requests, tokens, rate = (
-        read_number(path, result, name, positive=True)
+        tools.read_number(path, result, name, positive=True)
         for name in ("num_requests", "total_num_tokens", "tokens_per_second")
     )
     stated_tok = requests * sum(lengths.values())

@@ -86,6 +86,7 @@ from .search.plans import little_in_words as little_in_words
 from .search.plans import bottleneck as bottleneck
 
 # Which GPU?
+from .comparison import cache_remark as cache_remark
 from .comparison import limit_in_words as limit_in_words
 from .comparison import Question as Question
 from .comparison import Refused as Refused

@@ -36,14 +36,14 @@ SAID |= {"launch": "kernel launches", "link": "collectives over links", "memory"
 SAID["host link"] = "weights read from host memory"
 
 
-def find_limit(deployment: Deployment, served: Replay, load: Load, in_flight: float) -> str:
-    """The cause that keeps one server with ``in_flight`` requests of ``load`` from serving more.
+def find_limit(deployment: Deployment, served: Replay, load: Load) -> str:
+    """The cause that keeps one server from serving more of ``load``.
 
     Else the largest share of the engine's time, of the average steps of the replay ``served``.
     """
-    config = deployment.config
+    config, in_flight = deployment.config, load.max_concurrency or served.mean_in_flight
     held = deployment.requests_served(load.max_total_len, load.common_len) * config.data_parallel_size
-    if in_flight > held:
+    if min(in_flight, config.max_running) > held:
         return f"KV capacity: holds {counted(round(held), 'request')}"
     if in_flight > config.max_running:
         return f"queueing: max_num_seqs {config.max_num_seqs}"
@@ -54,6 +54,12 @@ def find_limit(deployment: Deployment, served: Replay, load: Load, in_flight: fl
             total[cause] += time_s / step.total_s * spent_s[name]
     cause = max(total, key=lambda one: total[one], default="nothing")
     return f"{cause} {total[cause] / (sum(total.values()) or 1.0):.0%}"
+
+
+def cache_remark(record: Prediction) -> str:
+    """What a KV cache that is too small for the load at once costs; empty where it is no bottleneck."""
+    limit, preempted = find_limit(record.deployment, record.replay, record.load), int(record.replay.preemptions.sum())
+    return f"bottleneck: {limit} at once; {counted(preempted, 'preemption')}" if limit.startswith("KV") else ""
 
 
 def limit_in_words(limit: str) -> str:
@@ -270,8 +276,7 @@ class ComparedPoint:
         if not self.keeps_up:
             return "queueing: more arrives than is served"
         share, served = self.shares[0].workload, self.predictions[0].replay
-        flying = share.max_concurrency or served.mean_in_flight
-        return find_limit(self.setup.deployment, served, share, flying)
+        return find_limit(self.setup.deployment, served, share)
 
     @cached_property
     def latencies(self) -> dict[str, Interval | None]:

@@ -32,6 +32,18 @@ def deployed(gpu: str = "h100-sxm", tensor_parallel_size: int = 1, max_num_seqs:
     return resolve_deployment(model, load_profile(gpu), args, parse_version("0.22.0"))
 
 
+@pytest.mark.parametrize(("places", "held"), [(256, True), (8, False)])
+def test_a_cache_that_is_too_small_for_the_load_is_named(places: int, held: bool) -> None:
+    """An L40S keeps about 26 GB for the cache: 12 requests of 16,512 tokens x 131,072 bytes = 2.16 GB, more than 8."""
+    answer = predict_serve(
+        "meta-llama/Llama-3.1-8B-Instruct", gpu="l40s", input_len=16_000, output_len=512, max_concurrency=40,
+        num_prompts=60, max_num_seqs=places,
+    )  # fmt: skip
+    notes = " ".join(answer.to_dict()["notes"])
+    assert ("bottleneck: KV capacity: holds 12 requests at once; " in notes) == held
+    assert ("bottleneck" in notes) == held
+
+
 @pytest.mark.parametrize("concurrency", [1, 4, 16, 64])
 def test_the_closed_form_is_the_steady_state_of_the_replay(concurrency: int) -> None:
     # twenty rounds of requests: the opening burst weighs little

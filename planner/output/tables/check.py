@@ -13,7 +13,7 @@ from planner.output.answer import Answer, fields_of
 from planner.output.render import columns_of, pair_lines, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.fit import fit_object
-from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served
+from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served, cache_remark
 from planner.units import counted, figure, format_bytes, percent, rounded
 
 COLUMNS = columns_of("check")
@@ -316,6 +316,7 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
     if record.served:
         engine = record.served.deployment
         yield from filter(None, (engine.kernels_remark(record.line.env), *shared.engine_remarks(engine)))
+        yield from filter(None, [cache_remark(record.served.prediction)])
 
 
 def _notes(record: LineVerdict) -> Iterator[str]:

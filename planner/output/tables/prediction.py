@@ -12,7 +12,7 @@ from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
 from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, lasting, layout_in_words, sent_words
-from planner.planning import Bench, ClassFigures, Deployment, Prediction, steady_per_s, why_not
+from planner.planning import Bench, ClassFigures, Deployment, Prediction, cache_remark, steady_per_s, why_not
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
 from planner.units import MS, TB, TFLOP, counted, format_bytes, percent
@@ -110,6 +110,7 @@ class PredictionAnswer(MetricAnswer):
         load = self.record.load
         if load.recorded is None:
             yield f"load: {sent_words(load)}{_queue(self.record)}"
+        yield from filter(None, [cache_remark(self.record)])
         if shares := self._offloading:
             without, figures = shares["without"], self.record.figures
             then = (

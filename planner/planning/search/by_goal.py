@@ -42,9 +42,10 @@ def rank_by_goal(choices: Choices) -> Ranking:
 
 def _with_fp8_cache(choices: Choices, best: Candidate) -> Candidate | None:
     """Return the largest batches of ``best`` with half the KV cache for each; None where that is no faster or asked."""
-    goal, space, config = choices.objective.goal, choices.space, best.config
+    goal, load, space, config = choices.objective.goal, choices.objective.load, choices.space, best.config
+    short = best.deployment.requests_of(load) * config.data_parallel_size < (load.max_concurrency or 0)
     halved = space.args.kv_cache_dtype == "auto" and not config.kv_cache_dtype.startswith("fp8")
-    if goal != "max-throughput" or not halved or space.coarse or not choices.profile.supports("fp8"):
+    if not (short or goal == "max-throughput") or not halved or space.coarse or not choices.profile.supports("fp8"):
         return None
     args = replace(space.args, **asdict(Layout.of(config)), speculative_config=config.speculative_config)
     args = choices.launched(best.resolved.model, replace(args, kv_cache_dtype="fp8"))

@@ -56,14 +56,15 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
             servers, engine = service.replicas - objective.spares, None if sizes else candidate.deployment
             yield from _about_idle(plan.gpu, servers, flying, objective, engine)
     if (first_s := plan.predicted["mean_ttft_ms"] * MS) > WAIT_S:
-        sent = plan.workload
-        if sent.max_concurrency == 1:
+        sent, change = plan.workload, "fewer concurrent requests, or more servers, would shorten it"
+        most, places = sent.max_concurrency or 0, plan.max_num_seqs * plan.data_parallel_size
+        decoding_s = plan.predicted["mean_e2el_ms"] * MS - first_s  # in which a place is taken, beside the prefill
+        waits = f"{places:,} places" if (most / places - 1) * decoding_s > first_s / 2 else "their prefill"
+        cause = f"{f'{most:,} prompts' if most else 'prompts'} of {sent.input_len:,} tokens wait for {waits}"
+        if most == 1:
             cause = f"the prefill of {sent.input_len:,} tokens"
-            yield _wait(plan.gpu, first_s, cause, "more GPUs per server would shorten it: --goal min-latency")
-            return
-        crowd = f"{sent.max_concurrency:,} prompts" if sent.max_concurrency else "prompts"
-        cause = f"{crowd} of {sent.input_len:,} tokens wait for their prefill"
-        yield _wait(plan.gpu, first_s, cause, "fewer concurrent requests, or more servers, would shorten it")
+            change = "more GPUs per server would shorten it: --goal min-latency"
+        yield _wait(plan.gpu, first_s, cause, change)
 
 
 def _about_pools(search: Search, candidate: Candidate, one_pool: int) -> Iterator[Doubt]:

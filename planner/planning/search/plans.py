@@ -432,8 +432,7 @@ def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
         return what_limits(candidate.deployment, candidate.load)
     sent = Servers(space, objective, candidate).benchmark()
     served = candidate.prediction.replay if candidate.prediction else candidate.deployment.replay(sent)
-    flying = sent.max_concurrency or served.mean_in_flight
-    return limit_in_words(find_limit(candidate.deployment, served, sent, flying))
+    return limit_in_words(find_limit(candidate.deployment, served, sent))
 
 
 def what_limits(deployment: Deployment, load: ServedLoad) -> str:
