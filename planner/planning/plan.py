@@ -460,6 +460,8 @@ def read_plan(directory: Path) -> PlanFile:
     except FileNotFoundError as error:
         below = sorted(p.parent.name for p in directory.glob("*/plan.json")) if directory.is_dir() else []
         hint = f"give one of the folders in it: {', '.join(below)}" if below else "give the folder that -o named"
+        if (directory / "prefill.sh").is_file():
+            hint = "a disaggregated plan has scripts only: run prefill.sh and decode.sh"
         raise InputError(f"{path}: no such file", hint=hint) from error
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}", hint="make it readable, or give another folder") from error

@@ -241,6 +241,8 @@ def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mi300x" / "plan.json").write_text("{}")
     assert "mi300x" in refusal(tmp_path).hint, "one folder per GPU: which ones there are is said"
     assert "is not a plan" in refusal(tmp_path / "mi300x").cause
+    (tmp_path / "prefill.sh").touch()
+    assert "run prefill.sh and decode.sh" in refusal(tmp_path).hint
 
 
 def test_a_plan_that_was_edited_is_refused(folder: Folder) -> None:
