@@ -555,6 +555,7 @@ def test_as_many_servers_are_deployed_as_the_plan_needs(target: str, servers: in
         assert workload_of(text)["spec"]["replicas"] == 5
     if target == "compose":
         assert len(documents(text)[0]["services"]) == 5, "one of them the balancer"
+        assert "; start it 2 times, on a node each, the last with --replicas 1" in text
 
 
 def test_a_deployment_of_fewer_servers_than_needed_says_so(tmp_path: Path) -> None:

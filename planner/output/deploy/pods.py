@@ -207,6 +207,8 @@ class Pods:
         needed = service.replicas if service else 1
         if needed > 1 or self.replicas > 1:
             few = f"; start it {ceil(needed / self.replicas)} times" if self.replicas < needed else ""
+            few += ", on a node each" * (self.replicas * plan.num_gpus == plan.gpus_per_node and few != "")
+            few += f", the last with --replicas {left}" if few and (left := needed % self.replicas) else ""
             lines.append(f"the load of the plan takes {counted(needed, 'server')}, this starts {self.replicas}{few}")
             if service and service.router:
                 lines.append(f"planned with a {service.router} router: {ROUTERS[service.router]}")

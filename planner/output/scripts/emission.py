@@ -22,7 +22,6 @@ from planner.resources import data_dir
 from planner.units import GB, GIB, MIB, counted, whole_number
 
 PORT = 8000  #: vLLM's own, and the balancer's
-FIRST_PORT = PORT + 1  #: of the servers behind the balancer
 SERVER_FILES = ("instances.sh", "nginx.conf")
 MODEL_CACHE = "/huggingface"  #: HF_HOME of the host, as the container sees it
 LM_EVAL_GB = 2  #: of the environment of accuracy.sh
@@ -139,20 +138,14 @@ def servers_files(emission: Emission) -> dict[str, str]:
     argv = without_option(argv, "--port")
     names = {
         **base,
-        "copies": servers,
-        "planned_servers": plan.planned_servers,
-        "balancer_port": PORT,
-        "balanced_addresses": tuple(f"{engine.LOOPBACK}:{port}" for port in range(FIRST_PORT, FIRST_PORT + servers)),
+        "balanced_addresses": tuple(f"{engine.LOOPBACK}:{PORT + 1 + index}" for index in range(servers)),
         "balancer_address": f"{engine.LOOPBACK}:{PORT}",
         "balancer_of": "instances.sh",
         "device_groups": "\n".join(gpus_of_server(plan, index) for index in range(servers)),
         "client_docker_args": (*(("--gpus", "all") if base["nvidia"] else ()), *base["docker_args"]),
         "node_bench_argv": argv,
         "node_warm_up_argv": warm_up_argv(plan, argv, servers),
-        "node_seed": load.seed,
         "node_prompts": load.num_prompts * servers,
-        "node_result_name": plan.node_result_name,
-        "node_partial_name": f".partial-{plan.node_result_name}",
     }
     return {name: render_template(f"{name}.j2", names, ("vllm",)) for name in SERVER_FILES}
 
