@@ -902,3 +902,9 @@ def test_a_server_without_amds_kernels_is_told_so(gpu: str, env: dict[str, str],
     assert ("VLLM_ROCM_USE_AITER_MOE=0;" in cut.deployment.kernels_remark(env)) is said
     for outcome in (predicted, run("check", line, "--gpu", gpu)):
         assert ("set VLLM_ROCM_USE_AITER=1" in " ".join((outcome.out + outcome.err).split())) is said
+
+
+def test_the_verdict_says_where_settings_of_the_checkpoint_are_assumed() -> None:
+    """The bundled catalog has no config.json of this one (kind ``form``)."""
+    answer = run("check", "--gpu", "h100", "--", "vllm serve nvidia/Qwen3-8B-FP8 --max-model-len 8192")
+    assert "those usual for fp8 are assumed" in answer.err
