@@ -92,6 +92,14 @@ def test_the_client_beside_the_server_says_the_load() -> None:
     assert asked["load"]["max_concurrency"] == 4 and asked["load"]["input_len"] == 300
 
 
+@pytest.mark.parametrize(("data", "simulated"), [("random", True), ("random-mm", False), ("sharegpt", False)])
+def test_a_data_set_that_is_not_simulated_is_named(data: str, simulated: bool) -> None:
+    """``get_samples`` of benchmarks/datasets/datasets.py, 0.32.0: random-mm adds images to random text."""
+    words = f"vllm bench serve --model {LLAMA} --dataset-name {data} --random-input-len 64 --num-prompts 4"
+    said = check_command(f"{words} --max-concurrency 1", "h100").remarks
+    assert any(f"--dataset-name {data} is not simulated" in note for note in said) != simulated
+
+
 def test_a_rate_and_a_burst_without_a_limit_are_sent_as_they_are() -> None:
     client = f"python3 benchmarks/benchmark_serving.py --model {LLAMA} "
     line = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 64\n{client}"
