@@ -780,11 +780,7 @@ def speculative_options(wanted: SpeculativeConfig, version: EngineVersion) -> It
 
 
 def check_speculative_config(
-    wanted: SpeculativeConfig,
-    model: Model,
-    version: EngineVersion,
-    features: Features,
-    tensor_parallel_size: int,
+    wanted: SpeculativeConfig, model: Model, version: EngineVersion, features: Features, tensor_parallel_size: int
 ) -> None:
     """Raise IllegalPlanError where the version, the engine or the model cannot draft like that."""
     old = bool(flags.flag_status(version, OLD_FLAGS["model"]))

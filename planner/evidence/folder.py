@@ -155,13 +155,12 @@ def _joined(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _result_path(folder: Path, plan: Plan) -> Path:
-    names = plan.result_names[-1], *([] if plan.classes else [plan.node_result_name])
-    if path := next((folder / name for name in names if (folder / name).is_file()), None):
-        return path
+    path, node = (folder / name for name in (plan.result_names[-1], plan.node_result_name))
+    if path.is_file() or (node.is_file() and not plan.classes):
+        return path if path.is_file() else node
     if others := ", ".join(sorted(other.name for other in folder.glob("serve-*.json"))):
         raise InputError(f"{folder} holds results of another plan ({others}), none of {plan.digest}", hint=AGAIN)
-    hint = "run ./launch.sh and ./benchmark.sh, or ./validate.sh"
-    raise InputError(f"{folder / names[0]}: nothing was measured yet", hint=hint)
+    raise InputError(f"{path}: nothing was measured yet", hint="run ./launch.sh and ./benchmark.sh, or ./validate.sh")
 
 
 def read_result(path: Path, plan: Plan) -> dict[str, Any]:

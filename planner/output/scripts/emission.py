@@ -403,7 +403,6 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         taken = float(sum(plan.memory[f"{part}_bytes"] for part in parts))
     gpus_each = plan.num_gpus // plan.nodes
     names = {
-        "nodes": plan.nodes,
         "several_nodes": plan.nodes > 1,
         "gpus_each": gpus_each,
         "need_total_mib": int(driver_bytes / MIB * (1 - _DRIVER_VARIATION)),
