@@ -44,7 +44,7 @@ def find_limit(deployment: Deployment, served: Replay, load: Load) -> str:
     config, in_flight = deployment.config, load.max_concurrency or served.mean_in_flight
     held = deployment.requests_served(load.max_total_len, load.common_len) * config.data_parallel_size
     if min(in_flight, config.max_running) > held:
-        return f"KV capacity: holds {counted(round(held), 'request')}"
+        return f"KV capacity: holds {counted(int(held), 'request')}"
     if in_flight > config.max_running:
         return f"queueing: max_num_seqs {config.max_num_seqs}"
     spent_s = {"decode step": served.decode.time_s, "prefill step": served.prefill.time_s}

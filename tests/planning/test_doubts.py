@@ -129,14 +129,14 @@ def test_a_refused_target_may_be_kept_by_the_expected_value() -> None:
 
 
 def test_a_first_token_that_takes_minutes_is_told_with_what_holds_it_up() -> None:
-    """Two H100 hold 12 requests of 2,048 tokens beside 140 GB of weights: of 128 most wait."""
+    """Two H100 hold 11 requests of 2,048 tokens beside 140 GB of weights: of 128 most wait."""
     answer = compare_gpus(gpu="h100", max_concurrency=(8, 128), tensor_parallel_size=2, packages=2)
     waits = [row["mean_ttft_ms"] / 1000 for row in answer.to_dict()["rows"]]
     assert waits[0] < WAIT_S < waits[1]
     (doubt,) = answer.doubts
     assert (doubt.kind, doubt.gpu) == ("wait", "h100-sxm")
     first = f"at 128 concurrent requests the first token comes after {waits[1]:,.0f} s on average"
-    assert doubt.said == f"{first} (KV capacity: holds 12 requests)"
+    assert doubt.said == f"{first} (KV capacity: holds 11 requests)"
     assert answer.ok and doubt.said in said(answer)
 
 
