@@ -292,6 +292,8 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
         if line.is_offline or line.pools:
             return answer
         hinted = error.remedy or (_named(line, error) if error.hint.startswith("leave") else {})
+        if hinted.get("max_model_len", inf) < asked.load(1).longest_len:
+            return answer
         if engine.Layout.of(line.args).num_gpus <= (asked.gpus or inf) and hinted:
             verdict = check_line(replace(line, args=line.args.changed(**hinted)), given, asked)
             if mended := verdict.served or verdict.mended:

@@ -839,6 +839,14 @@ def test_a_refused_line_is_mended_by_its_hint_and_keeps_the_rest(words: str, cha
     assert words.startswith("--max-num") or list(better["changes"]) == [changes.split(":")[0]]
 
 
+def test_a_refused_context_is_told_where_the_mended_one_does_not_hold_the_load() -> None:
+    """Qwen2.5-72B has 32,768 positions in its config.json: no plan serves 100,500 tokens without an override."""
+    load = {"input_len": 100_000, "output_len": 500, "max_concurrency": 4}
+    said = check_command("vllm serve Qwen/Qwen2.5-72B-Instruct -tp 8 --max-model-len 131072", "h100", **load).to_dict()
+    assert not said["starts"] and not said["better"]
+    assert '{"max_position_embeddings": 131072}' in said["refusal"]["hint"]
+
+
 def test_states_are_cached_at_the_ends_of_chunks() -> None:
     """ "Chunked prefill is required for mamba cache mode 'align'" (``MambaModelConfig``): the mode of every cache from
     0.28 on, from 0.15 on of all states but Mamba's. The first line is that of the model's recipe."""
