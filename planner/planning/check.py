@@ -529,9 +529,9 @@ def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) ->
     if line.args.max_num_seqs is None:
         return
     places, ranks = deployment.config.max_num_seqs, deployment.config.data_parallel_size
-    held = int(deployment.requests_served(load.longest_len, load.common_len))
+    held = int(deployment.requests_of(load))
     if places > next((size for size in defaults.USUAL_MAX_NUM_SEQS if size >= held), held):  # plans have that size
-        cause = f"{places:,} places, and {counted(held, 'request')} of {load.longest_len:,} tokens fit the KV cache"
+        cause = f"{places:,} places, and {counted(held, 'request')} of this load fit the KV cache"
         yield engine.FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
     if load.num_prompts < min(places * ranks, load.max_concurrency or places * ranks) and not load.open:
         cause = f"{load.num_prompts:,} requests never fill the {places * ranks:,} places"

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -193,6 +194,14 @@ def test_places_of_the_next_usual_size_are_no_fault() -> None:
     line = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs"
     assert flags(answer("h100", f"{line} 256")) == {}
     assert flags(answer("h100", f"{line} 384")) == {"--max-num-seqs": False}
+
+
+def test_the_places_of_a_plan_of_classes_are_those_that_its_requests_fill_on_average(tmp_path: Path) -> None:
+    """486,000 tokens of cache hold 203 requests of (2 x 1,280 + 4,608) / 3 = 2,389 tokens, and 105 of the longest."""
+    classes = ("--class", "chat=2:1024:256,ttft=1000", "--class", "batch=1:4096:512,priority=5")
+    asked = ("meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", *classes, "--scheduling-policy", "priority")
+    assert run("recommend", *asked, "-o", str(tmp_path / "plan")).status == 0
+    assert "places, and" not in run("check", str(tmp_path / "plan")).out
 
 
 def test_another_form_of_modelopt_is_warned_of() -> None:
