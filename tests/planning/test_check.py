@@ -517,7 +517,8 @@ def test_a_context_that_the_line_stretches_is_the_models(version: str, option: s
     scaling = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
     line = ("vllm", "serve", "Qwen/Qwen3-8B", option, key % scaling, "--max-model-len")
     asked = ("--gpu", "h100", "--engine-version", version, "--max-concurrency", "1", "--")
-    assert answer(*asked, *line, "131072")["starts"]
+    said = answer(*asked, *line, "131072")
+    assert said["starts"] and said["not_simulated"] == (["--rope-scaling"] if option == "--rope-scaling" else [])
     assert not answer(*asked, *line, "131073", status=1)["starts"]
     if version == "0.32.0":
         alone = ("vllm", "serve", "Qwen/Qwen3-8B", option, json.dumps({"rope_parameters": json.loads(scaling)}))
