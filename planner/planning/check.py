@@ -301,8 +301,8 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
         return _with_plan(answer, asked, defaults.LEN)
     nodes, ranks = _nodes(result.deployment), result.config.data_parallel_size
     as_planned = {("--nnodes", str(nodes)), ("--data-parallel-size-local", str(ranks // nodes))}
-    as_planned.add(("--hf-overrides", "" if result.config.ignored else line.options.get("--hf-overrides", "")))
     ignored = tuple(name for name in line.not_simulated if (name, line.options.get(name)) not in as_planned)
+    ignored += tuple(note.split()[0] for note in result.config.ignored if note.startswith("--hf-overrides"))
     line = replace(line, not_simulated=ignored)
     line = _fallen_back(line, result.config, serving.profile, serving.version)
     compilation = line.others.get("--compilation-config", "")

@@ -520,6 +520,10 @@ def test_a_context_that_the_line_stretches_is_the_models(version: str, option: s
     said = answer(*asked, *line, "131072")
     assert said["starts"] and said["not_simulated"] == (["--rope-scaling"] if option == "--rope-scaling" else [])
     assert not answer(*asked, *line, "131073", status=1)["starts"]
+    if option == "--hf-overrides":
+        keys = {"max_position_embeddings": 131072, "num_hidden_layers": 4}
+        said = answer(*asked, *line[:3], option, json.dumps(keys))
+        assert said["not_simulated"] == [option]
     if version == "0.32.0":
         alone = ("vllm", "serve", "Qwen/Qwen3-8B", option, json.dumps({"rope_parameters": json.loads(scaling)}))
         (plan, *_) = answer(*asked, *alone, "--max-model-len", "131072", status=1)["better"]
