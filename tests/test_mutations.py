@@ -78,7 +78,7 @@ MUTATIONS: dict[str, tuple[Function, str, str, Function]] = {
         test_routing.test_room_is_kept_for_whole_contexts_and_shared_pieces_count_once,
     ),
     "full batches are as large as max_num_seqs": (
-        capacity.most_held, "min(held, deployment.config.max_running)", "deployment.config.max_running",
+        capacity.most_held, "held * deployment.config.data_parallel_size", "inf",
         test_capacity.test_full_batches_are_those_that_the_cache_holds,
     ),
 }  # fmt: skip

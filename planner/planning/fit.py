@@ -506,9 +506,9 @@ def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> 
         (", an 8-bit KV cache", {"kv_cache_dtype": "fp8"}),
         (f", {NO_GRAPHS}", {"enforce_eager": True}),
     )
-    if settings.get("weight_dtype") == "fp8" and settings.keys() <= {"weight_dtype", "model"}:  # before one of 4 bits
-        cheap += ((", frugal settings", {name: value for name, value in FRUGAL if _saves(serving, name, value)}),)
-    with suppress(IllegalPlanError):  # a precision that vLLM does not compute on this GPU
+    with suppress(IllegalPlanError):  # a precision that vLLM refuses, or does not compute on this GPU
+        if settings.get("weight_dtype") == "fp8" and settings.keys() <= {"weight_dtype", "model"}:  # before 4 bits
+            cheap += ((", frugal settings", {name: value for name, value in FRUGAL if _saves(serving, name, value)}),)
         yield from _first(
             _option(serving, change + words, {**settings, **more})
             for words, more in (cheap if settings else ())
