@@ -57,7 +57,7 @@ def find_limit(deployment: Deployment, served: Replay, load: Load) -> str:
 
 
 def cache_remark(record: Prediction) -> str:
-    """What a KV cache that is too small for the load at once costs; empty where it is no bottleneck."""
+    """Return a note on a KV cache too small for the load, with its preemptions; empty where it is no bottleneck."""
     limit, preempted = find_limit(record.deployment, record.replay, record.load), int(record.replay.preemptions.sum())
     return f"bottleneck: {limit} at once; {counted(preempted, 'preemption')}" if limit.startswith("KV") else ""
 

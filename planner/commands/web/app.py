@@ -276,7 +276,7 @@ def too_late(seconds: float) -> Refused:
 
 
 class Trace(str):
-    """Of a bug in a worker process."""
+    """The Python traceback of a bug in a worker process."""
 
 
 class Places:
