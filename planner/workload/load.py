@@ -106,14 +106,14 @@ class Load:
 
     @classmethod
     def closed_loop(cls, concurrency: int, input_len: int, output_len: int, **more: Any) -> Load:
-        """``concurrency`` requests in flight at once. ``more``: other fields, such as ``num_prompts``."""
+        """``concurrency`` requests in flight, five times as many in all. ``more``: fields such as ``num_prompts``."""
         more.setdefault("num_prompts", 5 * concurrency)
         return cls(input_len, output_len, max_concurrency=concurrency, **more)
 
     @classmethod
     def open_loop(cls, rate: float, input_len: int, output_len: int, **more: Any) -> Load:
-        """``rate`` requests per second. ``more``: other fields, such as ``num_prompts``."""
-        return cls(input_len, output_len, request_rate=rate, **more)
+        """``rate`` requests per second, 1,000 in all as in ``vllm bench serve``. ``more``: as of ``closed_loop``."""
+        return cls(input_len, output_len, request_rate=rate, **{"num_prompts": 1000} | more)
 
     @classmethod
     def trace(cls, path: str | Path, rate: float | None = None) -> Load:

@@ -36,6 +36,12 @@ def test_arrivals_are_those_that_vllm_draws(rate: float, burstiness: float, expe
     assert requests.arrival_s.tolist() == pytest.approx(expected, rel=1e-12)
 
 
+def test_an_open_loop_sends_as_many_requests_as_vllm_does() -> None:
+    # DEFAULT_NUM_PROMPTS of vllm/benchmarks/datasets/datasets.py: 1000 requests at 80 requests/s take 12.5 s
+    assert Load.open_loop(80.0, 1024, 256).requests().arrival_s[-1] == pytest.approx(12.5)
+    assert Load.open_loop(80.0, 1024, 256, num_prompts=400).count == 400
+
+
 def test_equal_lengths_without_a_range() -> None:
     requests = Load(1024, 128, 50).requests()
     assert set(requests.input_len) == {1024}
