@@ -24,6 +24,7 @@ from planner.engine.flags import (
     VARIABLES,
     Environment,
     FlagProblem,
+    Status,
     VllmCommand,
     check_value,
     command_status,
@@ -136,7 +137,7 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
         flag, joined = spelled(word), word.partition("=")[2]
         status = flag_status(version, flag, command)
         if not status:
-            yield FlagProblem(flag, str(status), status.hint or _nearest(flag, known_flags(version, command)))
+            yield FlagProblem(flag, str(status), _hint(status, flag, known_flags(version, command)))
             continue
         following = words[index + 1] if index + 1 < len(words) else ""
         if not takes_value(version, flag):
@@ -151,8 +152,10 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
             yield from _check_value(flag, joined or following, version)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return "".join(f"nearest: {near}" for near in get_close_matches(name, known, n=1, cutoff=0.7))
+def _hint(status: Status, name: str, known: Iterable[str], otherwise: str = "leave it out") -> str:
+    """What to write instead of ``name``. Only a name that vLLM never had may be a misspelling."""
+    near = get_close_matches(name, known, n=1, cutoff=0.7) if status.state == "unknown" else ()
+    return status.hint or "".join(f"nearest: {one}" for one in near) or otherwise
 
 
 def _left_open(word: str, value: str) -> FlagProblem:
@@ -172,7 +175,8 @@ def _check_value(flag: str, value: str, version: EngineVersion) -> Iterator[Flag
         else:
             yield from _check_keys(flag, config, kind, version)
     elif flag == "--compilation-config" and not value.startswith("{") and version.release >= (0, 10, 2):
-        yield FlagProblem(flag, f"takes JSON, not {value!r}, from vLLM 0.10.2 on", 'write {"mode": 3}')
+        key = "mode" if value_status(version, kind, "mode") else "level"
+        yield FlagProblem(flag, f"takes JSON, not {value!r}, from vLLM 0.10.2 on", f'write {{"{key}": 3}}')
     elif not kind and option.removeprefix("--") not in PARSERS:
         yield from _check_choice(flag, option.removeprefix("--").replace("-", "_"), value, version)
 
@@ -184,15 +188,14 @@ def _check_choice(word: str, name: str, value: str, version: EngineVersion) -> I
         value = {one.lower(): one for one in known}.get(value.lower().replace("-", "_"), value)
     if known and not (status := value_status(version, name, value)) and not set(value) & {*"$."}:  # a dot: a class
         listed = f"use one of: {', '.join(known)}" if len(known) < 9 else "leave it out"
-        yield FlagProblem(f"{word} {value}", str(status), status.hint or _nearest(value, known) or listed)
+        yield FlagProblem(f"{word} {value}", str(status), _hint(status, value, known, listed))
 
 
 def _check_keys(flag: str, config: dict[str, object], kind: str, version: EngineVersion) -> Iterator[FlagProblem]:
     fatal = version.release >= _KEYS_REFUSED_SINCE.get(kind, (0, 16))
     for key, value in config.items() if kind else ():
         if not (status := value_status(version, kind, key)):
-            near = _nearest(key, known_values(version, kind)) if status.state == "unknown" else ""
-            yield FlagProblem(f"{flag} {key}", str(status), status.hint or near or "leave it out", fatal)
+            yield FlagProblem(f"{flag} {key}", str(status), _hint(status, key, known_values(version, kind)), fatal)
         elif isinstance(value, dict):
             yield from _check_keys(f"{flag} {key}", value, key_list(key), version)
         elif isinstance(value, str):
@@ -277,7 +280,7 @@ def read_line(
         problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(
         reader.positional or reader.named, EngineArgs(**reader.settings),
-        problems=tuple(_dated(problem, version) for problem in (*reader.problems, *problems)),
+        problems=(*reader.problems, *problems),
         not_simulated=tuple(dict.fromkeys(reader.not_simulated)), longest_context=reader.longest_context,
         num_scheduler_steps=reader.num_scheduler_steps, only_v0=needs_v0(reader.options, environment, version),
         env=environment, pipelines_on_v1=pipelines_on_v1(reader.options, version), command=command,
@@ -294,7 +297,8 @@ def _check_parsers(options: Mapping[str, str], version: EngineVersion) -> Iterat
         flag, plugin = f"--{option}", f"--{option.replace('-call', '')}-plugin"
         name = options.get(flag, "")
         if name and "$" not in name and plugin not in options and not (status := value_status(version, kind, name)):
-            hint = status.hint or _nearest(name, known_values(version, kind)) or f"or load it by {plugin}"
+            load = f"load it by {plugin}" if flag_status(version, plugin) else "leave it out"
+            hint = _hint(status, name, known_values(version, kind), load)
             yield FlagProblem(f"{flag} {name}", str(status), hint, fatal=auto or kind == "reasoning_parser")
 
 
@@ -302,12 +306,6 @@ def without_drafts(line: ServeLine) -> ServeLine:
     drafts, args = line.args.speculative_config, line.args.changed(speculative_config=None)
     others = {**line.others, DRAFTS: drafts.text} if drafts else line.others
     return replace(line, args=args, others=others, not_simulated=(*line.not_simulated, DRAFTS))
-
-
-def _dated(problem: FlagProblem, version: EngineVersion) -> FlagProblem:
-    later = [flag_status(version, flag) for flag in re.findall(r"--[a-z][\w-]+", problem.hint)]
-    since = next((status.since for status in later if status.state == "not yet"), None)
-    return replace(problem, hint=f"{problem.hint}, from {since} on; leave it out until then") if since else problem
 
 
 class _LineReader:

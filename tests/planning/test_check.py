@@ -233,8 +233,15 @@ def test_options_are_read_as_argparse_reads_them(line: str, expected: dict[str, 
         ("0.32.0", "--quantization nosuch", "unknown to vLLM", True),
         ("0.32.0", "-cc '{\"full_cuda_graph\": true}'", "cudagraph_mode", True),
         ("0.32.0", "--speculative-config '{}'", "num_speculative_tokens", True),
-        # the replacement itself comes only one version later
-        ("0.11.0", "--max-seq-len-to-capture 8192", "from 0.11.1 on", True),
+        # a length of contexts, which V1's graphs do not know; the largest size, by config/scheduler.py of 0.11.0
+        ("0.11.0", "--max-seq-len-to-capture 8192", "(nothing: V1 captures graphs for every length)", True),
+        ("0.24.0", "--cuda-graph-sizes 2048", "(use --max-cudagraph-capture-size, for several", True),
+        # arg_utils.py of 0.11.0: "Please use"
+        ("0.24.0", "--eplb-step-interval 3000", "(use --eplb-config.step_interval)", True),
+        ("0.24.0", "--enable-multimodal-encoder-data-parallel", "(use --mm-encoder-tp-mode data)", True),
+        ("0.32.0", "--max-num-partial-prefills 2", "(leave it out)", True),
+        ("0.10.2", "--compilation-config 3", 'write {"level": 3}', True),
+        ("0.11.1", "--compilation-config 3", 'write {"mode": 3}', True),
     ],
 )
 def test_what_the_version_does_not_take_is_named_with_what_to_use(
