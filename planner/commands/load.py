@@ -125,7 +125,7 @@ def load_of(
 ) -> loads.Load:  # fmt: skip
     """The load that these options name, an open loop if a rate is given. Raises InputError for impossible values."""
     if request_rate is not None:
-        loads.check_rate(request_rate)
+        _ = loads.Load(1, 1, request_rate=request_rate)  # refuses impossible values
     rate = None if request_rate is None or not isfinite(request_rate) else request_rate
     rhythm: dict[str, Any] = {"seed": seed or 0, "burstiness": 1.0 if burstiness is None else burstiness}
     if num_prompts is not None:

@@ -12,7 +12,6 @@ from .load import NAMED as NAMED
 from .load import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
 from .load import benchmarks as benchmarks
 from .load import check_classes as check_classes
-from .load import check_rate as check_rate
 from .load import check_workload as check_workload
 from .load import joined as joined
 from .load import too_rare as too_rare

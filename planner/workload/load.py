@@ -9,6 +9,7 @@ array([1223, 1063])
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from math import ceil, floor, inf, isfinite
 from pathlib import Path
@@ -49,15 +50,16 @@ TOGETHER = 64  #: requests in the KV cache at once, for what they share
 TRACE_CLASSES = 3  #: that a trace is cut into
 #: Field, its flag, the least and the most that it may be, and a hint.
 _BOUNDS = (
+    ("max_concurrency", "--max-concurrency", 1, MOST_IN_FLIGHT, "leave it out for an open loop"),
+    ("request_rate", "--request-rate", LEAST, inf, "use inf to send everything at once"),
     ("input_len", "--input-len", 1, MOST_TOK, "give a positive number of tokens"),
     ("output_len", "--output-len", 1, MOST_TOK, "give a positive number of tokens"),
     ("num_prompts", "--num-prompts", 1, MOST_REQUESTS, "send fewer: percentiles no longer change"),
-    ("max_concurrency", "--max-concurrency", 1, MOST_IN_FLIGHT, "leave it out for an open loop"),
     ("burstiness", "--burstiness", LEAST, inf, "1 is a Poisson process"),
-    ("range_ratio", "--random-range-ratio", 0, 1, "0 sends requests of equal length"),
+    ("range_ratio", "--random-range-ratio", 0.0, 1, "0 sends requests of equal length"),
     ("seed", "--seed", 0, SEEDS - 1, "0 is the default"),
     ("prefix_len", "--random-prefix-len", 0, MOST_TOK, "0 shares nothing"),
-    ("prefix_cache_hit_rate", "--prefix-cache-hit-rate", 0, 1, "it is the cached share of each prompt"),
+    ("prefix_cache_hit_rate", "--prefix-cache-hit-rate", 0.0, 1, "it is the cached share of each prompt"),
 )
 BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace; values beyond say no more
 
@@ -235,12 +237,14 @@ class Load:
 
     def __post_init__(self) -> None:
         for name, flag, least, most, hint in _BOUNDS:
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
+            if (value := getattr(self, name)) is None and name == "max_concurrency":
+                continue
+            object.__setattr__(self, name, value := _plain(flag, value, type(least), hint))
+            if not least <= value <= most:
                 kind, bound = ("at least", least) if value < least else ("at most", most)
                 shown = [f"{one:,}" if isinstance(one, int) else f"{one:g}" for one in (bound, value)]
-                raise InputError(f"{flag} must be {kind} {shown[0]}, got {shown[1]}", hint=hint)
-        check_rate(self.request_rate)
+                wanted = "positive" if bound == LEAST and value <= 0 else f"{kind} {shown[0]}"
+                raise InputError(f"{flag} must be {wanted}, got {shown[1]}", hint=hint)
         below, flag = self.length_distribution == "below", f"--random-range-ratio {self.range_ratio:g}"
         _require(self.range_ratio < 1 or below, f"{flag} must be in [0, 1)", "0 sends requests of equal length")
         some = below or floor(self.input_len * (1 - self.range_ratio)) >= 1
@@ -524,10 +528,12 @@ def check_classes(classes: Sequence[Load], policy: str | None) -> None:
         raise InputError(cause, hint=f"add --scheduling-policy {PRIORITY}")
 
 
-def check_rate(request_rate: float) -> None:
-    """Raises InputError for requests per second that ``vllm bench`` would not send; infinite is all at once."""
-    cause = f"--request-rate must be positive, got {request_rate:g}"
-    _require(request_rate >= LEAST, cause, "use inf to send everything at once")
+def _plain(flag: str, value: Any, kind: type[float], hint: str) -> float:
+    """``value`` as a plain number of ``kind``: numpy's too, and the whole float of a data frame. Raises InputError."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if (plain := kind(value)) == value:
+            return plain
+    raise InputError(f"{flag} must be {'an integer' if kind is int else 'a number'}, got {value!r:.40}", hint=hint)
 
 
 def check_workload(name: str, known: Collection[str]) -> None:

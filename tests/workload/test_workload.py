@@ -42,6 +42,12 @@ def test_an_open_loop_sends_as_many_requests_as_vllm_does() -> None:
     assert Load.open_loop(80.0, 1024, 256, num_prompts=400).count == 400
 
 
+def test_whole_floats_of_a_data_frame_are_integers() -> None:
+    assert repr(Load.closed_loop(32.0, np.float64(1024), np.int64(256))) == repr(Load.closed_loop(32, 1024, 256))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="--max-concurrency must be at least 1, got 0"):
+        Load.closed_loop(0, 1024, 256)
+
+
 def test_equal_lengths_without_a_range() -> None:
     requests = Load(1024, 128, 50).requests()
     assert set(requests.input_len) == {1024}
@@ -119,6 +125,9 @@ def test_gaps_too_small_for_a_number_are_none() -> None:
         ("range_ratio", 0.95, "--random-range-ratio"),  # of ten tokens: a prompt of none would be possible
         ("seed", -1, "--seed"),
         ("seed", 2**32, "--seed"),
+        ("max_concurrency", "32", "--max-concurrency must be an integer, got '32'"),
+        ("input_len", 1024.5, "--input-len must be an integer, got 1024.5"),
+        ("request_rate", "8", "--request-rate must be a number"),
     ],
 )
 def test_what_the_benchmark_refuses_is_refused(field: str, value: float, flag: str) -> None:
