@@ -30,6 +30,7 @@ from planner.memory import FittedConstant
 from planner.model import resolve_model
 from planner.planning import LEVEL, SHIPPED, Local, Serving, launched_line, read_local, read_start, save
 from planner.timing import LocalFits, base_digest, load_calibration
+from planner.units import counted
 
 #: Runs from which on some are left out, and most parts that are left out.
 LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
@@ -93,31 +94,19 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False) -> Calibrati
     used = [run for run in runs if run.run_id not in failed]
     names = {run.run_id for run in used}
     left_out = _left_out(used, fits)
-    day = datetime.datetime.now(datetime.UTC).date()
-    efficiency = LocalFits(
-        base=base_digest(),
-        fitted_on=f"{len(used)} run{'' if len(used) == 1 else 's'}, {day}",
-        effects=effects_of(fits),
-        runs=tuple(run.record() for run in runs),
-    )
+    fitted_on = f"{counted(len(used), 'run')}, {datetime.datetime.now(datetime.UTC).date()}"
+    records = tuple(run.record() for run in runs)
+    efficiency = LocalFits(base=base_digest(), fitted_on=fitted_on, effects=effects_of(fits), runs=records)
     shipped = tuple(usable if used == new else evaluate(used))
     before = shipped
     if there.efficiency and not there.is_stale:
         before = tuple(evaluate(used, Local(path, efficiency=there.efficiency)))
     answer = CalibrationOutcome(
-        path=path,
-        base=load_calibration().fitted_on,
-        runs=tuple(used),
-        new_runs=len(new_names - failed),
-        factors=factors,
-        before=before,
-        after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
-        left_out=left_out,
-        refused=(*unusable, *refused),
-        memory=memory,
-        efficiency=efficiency,
+        path=path, base=load_calibration().fitted_on, runs=tuple(used), new_runs=len(new_names - failed),
+        factors=factors, before=before, after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
+        left_out=left_out, refused=(*unusable, *refused), memory=memory, efficiency=efficiency,
         notes=(*remarks, *_notes(used, len(names - new_names), factors, left_out)),
-    )
+    )  # fmt: skip
     return replace(answer, reason=_reason(shipped, answer))
 
 

@@ -24,7 +24,6 @@ from planner.memory import Basis
 from planner.model import UNQUANTIZED, Model, as_quantized, resolve_model
 from planner.planning import SHIPPED, Deployment, Local, Prediction, resolve_deployment
 from planner.resources import calibration_tables
-from planner.timing import Calibration
 from planner.units import format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Load
 
@@ -60,9 +59,6 @@ class Case:
     run: MeasuredRun
     deployment: Deployment
     workload: Load
-
-    def with_fits(self, calibration: Calibration | None) -> Case:
-        return replace(self, deployment=replace(self.deployment, calibration=calibration))
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,7 +83,8 @@ def _observe_one(task: tuple[MeasuredRun, Calibration | None, bool]) -> Observed
     if run.unread:
         return run.unread
     try:
-        return observe_case(case_of(run, resent=is_resent).with_fits(calibration))
+        case = case_of(run, resent=is_resent)
+        return observe_case(replace(case, deployment=replace(case.deployment, calibration=calibration)))
     except PlannerError as error:
         return error.cause
 

@@ -65,6 +65,10 @@ class Calibration(FitRecord):
     scatters: dict[str, Scatter] = Field(default_factory=dict)  #: by kind of metric, see ``reach``
     belief: Any = Field(default=None, exclude=True)  #: a ``Belief``, what is known of the factors; None: as shipped
 
+    def __getstate__(self) -> dict[Any, Any]:  # for another process, which loads the belief as shipped itself
+        own = {name: getattr(self, name) for name in Calibration.model_fields}
+        return super().__getstate__() | {"__dict__": own}
+
     def efficiency(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
         """The efficiencies of an engine, from those that ``prior_values`` gives."""
         key = (*sorted(covariates.items()), *sorted(priors.items()))

@@ -124,6 +124,9 @@ class StepModel:
         self._lone = lone_steps(model, config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
+    def __reduce__(self) -> tuple[Any, ...]:  # for another process, without its caches
+        return type(self), (self.model, self.profile, self.config, self.efficiency)
+
     def step_s(self, batch: Batch, besides_s: float = 0.0) -> float:
         """Seconds of one engine step, and of ``besides_s`` on the GPU; 0 for an empty batch.
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import pickle
 import pkgutil
 import re
 from collections.abc import Callable, Iterator
@@ -218,6 +219,10 @@ def test_nouns_show_themselves_in_one_line() -> None:
     serving = planner.Serving(LLAMA, "h200", tensor_parallel_size=2, engine_version="0.11.0")
     load = planner.Load.closed_loop(4, input_len=64, output_len=16)
     prediction, capacity = serving.predict(load), serving.capacity(load, tpot_ms=50)
+    for one in (serving, prediction, capacity, serving.fit()):  # for another process: 0.2 MB, not the 10 MB of the fits
+        sent = pickle.dumps(one)
+        assert len(sent) < 1e6 and repr(pickle.loads(sent)) == repr(one)
+    assert pickle.loads(pickle.dumps(serving)).predict(load).result == prediction.result
     assert repr(serving) == f"Serving({LLAMA} on 2 x h200-sxm, vLLM 0.11.0)"
     assert repr(serving.fit()) == f"Fit({serving!r}: {serving.fit().verdict})"
     assert f"output_throughput {prediction.figures['output_throughput']:,.4g}" in repr(prediction)
