@@ -123,7 +123,7 @@ SAME_ACCEPTED = 0.05
 HOST_BOUND_MS = 12.0
 #: With these causes the figures say nothing about the plan.
 NOT_THE_PLAN = ("version", "settings")
-#: TTFT and TPOT are slower by one factor where their ratios to the prediction differ by less than this factor.
+#: TTFT and TPOT, or ITL's median and tail, are slower by one factor if their ratios to the prediction differ by less.
 ALIKE = 1.2
 
 
@@ -261,7 +261,7 @@ def _from_the_pattern(case: _Evidence) -> Iterator[Finding]:
     line = case.missed("kv_cache_tokens") or case.missed("kv_cache_bytes")
     spare = line and not case.wrong_gpu_or_weights and not case.small_cache  # it is large enough for this load
     hits = (log.prefix_hit_rate or 0) > NOTICEABLE_HITS if log else False
-    gaps = ratio.get("median_itl_ms") and ratio.get("p99_itl_ms") and not case.differ("median_itl_ms")
+    gaps = ratio.get("p99_itl_ms", 0.0) > ALIKE * ratio.get("median_itl_ms", inf)  # more than all of them are longer
     is_faster = case.differ("output_throughput", "mean_e2el_ms", faster=True)
     rules = {
         "full_cache": log and not log.preemptions and (log.peak_cache_usage or 0) >= FULL_CACHE and log.peak_waiting,

@@ -336,6 +336,12 @@ def test_the_pattern_of_the_misses_names_the_cause(folder: Folder, measured: dic
     assert found.findings[0].evidence and found.findings[0].next_step
 
 
+def test_a_tail_that_grows_like_the_median_is_no_cause_of_its_own(folder: Folder) -> None:
+    wide = {**PREDICTED, "median_itl_ms_lo": 9.0, "median_itl_ms_hi": 36.0}  # 1.5 x 18 ms is inside
+    found = validate(folder(made().model_copy(update={"predicted": wide}), **slower(1.5, "ttft", "tpot", "itl")))
+    assert [finding.cause for finding in found.findings] == ["everything is slower by one factor"]
+
+
 def test_short_steps_that_grow_are_the_hosts(folder: Folder) -> None:
     """A small model: 4 ms a step predicted, 6 measured."""
     short = {key: value / 4.75 for key, value in PREDICTED.items() if key.endswith(("tpot_ms", "itl_ms"))}
