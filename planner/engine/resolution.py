@@ -195,8 +195,25 @@ class _Resolver:
             raise IllegalPlanError(f"{flags.FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out")
+        if args.enable_eplb or args.redundant_experts:
+            self._check_eplb(args.enable_expert_parallel * args.tensor_parallel_size * args.data_parallel_size)
         if args.decode_context_parallel_size > 1:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
+
+    def _check_eplb(self, ranks: int) -> None:
+        """EPLB moves whole experts between ``ranks`` that hold as many each (``config/parallel.py``, ``layer.py``)."""
+        copies, config = self.args.redundant_experts, json.loads(self.args.eplb_config or "{}")
+        if not self.args.enable_eplb:
+            cause = f"--eplb-config: num_redundant_experts {copies} without EPLB"
+            raise IllegalPlanError(cause, hint="add --enable-eplb", enable_eplb=True)
+        if ranks < 2 and self.version.release >= (0, 10, 1):
+            cause = "--enable-eplb, --eplb-config: no ranks share experts by --enable-expert-parallel"
+            raise IllegalPlanError(cause, hint="leave it out", enable_eplb=False, eplb_config=None)
+        experts = copies + max((layer.moe.num_experts for layer in self.model.layers if layer.moe), default=0)
+        if left := experts % max(ranks, 1):
+            even = json.dumps({**config, "num_redundant_experts": copies + ranks - left})
+            cause = f"--enable-eplb, --eplb-config: {experts} experts cannot be divided evenly over {ranks} ranks"
+            raise IllegalPlanError(cause, hint=f"use --eplb-config '{even}'", eplb_config=even)
 
     def _check_context_parallel(self, size: int, ranks: int) -> None:
         """Ranks with the same KV heads may share tokens (``config/parallel.py``, ``verify_with_parallel_config``)."""

@@ -170,6 +170,8 @@ class EngineArgs:
     enable_expert_parallel: bool = _row(
         False, "Whole experts on each rank.", "axes layout searched plan result", short="-ep"
     )
+    enable_eplb: bool = _row(False, "Balance the load of experts over ranks.")
+    eplb_config: str | None = _row(None, "Of EPLB: num_redundant_experts counts.", metavar="JSON")
     dtype: str = _row("auto", "auto, bfloat16, float16 or float32.", "layout")
     quantization: str | None = _row(
         None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", "recommend fleet", short="-q"
@@ -239,6 +241,12 @@ class EngineArgs:
     def most_decodes(self) -> int:
         """Requests that the token budget of one step decodes, each with its drafts; 0: no budget is set."""
         return (self.max_num_batched_tokens or 0) // (1 + self.drafted_tok)
+
+    @property
+    def redundant_experts(self) -> int:
+        """Copies of experts of each layer that EPLB places beside them."""
+        config = json_object("--eplb-config", self.eplb_config or "{}", '{"num_redundant_experts": 32}')
+        return int(config.get("num_redundant_experts", 0))
 
     @property
     def overridden(self) -> Mapping[str, Any]:

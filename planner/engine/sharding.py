@@ -36,10 +36,11 @@ class Layout:
     pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
+    redundant_experts: int = 0  #: copies of experts, of each layer
 
     @classmethod
     def of(cls, settings: EngineArgs) -> Layout:
-        return cls(**settings.settings("axes"))
+        return cls(**settings.settings("axes"), redundant_experts=settings.redundant_experts)
 
     @property
     def num_gpus(self) -> int:
@@ -51,9 +52,12 @@ class Layout:
         return self.tensor_parallel_size * self.data_parallel_size
 
     @cached_property
+    def axes(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in tagged("axes")}
+
+    @cached_property
     def flags(self) -> str:
-        sizes = {name: getattr(self, name) for name in tagged("axes")}
-        words = [f"{flag_of(name)} {size}" for name, size in sizes.items() if size > 1]
+        words = [f"{flag_of(name)} {size}" for name, size in self.axes.items() if size > 1]
         return " ".join(words + ["--enable-expert-parallel"] * self.enable_expert_parallel) or "one GPU"
 
 
@@ -113,7 +117,7 @@ def held_piece(weight: Weight, layout: Layout) -> Piece:
     if weight.shard.of_experts:
         ranks = layout.expert_ranks
         if layout.enable_expert_parallel:
-            copies = -(-copies // ranks)
+            copies = -(-(copies + layout.redundant_experts) // ranks)
     if weight.shard is Shard.VOCAB:
         shape[0] = padded_vocab(shape[0])
     whole = weight.shard is Shard.NONE or (weight.shard.of_experts and layout.enable_expert_parallel)

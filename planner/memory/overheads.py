@@ -23,7 +23,7 @@ from typing import Any
 from planner.engine import EngineConfig, Layout, held_heads, held_piece, json_object, media_limits
 from planner.errors import InputError
 from planner.model import Component, CompressedAttention, LatentAttention, Layer, Model, PerModel, Shard, Weight
-from planner.resources import calibration_tables
+from planner.resources import calibration_tables, package_dir, tables_of
 from planner.units import Interval, to_base
 
 SHIPPED = "shipped"
@@ -182,15 +182,8 @@ class Images:
     video_places: float = 0.0  #: places in the prompt that 0.11.0 to 0.13 count for a token of a video of 12,288
 
 
-#: By model type. Gemma 3: 64 x 64 patches in 256 tokens; Mistral 3: 110 x 110 patches, merged by 2 x 2; Llama 4: 16
-#: tiles and a whole of 144 tokens; Kimi-K2.5: 16,384 patches; Qwen3-VL returns three levels of features more.
-IMAGES = {
-    "gemma3": Images(16, 256, videos=False), "mistral3": Images(4, 3025, videos=False),
-    "llama4": Images(4, 2448, videos=False), "kimi_k25": Images(4, 4096),
-    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), Images(token_pixels=28**2)),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe"), Images(token_pixels=32**2)),
-    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe"), Images(outputs=4, token_pixels=32**2, video_places=12.5)),
-}  # fmt: skip
+_SIZES = tables_of(package_dir("memory") / "sizes.toml")["images"]
+IMAGES = {model_type: Images(**sizes) for model_type, sizes in _SIZES.items()}
 VIDEO_TOK = 12288
 
 

@@ -44,28 +44,12 @@ from planner.model import (
     Weight,
     mtp_projections,
 )
+from planner.resources import package_dir, tables_of
 from planner.units import GIB
 
-#: (intermediate, hidden) multiples that the kernels of MXFP4 experts pad a shard to, by the GPU's architecture.
-#: From vLLM 0.32's ``mxfp4_round_up_hidden_size_and_intermediate_size``; Hopper's from gpt-oss-120b's logged
-#: 64.38 GiB, where the layout pads the output features. Elsewhere, and where it is asked for, Marlin runs: logged 65.97
-#: GiB on H100, and 66.14, 34.38, 17.22 and 8.66 GiB at TP 1 to 8 on H200.
-EXPERT_PADDING = {
-    "sm_90": (256, 1), "sm_90a": (256, 1), "sm_100": (256, 256), "sm_103": (256, 256),
-    "gfx942": (256, 256), "gfx950": (256, 256),
-}  # fmt: skip
-MARLIN_PADDING = (128, 256)
+_TABLE = tables_of(package_dir("memory") / "sizes.toml")
 #: Stands for the architecture where Marlin's kernels are asked for.
 MARLIN = "marlin"
-#: Size of the rotary table where it is not positions x head_dim, by model type. Part of a head turns
-#: (``partial_rotary_factor`` of config.json, or ``rotary_dim`` over ``head_dim``); positions of images take four times
-#: the rows (``cache_max_position_num`` of ``mrope.py``, and Qwen3.5 turns a quarter of a head); a linear scaling
-#: multiplies them (``linear_scaling_rope.py``): eight times in Gemma 3, whose windows have a table of their own.
-ROTARY_SIZE = {
-    "qwen3_next": 0.25, "glm4_moe": 0.5, "minimax_m2": 0.5, "minimax_m3": 0.5, "minimax_m3_vl": 0.5,
-    "mimo_v2_flash": 0.334, "qwen2_vl": 4, "qwen2_5_vl": 4, "qwen3_vl": 4, "qwen3_vl_moe": 4, "gemma3": 9,
-    "gemma3_text": 2,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -119,7 +103,8 @@ def rotary_bytes(model: Model, dtype: Precision) -> int:
         for mixer in model.distinct_mixers
         if isinstance(mixer, Attention | LatentAttention)
     ]
-    elements = model.max_position_embeddings * max(widths, default=0) * ROTARY_SIZE.get(model.model_type, 1)
+    share: float = _TABLE["rotary_size"].get(model.model_type, 1)
+    elements = model.max_position_embeddings * max(widths, default=0) * share
     return round(elements) * dtype.bits // 8
 
 
@@ -172,7 +157,7 @@ class _Parts:
         found: Counter[tuple[Component, str]] = Counter()
         quantization = self.model.quantization
         kernels_pad = quantization.method == "mxfp4" and bool(self.architecture)
-        padding = EXPERT_PADDING.get(self.architecture, MARLIN_PADDING)
+        padding = _TABLE["expert_padding"].get(self.architecture, _TABLE["marlin_padding"])
         for weight, stored in weights:
             if weight.component is Component.MTP:
                 continue
@@ -198,7 +183,9 @@ _OUTSIDE = frozenset((Component.EMBEDDING, Component.LM_HEAD, Component.VISION))
 
 
 def with_extras(stages: tuple[RankWeights, ...], model: Model, config: EngineConfig) -> tuple[RankWeights, ...]:
-    """``stages`` with the adapters on each rank, and the weights that host memory holds for it."""
+    """``stages`` with EPLB's buffer and the adapters on each rank, and the weights that host memory holds for it."""
+    if config.enable_eplb:
+        stages = tuple(_with_moving_experts(stage, model) for stage in stages)
     if config.lora is None and not config.cpu_offload_gb:
         return stages
     adapters = lora_bytes(model, config, config.lora, stages) if config.lora else (0,) * len(stages)
@@ -206,6 +193,13 @@ def with_extras(stages: tuple[RankWeights, ...], model: Model, config: EngineCon
         replace(stage, lora_bytes=num_bytes, offloaded_bytes=offloaded_bytes((stage,), config))
         for stage, num_bytes in zip(stages, adapters, strict=True)
     )
+
+
+def _with_moving_experts(stage: RankWeights, model: Model) -> RankWeights:
+    """``stage`` with EPLB's buffer for experts that move, as large as those of one layer (``eplb_state.py``)."""
+    part, layers = Component.ROUTED_EXPERT, sum(model.layers[index].moe is not None for index in stage.layers)
+    num_bytes = stage.by_component.get(part, 0)
+    return replace(stage, by_component={**stage.by_component, part: num_bytes + num_bytes // max(layers, 1)})
 
 
 def offloaded_bytes(stages: tuple[RankWeights, ...], config: EngineConfig) -> int:

@@ -14,15 +14,12 @@ from typing import Any
 
 from planner.errors import UnsupportedModelError
 from planner.model.architecture import ModelParts
+from planner.resources import package_dir, tables_of
 
 MAX_SIZE = 2**31  #: beyond any size in a real model; a guard against damaged files
 MAX_LAYERS = 10_000
 #: Older names of keys, tried after the present one.
-ALIASES = {
-    "hidden_size": ("n_embd", "d_model", "n_embed"), "num_attention_heads": ("n_head", "n_heads"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"), "intermediate_size": ("n_inner", "ffn_dim"),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length"), "vocab_size": ("padded_vocab_size",),
-}  # fmt: skip
+ALIASES: Mapping[str, list[str]] = tables_of(package_dir("model") / "names.toml")["aliases"]
 COMPLETE = "check that the file is the model's own and complete"
 
 

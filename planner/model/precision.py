@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, prod
 
+from planner.resources import package_dir, tables_of
+
 
 @dataclass(frozen=True, slots=True)
 class Precision:
@@ -79,24 +81,9 @@ KV_ELEMENT_BYTES: dict[str, float] = {
     "fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2,
     "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1,
 }  # fmt: skip
-#: Tensors that vLLM holds in 32 bits whatever the model's dtype: routing biases, decay rates of state-space layers.
-HELD_IN_FP32 = {
-    "e_score_correction_bias", "A_log",
-    "attn_sink", "ape", "hc_attn_fn", "hc_ffn_fn", "hc_head_fn", "hc_attn_base", "hc_ffn_base",  # DeepSeek-V4
-}  # fmt: skip
-#: Parts that are not quantised unless a rule names them, since vLLM builds them without quantisation: output heads,
-#: routers, the projection of MTP modules, the indexer's weights, the pooling of DeepSeek-V4, vision towers.
-KEPT_UNLESS_NAMED = {
-    "lm_head", "embed_out", "head", "output", "output_layer", "eh_proj", "gate", "router", "shared_expert_gate",
-    "weights_proj", "compressor", "visual", "vision_tower", "vision_model", "multi_modal_projector",
-    "mm_projector", "embed_vision",
-}  # fmt: skip
-#: Names of vLLM's fused matrices, which some configurations list, and those of their parts.
-FUSED = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj"),
-    "in_proj_qkvz": ("in_proj_qkv", "in_proj_z"), "in_proj_ba": ("in_proj_b", "in_proj_a"),
-    "fused_qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"), "fused_a": ("q_a_proj", "kv_a_proj_with_mqa"),
-}  # fmt: skip
+_NAMES = tables_of(package_dir("model") / "names.toml")
+HELD_IN_FP32, KEPT_UNLESS_NAMED = frozenset(_NAMES["held_in_fp32"]), frozenset(_NAMES["kept_unless_named"])
+FUSED: dict[str, list[str]] = _NAMES["fused"]
 _WRAPPERS = re.compile(r"^(?:(?:model|language_model|backbone|transformer|text_model|llm|gpt_neox)\.)+")
 _EXPERT_INDEX = re.compile(r"\bexperts\.(?:\d+|\*)(?=\.|\*|$)")
 _INDEX = re.compile(r"(?:^|(?<=\.))(\d{1,9}|\*(?=\.))(?=\.|\*|$)")

@@ -514,9 +514,6 @@ def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Mod
         mla = engine.uses_latent_attention(model)
         cause = "multiplies the GPUs, and planner does not model it" if mla else f"vLLM {version} has it for MLA alone"
         yield engine.FlagProblem("--prefill-context-parallel-size", cause, "leave it out", modelled=not mla)
-    shared = config.enable_expert_parallel and engine.Layout.of(config).expert_ranks > 1
-    if "--enable-eplb" in line.others and not shared and version.release >= (0, 10, 1):  # config/parallel.py
-        yield engine.FlagProblem("--enable-eplb", "no ranks share experts by --enable-expert-parallel", "leave it out")
     exchange = "--all2all-backend", "VLLM_ALL2ALL_BACKEND"
     word = "--enable-dbo" if "--enable-dbo" in line.others else "--ubatch-size"
     halved = word == "--enable-dbo" or line.others.get(word, "0") not in ("0", "1")

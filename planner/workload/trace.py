@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from planner.errors import InputError, os_errors
-from planner.resources import check_file
+from planner.resources import check_file, package_dir, tables_of
 from planner.workload.load import BURSTIEST, EVENEST, MOST_TOK
 from planner.workload.requests import Prefixes, Requests
 
@@ -42,18 +42,12 @@ class TraceFormat:
     arrival: str
     input_len: str
     output_len: str
-    unit_s: float | None
+    unit_s: float | None = None
     block_tok: int = 512  #: tokens of a block that ``hash_ids`` names
     only_with: str = ""  #: another column, which decides between two forms
 
 
-FORMS = (
-    TraceFormat("arrival_s", "input_len", "output_len", 1.0),
-    TraceFormat("TIMESTAMP", "ContextTokens", "GeneratedTokens", None),  # Azure LLM inference trace
-    TraceFormat("Timestamp", "Request tokens", "Response tokens", 1.0),  # BurstGPT
-    TraceFormat("timestamp", "input_length", "output_length", 1.0, block_tok=16, only_with="chat_id"),  # Bailian
-    TraceFormat("timestamp", "input_length", "output_length", 1e-3),  # Mooncake
-)
+FORMS = [TraceFormat(**columns) for columns in tables_of(package_dir("workload") / "trace.toml")["columns"]]
 HASHES, SESSION = "hash_ids", "session"
 
 

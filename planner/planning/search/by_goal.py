@@ -9,11 +9,11 @@ concurrency is asked for, its expected size is enough: requests without a place 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import chain
 from math import ceil
 
-from planner.engine import EngineArgs, Layout
+from planner.engine import EngineArgs
 from planner.errors import PlannerError
 from planner.model import ResolvedModel
 from planner.planning import defaults
@@ -47,7 +47,7 @@ def _with_fp8_cache(choices: Choices, best: Candidate) -> Candidate | None:
     halved = space.args.kv_cache_dtype == "auto" and not config.kv_cache_dtype.startswith("fp8")
     if not (short or goal == "max-throughput") or not halved or space.coarse or not choices.profile.supports("fp8"):
         return None
-    args = replace(space.args, **asdict(Layout.of(config)), speculative_config=config.speculative_config)
+    args = replace(space.args, **config.settings("axes"), speculative_config=config.speculative_config)
     args = choices.launched(best.resolved.model, replace(args, kv_cache_dtype="fp8"))
     batches = best_first([*_batches(choices, best.resolved, args)], goal)
     faster = [with_figures(choices.objective, one, ranked=True) for one in batches[:1]]

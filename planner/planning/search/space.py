@@ -1,7 +1,7 @@
 """Everything a search may choose on one GPU: checkpoints, layouts, KV dtypes, token budgets and batches."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import count, product
 from math import ceil, inf
 
@@ -225,7 +225,7 @@ class Choices:
         if not layouts:
             self.reject(resolved.resolved, "no tensor-parallel size is legal")
         for layout, kv_cache_dtype in product(layouts, self._kv_cache_dtypes(resolved.model)):
-            args = replace(self.space.args, **asdict(layout), kv_cache_dtype=kv_cache_dtype)
+            args = replace(self.space.args, **layout.axes, kv_cache_dtype=kv_cache_dtype)
             try:
                 args = self.launched(resolved.model, args)
             except PlannerError as error:
