@@ -112,7 +112,7 @@ class _Judge:
 
     def verdict(self, launch: "Launch") -> "LineVerdict":
         server = launch.server
-        version = planning.version_for(self.version or (server and server.image_version) or None, self.profile)
+        version = planning.version_for(self.version, self.profile, server.image_version if server else "")
 
         def read_in(one: engine.Found) -> "ServeLine":
             return engine.read_line(one.argv, version, env=one.env, platform=self.profile.platform)

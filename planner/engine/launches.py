@@ -25,6 +25,8 @@ from planner.hardware import GpuProfile
 _HINT = "give the line itself: planner check -- vllm serve MODEL ..."
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _OFFICIAL_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm/vllm-openai[\w.-]*(?:[:@][\w.:-]+)?")
+#: An image before its tag or digest: a registry, and a path in it.
+_NAME = re.compile(r"(?:--[\w-]+=)?[\w.-]+(?::\d+)?(?:/[\w.-]+)+")
 #: A release in the tag of an image: v0.11.0, or rocm6.3.1_vllm_0.8.5_20250513.
 _TAGGED = re.compile(r"(?<![\d.])0\.\d{1,9}\.\d{1,9}(?:\.\d{1,9}|rc\d{1,9})?(?!\.?\d)")
 _CONTAINER = re.compile(r"(?:.*/)?(?:docker|podman|nerdctl)")
@@ -35,7 +37,7 @@ _JOINED = re.compile(r"(?<=^--env)=|(?<=^--gpus)=|(?<=^-e)=?(?=\w)|(?<=^--entryp
 class Found:
     argv: tuple[str, ...]  #: from the program on: vllm serve MODEL ..., vllm bench serve ..., python3 -m vllm....
     env: Mapping[str, str]
-    image_version: str = ""  #: the release that the tag of its container's image names, if any
+    image_version: str = ""  #: what its container's image says of the version, as ``version_of_images`` reads it
     wrapped: bool = False  #: by a script of a shell, which may add options
 
     @property
@@ -90,12 +92,16 @@ def _in_container(words: Sequence[str], exported: Mapping[str, str]) -> Found | 
 
 
 def version_of_images(words: Sequence[str]) -> str:
-    """The release in the tag of the first image of vLLM among ``words`` (``vllm/vllm-openai:v0.11.0``), or ""."""
+    """The release in the tag of the first image of vLLM among ``words`` (``vllm/vllm-openai:v0.11.0``), else its tag,
+    ``latest`` where it has none; its name where it has a digest alone or another project's version; ""."""
     for word in words:
-        name, _, tag = word.partition("@")[0].rpartition(":")
+        image, _, digest = word.partition("@")
+        name, _, tag = image.rpartition(":")
         is_tagged = "vllm" in word and "/" in name and "/" not in tag  # a mount ends in a path
-        if is_tagged and (release := _TAGGED.search(tag)):
-            return release[0]
+        if is_tagged and ((release := _TAGGED.search(tag)) or _NAME.fullmatch(name)):
+            return name if "lmcache/" in name else release[0] if release else tag
+        if _OFFICIAL_IMAGE.fullmatch(word):
+            return image if digest else "latest"
     return ""
 
 
@@ -454,18 +460,15 @@ def _started(container: Mapping[str, Any], gpu: GpuProfile | None, given: Mappin
 def _words(value: Any) -> list[str]:
     if isinstance(value, list):
         return [str(word) for word in value]
-    try:
+    with suppress(ValueError):
         return shlex.split(str(value)) if value else []
-    except ValueError:
-        return [str(value)]
+    return [str(value)]
 
 
 def _environment(container: Mapping[str, Any]) -> dict[str, str]:
     given = container.get("env", container.get("environment")) or {}
-    if isinstance(given, Mapping):
-        return {str(name): str(value) for name, value in given.items() if value is not None}
-    pairs = [
+    pairs = given.items() if isinstance(given, Mapping) else [
         (one.get("name"), one.get("value")) if isinstance(one, Mapping) else str(one).partition("=")[::2]
         for one in given
-    ]
+    ]  # fmt: skip
     return {str(name): str(value) for name, value in pairs if value not in (None, "")}

@@ -77,10 +77,9 @@ def parse_version(text: str, *, date: str = "") -> EngineVersion:
     ``date`` counts where the text has none; ``note`` says what was assumed. Raises InputError for anything else.
     """
     text = text.strip()
-    if not _PLAIN.fullmatch(text):
-        raise _unreadable(text)
     build: Build = "vllm+atom-plugin" if re.search(r"\batom\b", text.lower()) else "vllm"
-    release, note = _numbered(text) or _mentioned(text) or _dated(text, date)
+    numbered = _numbered(text) or _mentioned(text) if _PLAIN.fullmatch(text) else None
+    release, note = numbered or _dated(text, date)
     return EngineVersion(release, build, text, note or _unknown_note(release), "V0" if "V0 engine" in text else "")
 
 
@@ -108,7 +107,9 @@ def _numbered(text: str) -> tuple[Release, str] | None:
     if not match or not match[1].startswith("0."):
         return None
     release = release_of(match[1])
-    return release, f"{text} follows the rules of vLLM {release_text(release)}" if match[2] else ""
+    return release, f"{text} follows the rules of vLLM {release_text(release)}" if match[
+        2
+    ] and release <= NEWEST else ""
 
 
 def _mentioned(text: str) -> tuple[Release, str] | None:
@@ -126,19 +127,15 @@ def _mentioned(text: str) -> tuple[Release, str] | None:
 def _dated(text: str, date: str) -> tuple[Release, str]:
     lowered = text.lower()
     day = _day_in(lowered) or next((d for name, d in _NAMED_BUILDS.items() if name in lowered), None)
-    if day is None and text and not _BUILD_WORDS.search(lowered):
-        raise _unreadable(text)
+    if not _PLAIN.fullmatch(text) or (day is None and text and not _BUILD_WORDS.search(lowered)):
+        hint = "give a release such as 0.11.0, or the month of a build such as 2025-10"
+        raise InputError(f"--engine-version {text[:40]!r} is neither a vLLM version nor a date", hint=hint)
     day = day or _day_in(date.lower())
     what = repr(text) if text else "no version"
     if day is None:
         return NEWEST, f"{what} has neither number nor date; taken as vLLM {release_text(NEWEST)}, the newest known"
     release = newest_by(day)
     return release, f"{what} is taken as vLLM {release_text(release)}, the newest release by {day}"
-
-
-def _unreadable(text: str) -> InputError:
-    hint = "give a release such as 0.11.0, or the month of a build such as 2025-10"
-    return InputError(f"--engine-version {text[:40]!r} is neither a vLLM version nor a date", hint=hint)
 
 
 def _day_in(text: str) -> datetime.date | None:
@@ -155,11 +152,7 @@ def _day_in(text: str) -> datetime.date | None:
 
 
 def _unknown_note(release: Release) -> str:
-    if release > NEWEST:
-        return f"newer than vLLM {release_text(NEWEST)}, the newest known; its rules are taken"
-    if release < OLDEST:
-        return f"older than vLLM {release_text(OLDEST)}, the oldest known; its rules are taken"
-    if release not in RELEASES:
-        before = max(known for known in RELEASES if known < release)
-        return f"not a known release; the rules of vLLM {release_text(before)} are taken"
-    return ""
+    if release in RELEASES and release >= OLDEST:
+        return ""
+    nearest = max((known for known in RELEASES if OLDEST <= known < release), default=OLDEST)
+    return f"the rules of vLLM {release_text(release)} are not known; those of {release_text(nearest)} are taken"

@@ -290,12 +290,13 @@ def _read_inferencex(path: Path, record: Mapping[str, Any]) -> Iterator[ReadResu
         **{f"{key}_ms": read_number(path, figures, key) * 1000 for key in latencies},
         "date": str(record.get("date", ""))[:10].replace("-", ""),
     }
+    version = version_of_images([word("image")])  # without a release it is stated
     yield ReadResult(
         _with_totals(result),
         {"length_distribution": "uniform-0.8-1", "random_range_ratio": None, **lengths},
         {sizes[0]: gpus, sizes[1]: 1, "enable_expert_parallel": (stated_number(path, record, "ep") or 1) > 1},
         gpu=word("hw", "device").split("-")[0].removeprefix("cluster:") or None,
-        engine_version=version_of_images([str(record.get("image", ""))]) or None,
+        engine_version=version if version.startswith("0.") else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from inspect import signature
@@ -316,9 +317,14 @@ def list_models() -> tuple[str, ...]:
     return tuple(catalog_ids())
 
 
-def version_for(text: str | None, profile: GpuProfile) -> EngineVersion:
-    """The version asked for, else the newest for which an image of this GPU is pinned."""
-    return default_version(profile) if text is None else existing_version(typed("engine_version", text, str))
+def version_for(text: str | None, profile: GpuProfile, image: str = "") -> EngineVersion:
+    """The version asked for, else what ``image`` says of it, else the default of this GPU, with a note for an image."""
+    if text is not None:
+        return existing_version(typed("engine_version", text, str))
+    default = default_version(profile)
+    with suppress(InputError):
+        return vllm.parse_version(image) if image else default
+    return replace(default, note=f"image {image} names no version; taken as vLLM {default}: --engine-version sets it")
 
 
 def check_load(load: Load, max_model_len: int, model: str) -> None:

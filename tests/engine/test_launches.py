@@ -137,14 +137,19 @@ def test_the_older_way_to_start_the_server_is_found() -> None:
         ("rocm/vllm:rocm7.0.0_vllm_0.10.2_20251006", "0.10.2"),
         ("vllm/vllm-openai:v0.26.1rc1.dev156", "0.26.1rc1"),
         ("rocm/vllm-dev:v0.9.2.dev364-x86", "0.9.2"),
-        ("vllm/vllm-openai:latest", ""),
-        ("vllm/vllm-openai", ""),
-        ("nvcr.io/nvidia/vllm:25.09-py3", ""),
+        ("vllm/vllm-openai:latest", "latest"),
+        ("vllm/vllm-openai", "latest"),
+        ("registry.example:5000/vllm/vllm-openai", "latest"),
+        ("vllm/vllm-openai@sha256:0a", "vllm/vllm-openai"),
+        ("vllm/vllm-openai:gptoss", "gptoss"),
+        ("ghcr.io/acme/vllm:2025-07-15", "2025-07-15"),
+        ("lmcache/vllm-openai:v0.3.6", "lmcache/vllm-openai"),  # a version of LMCache
+        ("nvcr.io/nvidia/vllm:25.09-py3", "25.09-py3"),
         ("nvcr.io/nvidia/pytorch:0.9.1", ""),
     ],
 )
 def test_the_tag_of_an_image_says_the_version(image: str, release: str) -> None:
-    mounts = "-v /opt/vllm:/srv/vllm/0.9.1 -e PATH=/bin:/opt/vllm/0.8.5/bin"
+    mounts = "-v /opt/vllm:/srv/vllm/0.9.1 -e OTEL=http://vllm-otel:4317 -e PATH=/bin:/opt/vllm/0.8.5/bin"
     for line in (f"docker run {mounts} {image} vllm serve m", f"docker run {image} bash -c 'cd /; vllm serve m'"):
         assert server_of(line).image_version == release
 

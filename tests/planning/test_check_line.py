@@ -52,6 +52,24 @@ def test_functional_options_context_and_gpus_of_a_working_line_are_kept() -> Non
 
 
 @pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:latest", "0.33.0"),  # takes --disable-log-requests, which 0.32.0 refuses
+        ("vllm/vllm-openai:gptoss", "0.32.0"),
+        ("lmcache/vllm-openai:v0.3.6", "0.32.0"),  # of LMCache
+        ("ghcr.io/acme/vllm:2025-07-15", "0.9.2"),  # of 8 July, 0.10.0 of 25 July
+        ("vllm/vllm-openai:v0.9.2", ""),
+    ],
+)
+def test_what_an_image_leaves_open_of_the_version_is_said(image: str, version: str) -> None:
+    words = f"docker run --gpus all {image} vllm serve {LLAMA} --disable-log-requests --max-model-len 4096"
+    outcome = run("check", "--gpu", "h100", "--max-concurrency", "4", "--", *words.split())
+    assert outcome.status == (version == "0.32.0")
+    notes = " ".join(outcome.err.split())
+    assert f"taken as vLLM {version}" in notes if version else "taken as" not in notes
+
+
+@pytest.mark.parametrize(
     "sizes", ["--cudagraph-capture-sizes 1 2 4 256", "-cc '{\"cudagraph_capture_sizes\":[1,2,4,256]}'"]
 )
 def test_captured_sizes_of_the_line_have_no_other_maximum(sizes: str) -> None:

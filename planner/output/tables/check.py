@@ -307,7 +307,7 @@ def _basis(record: LineVerdict) -> Iterator[str]:
 
 
 def _caveats(record: LineVerdict) -> Iterator[str]:
-    yield from record.serving.resolved.notes
+    yield from (*filter(None, [record.serving.version.note]), *record.serving.resolved.notes)
     drafts = record.line.args.speculative_config
     if drafts and record.fit and not drafts.acceptance_rates:
         one = record.served or next(record.better(), None)
@@ -321,8 +321,7 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
 
 
 def _notes(record: LineVerdict) -> Iterator[str]:
-    yield from (*_basis(record), *filter(None, [record.serving.version.note]))
-    yield from _caveats(record)
+    yield from (*_basis(record), *_caveats(record))
     if record.fit:
         if record.fit.config.defaults_taken:
             yield f"defaults: {', '.join(record.fit.config.defaults_taken)}"
