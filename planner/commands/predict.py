@@ -143,7 +143,7 @@ def _predict(
     resolved, notes = serving.resolved, (*serving.notes, *load.notes)
     deployment = serving.engine_of(bench)
     planning.check_load(load, deployment.config.max_model_len, resolved.resolved)
-    if deployment.requests_held(load.longest_len) < 1:
+    if deployment.refusal(load):
         return output.PredictionRefused(deployment, load, resolved, remarks=notes)
     if bench == "latency" and deployment.resent(load) is not load:
         notes += (f"vllm bench latency {deployment.config.version} times prompts that its warm-up left in the cache",)

@@ -70,7 +70,6 @@ from .plan import read_plan as read_plan
 from .search.search import Search as Search
 from .search.space import Space as Space
 from .search.space import Objective as Objective
-from .search.space import why_not as why_not
 from .search.candidate import Candidate as Candidate
 from .search.candidate import Rejected as Rejected
 from .search.candidate import Ranking as Ranking

@@ -16,7 +16,7 @@ from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, StageBudget, host_kv_tokens, memory_budget
 from planner.model import Model, PerModel, as_quantized, load_quantized
 from planner.resources import package_dir, tables_of
-from planner.units import GB, GIB, Interval
+from planner.units import GB, GIB, Interval, format_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +70,24 @@ class Deployment:
     def verdict(self) -> Verdict:
         order: tuple[Verdict, ...] = ("fits", "too close to call", "does not fit")
         return max((condition.verdict for condition in self.conditions), key=order.index, default="fits")
+
+    @property
+    def why_not(self) -> str:
+        """The reason why not one request fits."""
+        stage, space = self.budget.binding, self.config.cpu_kvcache_space
+        memory, left = self.budget.memory_bytes / GIB, max(stage.left.low, 0) / GIB
+        given = f", {engine.CPU_KVCACHE_SPACE} is {space}" if space else ""
+        weights = stage.weights.loaded_bytes / GIB
+        rest = f" leave {left:.1f} GiB for the KV cache{given}" if left else f", which has {memory:.1f} GiB"
+        rest = rest if left or weights > memory else f" leave none of its {memory:.1f} GiB for the KV cache"
+        return f"does not fit: {weights:.1f} GiB of weights on each GPU{rest}"
+
+    def refusal(self, load: Load) -> str:
+        """The reason why the KV cache does not hold the longest request of ``load``; empty where it does."""
+        if self.requests_held(load.longest_len) >= 1:
+            return ""
+        left, tokens = self.budget.binding.available.mid, f"requests of {load.max_total_len:,} tokens cannot be served"
+        return f"{tokens}, {format_bytes(left)} are left for the KV cache" if left > 0 else self.why_not
 
     @property
     def probability_fits(self) -> float:

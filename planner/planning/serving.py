@@ -191,6 +191,8 @@ class Serving:
             raise InputError(cause, hint="leave out bench, or give a load of lengths alone")
         engine = self.engine_of(bench)
         check_load(load, engine.config.max_model_len, self.resolved.resolved)
+        if why := engine.refusal(load):
+            raise InputError(f"{self!r}: {why}", hint="fit() and planner fit show what would make it fit")
         load = engine.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts
         return Prediction.of(engine, load, bench=bench, **asked)
 

@@ -178,16 +178,10 @@ class TuningState(_Record):
         """Before any run. ``prospects``: merit and margins of each setting, whose plans lie in ``folders``."""
         known = Prospects.of(prospects)
         return cls(
-            planner_version=planner_version,
-            digest=digest,
-            goal=merit.goal,
-            per_user=merit.per_user,
-            per_gpu=merit.per_gpu,
-            folders=tuple(folders),
-            targets=tuple(targets),
-            mean=tuple(known.mean.ravel().tolist()),
-            covariance=tuple(map(tuple, known.covariance.tolist())),
-        )
+            planner_version=planner_version, digest=digest, goal=merit.goal, per_user=merit.per_user,
+            per_gpu=merit.per_gpu, folders=tuple(folders), targets=tuple(targets),
+            mean=tuple(known.mean.ravel().tolist()), covariance=tuple(map(tuple, known.covariance.tolist())),
+        )  # fmt: skip
 
     @property
     def merit(self) -> Merit:

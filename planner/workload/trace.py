@@ -322,16 +322,10 @@ class _Summary:
         prefixes = _prefixes([*self.before, *(row for row in stretch if row < rows[0])], rows)
         lengths = columns[:, 1].astype(np.int64), columns[:, 2].astype(np.int64)
         return Trace(
-            path=path,
-            sha256=sha256,
-            rows=self.rows,
-            duration_s=span_s,
-            input_len=self.input_tok / self.rows,
-            output_len=self.output_tok / self.rows,
-            longest_len=self.longest_tok,
-            busiest=Requests(*lengths, columns[:, 0], prefixes),
-            notes=tuple(self._notes(len(rows), span_s)),
-        )
+            path=path, sha256=sha256, rows=self.rows, duration_s=span_s, input_len=self.input_tok / self.rows,
+            output_len=self.output_tok / self.rows, longest_len=self.longest_tok,
+            busiest=Requests(*lengths, columns[:, 0], prefixes), notes=tuple(self._notes(len(rows), span_s)),
+        )  # fmt: skip
 
     def _notes(self, chosen: int, span_s: float) -> Iterator[str]:
         if self.disordered:

@@ -161,6 +161,8 @@ def test_objects_and_functions_answer_alike() -> None:
     most = capacity.largest()
     assert most is not None and capacity.interval()[0] <= most.value <= capacity.interval()[1]
     too_long = Load.closed_loop(4, input_len=4096, output_len=64)
+    with pytest.raises(InputError, match=r"does not fit: 131\.4 GiB of weights"):  # 70.55e9 of 2 bytes
+        Serving("meta-llama/Llama-3.3-70B-Instruct", "h100").predict(load)
     with pytest.raises(InputError, match="more than the 4096"):
         serving.predict(too_long)
     with pytest.raises(InputError, match="more than the 4096"):

@@ -12,10 +12,10 @@ from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
 from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, lasting, layout_in_words, sent_words
-from planner.planning import Bench, ClassFigures, Deployment, Prediction, cache_remark, steady_per_s, why_not
+from planner.planning import Bench, ClassFigures, Deployment, Prediction, cache_remark, steady_per_s
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
 from planner.timing import StepBreakdown
-from planner.units import MS, TB, TFLOP, counted, format_bytes, percent
+from planner.units import MS, TB, TFLOP, counted, percent
 from planner.workload import Load
 
 TABLES = {"serve": serve_table, "throughput": throughput_table, "latency": latency_table}
@@ -161,12 +161,9 @@ class PredictionRefused(MetricAnswer):
 
     @property
     def reason(self) -> str:
-        """The tokens of a request beside the memory that is left for them, or the weights where none is."""
-        config, left = self.deployment.config, self.deployment.budget.binding.available.mid
-        tokens = f"requests of {self.workload.max_total_len:,} tokens cannot be served"
-        why = f"{tokens}, {format_bytes(left)} are left for the KV cache" if left > 0 else why_not(self.deployment)
+        config = self.deployment.config
         where = f"{self.resolved.resolved} on {config.num_gpus} x {self.deployment.profile.id}"
-        return f"{where}, vLLM {config.version}: {why}"
+        return f"{where}, vLLM {config.version}: {self.deployment.refusal(self.workload)}"
 
     def _object(self) -> dict[str, Any]:
         return {**fields_of(self, *self.keys), "kv_cache_bytes": round(self.deployment.budget.binding.available.mid)}

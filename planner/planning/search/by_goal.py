@@ -21,7 +21,7 @@ from planner.planning.capacity import at_concurrency
 from planner.planning.predict import Prediction
 from planner.planning.search.candidate import Candidate, Merit, Ranking, Rejected, best_first
 from planner.planning.search.plans import for_users
-from planner.planning.search.space import Choices, Objective, why_not
+from planner.planning.search.space import Choices, Objective
 
 
 def rank_by_goal(choices: Choices) -> Ranking:
@@ -89,7 +89,7 @@ def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Ite
     try:
         largest = min(choices.largest_batch(resolved, args) * ranks, defaults.MAX_NUM_SEQS)
         if largest < 1:
-            choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
+            choices.reject_args(resolved, args, choices.deployed(resolved, args).why_not)
             return
         if wanted and wanted > largest:
             largest = min(choices.largest_batch(resolved, args, cautious=False) * ranks, defaults.MAX_NUM_SEQS)

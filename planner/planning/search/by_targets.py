@@ -36,7 +36,7 @@ from planner.planning.search.bounds import alone, missed_for_certain
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import for_users
 from planner.planning.search.servers import fewest_servers, largest, share_of
-from planner.planning.search.space import Choices, Objective, why_not
+from planner.planning.search.space import Choices, Objective
 from planner.planning.uncertainty import Uncertainty
 from planner.workload import Targets
 
@@ -171,7 +171,7 @@ class _Search:
         lone = choices.deployed(resolved, replace(small, max_num_seqs=args.max_num_seqs or 1))
         held = int(lone.requests_of(self.load, pessimistic=True))
         if held < 1 and choices.largest_batch(resolved, small) < 1:
-            choices.reject_args(resolved, args, why_not(choices.deployed(resolved, args)))
+            choices.reject_args(resolved, args, choices.deployed(resolved, args).why_not)
             return None
         most_seqs = args.max_num_seqs or min(defaults.MAX_NUM_SEQS, max(held, 1))
         engines = [choices.deployed(resolved, one) for one in self._each_budget(resolved, args, most_seqs)]

@@ -15,7 +15,6 @@ from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment, remarks
 from planner.planning.search.candidate import Rejected
 from planner.planning.serving import Serving
-from planner.units import GIB
 from planner.workload import By, Load, Router, Slo, Targets
 
 #: Publishers of quantised checkpoints with published evaluations, beside the model's own publisher.
@@ -395,14 +394,3 @@ class Choices:
         recipe, _ = engine.stated_words((model.id, self.space.model.resolved), self.profile)
         either = "--kv-cache-dtype fp8" in " ".join(recipe) or (self.objective.targets and not self.space.coarse)
         return ("auto", "fp8") if either and fp8 else ("auto",)
-
-
-def why_not(deployment: Deployment) -> str:
-    """Return the reason why not one request fits."""
-    stage, space = deployment.budget.binding, deployment.config.cpu_kvcache_space
-    memory, left = deployment.budget.memory_bytes / GIB, max(stage.left.low, 0) / GIB
-    given = f", {engine.CPU_KVCACHE_SPACE} is {space}" if space else ""
-    weights = stage.weights.loaded_bytes / GIB
-    rest = f" leave {left:.1f} GiB for the KV cache{given}" if left else f", which has {memory:.1f} GiB"
-    rest = rest if left or weights > memory else f" leave none of its {memory:.1f} GiB for the KV cache"
-    return f"does not fit: {weights:.1f} GiB of weights on each GPU{rest}"
