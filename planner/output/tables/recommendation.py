@@ -328,13 +328,13 @@ class Recommendation(Answer):
     def _limit_words(self, plan: planning.Plan) -> str:
         """The bottleneck of the best plan; of a target with its figures. A larger load may miss another one first."""
         candidate, service = self._candidates[id(plan)], plan.service
-        largest = service.bound_by if service else ""
-        limit = self.bottleneck if self.bottleneck.startswith(largest) else largest
+        limit, larger = self.bottleneck, service.bound_by if service else ""
+        also = "" if limit.startswith(larger) else f"; of a larger load: {larger}"
         readings = candidate.load.readings if candidate.load else ()
         if near := next((one for one in readings if limit.startswith(str(one.slo))), None):
             most = f"up to {figure(near.expected_ms)} ms with {self.objective.confidence:.0%} confidence"
-            return limit.replace(str(near.slo), f"{near.slo}: {figure(near.predicted_ms)} ms predicted, {most}", 1)
-        return limit
+            limit = limit.replace(str(near.slo), f"{near.slo}: {figure(near.predicted_ms)} ms predicted, {most}", 1)
+        return limit + also
 
     def _brief_notes(self) -> Iterator[str]:
         yield from self._taken()
