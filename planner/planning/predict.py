@@ -179,13 +179,17 @@ class Prediction:
 
         A closed loop opens with all its places at once, which users never do: the targets ignore those requests.
         """
-        burst = self.load.max_concurrency or 0
-        after = burst if burst < len(self.replay.sent_s) else 0
         return tuple(
             Reading(slo, predicted_ms, predicted_ms * factor)
             for slo, factor in self._margins(slos, confidence, exactly=exactly).items()
-            for predicted_ms in [simulator.statistic_ms(slo, self.replay, after=after)]
+            for predicted_ms in [simulator.statistic_ms(slo, self.replay, after=self._burst)]
         )
+
+    @property
+    def _burst(self) -> int:
+        """The first requests, which start together in a closed loop; 0 where no others follow."""
+        burst = self.load.max_concurrency or 0
+        return burst if burst < len(self.replay.sent_s) else 0
 
     def _margins(self, slos: Sequence[Slo], confidence: float, *, exactly: bool) -> Mapping[Slo, float]:
         """The factor on each target; one that ended early misses a target by the least margin already."""
@@ -196,16 +200,16 @@ class Prediction:
         return {slo: (doubt.among(slo.group) if of_class[slo] else doubt).upper(slo.key, confidence) for slo in slos}
 
     def good_share(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> float:
-        """Share of the requests that meet every target of their class with ``confidence``."""
-        good, margins = 0, self._margins(slos, confidence, exactly=exactly)
+        """Share of the requests, without the opening burst, that meet every target of their class."""
+        good, margins, after = 0, self._margins(slos, confidence, exactly=exactly), self._burst
         for group in self.replay.groups or ("",):
             targets_ms: dict[str, float] = {
                 slo.metric: slo.limit_ms / factor
                 for slo, factor in margins.items()
                 if slo.metric in OF_A_REQUEST and (slo.group in ("", group) or not group)
             }
-            good += simulator.good_requests(self.replay.of(group) if group else self.replay, targets_ms)
-        return good / len(self.replay.sent_s)
+            good += simulator.good_requests(self.replay.of(group) if group else self.replay, targets_ms, after)
+        return good / (len(self.replay.sent_s) - after)
 
     @cached_property
     def as_found(self) -> Load:

@@ -178,8 +178,8 @@ def _statistics(name: str, values_s: NDArray[np.float64] | TokenRuns, percents: 
     return {f"{label}_{name}_ms": float(value_s / MS) for label, value_s in values}
 
 
-def good_requests(replay: Replay, targets_ms: Mapping[str, float]) -> int:
-    """Requests that meet all targets; a request of one output token has a TPOT of zero, as in vLLM.
+def good_requests(replay: Replay, targets_ms: Mapping[str, float], after: int = 0) -> int:
+    """Requests behind the first ``after`` that meet all targets. TPOT is zero for one output token, as in vLLM.
 
     Raises InputError for a target other than ``ttft``, ``tpot`` and ``e2el``.
     """
@@ -191,7 +191,7 @@ def good_requests(replay: Replay, targets_ms: Mapping[str, float]) -> int:
         if name not in measured_s:
             raise InputError(f"unknown goodput target {name!r}", hint="use ttft, tpot or e2el, in ms")
         good &= measured_s[name] <= target_ms * MS
-    return int(good.sum())
+    return int(good[after:].sum())
 
 
 def _peaks(replay: Replay) -> tuple[float, int]:
