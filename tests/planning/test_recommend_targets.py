@@ -3,7 +3,7 @@
 import itertools
 import json
 import runpy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from math import inf
@@ -20,7 +20,7 @@ from searches import SMALL, aiming, choices, ranked, search_for, with_args
 
 from planner import recommend_plans
 from planner.engine.published import default_version
-from planner.engine.settings import EngineArgs
+from planner.engine.settings import EngineArgs, tagged
 from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
 from planner.errors import PlannerError
@@ -130,7 +130,8 @@ def most_of_all(asked: Search, at_least: float) -> float:
         for layout, kv in product(among._layouts(model), among._kv_cache_dtypes(model)):
             for budget, batch in product((None, 1024, 16384), (64, 512)):
                 args = EngineArgs(
-                    **asdict(layout), kv_cache_dtype=kv, max_num_batched_tokens=budget, max_num_seqs=batch,
+                    **{axis: getattr(layout, axis) for axis in tagged("axes")}, kv_cache_dtype=kv,
+                    max_num_batched_tokens=budget, max_num_seqs=batch,
                     max_model_len=among.launched(model, EngineArgs()).max_model_len,
                 )  # fmt: skip
                 try:
