@@ -56,8 +56,7 @@ _ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
 _AS_SIMULATED = {"--kv-offloading-backend": ["native"], "--all2all-backend": ["allgather_reducescatter"]}
 _CAPTURED = "--max-cudagraph-capture-size"
-_LONG = {"-cc": "--compilation-config", "-ac": "--attention-config", "-dc": "--diffusion-config"}
-_LONG |= {row.short: row.flag for row in _ROWS.values() if row.short} | {"-pcp": "--prefill-context-parallel-size"}
+_LONG = _TABLE["short"] | {row.short: row.flag for row in _ROWS.values() if row.short}
 _SWITCHES = {
     flag_of(no + row.name): (row.name, not no) for row in _ROWS.values() if row.is_switch for no in ("", "no_")
 }
@@ -370,9 +369,9 @@ class _LineReader:
     def _take(self, flag: str, values: list[str], key: str = "") -> None:
         if flag == "--config":
             raise InputError("--config: the file with the settings is not read", hint="write the settings out")
+        flag = _LONG.get(flag, flag)
         if flag in NOT_SIMULATED and values != _AS_SIMULATED.get(flag):
             self.not_simulated.append(flag)
-        flag = _LONG.get(flag, flag)
         self.options[flag] = " ".join(values)
         if flag == "--model":
             self.named = values[0] if values else None

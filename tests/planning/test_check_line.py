@@ -378,7 +378,7 @@ def test_a_line_that_does_not_fit_is_mended_on_as_few_gpus_as_do(gpu: str, words
 @pytest.mark.parametrize(
     ("words", "joined"),
     [
-        ("-tp 16 --nnodes 2 --node-rank 1 --headless --master-addr 10.0.0.1", "--nnodes 2 --node-rank 0 --master-addr"),
+        ("-tp 16 -n 2 -r 1 --headless --master-addr 10.0.0.1", "--nnodes 2 --node-rank 0 --master-addr"),
         ("-dp 16 -ep --data-parallel-size-local 8 --data-parallel-address 10.0.0.1", "--data-parallel-size-local 8"),
         ("-tp 16 --distributed-executor-backend ray", "--distributed-executor-backend ray"),
     ],
@@ -400,8 +400,10 @@ def test_a_suggestion_joins_its_nodes_once_at_the_address_of_the_line(words: str
         ("h100", "-tp 16", "--nnodes 2 --node-rank 0 --master-addr HEAD"),
         ("h100", "-dp 16 -ep", "--data-parallel-size-local 8 --data-parallel-address HEAD"),
         ("h100", "-dp 16 -ep --data-parallel-size-local 8 --data-parallel-address a", ""),
-        ("h100", "-dp 16 -ep --data-parallel-rank 3", ""),
-        ("h100", "-tp 16 --nnodes 2", ""),
+        ("h100", "-dp 16 -ep -dpl 8 -dpa a -dpp 13345", ""),  # short names: ``engine/arg_utils.py`` of 0.32.0
+        ("h100", "-dp 16 -ep -dpn 3", ""),
+        ("h100", "-dp 16 -ep -dpb ray", ""),
+        ("h100", "-tp 16 -n 2", ""),
         ("h100", "-tp 16 --distributed-executor-backend ray", ""),
         ("h100 --engine-version 0.9.1", "-tp 16", ""),  # Ray is its default
         ("mi300x --engine-version 0.9.1", "-tp 16", "--distributed-executor-backend ray"),
