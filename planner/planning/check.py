@@ -514,6 +514,10 @@ def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Mod
         mla = engine.uses_latent_attention(model)
         cause = "multiplies the GPUs, and planner does not model it" if mla else f"vLLM {version} has it for MLA alone"
         yield engine.FlagProblem("--prefill-context-parallel-size", cause, "leave it out", modelled=not mla)
+    for word, values, other, since in _TABLE["conflicts"]:
+        given = other in line.options and re.fullmatch(values, line.options.get(word, "absent"))
+        if given and version.release >= tuple(since):
+            yield engine.FlagProblem(word, f"vLLM {version} refuses it beside {other}", "leave it out")
     exchange = "--all2all-backend", "VLLM_ALL2ALL_BACKEND"
     word = "--enable-dbo" if "--enable-dbo" in line.others else "--ubatch-size"
     halved = word == "--enable-dbo" or line.others.get(word, "0") not in ("0", "1")

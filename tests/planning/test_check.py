@@ -445,6 +445,8 @@ def test_a_given_number_of_blocks_is_named_beside_the_size_of_the_cache() -> Non
 
 MOE, MLA = "Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3.1 -tp 8"
 WIDE, COPIES = "deepseek-ai/DeepSeek-R1 -dp 8 -ep", '--eplb-config {"num_redundant_experts":%s}'
+NODE = f"{MOE} -ep -dp 16 -dpl 8 -dpr 8 -dpa 10.1.1.1"
+ALONE = "vLLM refuses an option; without it: starts x"
 UNSHARED = "vLLM refuses these settings x --enable-eplb, --eplb-config"
 
 
@@ -474,6 +476,14 @@ UNSHARED = "vLLM refuses these settings x --enable-eplb, --eplb-config"
         ("0.32.0", f"{WIDE} {COPIES % 64}", "vLLM refuses these settings x --eplb-config: num_redundant_experts 64 "
          "without EPLB (add --enable-eplb)"),
         ("0.9.2", f"{MOE} --enable-eplb", "starts weights"),
+        ("0.32.0", f"{NODE} --headless", "starts weights"),
+        ("0.32.0", f"{NODE} --headless --api-server-count 4", f"{ALONE} --api-server-count: vLLM 0.32.0 refuses it"),
+        ("0.14.0", f"{NODE} --headless --api-server-count 1", "starts weights"),
+        ("0.32.0", f"{NODE} --headless --data-parallel-hybrid-lb", f"{ALONE} --data-parallel-hybrid-lb: vLLM 0.32.0 "),
+        ("0.32.0", f"{MOE} -ep -dp 16 -dpr 8 -dpn 3", f"{ALONE} --data-parallel-start-rank: vLLM 0.32.0 refuses it"),
+        ("0.32.0", f"{MOE} -ep -dp 16 -dpn 3 -dph", f"{ALONE} --data-parallel-hybrid-lb: vLLM 0.32.0 refuses it"),
+        ("0.32.0", f"{MOE} -ep -dp 16 -dpn 3 -dpl 8", f"{ALONE} --data-parallel-size-local: vLLM 0.32.0 refuses it"),
+        ("0.32.0", f"{MOE} -ep -dp 16 -dpn 3 -dpl 1", "starts weights"),
     ],
 )  # fmt: skip
 def test_ranks_that_have_no_setting(version: str, line: str, told: str) -> None:
