@@ -134,6 +134,16 @@ def test_copies_of_latent_attention_serve_more_and_are_asked_for_what_they_take_
     assert "left out: token budgets beside" in said and "own MTP modules" in said
 
 
+def test_each_rank_takes_as_many_requests_as_an_engine_may() -> None:
+    """--max-num-seqs is of one rank: eight hold 8,192 requests at vLLM's default of 1,024."""
+    load = Load(256, 32, max_concurrency=4096)
+    args = EngineArgs(tensor_parallel_size=1, data_parallel_size=8, enable_expert_parallel=True)
+    asked = search_for(None, "h100", model="openai/gpt-oss-20b", goal="min-latency", load=load, args=args)
+    best = asked.run()[0].best
+    assert best is not None and best.searched and best.searched.config.max_num_seqs == 512
+    assert best.figures is not None and best.figures["max_concurrency"] == 4096
+
+
 @pytest.mark.parametrize(("clients", "flying"), [(64, 64), (4, 4), (None, 8)])
 def test_clients_are_as_many_as_asked_whatever_the_places(clients: int | None, flying: int) -> None:
     """64 clients of a server with 8 places were answered as 8."""

@@ -85,14 +85,15 @@ def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Ite
     """Yield the engine at each concurrency that is worth considering."""
     objective, ranks, given = choices.objective, args.data_parallel_size, choices.space.args.max_num_seqs
     wanted = objective.load.max_concurrency or (given or 0) * ranks or objective.wanted_batch
-    least = defaults.LATENCY_CONCURRENCY if objective.goal == "balanced" else 1
+    least, bound = defaults.LATENCY_CONCURRENCY if objective.goal == "balanced" else 1, defaults.MAX_NUM_SEQS
+    bound *= ranks if wanted else 1  # --max-num-seqs is of each rank
     try:
-        largest = min(choices.largest_batch(resolved, args) * ranks, defaults.MAX_NUM_SEQS)
+        largest = min(choices.largest_batch(resolved, args) * ranks, bound)
         if largest < 1:
             choices.reject_args(resolved, args, choices.deployed(resolved, args).why_not)
             return
         if wanted and wanted > largest:
-            largest = min(choices.largest_batch(resolved, args, cautious=False) * ranks, defaults.MAX_NUM_SEQS)
+            largest = min(choices.largest_batch(resolved, args, cautious=False) * ranks, bound)
         usual = {batch for batch in defaults.GOAL_BATCHES if least <= batch < largest}
         for batch in (min(wanted, largest),) if wanted else sorted(usual | {largest}):
             deployment = choices.deployed(resolved, choices.sized(args, given or ceil(batch / ranks)))
