@@ -1,6 +1,7 @@
 """Predictions beside measurements: ``planner evaluate`` and ``calibrate``."""
 
 from contextlib import suppress
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,7 +109,8 @@ def calibrate_from(
     replayed, and where the file cannot be written.
     """
     path = Path(output) if output is not None else planning.local_path()
-    read = evidence.read_sources([Path(source) for source in sources], _stated(facts))
+    paths = [Path(one) for given in sources for one in ([given] if isinstance(given, str | PathLike) else given)]
+    read = evidence.read_sources(paths, _stated(facts))
     with suppress(OSError):  # reported when the file is written
         path.parent.mkdir(parents=True, exist_ok=True)
     with alone_in(path.parent):  # from reading the runs that are kept to writing them again

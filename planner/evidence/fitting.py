@@ -275,15 +275,11 @@ class OwnFit:
             known, mean = self.learnt[row], float(self.means[row])
             if abs(mean) < NEGLIGIBLE and np.abs(known).max(initial=0.0) < NEGLIGIBLE:
                 continue
+            sd = round(sqrt(max(float(left[row]), 0.0)), 4)
             yield Effect(
-                target=target,
-                when=dict(when),
-                factor=round(exp(mean), 5),
-                sd=round(sqrt(max(float(left[row]), 0.0)), 4),
-                rows=int(runs[row]),
-                gpu=gpu,
+                target=target, when=dict(when), factor=round(exp(mean), 5), sd=sd, rows=int(runs[row]), gpu=gpu,
                 known=tuple(np.round(known, 5).tolist()),
-            )
+            )  # fmt: skip
 
     def factors(self, before: Sequence[Effect]) -> Iterator[Factor]:
         """Yield a factor for each of ``MEANINGS``. ``before``: the effects of the file that existed."""

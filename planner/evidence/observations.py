@@ -108,17 +108,11 @@ def observe_case(case: Case) -> Observed:
     used = sum((one.steps.weights / one.steps.weights.sum() for one in metrics), np.zeros(len(timeline.batches)))
     keep = np.flatnonzero(used > NEGLIGIBLE)
     return Observed(
-        run_id=run.run_id,
-        group=run.group,
-        model=deployment.model,
-        profile=deployment.profile,
-        config=deployment.config,
-        covariates=deployment.covariates,
+        run_id=run.run_id, group=run.group, model=deployment.model, profile=deployment.profile,
+        config=deployment.config, covariates=deployment.covariates, source=run.family, arrival=run.arrival,
         batches=tuple(timeline.batches[i] for i in keep),
         metrics=tuple(replace(one, steps=replace(one.steps, weights=one.steps.weights[keep])) for one in metrics),
-        source=run.family,
-        arrival=run.arrival,
-    )
+    )  # fmt: skip
 
 
 def _metrics(run: MeasuredRun, timeline: Timeline, dp_ranks: int, client: Client) -> Iterator[ObservedMetric]:

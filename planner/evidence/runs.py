@@ -123,7 +123,8 @@ def read_runs(path: Path) -> list[MeasuredRun]:
 
 
 def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
-    columns = table.fieldnames or []
+    if not (columns := table.fieldnames or []):
+        raise InputError(f"{path} is empty", hint="measure again, or give a table of measured runs")
     if missing := [name for name in REQUIRED if name not in columns]:
         known = ", ".join((*RUN_COLUMNS, REPLICAS, *MEASUREMENTS))
         raise InputError(f"{path}: columns missing: {', '.join(missing)}", hint=f"known columns: {known}")

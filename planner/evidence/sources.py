@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from planner.evidence import results as tools
 from planner.evidence.folder import MeasuredPlan, read_measured, read_server_log
 from planner.evidence.runs import MEASUREMENTS, RUN_COLUMNS, MeasuredRun, check_run, of_one_server, read_runs
 from planner.evidence.validation import find_causes, find_sweep_results
+from planner.model import resolve_model
 from planner.planning import Plan, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
 
@@ -54,9 +56,8 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
     runs: list[MeasuredRun] = []
     folders: list[MeasuredPlan] = []
     used = False  # whether any result needed what was stated
-    for path in paths:
-        table = path / SWEPT
-        if path.is_dir() and ((path / "plan.json").exists() or not table.is_file()):
+    for path in chain.from_iterable(map(_files, paths)):
+        if path.is_dir():
             folder = read_measured(path)
             _refuse_another_engine(folder)
             folders.append(folder)
@@ -66,7 +67,6 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
                     _run_of(file, one, folder.plan, Stated()) for one in tools.read_results(file, tools.read_text(file))
                 )
             continue
-        path = table if path.is_dir() else path
         text = tools.read_text(path)
         if not _holds_results(text):
             for run in read_runs(path):
@@ -87,6 +87,14 @@ def read_sources(paths: Sequence[Path], stated: Stated) -> Sources:
         if named.setdefault(run.run_id, run) != run:  # runs replace each other by name; one may be given twice
             raise InputError(f"run_id {run.run_id!r} names two different runs", hint="give each run a name of its own")
     return Sources(tuple(runs), tuple(folders))
+
+
+def _files(path: Path) -> Sequence[Path]:
+    """Return the results in a folder without a plan; else the path itself."""
+    if not path.is_dir() or (path / "plan.json").exists():
+        return [path]
+    table = path / SWEPT
+    return [table] if table.is_file() else sorted(path.glob("*.json")) or [path]
 
 
 def read_measurements(path: Path, stated: Stated) -> list[MeasuredRun]:
@@ -137,12 +145,8 @@ def _refuse_another_engine(folder: MeasuredPlan) -> None:
 def _run_of(path: Path, one: tools.ReadResult, plan: Plan | None, stated: Stated) -> MeasuredRun:
     result = one.result
     digest = sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:8]
-    stated = replace(
-        stated,
-        gpu=stated.gpu or one.gpu,
-        engine_version=stated.engine_version or one.engine_version,
-        args=replace(stated.args, **one.engine),
-    )
+    gpu, version = stated.gpu or one.gpu, stated.engine_version or one.engine_version
+    stated = replace(stated, gpu=gpu, engine_version=version, args=replace(stated.args, **one.engine))
     day = str(result.get("date") or "")[:8]  # vLLM writes 20261120-201847; only the day is kept
     run = {
         **(_settings_of_plan(path, result, plan) if plan else _settings_stated(path, result, stated)),
@@ -247,17 +251,18 @@ def _settings_of_plan(path: Path, result: Mapping[str, Any], plan: Plan) -> dict
 
 
 def _settings_stated(path: Path, result: Mapping[str, Any], stated: Stated) -> dict[str, Any]:
-    model = stated.model or result.get("model_id")
+    model = stated.model or str(result.get("model_id") or "")
     needed = {"--gpu": stated.gpu, "--engine-version": stated.engine_version, "--model": model}
     missing = [flag for flag, value in needed.items() if not value]
+    if model and not stated.model and ("/" not in model or model.startswith(("/", "."))):  # a served name, or a path
+        try:
+            resolve_model(model)
+        except InputError as error:
+            hint = "add --model with the hub id of what was served"
+            raise InputError(f"{path}: model_id: {error.cause}", hint=hint) from error
     if missing:
         cause = f"{path}: neither a plan.json nor {', '.join(missing)} says what was run"
         raise InputError(cause, hint=f"add {' and '.join(missing)}, or give the folder of the plan")
-    return {
-        **_settings(stated.args),
-        "gpu": stated.gpu,
-        "model": str(model),
-        "engine_version": stated.engine_version,
-        "weight_dtype": stated.weight_dtype or "",
-        "enforce_eager": stated.args.enforce_eager or None,
-    }
+    named = {"gpu": stated.gpu, "model": model, "engine_version": stated.engine_version}
+    eager = stated.args.enforce_eager or None
+    return {**_settings(stated.args), **named, "weight_dtype": stated.weight_dtype or "", "enforce_eager": eager}

@@ -487,8 +487,19 @@ def test_results_without_a_plan_need_to_be_told_what_ran(tmp_path: Path) -> None
     path.write_text(json.dumps(result_of(slow, MODEL)))
     outcome = run("calibrate", str(path))
     assert outcome.status == 2 and "--gpu, --engine-version" in outcome.err and not kept().exists()
-    assert run("calibrate", str(path), "--gpu", "h100", "--engine-version", "0.11.0").status == 0
+    told, in_folder = ("--gpu", "h100", "--engine-version", "0.11.0"), tmp_path / "results" / "bench.json"
+    assert run("calibrate", str(path), *told).status == 0
     assert local_for(None).efficiency is not None
+    in_folder.parent.mkdir()
+    path.rename(in_folder)  # as vllm bench serve --result-dir results
+    assert run("evaluate", str(in_folder.parent), *told).err.startswith("note: 1 run, 0 refused")
+    in_folder.write_text(json.dumps(result_of(slow, "llama")))  # --served-model-name
+    for command in ("calibrate", "evaluate"):
+        outcome = run(command, str(in_folder), *told)
+        assert outcome.status == 2 and "add --model" in outcome.err
+        assert run(command, str(in_folder), *told, "--model", MODEL).status == 0
+    in_folder.write_text("")
+    assert f"error: {in_folder} is empty" in run("evaluate", str(in_folder), *told).err
 
 
 def test_offline_results_need_their_lengths(tmp_path: Path) -> None:
