@@ -22,7 +22,7 @@ from .fitting import MEANINGS as MEANINGS
 
 # the plans of a folder, what was measured of them, and why it missed
 from .validation import ComparedLine as ComparedLine
-from .validation import compare_plan as compare_plan
+from .validation import compare as compare
 from .folder import PlanFolder as PlanFolder
 from .folder import PlanFolders as PlanFolders
 from .folder import PlannedPoint as PlannedPoint

@@ -54,6 +54,14 @@ class ComparedLine:
         return "above" if self.measured > self.hi else "below" if self.measured < self.lo else "inside"
 
     @property
+    def in_words(self) -> str:
+        if self.is_inside:
+            return "inside"
+        if self.unit in ("GiB", "tokens"):
+            return "more" if self.verdict == "above" else "less"
+        return "slower" if (self.verdict == "above") is (self.unit == "ms") else "faster"
+
+    @property
     def is_inside(self) -> bool:
         return self.verdict == "inside"
 
@@ -305,6 +313,11 @@ class MeasuredTarget:
         missed = "missed" if self.predicted_ms <= self.slo.limit_ms else "not judged"
         return "met" if self.measured_ms <= self.slo.limit_ms else missed
 
+    def __str__(self) -> str:
+        known = (("measured", self.measured_ms), ("predicted", self.predicted_ms))
+        figures = ", ".join(f"{ms:,.4g} ms {name}" for name, ms in known if ms is not None)
+        return f"target {self.slo}: {self.verdict}" + f" ({figures})" * bool(figures)
+
 
 @dataclass(frozen=True)
 class Validation:
@@ -339,10 +352,17 @@ class Validation:
         return not any(finding.not_the_plan for finding in self.findings)
 
 
+def compare(measured: MeasuredPlan) -> Validation:
+    """Compare a plan's own load alone."""
+    lines = compare_plan(measured)
+    return Validation(measured, lines, find_causes(measured, lines))
+
+
 def validate(directory: Path, result_file: Path | None = None) -> Validation:
     """Compare what a plan predicts with what was measured. Raises InputError where there is nothing to compare."""
     measured = read_measured(directory, result_file)
-    lines = compare_plan(measured)
+    own = compare(measured)
+    lines, causes = own.lines, own.findings
     swept, remarks = _compare_sweep(measured)
     plan, results = measured.plan, measured.of_classes
     of_classes = (
@@ -353,7 +373,6 @@ def validate(directory: Path, result_file: Path | None = None) -> Validation:
         of_one = planned_result(node, plan, plan.workload, plan.predicted)
         swept = (FurtherLoad("node", node.name, tuple(compare_results(plan.predicted, of_one))), *swept)
     further = (*of_classes, *swept)
-    causes = find_causes(measured, lines)
     missed = [load for load in further if not all(line.is_inside for line in load.lines)]
     if missed and all(line.is_inside for line in lines):  # then the first other load that missed has to be explained
         new = (finding for finding in find_causes(measured, missed[0].lines) if finding not in causes)

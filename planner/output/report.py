@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from planner import __version__, progress
 from planner.engine import PLANNED, tagged
-from planner.evidence import PlanFolder, PlanFolders, compare_plan
+from planner.evidence import PlanFolder, PlanFolders, compare
 from planner.hardware import GpuProfile
 from planner.output import charts
 from planner.output.render import SPACE, Column, columns_of, command_parts
@@ -335,6 +335,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "planner": f"{entry.file.planner_version}, plan {plan.digest}",
         "command": entry.file.command,
     }
+    compared = entry.measured and compare(entry.measured)
     return {
         "plan": plan,
         "anchor": anchor,
@@ -351,7 +352,8 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "latency": picture(latency_chart(entry, swept), anchor),
         "operators": picture(operators_chart(entry, swept), anchor),
         "missing": swept.missing,
-        "measured": table_of(MEASURED, list(compare_plan(entry.measured))) if entry.measured else None,
+        "measured": compared and table_of(MEASURED, compared.lines),
+        "compared": compared,
         "not_measured": entry.not_measured,
         "scripts": entry.scripts,
         "folder": entry.directory.name or str(entry.directory),

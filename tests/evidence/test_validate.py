@@ -116,6 +116,13 @@ def test_what_comes_out_as_predicted_is_inside(folder: Folder) -> None:
     assert (lines["kv_cache_bytes"]["lo"], lines["kv_cache_bytes"]["measured"]) == (175, 180.53)
     assert lines["kv_cache_tokens"]["lo"] == pytest.approx(1_146_880)
     assert lines["weights_bytes"]["measured"] == pytest.approx(67.7012)
+    table = run("validate", str(folder())).out.splitlines()
+    assert table[0].split()[:2] == ["metric", "unit"]  # also beside tokens: 1,179,648 without decimals
+    assert next(line.split()[:3] for line in table if line.startswith("kv_cache_b")) == [
+        "kv_cache_bytes",
+        "GiB",
+        "180.00",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from script_plans import GOLDEN
 
 from planner.evidence.folder import read_plan_folders
+from planner.evidence.validation import validate
 from planner.output.report import command_text, page
 from planner.planning.plan import PlanFile, PlannedWorkload
 from planner.planning.sweep import sweep_loads
@@ -197,6 +198,14 @@ def spelled(value: float) -> str:
     """Three digits that count, thousands separated."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}" if value >= 1 else f"{value:.3g}"
+
+
+def test_a_slow_measurement_has_the_causes_and_next_steps_of_validate(one: Path, undrawn: None) -> None:
+    measure(one, times=4.0)
+    assert run("report", str(one)).status == 0
+    text, (first, *_) = Page((one / "report.html").read_text()).text, validate(one).findings
+    assert f"Likeliest cause: {first.cause}, because {first.evidence}. Next: {first.next_step}." in text
+    assert "+300.0% slower" in text
 
 
 def test_a_measurement_stands_beside_the_prediction(one: Path, undrawn: None) -> None:

@@ -97,7 +97,7 @@ def _metrics(outcome: evidence.CalibrationOutcome) -> Iterator[dict[str, Any]]:
 
 
 #: A metric, its published figure, and the line.
-LINES = columns_of("validation", verdict=lambda one: _verdict_of(one[2]))
+LINES = columns_of("validation", digits=lambda value: f"{value:,.{0 if abs(value) >= 10_000 else 2}f}")
 TARGETS = ("metric=slo.key", "of_class=slo.group", "limit_ms=slo.limit_ms", "predicted_ms", "measured_ms", "verdict")
 OFFLINE = tuple(replace(column, of=column.key) for column in LINES if column.key != "basis")
 
@@ -154,10 +154,7 @@ class ValidationAnswer(Answer):
         verdict += "" if record.as_planned else ", but this is not the plan" if record.inside else ", not the plan"
         where = f"{plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}, plan {plan.digest}"
         yield wrapped(f"{plan.model} on {where}, calibration: {plan.calibration}: {verdict}")
-        for target in record.targets:
-            known = (("measured", target.measured_ms), ("predicted", target.predicted_ms))
-            figures = ", ".join(f"{ms:,.4g} ms {name}" for name, ms in known if ms is not None)
-            yield f"target {target.slo}: {target.verdict}" + f" ({figures})" * bool(figures)
+        yield from map(str, record.targets)
         first, others = ("mind: ", "and: ") if record.inside else ("likeliest cause: ", "or: ")
         for place, finding in enumerate(record.findings):
             mark = "not the plan: " if finding.not_the_plan else others if place else first
@@ -193,14 +190,6 @@ def validate_offline(directory: Path) -> OfflineValidation | None:
         return None
     lines = tuple(starmap(_measured, evidence.read_offline(directory)))
     return OfflineValidation(lines) if lines else None
-
-
-def _verdict_of(line: evidence.ComparedLine) -> str:
-    if line.is_inside:
-        return "inside"
-    if line.unit in ("GiB", "tokens"):
-        return "more" if line.verdict == "above" else "less"
-    return "slower" if (line.verdict == "above") is (line.unit == "ms") else "faster"
 
 
 def _measured(point: evidence.PlannedPoint, measured: float) -> dict[str, Any]:

@@ -99,18 +99,11 @@ def _point(job: Subject, point: Point, variant: Mapping[str, Any], *, predicted:
     parts.append(f"bs{load.num_prompts}" if latency else f"prompts{load.num_prompts}")
     name = variant["name"] or (("with" if drafts else "without") if job.draft else "")
     return OfflinePoint(
-        name="-".join([*parts, name] if name else parts),
-        key="avg_latency" if latency else "tokens_per_second",
-        expected=expected,
+        name="-".join([*parts, name] if name else parts), key="avg_latency" if latency else "tokens_per_second",
         options=tuple(word for name, value in own.items() for word in ("--env", f"{name}={value}")),
-        argv=_argv(job, deployment, line, load, latency=latency),
-        metric=metric,
-        predicted=result,
-        published=published,
-        printed=point.printed,
-        published_key=in_key,
-        env={**job.plan.env, **own},
-    )
+        argv=_argv(job, deployment, line, load, latency=latency), env={**job.plan.env, **own}, expected=expected,
+        metric=metric, predicted=result, published=published, printed=point.printed, published_key=in_key,
+    )  # fmt: skip
 
 
 def _engine(job: Subject, command: Command) -> tuple[planning.Deployment, engine.ServeLine]:
