@@ -198,15 +198,11 @@ def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
 def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None", node: int) -> dict[str, Any]:
     latency = stated.get("goal") == "min-latency"
     taken: dict[str, Any] = {
-        "model": defaults.MODEL,
-        "goal": defaults.GOAL,
-        "gpu": list(defaults.GPUS),
-        "gpus": min(defaults.GPUS_PER_NODE, node),
-        "input_len": defaults.LEN,
-        "output_len": defaults.LEN,
+        "model": defaults.MODEL, "goal": defaults.GOAL, "gpu": list(defaults.GPUS),
+        "gpus": min(defaults.GPUS_PER_NODE, node), "input_len": defaults.LEN, "output_len": defaults.LEN,
         "max_concurrency": defaults.LATENCY_CONCURRENCY if latency else "searched",
         "num_prompts": "5 x the concurrency",
-    }
+    }  # fmt: skip
     if targets is not None:
         del taken["goal"], taken["max_concurrency"], taken["num_prompts"]
         taken |= {"percentile": f"{workload.DEFAULT_PERCENTILE:g}", "num_prompts": "as the percentile needs"}

@@ -116,6 +116,8 @@ def records_text(records: Sequence[Any], output: str, columns: Sequence[Column])
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([[column.key for column in columns], *(map(_plain, row.values()) for row in rows)])
         return text.getvalue()
+    if output != "markdown":
+        raise InputError(f"unknown format {output!r}", hint="give table, json, csv or markdown")
     numeric = [rows and all(_is_number(row[column.key]) for row in rows) for column in columns]
     lines = [
         [column.title for column in columns],

@@ -120,6 +120,8 @@ class Serving:
             changes["resolved"] = replace(self.resolved, model=changes.pop("model"))
         made, names = self.__class__.__new__(self.__class__), [field.name for field in fields(self)]
         vars(made).update({name: changes.pop(name, getattr(self, name)) for name in names})
+        if unknown := next((name for name in changes if not hasattr(made.args, name)), None):
+            raise UnknownNameError("keyword", unknown, (*SETTINGS, *names), see="docs/reference/library.md")
         vars(made)["args"] = _accepting(made.args.changed(**changes), made.resolved)
         return made
 

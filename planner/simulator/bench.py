@@ -101,22 +101,12 @@ def serve_result(
     # JSON has no infinity
     rate, burstiness = ("inf" if isinf(value) else value for value in (workload.request_rate, workload.burstiness))
     result: BenchResult = {
-        "date": "",
-        "endpoint_type": backend,
-        "backend": backend,
-        "label": None,
-        "model_id": model_id,
-        "tokenizer_id": model_id,
-        "num_prompts": workload.count,
-        "request_rate": rate,
-        "burstiness": burstiness,
-        "max_concurrency": workload.max_concurrency,
-        "duration": replay.duration_s,
-        **_counts(replay, replay.duration_s, goodput),
-        "max_output_tokens_per_s": peak_tok_per_s,
-        "max_concurrent_requests": peak_requests,
-        "rtfx": 0.0,
-    }
+        "date": "", "endpoint_type": backend, "backend": backend, "label": None, "model_id": model_id,
+        "tokenizer_id": model_id, "num_prompts": workload.count, "request_rate": rate, "burstiness": burstiness,
+        "max_concurrency": workload.max_concurrency, "duration": replay.duration_s,
+        **_counts(replay, replay.duration_s, goodput), "max_output_tokens_per_s": peak_tok_per_s,
+        "max_concurrent_requests": peak_requests, "rtfx": 0.0,
+    }  # fmt: skip
     for name in LATENCIES:
         values_s = replay.token_runs if name == "itl" else getattr(replay, f"{name}_s")
         result |= _statistics(name, values_s, percentiles)

@@ -283,6 +283,9 @@ def offline(bench: Any, **arrivals: Any) -> Prediction:
         (lambda: check_fit(LLAMA, "h100", tensor_parallel_size="8"), "an integer, got '8'", "tensor-parallel"),
         (lambda: check_fit(LLAMA, "h100", tensor_parallel_size=True), "an integer, got True", "tensor-parallel"),
         (lambda: check_fit(LLAMA, "h100", max_num_seqs=0), "--max-num-seqs must be at least 1, got 0", "number"),
+        (lambda: Serving(LLAMA, "h100").changed(max_num_seq=8), "unknown keyword 'max_num_seq'", "max_num_seqs"),
+        (lambda: planner.Objective("fast", Load(8, 8)), "'balanced', got 'fast'", "goal"),  # type: ignore[arg-type]
+        (lambda: check_fit(LLAMA, "h100").to_text("xml"), "unknown format 'xml'", "markdown"),
         (lambda: check_fit(LLAMA, "h100", enforce_eager=1), "--enforce-eager must be", "enforce-eager"),
         (lambda: check_fit(LLAMA, "h100", speculative_config={"method": {1}}), "--speculative-config", "mapping"),
         (lambda: check_fit(LLAMA, "h1000"), "unknown GPU", "h100"),

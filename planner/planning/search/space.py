@@ -14,7 +14,7 @@ from planner.planning.cost import price_of
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment, remarks
 from planner.planning.search.candidate import Rejected
-from planner.planning.serving import Serving
+from planner.planning.serving import Serving, typed
 from planner.workload import By, Load, Router, Slo, Targets
 
 #: Publishers of quantised checkpoints with published evaluations, beside the model's own publisher.
@@ -100,6 +100,9 @@ class Objective:
     headroom: float = 0.0  #: share of the load that is carried on top of it; ``load`` and ``value`` include it
     spares: int = 0  #: servers of each kind beside those that carry the load
     workload_name: str | None = None
+
+    def __post_init__(self) -> None:
+        typed("goal", self.goal, Goal)
 
     @property
     def by(self) -> By:
