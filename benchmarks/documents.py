@@ -18,8 +18,8 @@ from statistics import fmean
 
 from audit import FAILURES, audit
 from audit import table as of_items
-from fit.leave_out import LeaveOut, held_out, leave_out_of
-from planner.evidence.evaluation import case_of, figures_in_columns, simulate
+from fit.leave_out import LeaveOut, case_under, held_out, leave_out_of
+from planner.evidence.evaluation import figures_in_columns, simulate
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.resources import data_dir
 from planner.timing import Calibration, load_calibration
@@ -58,7 +58,7 @@ def table(without: LeaveOut, runs: list[MeasuredRun]) -> Iterator[str]:
     yield "| run | load | metric | measured | predicted | low | high | error | inside |"
     yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for run in runs:
-        case = case_of(run).with_fits(unseen(without, run))
+        case = case_under(unseen(without, run), run)
         load = f"{run.input_len:g}/{run.output_len:g} x {run.batch_size or run.max_concurrency or run.num_prompts}"
         prediction = simulate(case)
         for metric, predicted in figures_in_columns(case, prediction).items():

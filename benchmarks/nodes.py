@@ -16,9 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from fit.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out_of
+from fit.leave_out import LEFT_OUT, LeaveOut, case_under, held_out, leave_out_of
 from planner.engine import EngineArgs, parse_version
-from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
+from planner.evidence.evaluation import figures_in_columns, resent, simulate
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.hardware import load_profile
 from planner.model import resolve_model
@@ -109,7 +109,7 @@ def over_nodes(without: LeaveOut, runs: Mapping[str, MeasuredRun]) -> Iterator[l
         fits = held_out(without, numbers)
         for number in far:
             run = runs[observed[number].run_id]
-            case = case_of(run, resent=run.run_id in sent).with_fits(fits)
+            case = case_under(fits, run, resent=run.run_id in sent)
             prediction = simulate(case)
             predicted = figures_in_columns(case, prediction)
             name = f"{source}, {run.model}, TP {run.tensor_parallel_size} + PP {run.pipeline_parallel_size}"

@@ -25,9 +25,9 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median
 
-from fit.leave_out import LeaveOut, held_out, leave_out_of
+from fit.leave_out import LeaveOut, case_under, held_out, leave_out_of
 from planner.errors import PlannerError
-from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
+from planner.evidence.evaluation import figures_in_columns, resent, simulate
 from planner.evidence.fitting import effects_of, fit_own, scatter_of
 from planner.evidence.observations import Observed
 from planner.evidence.runs import MeasuredRun, read_runs
@@ -84,7 +84,7 @@ class Groups:
 
     def _of(self, name: str, one: Observed, fits: Calibration, count: int) -> Iterator[Miss]:
         run = self.runs[one.run_id]
-        case = case_of(run, resent=run.run_id in self.resent).with_fits(fits)
+        case = case_under(fits, run, resent=run.run_id in self.resent)
         try:
             prediction = simulate(case)
         except PlannerError:

@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from fit.leave_out import LEFT_OUT, LeaveOut, held_out, leave_out_of
+from fit.leave_out import LEFT_OUT, LeaveOut, case_under, held_out, leave_out_of
 from planner.errors import PlannerError
-from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
+from planner.evidence.evaluation import figures_in_columns, resent, simulate
 from planner.evidence.runs import MeasuredRun, read_runs
 from planner.planning.tuning import SURE, WITHIN, Floats, Prospects
 
@@ -64,7 +64,7 @@ class Table:
         settings, spreads, seen = [], [], set()
         for number in self.grids[name]:
             run = self.runs[observed[number].run_id]
-            case = case_of(run, resent=run.run_id in self.resent).with_fits(calibration)
+            case = case_under(calibration, run, resent=run.run_id in self.resent)
             try:
                 prediction = simulate(case)
                 predicted = figures_in_columns(case, prediction)

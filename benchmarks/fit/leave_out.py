@@ -12,7 +12,7 @@ again. Each fit is then evaluated exactly, on the runs that it did not see.
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log
 from multiprocessing import get_context
@@ -23,7 +23,7 @@ from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 from fit.design import Design, StructureLine, effects_of, posterior, unlearnt
-from planner.evidence.evaluation import case_of, figures_in_columns, resent, simulate
+from planner.evidence.evaluation import Case, case_of, figures_in_columns, resent, simulate
 from planner.evidence.fitting import LARGEST_STEP, FitProblem, FitState, Fitted, load_structure, scatter_of
 from planner.evidence.observations import Floats, Observed, Terms, observe
 from planner.evidence.runs import MeasuredRun
@@ -149,6 +149,12 @@ class LeaveOut:
                 deviation = float(known.variance(slope[None])[0]) ** 0.5
                 found.append(Miss(run, name, -error if name == "output_throughput" else error, deviation))
         return sorted(found, key=_place)
+
+
+def case_under(fits: Calibration | None, run: MeasuredRun, *, resent: bool = False) -> Case:
+    """The engine and the load of ``run``, predicted by ``fits``."""
+    case = case_of(run, resent=resent)
+    return replace(case, deployment=replace(case.deployment, calibration=fits))
 
 
 # --- what is left out together, and what that asks
@@ -301,7 +307,7 @@ class _Replayer:
         calibration = held_out(self.without, numbers, uncertain=self.uncertain)
         for number in numbers:
             run = self.runs[observed[number].run_id]
-            case = case_of(run, resent=run.run_id in self.resent).with_fits(calibration)
+            case = case_under(calibration, run, resent=run.run_id in self.resent)
             prediction = simulate(case)
             predicted = figures_in_columns(case, prediction)
             for metric in observed[number].metrics:
