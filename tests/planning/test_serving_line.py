@@ -92,6 +92,17 @@ def test_a_context_below_the_model_s_is_said_unless_it_was_asked_for(given: tupl
     assert (f"a context of {int(context):,} tokens surely fits; the model has 131,072" in text) is (not given)
 
 
+@pytest.mark.parametrize(("places", "context"), [((), 163_840), (("--max-num-seqs", "135"), 3072)])
+def test_a_context_gives_way_to_the_load_alone(places: tuple[str, ...], context: int) -> None:
+    """DeepSeek-R1, DP 8 + EP: a rank holds 137 requests of 3,000 tokens, and 125 beside what MLA up-projects of a
+    long context (``determine_chunked_prefill_workspace_size``): within 3 % of 128, and not of 135."""
+    asked = ("deepseek-ai/DeepSeek-R1", "--gpu", "h200", "--input-len", "2000", "--output-len", "1000", *places)
+    text = " ".join(run("recommend", *asked, "--max-concurrency", "1080" if places else "1024").out.split())
+    assert f"--max-model-len {context} " in text and "surely fits" not in text
+    assert ("of at most 3,072 tokens, so that the KV cache holds this load" in text) == (context == 3072)
+    assert int(re.findall(r"surely holds ([\d,]+) whole", text)[0].replace(",", "")) > 7 * 108  # of all eight ranks
+
+
 def test_without_chunked_prefill_the_token_budget_limits_the_context() -> None:
     """vLLM 0.8.5, V0: "max_num_batched_tokens is smaller than max_model_len" (SchedulerConfig). Memory has room."""
     asked = ("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "l4", "--gpus", "1", "--engine-version", "0.8.5")

@@ -514,11 +514,12 @@ def _warnings(
     varied = (candidate.searched or candidate).tok_per_s_per_gpu
     context = min(deployment.model.max_position_embeddings, defaults.LONGEST_CONTEXT)
     shorter = config.max_model_len < context and not space.args.max_model_len
-    held = int(deployment.requests_of(load, pessimistic=True))
-    at_once = min(candidate.estimate.concurrency // config.data_parallel_size, config.max_num_seqs)
+    longest, chunked = _longest_context(deployment), config.enable_chunked_prefill
+    held = int(deployment.requests_of(load, pessimistic=True) * config.data_parallel_size)
+    at_once = min(candidate.estimate.concurrency, config.max_running)
     holds = {
         **dict.fromkeys(map(str, unknown), True),
-        "context" if config.enable_chunked_prefill else "unchunked": shorter,
+        "unchunked" if not chunked else "cut" if longest > config.max_model_len else "context": shorter,
         "preempts": not objective.targets and held < at_once,
         deployment.network_remark: True,
         deployment.unused_host_remark: not load.reused,
@@ -542,7 +543,7 @@ def _warnings(
     yield from remarks(
         "plan", holds, config=config, context=context, held=held, drafts=drafts, varied=varied, image=image_note,
         started=started, range_ratio=defaults.USUAL_RANGE_RATIO, sent="a trace" if load.origin else "turns",
-        options=", ".join(options), asked=space.model.resolved,
+        options=", ".join(options), asked=space.model.resolved, longest=longest,
     )  # fmt: skip
 
 
@@ -593,7 +594,8 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         wide = replace(own, config=replace(fixed, max_num_seqs=places, max_cudagraph_capture_size=graphs))
         if not given.max_model_len:
             wide = wide.with_settings(max_model_len=_longest_context(wide))
-        holds = wide.requests_of(objective.load, pessimistic=cautious) >= in_flight
+        least = in_flight * (1 - defaults.TOLERANCE * (places <= config.max_num_seqs))
+        holds = wide.requests_of(objective.load, pessimistic=cautious) >= least
         if wide.config != config and wide.fits and not wide.lacking_states and (holds or load):
             yield wide
 
