@@ -177,6 +177,20 @@ def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -
     assert better in said
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("deepseek-ai/DeepSeek-V3.1 --gpu h200 --request-rate 50 --input-len 3000 --output-len 500 --ttft 3000 "
+         "--tpot 50", r"TP 8 \+ EP, (MTP \d) prefill, \d+ x TP 8 \+ EP, \1 decode\) vs"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4-v2 --gpu gb200 --request-rate 100 --input-len 2000 --output-len 2000 "
+         "--ttft 5000 --tpot 60", "not compared: both sides are planned with TP alone, aggregated servers with DP 4"),
+    ],
+)  # fmt: skip
+def test_sides_draft_as_servers_that_do_both_and_have_no_ranks(words: str, told: str) -> None:
+    """Drafts on both or neither. vLLM's blog of 2026-02-03 divides GB200 with DP + EP on about 30 GPUs, not on 180."""
+    assert re.search(told, " ".join(run("fleet", *words.split(), "--disaggregated").out.split()))
+
+
 def test_what_bounds_refuse_is_no_better_where_it_is_asked_for() -> None:
     load = (*CHAT, "--gpu", "h100", "--request-rate", "60")
     ((refused,), answer) = answered(*load)["disaggregated"], answered(*load, "--disaggregated")

@@ -87,6 +87,8 @@ def apart_lines(apart: Apart, otherwise: str = "") -> Iterator[str]:
 def equal_words(plan: Disaggregated) -> str:
     """The shape that carries more on as many GPUs, and by how much."""
     split, both = plan.disaggregated_rate, plan.aggregated_rate
+    if plan.aggregated_ranks > 1 and not plan.wins:
+        return f"not compared: both sides are planned with TP alone, aggregated servers with DP {plan.aggregated_ranks}"
     if not split:
         return f"aggregated better: no server of each side fits on {counted(plan.aggregated_gpus)}"
     rates = f"on {counted(plan.aggregated_gpus)}: {split:,.3g} vs {both:,.3g} requests/s"
@@ -98,9 +100,8 @@ def equal_words(plan: Disaggregated) -> str:
 def needs_words(plan: Disaggregated) -> str:
     """The GPUs of both shapes at the same confidence."""
     both = f"vs {plan.aggregated_gpus} aggregated" if plan.aggregated_gpus else "(aggregated servers miss the targets)"
-    sides = ", ".join(
-        f"{servers} x TP {side.deployment.config.tensor_parallel_size} {role}" for role, side, servers in sides_of(plan)
-    )
+    layouts = ((role, layout_in_words(side.deployment.config), servers) for role, side, servers in sides_of(plan))
+    sides = ", ".join(f"{servers} x {layout} {role}" for role, layout, servers in layouts)
     return (
         f"disaggregated on {plan.profile.id}: {plan.least_gpus} GPUs ({sides}) {both} at the same confidence, without "
         f"spares; {equal_words(plan)}"

@@ -335,4 +335,4 @@ def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:
 
 def _side_words(plan: planning.Disaggregated, engine: Any, servers: int) -> str:
     extra = f" + {plan.spares}" if plan.spares else ""
-    return f"{servers}{extra} x TP {engine.deployment.config.tensor_parallel_size}"
+    return f"{servers}{extra} x {shared.layout_in_words(engine.deployment.config)}"

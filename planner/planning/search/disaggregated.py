@@ -13,6 +13,7 @@ the last block. The KV cache leaves when the prefill is done. Links run at their
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import product
 from math import ceil, inf
 from typing import Any, Literal
 
@@ -106,6 +107,7 @@ class Disaggregated:
     aggregated_gpus: int  #: that servers which do both need for the same load, without spares
     aggregated_rate: float  #: requests per second that those carry
     disaggregated_rate: float  #: requests per second that the best division of as many GPUs carries; 0: none fits
+    aggregated_ranks: int = 1  #: DP ranks of those servers; sides are planned without
 
     @property
     def num_gpus(self) -> int:
@@ -143,8 +145,8 @@ class Disaggregated:
 
     @property
     def loses(self) -> bool:
-        """True if servers that do both carry more, by more than the tolerance of loads."""
-        return self.aggregated_rate > self.disaggregated_rate * (1 + TOLERANCE)
+        """True if servers that do both carry more, by more than the tolerance of loads, and have no DP ranks either."""
+        return self.aggregated_rate > self.disaggregated_rate * (1 + TOLERANCE) and self.aggregated_ranks == 1
 
 
 @dataclass(frozen=True)
@@ -340,13 +342,15 @@ class _Sizes:
             aggregated_gpus=gpus,
             aggregated_rate=both * aggregated.value,
             disaggregated_rate=best_rate(prefill, decode, gpus),
+            aggregated_ranks=self.candidate.config.data_parallel_size,
         )
 
     def prefill(self, decode: Side, transfer: Transfer) -> tuple[Side, Transfer] | None:
         """The prefill server that carries most on each GPU: prompts that ask for one token, and leave again."""
         best = None
         for deployment, full, bound in self.prefilling:
-            if best and bound / deployment.config.num_gpus <= best[0].rate_per_gpu:
+            alike = deployment.config.speculative_config == decode.deployment.config.speculative_config
+            if not alike or (best and bound / deployment.config.num_gpus <= best[0].rate_per_gpu):
                 continue
             kv_bytes = max(prompt_kv_bytes(end, self.prompts.input_len) for end in (deployment, decode.deployment))
             sent = replace(transfer, kv_bytes=kv_bytes)
@@ -381,9 +385,11 @@ class _Sizes:
         choices = Choices(space, self.search.objective, serving.changed(profile=self.profile))
         kept = {name: getattr(config, name) for name in ("max_num_batched_tokens", "max_model_len")}
         kept |= {"kv_cache_dtype": config.kv_cache_dtype_flag or "auto", **changes}
-        for size in choices.tensor_parallel_sizes(resolved.model):
+        drafting = dict.fromkeys((config.speculative_config, space.args.speculative_config))
+        for size, drafts in product(choices.tensor_parallel_sizes(resolved.model), drafting):
             experts = config.enable_expert_parallel and size > 1
             args = replace(space.args, tensor_parallel_size=size, enable_expert_parallel=experts, **kept)
+            args = replace(args, speculative_config=drafts)
             with suppress(IllegalPlanError):  # a size that cuts a quantisation block, or something similar
                 batch = min(choices.largest_batch(resolved, args), config.most_decodes)
                 if batch >= 1:
