@@ -73,14 +73,12 @@ CLIENT_DELAYS = ("request_s", "frontend_s", "tokenize_s")
 SHARES: frozenset[str] = frozenset(
     name
     for name in PARAMETERS
-    if "bandwidth" in name
-    or "flop" in name
-    or name in ("link_share", "network_share", "offload_share", "overlap", "coverage_exponent")
+    if any(part in name for part in ("bandwidth", "flop", "_share", "overlap", "coverage_exponent"))
 )
 
 
-#: Factors on all of the GPU's time, and on that of steps with many prompt tokens: on fixed costs, and over shares.
-SLOWDOWN, PREFILL = "slowdown", "prefill"
+#: Factors on all of the GPU's time, on GEMMs and experts, and on steps of many prompt tokens: on costs and over shares.
+SLOWDOWN, LINEAR, PREFILL = "slowdown", "linear", "prefill"
 _FIXED_COSTS = frozenset(("gemm_launch_s", "expert_launch_s", "attention_launch_s", "small_launch_s", "collective_s"))
 
 
@@ -88,12 +86,14 @@ _FIXED_COSTS = frozenset(("gemm_launch_s", "expert_launch_s", "attention_launch_
 def targets(target: str) -> dict[str, int]:
     """The parameters that a factor on ``target`` changes, and the power of the factor that multiplies each.
 
-    A target is a parameter, the common part of the names of several (``launch``, ``host``), or one of the two above.
+    A target is a parameter, the common part of the names of several (``launch``, ``host``), or one of the three above.
     ``launch`` is what kernels take inside graphs: outside of these the host launches, whatever the GPU.
     """
     if target == SLOWDOWN:
         rates = (name for name in PARAMETERS if "bandwidth" in name or "flop" in name or name == "link_share")
         return dict.fromkeys(rates, -1) | dict.fromkeys(_FIXED_COSTS, 1)
+    if target == LINEAR:
+        return {one: power for one, power in targets(SLOWDOWN).items() if one.startswith(("weight", "gemm", "expert"))}
     if target == PREFILL:
         return {name: -1 for name in PARAMETERS if "flop" in name} | {"eager_launch_s": 1}
     if target in PARAMETERS:
@@ -192,25 +192,31 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     """The covariates of an engine, which its efficiencies may depend on.
 
     ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty. ``nodes`` is the number that a network
-    joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``release`` is the major and
-    minor version of vLLM, ``shape`` one architecture at one size. ``weights`` is ``weight_dtype``, or ``fp8-block``:
-    scales of blocks have kernels of their own.
+    joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``launches`` is ``rocm`` on
+    AMD: no kernel table tells its GPUs apart. ``release`` is the major and minor version of vLLM, ``shape`` one
+    architecture at one size. ``weights`` is ``weight_dtype``, but ``fp8-block`` where scales of blocks have kernels of
+    their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin.
     """
     nodes = joined_nodes(model, profile, config)
-    linear = model.quantization.linear
-    in_blocks = linear is not None and linear.group == FP8_BLOCK.group
+    architecture = SAME_KERNELS.get(profile.architecture, profile.architecture)
+    linear, weights = model.quantization.linear, str(config.weight_dtype)
+    if weights == "fp8" and linear and linear.group == FP8_BLOCK.group:
+        weights = "fp8-block"
+    elif profile.platform == "cuda" and weights in ("int4-awq", "int4-gptq"):
+        weights = "int4"
     return {
         "machine": "",  # the user's own
         "gpu": profile.whole,
         "partition": profile.partition.compute_mode if profile.partition else "",
-        "architecture": SAME_KERNELS.get(profile.architecture, profile.architecture),
+        "architecture": architecture,
         "platform": profile.platform,
+        "launches": architecture if profile.platform == "cuda" else profile.platform,
         "links": profile.interconnect.kind,
         "bus": "pcie" if profile.interconnect.kind == "pcie" else "",
         "nodes": str(nodes) if nodes > 1 else "",
         "generation": engine_generation(config, profile),
         "release": ".".join(map(str, config.version.release[:2])),
-        "weights": "fp8-block" if in_blocks and config.weight_dtype == "fp8" else config.weight_dtype,
+        "weights": weights,
         "attention": attention_class(model),
         "kind": "moe" if model.is_moe else "dense",
         "shape": f"{model.model_type or model.architecture}-{model.num_layers}x{model.hidden_size}",

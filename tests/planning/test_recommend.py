@@ -288,12 +288,12 @@ def fewest_of_equals(candidates: Sequence[Candidate], goal: Goal) -> Candidate:
     return max((one for one in equals if one.num_gpus == fewest), key=merit.of_candidate)
 
 
-@pytest.mark.parametrize("concurrency", [8, 64])
-def test_both_ends_of_a_front_are_no_reason_to_take_eight_gpus(concurrency: int) -> None:
+@pytest.mark.parametrize(("concurrency", "most"), [(8, 4), (64, 1)])
+def test_both_ends_of_a_front_are_no_reason_to_take_eight_gpus(concurrency: int, most: int) -> None:
     """Llama-3.1-8B on MI300X: TP 8 and TP 1 scored 12.2204 and 12.2203, so 8 GPUs were planned for 64 requests."""
     load = Load.closed_loop(concurrency, 1024, 1024)
     (ranking,) = request("balanced", "mi300x", model="meta-llama/Llama-3.1-8B-Instruct", load=load).run()
-    assert ranking.best is not None and ranking.best.num_gpus == 1
+    assert ranking.best is not None and ranking.best.num_gpus <= most
 
 
 @settings(max_examples=5, deadline=None)

@@ -543,7 +543,7 @@ def test_the_room_of_a_server_for_a_trace_does_not_follow_the_rate_that_is_asked
     for rate in (1.0, 2.0):
         requests = rushed(600, 300)
         load = Load.of_requests(requests.at_pace(600 / float(requests.arrival_s[-1]) / rate), rate)
-        targets = Targets(parse_slos({"ttft": 900.0}), "rate", rate)
+        targets = Targets(parse_slos({"ttft": 700.0}), "rate", rate)
         asked = search_for(targets, "h100", load=load, gpus_per_node=1)
         best = ranked(asked).best
         assert best and best.servers == 1
@@ -932,11 +932,11 @@ def test_servers_behind_a_router_see_every_nth_arrival() -> None:
 
 
 def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> None:
-    load, sizes = Load(2048, 64, request_rate=60.0), {}
+    load, sizes = Load(2048, 64, request_rate=70.0), {}
     fixed = EngineArgs(max_num_batched_tokens=4096, kv_cache_dtype="fp8")
     for router in ("least-loaded", "random"):
         asked = search_for(
-            Targets(parse_slos({"ttft": 200.0}), value=60.0, router=router), "h100", load=load, args=fixed
+            Targets(parse_slos({"ttft": 200.0}), value=70.0, router=router), "h100", load=load, args=fixed
         )
         ranking = ranked(asked)
         assert ranking.best and asked.plan(ranking).service.router == router  # type: ignore[union-attr]

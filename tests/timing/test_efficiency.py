@@ -9,6 +9,7 @@ from physics_cases import engine, gpu, llama_8b, mla_model, moe_model, quantity
 from planner.engine.version import known_version
 from planner.hardware.profiles import AllReduceCurve, Kernels, load_profile
 from planner.model.architecture import SparseIndexer
+from planner.model.quantization import as_quantized
 from planner.model.resolve import resolve_model
 from planner.timing.efficiencies import (
     PARAMETERS,
@@ -90,6 +91,22 @@ def test_fp8_with_scales_of_blocks_is_a_precision_of_its_own() -> None:
     found = [covariates_of(model, profile, one) for model, one in zip(models, config, strict=True)]
     assert [one["weights"] for one in found] == ["fp8-block", "fp8", "bf16"]
     assert found[0]["architecture"] == "sm_100", "B300 has the kernels of B200"
+
+
+@pytest.mark.parametrize("gpu_id", ["h100-sxm", "h200-sxm", "b200-sxm", "mi300x", "mi355x", "l40s"])
+@pytest.mark.parametrize("name", ["meta-llama/Llama-3.1-70B", "Qwen/Qwen3-30B-A3B"])
+def test_precisions_of_weights_change_the_operators_that_read_them_alone(gpu_id: str, name: str) -> None:
+    # FlashAttention on a 16-bit cache, norms and all-reduces do not know the precision of the weights
+    base, profile = resolve_model(name, network=False).model, load_profile(gpu_id)
+    models = [base, *(as_quantized(base, dtype) for dtype in ("fp8", "int4-awq", "int4-gptq"))]
+    bf16, fp8, awq, gptq = (
+        efficiency_for(one, profile, engine(weight_dtype=one.quantization.weight_dtype, tensor_parallel_size=4))
+        for one in models
+    )
+    others = [one for one in PARAMETERS if not one.startswith(("weight", "gemm", "expert"))]
+    assert all(getattr(bf16, one) == getattr(fp8, one) == getattr(awq, one) for one in others)
+    # vLLM 0.32 runs both by Marlin (quantization/auto_awq.py, auto_gptq.py); AMD has kernels of its own for each
+    assert awq == gptq or profile.platform == "rocm"
 
 
 def test_a_measured_all_reduce_gives_latency_and_bandwidth() -> None:
