@@ -108,6 +108,7 @@ from .published import MOST_UTILIZATION as MOST_UTILIZATION
 from .published import known_issues as known_issues
 from .published import recipe_for as recipe_for
 from .published import recipe_release as recipe_release
+from .published import without_kernels as without_kernels
 from .published import without_sums as without_sums
 from .published import reason_beside_recipe as reason_beside_recipe
 from .published import stated_words as stated_words

@@ -190,7 +190,7 @@ def _range_ratio(workload: Load, line: _Line) -> float:
     if not possible:
         cause = f"{line.command} of vLLM {line.version} cannot draw lengths that are {workload.length_distribution}"
         other = "before 0.9.1 for lengths below a maximum" if symmetric else "of 0.9.1 or later"
-        raise IllegalPlanError(cause, hint=f"use fixed lengths, or an --engine-version {other}")
+        raise IllegalPlanError(cause, hint=f"add --random-range-ratio 0, or choose an --engine-version {other}")
     return workload.range_ratio
 
 

@@ -223,9 +223,6 @@ class Environment(dict[str, str]):
     def switch(self, name: str) -> bool | None:
         return {"1": True, "0": False}.get(self.get(name, ""))
 
-    def number(self, name: str) -> int | None:
-        return whole_number(self.get(name, ""))
-
 
 def _split(word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")

@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from planner.engine.features import default_engine, uses_latent_attention
-from planner.engine.flags import FlagProblem, VllmCommand, env_status, flag_status, key_list, value_status
+from planner.engine.flags import AITER, FlagProblem, VllmCommand, env_status, flag_status, key_list, value_status
 from planner.engine.settings import Engine, EngineConfig
 from planner.engine.version import READ_ON, RELEASES, EngineVersion, Release, known_version, release_of, release_text
 from planner.errors import IllegalPlanError
@@ -67,11 +67,10 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     if version.build != "vllm":
         cause = f"no image of vLLM with the ATOM plugin ({version.text}) is known"
         raise IllegalPlanError(cause, hint=f"plan for a release of vLLM: --engine-version {default_version(profile)}")
-    if problem := _without_kernels(profile, version):
+    for problem in without_kernels(profile, version):
         raise IllegalPlanError(problem.cause, hint=problem.hint)
     same = [i for i in _images() if i.platform == profile.platform and i.version.release == version.release]
-    matched = next((i for i in same if profile.whole in i.gpus), None)
-    if matched:
+    if matched := next((i for i in same if profile.whole in i.gpus), None):
         return matched
     if same:
         where = ", ".join(same[0].gpus)
@@ -82,7 +81,7 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     rule = _table("images")["naming"][profile.platform]
     if version.release < release_of(rule["since"]) or version.release not in RELEASES:
         images = {i.version for i in _images() if i.platform == profile.platform}
-        others = ", ".join(str(other) for other in sorted(images) if not _without_kernels(profile, other))
+        others = ", ".join(str(other) for other in sorted(images) if not without_kernels(profile, other))
         hint = f"choose --engine-version from: {others}, or a release from {rule['since']} on"
         raise IllegalPlanError(f"no image of vLLM {version} is known for {profile.name}", hint=hint)
     unusual = version.release != default_version(profile).release
@@ -91,11 +90,12 @@ def image_for(profile: GpuProfile, version: EngineVersion) -> Image:
     return Image(name, version, profile.platform, pinned=False, source=source, note=note)
 
 
-def _without_kernels(profile: GpuProfile, version: EngineVersion) -> FlagProblem | None:
+def without_kernels(profile: GpuProfile, version: EngineVersion) -> tuple[FlagProblem, ...]:
+    """The problem of a release whose images are older than the GPU; empty for others."""
     oldest = _table("images")["oldest"].get(profile.architecture.rstrip("a"), {}).get("version", "0.0")
     cause = f"no image of vLLM {version} runs on {profile.name}: {profile.architecture} came with {oldest}"
     hint = f"choose --engine-version {oldest} or later, or leave it out"
-    return FlagProblem(f"vLLM {version}", cause, hint, fatal=False) if version.release < release_of(oldest) else None
+    return (FlagProblem(f"vLLM {version}", cause, hint, fatal=False),) * (version.release < release_of(oldest))
 
 
 def options_version(version: EngineVersion, platform: str, image: str = "") -> EngineVersion:
@@ -332,7 +332,7 @@ def known_issues(
     """Settings that vLLM ignores, or a vendor reports broken. ``compilation``: ``--compilation-config``."""
     for word, _, cause in (note.partition(": ") for note in config.ignored):
         yield FlagProblem(word, cause, fatal=False)
-    yield from filter(None, [_without_kernels(profile, config.version)])
+    yield from without_kernels(profile, config.version)
     # NVIDIA's recipe of 0.10.1: neither is supported on Hopper; vLLM's recipes set both there from 0.12 on
     if (profile.compute_capability or (0, 0))[0] == 9 and config.version.release < HOPPER_ISSUES_UNTIL:
         cause = f"NVIDIA's recipe says that it is not supported on Hopper yet, with vLLM {config.version}"
@@ -340,12 +340,16 @@ def known_issues(
             yield FlagProblem("--async-scheduling", cause, "leave it out", fatal=False)
         if (key := "enable_fi_allreduce_fusion") in compilation:
             yield FlagProblem(f"--compilation-config {key}", cause, "leave it out", fatal=False)
+    aiter = env.get(AITER, "").lower() in ("1", "true") and profile.architecture in ("gfx942", "gfx950")
+    gpt_oss = model.architecture == "GptOssForCausalLM" and (0, 10, 1) <= config.version.release < (0, 11, 1)
+    if aiter and gpt_oss and env.get(f"{AITER}_MHA") not in ("0", "false", "False"):  # rocm_aiter_fa.py: no ``sinks``
+        yield FlagProblem(AITER, "its attention does not take the model's sinks", f"add {AITER}_MHA=0")
     if profile.architecture != "gfx942" or not AITER_IMAGES_SINCE <= config.version.release < AITER_IMAGES_UNTIL:
         return
     image = f"AMD's image of vLLM {config.version} for this GPU"
-    if env.get("VLLM_ROCM_USE_AITER", "").lower() in ("1", "true") and config.kv_cache_dtype == "fp8":
+    if aiter and config.kv_cache_dtype == "fp8":
         hint = "set it to 0, or leave --kv-cache-dtype out"
-        yield FlagProblem("VLLM_ROCM_USE_AITER", f"has no fp8 KV cache in {image}", hint, fatal=False)
+        yield FlagProblem(AITER, f"has no fp8 KV cache in {image}", hint, fatal=False)
     if model.architecture == "DeepseekV3ForCausalLM" and config.max_model_len > DEEPSEEK_MAX_MODEL_LEN:
         cause = f"{config.max_model_len:,} tokens are more than {image} serves this model with"
         yield FlagProblem("--max-model-len", cause, f"give {DEEPSEEK_MAX_MODEL_LEN}", fatal=False)

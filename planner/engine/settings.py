@@ -24,7 +24,7 @@ from planner.engine.flags import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MA
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.resources import package_dir, tables_of
-from planner.units import GIB, MOST_FIGURE, meant
+from planner.units import GIB, MOST_FIGURE, meant, whole_number
 
 #: vLLM's two engines: V0 until 0.10, V1 by default from 0.8.0 on NVIDIA and from 0.9.1 on AMD.
 Engine = Literal["V0", "V1"]
@@ -263,7 +263,7 @@ class EngineArgs:
     @property
     def cpu_kvcache_space(self) -> int | None:
         """GiB of the KV cache of each rank on a CPU; None: what ``gpu_memory_utilization`` leaves."""
-        return self.env.number(CPU_KVCACHE_SPACE)
+        return whole_number(self.env.get(CPU_KVCACHE_SPACE, ""))
 
     @property
     def flashinfer_sampler(self) -> bool | None:

@@ -114,10 +114,8 @@ def _numbered(text: str) -> tuple[Release, str] | None:
 
 def _mentioned(text: str) -> tuple[Release, str] | None:
     """A version number among other words: ``0.8.x``, ``0.12/0.13``, ``rocm/atom-dev:vllm-v0.25.1-nightly``."""
-    releases = []
-    for number, anything in _INSIDE.findall(text):
-        release = release_of(number)
-        releases.append(max((known for known in RELEASES if anything and known[:2] == release[:2]), default=release))
+    named = [(release_of(number), anything) for number, anything in _INSIDE.findall(text)]
+    releases = [max((k for k in RELEASES if anything and k[:2] == one[:2]), default=one) for one, anything in named]
     if not releases:
         return None
     exact = len(set(releases)) == 1 and not _LOOSE.search(text)
@@ -140,9 +138,8 @@ def _dated(text: str, date: str) -> tuple[Release, str]:
 
 def _day_in(text: str) -> datetime.date | None:
     if match := _DAY.search(text):
-        year, month, day = match.groups()
-        last = calendar.monthrange(int(year), int(month))[1]
-        return datetime.date(int(year), int(month), min(int(day or 15), last))
+        year, month, day = (int(part or 15) for part in match.groups())
+        return datetime.date(year, month, min(day, calendar.monthrange(year, month)[1]))
     if match := _MONTH.search(text):
         return datetime.date(int(match[2]), _MONTHS.index(match[1]), 15)
     if match := _YEARS.fullmatch(text.strip()):

@@ -169,9 +169,6 @@ class Interconnect(_Facts):
     allreduce: tuple[AllReduceCurve, ...] = ()
     domain_gpus: int = Field(default=1, ge=1, le=MOST_GPUS)  #: GPUs that these links join
 
-    def allreduce_curve(self, gpus: int) -> AllReduceCurve | None:
-        return next((curve for curve in self.allreduce if curve.gpus == gpus), None)
-
 
 class Kernels(_Facts):
     """Published measurements of kernels: priors of the fits. Bandwidths are slopes, without the cost of the launch."""

@@ -279,7 +279,7 @@ def _notes(serving: Serving) -> Iterator[str]:
     origin, logs = learned[0].origin if learned else "", dict.fromkeys(log for fit in learned for log in fit.logs)
     yield from (*model.notes, *model.quantization.notes, *filter(None, [config.version.note]))
     yield from (taken for taken in config.defaults_taken if taken.startswith(CPU_KVCACHE_SPACE) or "LongRoPE" in taken)
-    yield from config.ignored
+    yield from (*config.ignored, *map(str, vllm.without_kernels(serving.profile, config.version)))
     holds = {
         "sampler": budget.features.sampler == "unknown",
         "learned": learned,

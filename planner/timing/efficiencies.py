@@ -148,7 +148,7 @@ def _share(measured: Quantity | None, peak: Quantity | None) -> float:
 
 
 def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
-    curve = profile.interconnect.allreduce_curve(ranks) if ranks > 1 else None
+    curve = next((one for one in profile.interconnect.allreduce if one.gpus == ranks > 1), None)
     if curve is None:
         return {"link_share": constant("pcie_link_share")} if profile.interconnect.kind == "pcie" else {}
     small_s = next((time for size, time in curve.points if size >= 8 * KIB), curve.points[-1][1])

@@ -166,7 +166,9 @@ def test_no_image_from_before_a_gpu_is_named_for_it(gpu: str, version: str) -> N
 def test_amd_has_no_image_of_every_version() -> None:
     with pytest.raises(IllegalPlanError, match=r"0\.13\.0") as caught:
         image_for(load_profile("mi300x"), parse_version("0.13.0"))
-    assert "0.11.2" in caught.value.hint
+    assert "0.11.2" in caught.value.hint and "a release from 0.14.0 on" in caught.value.hint
+    # "vllm/vllm-openai-rocm:v0.14.1" in vllm-project/recipes, pull request 214
+    assert image_for(load_profile("mi300x"), parse_version("0.14.1")).name == "vllm/vllm-openai-rocm:v0.14.1"
     atom = "ATOM 514ed7c8e (vLLM + ATOM plugin) rocm/atom-dev:vllm-v0.25.1-nightly_20260805"
     with pytest.raises(IllegalPlanError, match="ATOM"):
         image_for(load_profile("mi355x"), parse_version(atom))

@@ -153,8 +153,7 @@ def test_a_pair_on_an_xgmi_mesh_has_one_link_of_seven() -> None:
     assert links.kind == "xgmi-mesh"
     assert links.link_bandwidth and links.bandwidth and links.links == 7
     assert links.bandwidth.base == links.links * links.link_bandwidth.base == 448e9
-    pair = links.allreduce_curve(2)
-    assert pair
+    (pair,) = (curve for curve in links.allreduce if curve.gpus == 2)
     size, seconds = pair.points[-1]  # RCCL's bus bandwidth of a pair is published as 47.7 GB/s
     assert 2 * (2 - 1) / 2 * size / seconds == pytest.approx(47.7e9, rel=0.02)
 
@@ -170,13 +169,12 @@ def test_a_pair_on_an_xgmi_mesh_has_one_link_of_seven() -> None:
     ],
 )
 def test_measured_all_reduce(gpu: str, gpus: int, kib: int, microseconds: float) -> None:
-    curve = load_profile(gpu).interconnect.allreduce_curve(gpus)
-    assert curve
+    (curve,) = (one for one in load_profile(gpu).interconnect.allreduce if one.gpus == gpus)
     assert dict(curve.points)[kib * 1024] == pytest.approx(microseconds * 1e-6)
 
 
 def test_an_all_reduce_that_nobody_measured_is_unknown() -> None:
-    assert load_profile("h20").interconnect.allreduce_curve(8) is None
+    assert not load_profile("h20").interconnect.allreduce
 
 
 @pytest.mark.parametrize("profile", WHOLE, ids=by_id)

@@ -404,7 +404,7 @@ def test_runbooks_say_what_remains_manual_in_its_order() -> None:
     places = [text.index(word) for word in words]
     assert places == sorted(places)
     nvidia = files_of("nvidia-source")["RUNBOOK.md"]
-    assert "NVIDIA driver 575" in nvidia and "tens of GB of docker" in nvidia
+    assert "NVIDIA driver 570" in nvidia and "tens of GB of docker" in nvidia
     assert "812 GB" not in nvidia and "GB for the quantised checkpoint" in files_of("quantize")["RUNBOOK.md"]
 
 

@@ -451,6 +451,26 @@ def test_an_image_without_kernels_for_the_gpu_is_a_remark(gpu: str, version: str
     """CUDA 12.4 of the images to 0.8.5 knows no Blackwell (vLLM's issues 16336, 14452), ROCm before 7.0 no gfx950."""
     said = answer(gpu, f"vllm serve {LLAMA} --max-model-len 8192", "--engine-version", version)
     assert said["starts"] and flags(said)[f"vLLM {version}"] is False
+    for words in (("fit",), ("predict", "serve", "--max-concurrency", "2"), ("compare", "--max-concurrency", "2")):
+        shown = run(*words, LLAMA, "--gpu", gpu, "--engine-version", version, "--max-model-len", "8192")
+        assert f"no image of vLLM {version} runs on" in " ".join(shown.err.split())
+
+
+@pytest.mark.parametrize(
+    ("version", "env", "starts"),
+    [
+        ("0.10.2", "VLLM_ROCM_USE_AITER=1", False),
+        ("0.10.2", "VLLM_ROCM_USE_AITER=1 VLLM_ROCM_USE_AITER_MHA=0", True),
+        ("0.10.2", "", True),
+        ("0.14.0", "VLLM_ROCM_USE_AITER=1", True),
+    ],
+)
+def test_aiter_of_early_releases_does_not_take_sinks(version: str, env: str, starts: bool) -> None:
+    """``rocm.py`` of 0.10.2 takes ``AiterFlashAttentionBackend``, whose ``__init__`` has no ``sinks``."""
+    line = f"{env} vllm serve openai/gpt-oss-20b --max-model-len 8192"
+    said = answer("mi300x", line, "--engine-version", version, "--max-concurrency", "4", status=int(not starts))
+    assert said["starts"] is starts
+    assert all(plan["env"].get("VLLM_ROCM_USE_AITER_MHA") == "0" for plan in said["better"] if version == "0.10.2")
 
 
 def test_a_plan_on_more_gpus_leaves_out_the_variable_that_hides_them() -> None:

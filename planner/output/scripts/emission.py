@@ -34,8 +34,8 @@ WARM_UP_PROMPTS, WARM_UP_OUTPUT_LEN = 8, 64
 #: Distance between seeds: no client sends prompts that a prefix cache has seen from another.
 SEED_STEP = 1000
 #: NVIDIA drivers for vLLM's images, by the first release: the one of their CUDA, and the oldest that can run it.
-#: CUDA 13 from 0.20 on, CUDA 12 before, whose minor versions share their drivers.
-CUDA_DRIVERS = {(0, 20): (580, 580), (0, 0): (575, 525)}
+#: CUDA 13.0, 12.9, 12.8 (``VLLM_MAIN_CUDA_VERSION``) and 12.4; minor versions of CUDA 12 share their drivers.
+CUDA_DRIVERS = {(0, 20): (580, 580), (0, 11, 1): (575, 525), (0, 9): (570, 525), (0, 0): (550, 525)}
 CUDA_COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"  #: lets the image's own libraries stand in for a newer driver
 OLDEST_COMPATIBLE_DRIVER = 535  #: with that variable, on data-centre GPUs only
 #: Start-up beside reading the weights: compiling, capturing graphs, the profile run. An allowance, not a prediction.
@@ -427,9 +427,8 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
 
 def _drivers(plan: Plan) -> dict[str, Any]:
     version = engine.parse_version(plan.engine_version)
-    cuda_12 = "cu12" in plan.image.rpartition(":")[2]
-    since = (0, 0) if cuda_12 else next(since for since in CUDA_DRIVERS if version.release >= since)
-    planned, oldest = CUDA_DRIVERS[since]
+    release = min(version.release, (0, 19)) if "cu12" in plan.image.rpartition(":")[2] else version.release
+    planned, oldest = next(drivers for since, drivers in CUDA_DRIVERS.items() if release >= since)
     fix = f"install the NVIDIA driver {planned} or newer"
     if plan.env.get(CUDA_COMPATIBILITY) == "1":
         oldest, fix = OLDEST_COMPATIBLE_DRIVER, f"{fix}, or on a data-centre GPU {OLDEST_COMPATIBLE_DRIVER} or newer"

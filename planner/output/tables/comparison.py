@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 from planner import planning
+from planner.engine import without_kernels
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import Column, columns_of, command_lines, known_table, rows_of, table_text, wrapped
@@ -243,7 +244,8 @@ class ComparisonAnswer(Answer):
         yield from shared.calibration_note(engine.evidence for engine in engines)
 
     def _engine_notes(self) -> Iterator[str]:
-        engines = (point.setup.deployment for point in self.record.points)
+        engines = [point.setup.deployment for point in self.record.points]
+        yield from dict.fromkeys(str(one) for e in engines for one in without_kernels(e.profile, e.config.version))
         yield from dict.fromkeys(words for engine in engines for words in shared.engine_remarks(engine))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from planner.engine import without_kernels
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
@@ -252,6 +253,7 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
         name = deployment.profile.name
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
     yield from filter(None, (deployment.network_remark, deployment.kernels_remark(config.env)))
+    yield from map(str, without_kernels(deployment.profile, config.version))
     if config.decode_context_parallel_size > 1:
         yield f"DCP={config.decode_context_parallel_size} is not calibrated; intervals are those without DCP"
     if drafts := config.speculative_config:
