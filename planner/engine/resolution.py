@@ -817,6 +817,9 @@ def check_speculative_config(
     if wanted.method == "draft_model" and not features.draft_models and features.engine == "V1":
         cause = f"{FLAG}: vLLM {version} (V1) does not draft with a model (not before 0.15.0)"
         raise IllegalPlanError(cause, hint='choose vLLM 0.15.0 or later, or "method": "ngram"')
+    if json.loads(wanted.text or "{}").get("method") == "mtp" and version.release < (0, 11):  # config/speculative.py
+        cause = f"{FLAG}: vLLM {version} has no method mtp (not before 0.11.0)"
+        raise IllegalPlanError(cause, hint='name the family, as "deepseek_mtp"', speculative_config=None)
     since = releases("mtp").get(model.architecture, (0,))
     if wanted.method == "mtp" and (not model.mtp or version.release < since):
         cause = f"{FLAG}: {model.id} has no multi-token-prediction modules"

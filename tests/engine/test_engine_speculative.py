@@ -78,6 +78,7 @@ LLAMA, DEEPSEEK, QWEN = "meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-V3", "Q
     ("name", "release", "flags", "words"),
     [
         (LLAMA, "0.33.0", {"speculative_config": MTP}, "no multi-token-prediction modules"),
+        ("deepseek-ai/DeepSeek-R1", "0.10.2", {"speculative_config": MTP}, "has no method mtp"),  # "deepseek_mtp" there
         (LLAMA, "0.14.0", {"speculative_config": LLAMA_1B}, "not before 0.15.0"),
         (DEEPSEEK, "0.7.3", {"speculative_config": MTP, "tensor_parallel_size": 8}, "drafts by mtp are not modelled"),
         (LLAMA, "0.7.3", {"speculative_config": NGRAM, "enable_chunked_prefill": True}, "it is not modelled"),
