@@ -50,7 +50,7 @@ def rate(argv):
     best = int((state / "best").read_text())
     value = lambda flag: int(argv[argv.index(flag) + 1]) if flag in argv else 1
     tp, batch, tokens = map(value, ("--tensor-parallel-size", "--max-num-seqs", "--max-num-batched-tokens"))
-    return 15000 * tp * {{1: 1.0, 2: 0.9}}.get(tp, 0.8) * batch / (batch + 64) * (1.1 if tokens == best else 1.0)
+    return 15000 * tp * {{1: 1.0, 2: 0.9}}.get(tp, 0.8) * batch / (batch + 64) * (1.6 if tokens == best else 1.0)
 
 verb = words[0]
 if verb == "info":

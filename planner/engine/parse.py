@@ -152,7 +152,7 @@ def _check_options(words: list[str], command: VllmCommand, version: EngineVersio
 
 
 def _hint(status: Status, name: str, known: Iterable[str], otherwise: str = "leave it out") -> str:
-    """What to write instead of ``name``. Only a name that vLLM never had may be a misspelling."""
+    """Return the replacement of ``name``. Only a name that vLLM never had may be a misspelling."""
     near = get_close_matches(name, known, n=1, cutoff=0.7) if status.state == "unknown" else ()
     return status.hint or "".join(f"nearest: {one}" for one in near) or otherwise
 

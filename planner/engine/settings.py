@@ -171,7 +171,7 @@ class EngineArgs:
         False, "Whole experts on each rank.", "axes layout searched plan result", short="-ep"
     )
     enable_eplb: bool = _row(False, "Balance the load of experts over ranks.")
-    eplb_config: str | None = _row(None, "Of EPLB: num_redundant_experts counts.", metavar="JSON")
+    eplb_config: str | None = _row(None, "Settings of EPLB: num_redundant_experts counts.", metavar="JSON")
     dtype: str = _row("auto", "auto, bfloat16, float16 or float32.", "layout")
     quantization: str | None = _row(
         None, "Quantise while loading: fp8, ... Default: serve the checkpoint as it is.", "recommend fleet", short="-q"

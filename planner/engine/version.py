@@ -107,9 +107,8 @@ def _numbered(text: str) -> tuple[Release, str] | None:
     if not match or not match[1].startswith("0."):
         return None
     release = release_of(match[1])
-    return release, f"{text} follows the rules of vLLM {release_text(release)}" if match[
-        2
-    ] and release <= NEWEST else ""
+    note = f"{text} follows the rules of vLLM {release_text(release)}"
+    return release, note if match[2] and release <= NEWEST else ""
 
 
 def _mentioned(text: str) -> tuple[Release, str] | None:

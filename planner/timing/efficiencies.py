@@ -193,7 +193,7 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
 
     ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty. ``nodes`` is the number that a network
     joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``launches`` is ``rocm`` on
-    AMD: no kernel table tells its GPUs apart. ``release`` is the major and minor version of vLLM, ``shape`` one
+    AMD, whose GPUs share it. ``release`` is the major and minor version of vLLM, ``shape`` one
     architecture at one size. ``weights`` is ``weight_dtype``, but ``fp8-block`` where scales of blocks have kernels of
     their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin.
     """
