@@ -3,8 +3,6 @@
 Green is a yes, red a no, yellow a warning, cyan a command to type next; the text is the same without colours.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

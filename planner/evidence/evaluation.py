@@ -5,8 +5,6 @@
     100 answers, uniform in [49, 950], seed 42        491.46 tokens on average; published: 491.5
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace

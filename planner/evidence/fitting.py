@@ -15,8 +15,6 @@ distribution (``planner.timing.Belief``). With R a root of its covariance::
 A file holds, for each factor, its part of R m and a row of a root of R (1 - C) R'.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,12 +243,12 @@ class OwnFit:
     fitted: Fitted
 
     @classmethod
-    def to(cls, observed: Sequence[Observed], base: Calibration) -> OwnFit:
+    def to(cls, observed: Sequence[Observed], base: Calibration) -> "OwnFit":
         design, terms = OwnDesign(observed, base), Terms(observed)
         problem = FitProblem(terms, design)
         return cls(design, problem, problem.solve(np.ones(terms.num_metrics, dtype=bool)))
 
-    def to_some(self, used_runs: NDArray[np.bool_]) -> OwnFit:
+    def to_some(self, used_runs: NDArray[np.bool_]) -> "OwnFit":
         return OwnFit(self.design, self.problem, self.problem.solve(used_runs[self.problem.terms.metric_run]))
 
     @cached_property

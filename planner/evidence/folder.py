@@ -3,8 +3,6 @@
 A result counts when it is of this very plan: the digest in its name, the number of requests and their lengths agree.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +59,7 @@ class MeasuredPlan:
     result_name: str
     result: Mapping[str, Any]  #: of ``vllm bench serve``
     startup: StartupLog | None = None
-    log: ServerLog | None = None
+    log: "ServerLog | None" = None
     accuracy: tuple[Accuracy, ...] = ()
     notes: tuple[str, ...] = ()
     of_classes: tuple[Mapping[str, Any], ...] = ()  #: results of each class, where the plan has several
@@ -200,7 +198,7 @@ def planned_result(path: Path, plan: Plan, load: PlannedWorkload, predicted: Map
     return result
 
 
-def _read_log(path: Path, plan: Plan) -> tuple[StartupLog | None, ServerLog | None, tuple[str, ...]]:
+def _read_log(path: Path, plan: Plan) -> "tuple[StartupLog | None, ServerLog | None, tuple[str, ...]]":
     where = f"{path.parent.name}/{path.name}"
     if not path.is_file():
         return None, None, (f"{where} does not exist: memory is not compared",)

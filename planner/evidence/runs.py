@@ -3,8 +3,6 @@
 Columns are the fields of ``MeasuredRun`` and ``MEASUREMENTS``; others are ignored. An empty cell is "not stated".
 """
 
-from __future__ import annotations
-
 import csv
 import re
 from collections import Counter
@@ -122,7 +120,7 @@ def read_runs(path: Path) -> list[MeasuredRun]:
         raise InputError(f"{path} is not a CSV file: {error}", hint="save it as comma-separated UTF-8") from error
 
 
-def _runs(path: Path, table: csv.DictReader[str]) -> Iterator[MeasuredRun]:
+def _runs(path: Path, table: "csv.DictReader[str]") -> Iterator[MeasuredRun]:
     if not (columns := table.fieldnames or []):
         raise InputError(f"{path} is empty", hint="measure again, or give a table of measured runs")
     if missing := [name for name in REQUIRED if name not in columns]:

@@ -6,8 +6,6 @@ A figure is a vendor's (``spec``), a published measurement or log (``measured``)
 304
 """
 
-from __future__ import annotations
-
 import datetime
 import re
 from collections.abc import Callable, Iterator
@@ -276,7 +274,7 @@ class GpuProfile(_Facts):
         """True if what GPUs exchange between nodes is known: their network, or links that join nodes."""
         return self.interconnect.network_bandwidth is not None or self.joined_gpus > self.gpus_per_node
 
-    def with_network(self, gb_per_s: float | None) -> GpuProfile:
+    def with_network(self, gb_per_s: float | None) -> "GpuProfile":
         """A copy with a network to other nodes of ``gb_per_s`` per GPU; the profile itself for None."""
         if gb_per_s is None:
             return self
@@ -285,7 +283,7 @@ class GpuProfile(_Facts):
         title = Source(title="Stated for this plan", retrieved=datetime.date.today())
         return self.model_copy(update={"interconnect": links, "sources": {**self.sources, STATED: title}})
 
-    def at_power(self, watts: int) -> GpuProfile:
+    def at_power(self, watts: int) -> "GpuProfile":
         """A copy under a power limit (``nvidia-smi -pl``), which lowers the rates of cores and memory.
 
         Raises InputError for a limit above the board's power or below half of it, and where that is not known.
@@ -306,7 +304,7 @@ class GpuProfile(_Facts):
         named = {"id": f"{self.id}@{watts}w", "name": f"{self.name} at {watts} W"}
         return self.model_copy(update={**capped, **named, "tdp": tdp})
 
-    def with_node(self, gpus: int) -> GpuProfile:
+    def with_node(self, gpus: int) -> "GpuProfile":
         """A copy with ``gpus`` per node, all joined by its links; links beyond a node (NVL72) stay as they are."""
         links = self.interconnect
         if links.domain_gpus <= self.gpus_per_node:

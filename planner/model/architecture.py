@@ -1,8 +1,6 @@
 """A model: every weight and every token mixer, layer by layer. Parameters, bytes, shards and FLOP all follow from
 the list of weights. Shapes are as in the checkpoint: ``(out_features, in_features)`` for linear weights."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
@@ -71,7 +69,7 @@ class Attention:
     chunk: int | None = None  #: chunked attention (Llama 4), tokens
     cross: bool = False  #: keys and values come from the encoder, not from the text
     shared: bool = False  #: reads the cache of an earlier layer and keeps none of its own
-    indexer: SparseIndexer | None = None  #: sparse attention (MiniMax-M3): what picks the blocks that are read
+    indexer: "SparseIndexer | None" = None  #: sparse attention (MiniMax-M3): what picks the blocks that are read
 
     @property
     def kv_elements_per_token(self) -> int:

@@ -6,8 +6,6 @@ A new family is one function in ``planner/model/families``::
     def llama(config: Config) -> ModelParts: ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from reprlib import repr as brief
 from typing import Any
@@ -26,7 +24,7 @@ COMPLETE = "check that the file is the model's own and complete"
 class Config:
     """A model's ``config.json``. Readers take the first of ``keys`` that is given. They raise UnsupportedModelError."""
 
-    def __init__(self, values: Mapping[str, Any], *, model_id: str, outer: Config | None = None) -> None:
+    def __init__(self, values: Mapping[str, Any], *, model_id: str, outer: "Config | None" = None) -> None:
         self.values = values
         self.model_id = model_id
         self.outer = outer or self
@@ -106,17 +104,17 @@ class Config:
             raise self.refuse(self._given(keys), f"a list of {kind}" + (f", {count} of them" if count else ""))
         return list(values)
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> Config:
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Config":
         given = {key: value for key, value in self.values.items() if value is not None}
         return Config({**defaults, **given}, model_id=self.model_id, outer=None if self.outer is self else self.outer)
 
-    def section(self, key: str) -> Config:
+    def section(self, key: str) -> "Config":
         """The dictionary under ``key`` as a Config. Raises UnsupportedModelError when there is none."""
         if not isinstance(self.values.get(key), Mapping):
             raise self.refuse(key, "an object")
         return self.nested(key)
 
-    def nested(self, key: str) -> Config:
+    def nested(self, key: str) -> "Config":
         """The dictionary under ``key`` (``text_config``, ``vision_config``) as a Config; itself where there is none."""
         inner = self.values.get(key)
         return Config(inner, model_id=self.model_id, outer=self.outer) if isinstance(inner, Mapping) else self

@@ -5,8 +5,6 @@ product must meet the limit. The queue must not grow either: the rate is at most
 state, moved by the factor of the throughput in the same way. The search begins where the closed form meets the targets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -130,7 +128,7 @@ class Capacity:
         return bracket(probe, guess, least, most, tolerance, whole=self.by == "concurrency", known=known)
 
     @cached_property
-    def _steady(self) -> Steady:
+    def _steady(self) -> "Steady":
         return Steady.of(self.deployment, self.load)
 
 
@@ -144,7 +142,7 @@ def measure(
 
 
 def against(
-    prediction: Prediction, slos: Sequence[Slo], confidence: float, exactly: bool = True, steady: Steady | None = None
+    prediction: Prediction, slos: Sequence[Slo], confidence: float, exactly: bool = True, steady: "Steady | None" = None
 ) -> ServedLoad:
     """A prediction beside targets. ``steady``: full batches of a like load, where they are at hand."""
     load, stable = prediction.as_found, True
@@ -179,7 +177,7 @@ class Steady:
     doubt: Uncertainty
 
     @classmethod
-    def of(cls, deployment: Deployment, load: Load, doubt: Uncertainty | None = None) -> Steady:
+    def of(cls, deployment: Deployment, load: Load, doubt: Uncertainty | None = None) -> "Steady":
         """With as many requests as serve fastest; ``doubt`` of a like engine, where it is at hand."""
         steady = _fastest(deployment, load, most_held(deployment, load))
         return cls(steady.request_per_s, doubt or doubt_at(deployment, load, steady.concurrency))

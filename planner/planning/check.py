@@ -1,7 +1,5 @@
 """Will a ``vllm serve`` line start, what would it deliver, and which settings would deliver more at the same load?"""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,7 +49,7 @@ class LineRequest:
     fixed: bool = False  #: ``like`` is sent as it stands: by the client beside the line, or for a plan of classes
     targets: Targets = field(default_factory=Targets)  #: that a better plan has to meet
 
-    def as_planned(self, plan: Plan) -> LineRequest:
+    def as_planned(self, plan: Plan) -> "LineRequest":
         """Fill what is left open from a plan's load; a concurrency takes the place of its rate."""
         service, load = plan.service, plan.load
         slos = tuple(target.slo for target in service.targets) if service else ()
@@ -63,7 +61,7 @@ class LineRequest:
         targets = Targets(slos, confidence=confidence)
         return replace(self, like=load, fixed=bool(load.classes), targets=targets)
 
-    def with_client(self, client: engine.ServeLine, version: engine.EngineVersion) -> LineRequest:
+    def with_client(self, client: engine.ServeLine, version: engine.EngineVersion) -> "LineRequest":
         """The load that the client beside the line sends; what was given by hand counts before it."""
         given = {**self.given, "request_rate": inf} if "max_concurrency" in self.given else self.given
         return replace(self, given=given, like=client.workload(version), fixed=True)

@@ -12,8 +12,6 @@ The low end of a cost is that of the cheapest offer at the fastest end of the pr
 1.1111111111111112
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan

@@ -1,7 +1,5 @@
 """A plan: the one object that is simulated, launched, benchmarked and validated."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -68,7 +66,7 @@ class PlannedWorkload(_Record):
     prefix_len: int = 0  #: tokens that all prompts begin with, before those of ``input_len``
 
     @classmethod
-    def of(cls, load: Load) -> PlannedWorkload:
+    def of(cls, load: Load) -> "PlannedWorkload":
         """The part of a load that a benchmark sends."""
         fields = {name: getattr(load, name) for name in cls.model_fields}
         rate, burstiness = load.request_rate, min(load.burstiness, MOST_FIGURE)  # JSON has no infinity
@@ -93,7 +91,7 @@ class PlannedTarget(_Record):
     of_class: str = ""  #: the class of requests that it is a target of; empty: all
 
     @classmethod
-    def of(cls, reading: Reading) -> PlannedTarget:
+    def of(cls, reading: "Reading") -> "PlannedTarget":
         values = {name: getattr(reading, name) for name in ("predicted_ms", "expected_ms", "met")}
         slo, upper_ms = reading.slo, reading.expected_ms
         return cls(metric=slo.key, limit_ms=slo.limit_ms, of_class=slo.group, upper_ms=upper_ms, **values)
@@ -135,7 +133,7 @@ class PlannedTrace(_Record):
     busiest_rate: float  #: of the stretch that was planned for
 
     @classmethod
-    def of(cls, load: Load) -> PlannedTrace | None:
+    def of(cls, load: Load) -> "PlannedTrace | None":
         """The file that a load is from; None for others."""
         trace = load.origin
         if trace is None:
@@ -388,7 +386,7 @@ class PlanFile(_Record):
         return json.dumps({**outer, "digest": self.plan.digest, **self.plan.model_dump(mode="json")}, indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> PlanFile:
+    def from_json(cls, text: str) -> "PlanFile":
         """Read what ``to_json`` wrote. Raises ValueError with the first thing that is wrong, when it is not a plan."""
         try:
             data = json.loads(text)

@@ -10,8 +10,6 @@ batch of C. It sits through the prefill of the other requests once each::
 DP ranks that share experts step together, so that a prompt on one of them delays all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -57,7 +55,7 @@ class Prediction:
     def of(
         cls, deployment: Deployment, load: Load, *, bench: Bench = "serve", percentiles: Sequence[float] = (99,),
         goodput: Mapping[str, float] | None = None,
-    ) -> Prediction:  # fmt: skip
+    ) -> "Prediction":  # fmt: skip
         """Replay ``load`` as ``bench`` sends it: a client to a server, all prompts at once, or one batch.
 
         Raises InputError where a request never fits the KV cache.
@@ -74,7 +72,7 @@ class Prediction:
     @classmethod
     def until_missed(
         cls, deployment: Deployment, load: Load, slos: Sequence[Slo], confidence: float, *, whole: bool
-    ) -> Prediction:
+    ) -> "Prediction":
         """Replay ``load`` beside ``slos``; unless ``whole``, an open loop ends once one is missed for certain.
 
         Raises InputError where a request never fits the KV cache.
@@ -108,7 +106,7 @@ class Prediction:
         """Uncertainty of the figures; in an open loop the queue of a slower engine is replayed."""
         return self.first_order.reacting()
 
-    def reported(self, percentiles: Sequence[float], goodput: Mapping[str, float] | None = None) -> Prediction:
+    def reported(self, percentiles: Sequence[float], goodput: Mapping[str, float] | None = None) -> "Prediction":
         """A copy with other percentiles and targets in its result."""
         made = replace(self, percentiles=tuple(percentiles), goodput=goodput or {})
         vars(made)["uncertainty"] = self.uncertainty
@@ -163,7 +161,7 @@ class Prediction:
         return tuple(parts)
 
     @cached_property
-    def unaided(self) -> Prediction | None:
+    def unaided(self) -> "Prediction | None":
         """The prediction without ``--kv-offloading-size``, where host memory keeps blocks of the load."""
         if self.bench != "serve" or not self.deployment.config.kv_offloading_size or not self.load.reused:
             return None
@@ -174,7 +172,7 @@ class Prediction:
     def by(self) -> By:
         return "rate" if self.load.max_concurrency is None else "concurrency"
 
-    def readings(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> tuple[Reading, ...]:
+    def readings(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> "tuple[Reading, ...]":
         """Each target, what is predicted for it, and what a measurement stays below with ``confidence``.
 
         A closed loop opens with all its places at once, which users never do: the targets ignore those requests.
@@ -371,7 +369,7 @@ class _Steps:
     sums: dict[str, Weights]  #: of these for each latency, and for the time of a throughput
 
     @classmethod
-    def of(cls, deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int) -> _Steps:
+    def of(cls, deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int) -> "_Steps":
         others, context_tok = concurrency - 1, prefix_len + input_len + output_len / 2
         cached_tok = prefix_len if deployment.config.enable_prefix_caching else 0
         prompt_tok = prefix_len + input_len - cached_tok

@@ -13,8 +13,6 @@ Of draws from it, with b the best measured worth::
     best is known        share of the draws in which no open setting is worth more than b (1 + within)
 """
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -64,7 +62,7 @@ class Prospects:
     covariance: Floats  #: (settings x (1 + targets)) twice
 
     @classmethod
-    def of(cls, settings: Sequence[Sequence[Forecast]]) -> Prospects:
+    def of(cls, settings: Sequence[Sequence[Forecast]]) -> "Prospects":
         each = [one for setting in settings for one in setting]
         covariance = np.diag([(one.power * one.noise) ** 2 for one in each])
         for row, one in enumerate(each):
@@ -77,7 +75,7 @@ class Prospects:
 
     def standing(
         self, measured: Mapping[int, Sequence[float]], out: Collection[int] = (), *, within: float = 0.0
-    ) -> Standing:
+    ) -> "Standing":
         """After ``measured``, the logarithms by setting, where the settings ``out`` do not run.
 
         ``within``: share by which another setting has to be better to count.
@@ -174,7 +172,7 @@ class TuningState(_Record):
     def begun(
         cls, planner_version: str, digest: str, merit: Merit, prospects: Sequence[Sequence[Forecast]],
         folders: Sequence[str], targets: Sequence[PlannedTarget] = (),
-    ) -> TuningState:  # fmt: skip
+    ) -> "TuningState":  # fmt: skip
         """Before any run. ``prospects``: merit and margins of each setting, whose plans lie in ``folders``."""
         known = Prospects.of(prospects)
         return cls(

@@ -11,8 +11,6 @@ how many deviations hold which share of the measurements, are those of published
 conformal prediction: Lei et al., JASA 113(523), 2018).
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -20,18 +18,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import exp, hypot, inf, log, sqrt
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.errors import InputError
+from planner.planning.deployment import Deployment
 from planner.simulator import Client, Replay, StepSum, Timeline, statistic_ms
 from planner.timing import LEVELS, PARAMETERS, Batch, Scatter, Spread, load_calibration, step_gradients
 from planner.workload import OF_A_REQUEST, Load, Slo
-
-if TYPE_CHECKING:
-    from planner.planning.deployment import Deployment
 
 Floats = NDArray[np.float64]
 Outcome = dict[str, float]  # s: ``duration``, and each latency by its statistic, such as ``p99_ttft``
@@ -65,7 +61,7 @@ class Figure:
     inverse: bool = False  #: a throughput where the steps give the time
 
     @classmethod
-    def of_key(cls, key: str) -> Figure | None:
+    def of_key(cls, key: str) -> "Figure | None":
         """The figure under ``key`` in a result; None for what is no prediction."""
         if key in RATES or key in TIMES:
             return cls("throughput", inverse=key in RATES)
@@ -211,7 +207,7 @@ class UncertaintyOfReplay(Uncertainty):
         self._group = ""
         self._parts: dict[str, UncertaintyOfReplay] = {}
 
-    def reacting(self) -> UncertaintyOfReplay:
+    def reacting(self) -> "UncertaintyOfReplay":
         """A copy that replays the queue of a slower engine, in an open loop."""
         made = copy(self)
         made._sds, made._parts, made._replays = {}, {}, self.open_loop
@@ -219,7 +215,7 @@ class UncertaintyOfReplay(Uncertainty):
             made._all = self._all.reacting()
         return made
 
-    def among(self, group: str) -> UncertaintyOfReplay:
+    def among(self, group: str) -> "UncertaintyOfReplay":
         """Uncertainty of the figures of one class of the requests."""
         if group in self._parts:
             return self._parts[group]
@@ -398,10 +394,10 @@ class Forecast:
     power: float = 1.0  #: of the uncertain figure in ``value``: -1 for its inverse, 2 for its square
 
     @classmethod
-    def of(cls, value: float, doubt: Uncertainty, key: str, power: float = 1.0) -> Forecast:
+    def of(cls, value: float, doubt: Uncertainty, key: str, power: float = 1.0) -> "Forecast":
         return cls(value, doubt.spread(key), doubt.noise(key), power)
 
-    def beats(self, other: Forecast) -> float:
+    def beats(self, other: "Forecast") -> float:
         """Probability that a measurement of this is larger than one of ``other``."""
         ratio, sd = log(self.value / other.value), hypot(self.power * self.noise, other.power * other.noise)
         if self.spread is not None and other.spread is not None:

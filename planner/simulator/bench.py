@@ -4,23 +4,19 @@ Definitions are those of ``vllm/benchmarks/serve.py``, ``throughput.py`` and ``l
 interpolate linearly, standard deviations are those of the population.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from math import floor, isinf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.errors import InputError
 from planner.resources import package_dir, tables_of
 from planner.simulator.record import Replay, TokenRuns
 from planner.units import MS
 from planner.workload import LATENCIES, OF_A_REQUEST, Load, Slo
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Lines of the table of ``vllm bench serve``.
 LINES = tables_of(package_dir("simulator") / "bench.toml")

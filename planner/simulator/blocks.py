@@ -21,20 +21,15 @@ Blocks of one piece of text (a node of ``Prefixes``) are taken and given back to
 two parts, so none has to be cut.
 """
 
-from __future__ import annotations
-
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.simulator.sequence import Sequence
 from planner.workload import Requests
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 class KvBlocks:
@@ -224,7 +219,7 @@ class Tree:
         return self.path(self._answer[index - self._first])
 
 
-def _column(values: NDArray[np.int64]) -> array[int]:
+def _column(values: NDArray[np.int64]) -> "array[int]":
     return array("q", values.astype(np.int64).tobytes())
 
 

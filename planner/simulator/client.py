@@ -1,15 +1,13 @@
 """A replay: the benchmark's client, and the DP ranks that it sends requests to."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner import progress
 from planner.errors import InputError
@@ -19,9 +17,6 @@ from planner.simulator.rank import ENDS, DpRank, Lockstep, PriorityRank
 from planner.simulator.record import Log, Replay, StepRun, TokenRuns
 from planner.simulator.sequence import Sequence
 from planner.workload import Load, Requests
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 #: Called with the metrics of every request that ends, in s by name, and with its class; true ends the replay.
 Hopeless = Callable[[Mapping[str, float], str], bool]
@@ -229,7 +224,7 @@ def _ranks(timer: StepTimer, limits: SchedulerLimits, log: Log, requests: Reques
     return [OffloadRank(timer, limits, log, kv, HostBlocks(blocks, size, tree, block_s)) for kv in caches]
 
 
-def _together(arrival_s: array[float], count: int) -> array[int]:
+def _together(arrival_s: "array[float]", count: int) -> "array[int]":
     """For each of the first ``count`` requests, how many arrive at its moment."""
     moments_s = np.asarray(arrival_s)[:count]
     first = np.flatnonzero(np.diff(moments_s, prepend=-inf))  # in the order of their arrival

@@ -1,7 +1,5 @@
 """Bounds of a replay: the limits of the engine's scheduler, and the clock of a step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -57,7 +55,7 @@ class SchedulerLimits:
     scheduling_policy: str = "fcfs"
 
     @classmethod
-    def of(cls, config: EngineConfig, **others: Any) -> SchedulerLimits:
+    def of(cls, config: EngineConfig, **others: Any) -> "SchedulerLimits":
         """The limits of an engine: the settings of ``config`` that have the same names, and ``others``."""
         alike = {one.name: getattr(config, one.name) for one in fields(cls) if hasattr(config, one.name)}
         own = {

@@ -1,21 +1,17 @@
 """Results of a replay: times of every request, and the token gaps of every run of equal steps."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf, nan
 from operator import add
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.timing import Batch
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 PART = 2**18  #: steps that are spelt out at once
 SORTED = 2**13  #: of them that are sorted
@@ -94,17 +90,17 @@ class NoGaps(GapLog):
 class Log:
     """Written by the DP ranks while they run. Times are the engine's own."""
 
-    first_token_s: array[float]
-    end_s: array[float]
-    preemptions: array[int]
-    cached_tok: array[int]  #: found in the prefix cache when it was first scheduled
+    first_token_s: "array[float]"
+    end_s: "array[float]"
+    preemptions: "array[int]"
+    cached_tok: "array[int]"  #: found in the prefix cache when it was first scheduled
     gaps: GapLog
     host_tok: dict[int, int] = field(default_factory=dict)  #: of ``cached_tok``, by request: loaded from host memory
     decode: Tally = field(default_factory=Tally)  #: steps that only decode
     prefill: Tally = field(default_factory=Tally)  #: steps with prompt tokens in them
 
     @classmethod
-    def of(cls, num_requests: int, *, keep_gaps: bool = True) -> Log:
+    def of(cls, num_requests: int, *, keep_gaps: bool = True) -> "Log":
         first_s, end_s = array("d", [nan]) * num_requests, array("d", [inf]) * num_requests
         none = array("q", [0]) * num_requests
         return cls(first_s, end_s, none, none[:], GapLog() if keep_gaps else NoGaps())
@@ -125,7 +121,7 @@ class TokenRuns:
     tokens: NDArray[np.int64]
 
     @classmethod
-    def of(cls, log: GapLog, *, delay_s: float = 0.0) -> TokenRuns:
+    def of(cls, log: GapLog, *, delay_s: float = 0.0) -> "TokenRuns":
         runs = cls(*map(np.asarray, (log.start_s, log.steps, log.gap_s, log.growth_s, log.tokens)))
         if delay_s:
             np.add(runs.start_s, delay_s, out=runs.start_s)
@@ -142,7 +138,7 @@ class TokenRuns:
         past_s = (k + 1) * self.gap_s[run] + k * (k + 1) / 2 * self.growth_s[run]
         return self.start_s[run] + past_s, self.tokens[run]
 
-    def parts(self) -> Iterator[TokenRuns]:
+    def parts(self) -> "Iterator[TokenRuns]":
         """Pieces of about ``PART`` steps, or of a run: of a million requests all would take a gigabyte."""
         upto = np.cumsum(self.steps)
         cuts = np.searchsorted(upto, np.arange(PART, self.steps.sum(), PART))
@@ -196,7 +192,7 @@ class TokenRuns:
         whole: NDArray[np.int64] = np.clip(steps, 0, self.steps).astype(np.int64)
         return whole
 
-    def _of(self, runs: NDArray[np.int64] | slice) -> TokenRuns:
+    def _of(self, runs: NDArray[np.int64] | slice) -> "TokenRuns":
         return TokenRuns(self.start_s[runs], self.steps[runs], self.gap_s[runs], self.growth_s[runs], self.tokens[runs])
 
 
@@ -240,7 +236,7 @@ class Replay:
     group: NDArray[np.int64] | None = None  #: the number of each request's class, in ``groups``
     groups: tuple[str, ...] = ()
 
-    def of(self, group: str) -> Replay:
+    def of(self, group: str) -> "Replay":
         """The requests of one class; the steps and the token gaps stay those of all."""
         if self.group is None:
             raise ValueError("no classes were sent")
@@ -248,7 +244,7 @@ class Replay:
         arrays = {name: value[which] for name in _OF_REQUESTS if (value := getattr(self, name)) is not None}
         return replace(self, **arrays)
 
-    def second_cycle(self, each: int, response_s: float) -> Replay:
+    def second_cycle(self, each: int, response_s: float) -> "Replay":
         """The second ``each`` of the requests, and the time from the end of the first ones to theirs.
 
         ``response_s``: from the end of a step until the client holds its tokens.
@@ -262,7 +258,7 @@ class Replay:
         runs = tuple(run._replace(start_s=run.start_s - since_s, end_s=run.end_s - since_s) for run in steps)
         return replace(self, **moved, token_runs=replace(gaps, start_s=gaps.start_s - start_s), step_runs=runs)
 
-    def without_gaps(self) -> Replay:
+    def without_gaps(self) -> "Replay":
         """A copy without the gaps between tokens, which are most of a long replay."""
         return replace(self, token_runs=TokenRuns.of(GapLog()))
 

@@ -11,23 +11,19 @@ after the other become one node.
 ([512, 512], [0, 512])
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from planner.workload.targets import Router
 
-    from planner.workload.targets import Router
-
-    Tokens = NDArray[np.int64]
-    Nodes = NDArray[np.int64]
+Tokens = NDArray[np.int64]
+Nodes = NDArray[np.int64]
 
 #: Seconds that an answer is taken to last: to its first token, and for each token. About what people read; a server
 #: that is slower or faster moves what follows it by a few seconds.
@@ -46,11 +42,11 @@ class Requests:
     input_len: Tokens
     output_len: Tokens
     arrival_s: NDArray[np.float64]  #: when each may be sent at the earliest, non-decreasing
-    prefixes: Prefixes | None = None  #: what their prompts have in common; None: nothing is known
+    prefixes: "Prefixes | None" = None  #: what their prompts have in common; None: nothing is known
     priority: Tokens | None = None  #: as sent with each; lower is sooner; None: all alike
     group: Tokens | None = None  #: the number of each one's class, in ``groups``
     groups: tuple[str, ...] = ()
-    pool: tuple[Requests, ...] = ()  #: of several servers, each replayed on its own; all of them, one after the other
+    pool: "tuple[Requests, ...]" = ()  #: of several servers, each replayed on its own; all of them, one after the other
 
     @property
     def max_total_len(self) -> int:
@@ -60,16 +56,16 @@ class Requests:
     def of_classes(self) -> dict[str, int]:
         return {} if self.group is None else {name: int((self.group == k).sum()) for k, name in enumerate(self.groups)}
 
-    def first(self, count: int) -> Requests:
+    def first(self, count: int) -> "Requests":
         return self.chosen(slice(0, count))
 
-    def chosen(self, which: NDArray[Any] | slice) -> Requests:
+    def chosen(self, which: NDArray[Any] | slice) -> "Requests":
         prefixes = self.prefixes and self.prefixes.chosen(which)
         priority, group = (None if one is None else one[which] for one in (self.priority, self.group))
         lengths = self.input_len[which], self.output_len[which]
         return Requests(*lengths, self.arrival_s[which], prefixes, priority, group, self.groups)
 
-    def at_pace(self, factor: float) -> Requests:
+    def at_pace(self, factor: float) -> "Requests":
         pool = tuple(one.at_pace(factor) for one in self.pool)
         return self if factor == 1 else replace(self, arrival_s=self.arrival_s * factor, pool=pool)
 
@@ -193,7 +189,7 @@ class Prefixes:
     def of(
         cls, pieces: Sequence[Sequence[int]], sizes_tok: Sequence[Sequence[int]], answers: Sequence[int] | None = None,
         before_tok: Sequence[int] = (),
-    ) -> Prefixes:  # fmt: skip
+    ) -> "Prefixes":  # fmt: skip
         """The tree of prompts, each a list of names of ``pieces`` and of their ``sizes_tok``. ``answers``: how many of
         the last pieces are the answer. The first lists were answered before, with ``before_tok`` tokens each."""
         counts = np.array([len(names) for names in pieces], dtype=np.int64)
@@ -203,7 +199,7 @@ class Prefixes:
         return cls.of_arrays(names, sizes, counts, ends, np.array(before_tok, dtype=np.int64))
 
     @classmethod
-    def of_arrays(cls, names: Nodes, sizes_tok: Nodes, counts: Nodes, answers: Nodes, before_tok: Nodes) -> Prefixes:
+    def of_arrays(cls, names: Nodes, sizes_tok: Nodes, counts: Nodes, answers: Nodes, before_tok: Nodes) -> "Prefixes":
         """The tree of all names and sizes in a row, (pieces,), and the number of them in each request."""
         last = np.cumsum(counts)
         first = last - counts
@@ -238,10 +234,10 @@ class Prefixes:
         prompt, answer, before = place(prompt_ends), place(last - 1), len(before_tok)
         return cls(new_parent, end_tok[remains], prompt[before:], answer[before:], answer[:before], before_tok)
 
-    def chosen(self, which: Nodes | slice) -> Prefixes:
+    def chosen(self, which: Nodes | slice) -> "Prefixes":
         return replace(self, prompt=self.prompt[which], answer=self.answer[which])
 
-    def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> Prefixes:
+    def after(self, earlier: Nodes, earlier_tok: Nodes, before: slice) -> "Prefixes":
         """The requests on a server that also answered those at the nodes ``earlier``, ``before``: of the earliest."""
         nodes, tok = (self.before[before], earlier), (self.before_tok[before], earlier_tok)
         return replace(self, before=np.concatenate(nodes), before_tok=np.concatenate(tok))

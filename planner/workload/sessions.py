@@ -3,8 +3,6 @@
 Lengths, numbers of turns and pauses are drawn from published statistics (``hardware/calibration/workload.toml``) for
 one request rate. The clock goes round: at its beginning sessions are in their first turn, in their last or between."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import ceil, log, sqrt
@@ -33,7 +31,7 @@ class Drawn:
     mean: float
     median: float | None = None
 
-    def draw(self, count: int, dice: np.random.Generator) -> NDArray[np.float64]:
+    def draw(self, count: int, dice: "np.random.Generator") -> "NDArray[np.float64]":
         if self.median is None:
             return dice.exponential(self.mean, count)
         return dice.lognormal(log(self.median), sqrt(2 * log(self.mean / self.median)), count)
@@ -48,7 +46,7 @@ class Sessions:
     pause_s: Drawn  #: from the end of an answer to the next turn
     most_tok: int  #: of a prompt and its answer; then the next turn begins anew
 
-    def requests(self, rate: float, seed: int = 0, count: int = KEPT) -> Requests:
+    def requests(self, rate: float, seed: int = 0, count: int = KEPT) -> "Requests":
         """``count`` requests, two or more times in a row: at every rate the same ones, in another order."""
         import numpy as np
 
@@ -88,7 +86,7 @@ class Sessions:
 
 
 @lru_cache(maxsize=32)  # engines are compared by the same shares
-def shares(name: str, rate: float, servers: int, router: Router, seed: int) -> Requests:
+def shares(name: str, rate: float, servers: int, router: "Router", seed: int) -> "Requests":
     """Load of ``POOLED`` of ``servers`` under ``rate`` requests per second, ``POOL_PROMPTS`` in all."""
     from planner.workload.requests import POOLED, share
 

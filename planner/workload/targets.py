@@ -6,8 +6,6 @@
 ['mean_ttft_ms', 'mean_tpot_ms']
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -102,7 +100,7 @@ class Targets:
         cls, *, ttft_ms: float | None = None, tpot_ms: float | None = None, itl_ms: float | None = None,
         e2el_ms: float | None = None, percentile: float | str = DEFAULT_PERCENTILE, confidence: float = CONFIDENCE,
         by: By = "rate", value: float | None = None,
-    ) -> Targets:  # fmt: skip
+    ) -> "Targets":  # fmt: skip
         """Limits in ms at a ``percentile`` (95, ``"mean"``). Raises InputError for a limit that is not positive."""
         limits_ms = {"ttft": ttft_ms, "tpot": tpot_ms, "itl": itl_ms, "e2el": e2el_ms}
         return cls(parse_slos(limits_ms, str(percentile)), by, value, confidence)

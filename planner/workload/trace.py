@@ -5,8 +5,6 @@ each with all before it. Rows of one ``session`` go on from each other: a prompt
 before it, where it is long enough for both. A plan is made for the busiest stretch of ``STRETCH`` requests in a row.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json
@@ -248,7 +246,7 @@ def _number(value: Any, where: str) -> float:
     return number
 
 
-def _in_order(rows: Iterator[_Row], summary: _Summary, path: str) -> Iterator[_Row]:
+def _in_order(rows: Iterator[_Row], summary: "_Summary", path: str) -> Iterator[_Row]:
     waiting: list[_Row] = []
     newest_s, passed_s = float("-inf"), float("-inf")
     for row in rows:

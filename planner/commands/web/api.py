@@ -3,8 +3,6 @@
 Nothing names a file: parameters that are paths are not offered, and neither are other servers.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +39,7 @@ class Operation:
 
     path: str
     command: Command
-    function: Callable[..., Answer]
+    function: "Callable[..., Answer]"
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -53,7 +51,7 @@ class Operation:
             del every["partitions"]
         return {name: one for name, one in every.items() if name not in CLOSED and not _names_a_file(one)}
 
-    def answer(self, query: Iterable[tuple[str, str]]) -> Answer:
+    def answer(self, query: Iterable[tuple[str, str]]) -> "Answer":
         """Call the function. Raises what it raises, and InputError for a parameter that it does not have."""
         given: dict[str, list[str]] = {}
         for name, text in query:

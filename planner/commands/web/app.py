@@ -4,8 +4,6 @@ A request has to be a GET with the token, from this page or an address bar. On a
 machine (DNS rebinding). The page loads only its own files and cannot be framed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
@@ -44,7 +42,7 @@ SEARCHES = 2  #: at the same time
 REMEMBERED = 24  #: searches
 
 
-def make_app(*, token: str, loopback: bool = True, seconds: float = 60.0) -> Guard:
+def make_app(*, token: str, loopback: bool = True, seconds: float = 60.0) -> "Guard":
     """The application, which asks for ``token``; one answer takes ``seconds`` at most."""
     pages = Pages(seconds)
     routes = [
@@ -104,7 +102,7 @@ class Pages:
         named = {"content-disposition": 'attachment; filename="plan.zip"'}
         return Response(content, headers=named, media_type="application/zip")
 
-    async def _searched(self, request: Request, asked: Asked) -> play.Search:
+    async def _searched(self, request: Request, asked: "Asked") -> play.Search:
         key = play.key_of(asked)
         search = self.remembered.get(key)
         if search is None:
@@ -120,11 +118,11 @@ def _query(request: Request) -> dict[str, list[str]]:
     return parse_qs(query_of(request), keep_blank_values=True)
 
 
-def _asked(request: Request) -> Asked:
+def _asked(request: Request) -> "Asked":
     return play.read_asked({name: texts for name, texts in _query(request).items() if name != "of"})
 
 
-def _front(asked: Asked, answer: str) -> str:
+def _front(asked: "Asked", answer: str) -> str:
     return output.front_page(asked, answer, models=model.catalog_ids(), gpus=hardware.load_all(partitions=True))
 
 
@@ -134,7 +132,7 @@ async def _asset(_: Request, kind: str) -> Response:
     return Response({"css": style, "javascript": script}[kind](), media_type=f"text/{kind}")
 
 
-async def _called(request: Request, path: str, places: Places) -> Response:
+async def _called(request: Request, path: str, places: "Places") -> Response:
     pairs = parse_qsl(query_of(request), keep_blank_values=True)
     text, ok = await places.run(request, call, path, pairs)
     return Response(text, headers={"planner-exit-status": "0" if ok else "1"}, media_type="application/json")

@@ -3,8 +3,6 @@
 Filters: ``sh``, ``argv``, ``comment`` for shell, ``text``, ``cell``, ``fenced`` for Markdown, ``endpoint`` for nginx.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import unicodedata
@@ -116,7 +114,7 @@ def refuse_tokens(files: Mapping[str, str]) -> None:
 
 
 @lru_cache
-def _environment(folders: tuple[Path, ...], escaped: bool) -> jinja2.Environment:
+def _environment(folders: tuple[Path, ...], escaped: bool) -> "jinja2.Environment":
     import jinja2  # slow, and few commands write files
 
     environment = jinja2.Environment(

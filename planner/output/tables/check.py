@@ -1,7 +1,5 @@
 """``planner check`` in words and rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -56,7 +54,7 @@ class CheckAnswer(Answer):
     launches: tuple[JudgedLaunch, ...]  #: the engines that the text starts, mostly one
 
     @classmethod
-    def of(cls, judged: Sequence[LineVerdict], **shown: Any) -> CheckAnswer:
+    def of(cls, judged: Sequence[LineVerdict], **shown: Any) -> "CheckAnswer":
         """The answer, its better plans replayed, launches with the same text once; ``shown`` are the other fields."""
         launches: dict[tuple[str, ...], JudgedLaunch] = {}
         for record in judged:

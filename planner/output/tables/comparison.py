@@ -1,7 +1,5 @@
 """``planner compare``: the GPUs under each load, and which one leads where."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -63,7 +61,7 @@ class ComparisonAnswer(Answer):
     stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without the load
 
     @classmethod
-    def of(cls, record: planning.Comparison, *more: Any, **shown: Any) -> ComparisonAnswer:
+    def of(cls, record: planning.Comparison, *more: Any, **shown: Any) -> "ComparisonAnswer":
         """The answer, with everything computed that it shows; ``more`` and ``shown`` are the other fields."""
         for point in record.points:
             _ = point.latencies, point.tok_per_s, point.bound_by  # cached: their intervals may take replays

@@ -1,7 +1,5 @@
 """``planner fleet``: a line for each fleet, best first, then those with prefill and decode on servers of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -50,7 +48,7 @@ class FleetAnswer(Answer):
     stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without load and limits
 
     @classmethod
-    def of(cls, record: planning.Fleets, *more: Any, **shown: Any) -> FleetAnswer:
+    def of(cls, record: planning.Fleets, *more: Any, **shown: Any) -> "FleetAnswer":
         """The answer, with everything computed that it shows; ``more`` and ``shown`` are the other fields."""
         doubts = tuple(planning.doubts_about_fleets(record))
         if best := record.best:

@@ -1,7 +1,5 @@
 """Predictions beside measurements: ``evaluate``, ``calibrate``, ``validate``, ``tune``, ``workflow --show``."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -303,7 +301,7 @@ class WorkflowAnswer(Answer):
     caveats: tuple[str, ...]
 
     @classmethod
-    def of(cls, record: Subject, figures: tuple[PrintedFigure, ...]) -> WorkflowAnswer:
+    def of(cls, record: Subject, figures: tuple[PrintedFigure, ...]) -> "WorkflowAnswer":
         """The answer, with the document's caveats on its figures."""
         return cls(record, figures, caveats_of(record, figures))
 

@@ -1,7 +1,5 @@
 """``planner predict``: the benchmark's own table and keys, and the operators of a step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
@@ -49,7 +47,7 @@ class PredictionAnswer(MetricAnswer):
     @classmethod
     def of(
         cls, bench: Bench, record: Prediction, deployment: Deployment, resolved: ResolvedModel, **shown: Any
-    ) -> PredictionAnswer:
+    ) -> "PredictionAnswer":
         """The answer, with everything computed that it shows: intervals, and the parts of a step."""
         steps, batch, wide = deployment.typical_steps(record.replay), record.replay.decode.batch, None
         _ = record.result  # cached: intervals may take two more replays

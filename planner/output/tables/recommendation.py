@@ -1,7 +1,5 @@
 """``planner recommend``: a line for each GPU, then each plan with reasons and launch command."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,7 +58,7 @@ class Recommendation(Answer):
     disaggregated: bool = False  #: whether disaggregated serving may be the answer
 
     @classmethod
-    def of(cls, search: planning.Search, *more: Any, **shown: Any) -> Recommendation:
+    def of(cls, search: planning.Search, *more: Any, **shown: Any) -> "Recommendation":
         """The answer, with everything computed that its text shows; ``more`` and ``shown`` are the other fields."""
         answer = cls(search, *more, **shown)
         best_first = answer.best_first

@@ -1,7 +1,5 @@
 """Words that several answers share: launch commands, loads, intervals, prices, and the fits behind a prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -20,7 +18,7 @@ if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
     from planner.workload import Load, Slo
 
 
-def local_argv(plan: Plan) -> list[str]:
+def local_argv(plan: "Plan") -> list[str]:
     """The plan's command for the machine itself; of several nodes for the first."""
     words = with_option(plan.serve_argv, "--host", LOOPBACK)  # only in a container does it listen on all addresses
     return [*words, *head_node_words(plan, plan.nodes, parse_version(plan.engine_version))]
@@ -101,7 +99,7 @@ def asked_load(value: float, unit: str = "requests/s") -> str:
     return f"{value:,.{digits}g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
 
 
-def sent_words(load: Load) -> str:
+def sent_words(load: "Load") -> str:
     """Return the requests of a load, such as ``1,000 requests of 1,024 + 128 tokens, all at once``."""
     words = [f"{counted(load.num_prompts, 'request')} of {load.input_len:,} + {load.output_len:,} tokens"]
     words += [f"varied by {load.range_ratio:.0%}"] if load.range_ratio else []
@@ -112,7 +110,7 @@ def sent_words(load: Load) -> str:
     return ", ".join(words)
 
 
-def of_tokens(sent: Load | PlannedWorkload) -> str:
+def of_tokens(sent: "Load | PlannedWorkload") -> str:
     """Mean lengths of a request: `` of 1,024 + 256 tokens``."""
     return f" of {sent.prefix_len + sent.input_len:,} + {sent.output_len:,} tokens"
 
@@ -125,7 +123,7 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return {first: list(seconds) for first, seconds in by_first.items()}
 
 
-def engine_remarks(engine: Deployment) -> Iterable[str]:
+def engine_remarks(engine: "Deployment") -> Iterable[str]:
     """Caveats of a server over several nodes, and of KV blocks in host memory."""
     return filter(None, (engine.network_remark, engine.unused_host_remark))
 
@@ -255,11 +253,11 @@ def margin_lines(headroom: float, spares: int, gpus: int, with_margin: int | Non
         yield f"{margin_words(*defaults.MARGIN)} it would take {counted(with_margin)}"
 
 
-def limits_of(slos: Iterable[Slo]) -> list[dict[str, Any]]:
+def limits_of(slos: "Iterable[Slo]") -> list[dict[str, Any]]:
     """Targets as JSON has them; ``class`` where a target is of one class."""
     return [{"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {}) for slo in slos]
 
 
-def doubts_of(doubts: Iterable[Doubt]) -> list[dict[str, Any]]:
+def doubts_of(doubts: "Iterable[Doubt]") -> list[dict[str, Any]]:
     """Figures of a suspicious size as JSON has them."""
     return [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in doubts]

@@ -1,7 +1,5 @@
 """The published documents and the workflows made from them, as ``documents.toml`` and ``workflows.toml`` have them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -59,7 +57,7 @@ class Command:
             return None
         return engine.read_drafts({"model": model, "num_speculative_tokens": int(tokens)})
 
-    def with_options(self, changes: Mapping[str, str | None]) -> Command:
+    def with_options(self, changes: Mapping[str, str | None]) -> "Command":
         """A copy with other values, or without an option: None. An empty value is that of a switch."""
         words = self.argv
         for flag, value in changes.items():

@@ -1,7 +1,5 @@
 """One engine at one load: what a search compares, and what it turned down."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil, exp, inf, log, log1p
@@ -41,14 +39,14 @@ class Rejected:
     @classmethod
     def of(
         cls, resolved: ResolvedModel, engine: Deployment, reason: str, probability_behind: float | None = None
-    ) -> Rejected:
+    ) -> "Rejected":
         """An engine that lost, with everything that it would have been launched with."""
         settings = {**engine.config.choice, "speculative_config": engine.config.speculative_config}
         names = engine.profile.id, resolved.resolved
         return cls(*names, reason=reason, probability_behind=probability_behind, **settings)
 
     @classmethod
-    def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> Rejected:
+    def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> "Rejected":
         settings: dict[str, Any] = args.settings("axes") | args.settings("batch")
         settings |= {"weight_dtype": resolved.model.quantization.weight_dtype, "kv_cache_dtype": args.kv_cache_dtype}
         settings["speculative_config"] = args.speculative_config
@@ -68,7 +66,7 @@ class Candidate:
     load: ServedLoad | None = None  #: of one server, where there are targets
     too_much: ServedLoad | None = None  #: of one of fewer servers, which missed a target
     capacity: Capacity | None = None  #: other loads, as far as they were replayed
-    searched: Candidate | None = None  #: with the benchmark line, where ``for_users`` has made this the serving line
+    searched: "Candidate | None" = None  #: with the benchmark line, where ``for_users`` has made this the serving line
 
     @property
     def config(self) -> EngineConfig:
@@ -118,7 +116,7 @@ class Candidate:
         concurrency = ceil(self.estimate.concurrency / self.config.data_parallel_size)
         return estimated_uncertainty(self.deployment, load.input_len, load.output_len, concurrency, load.prefix_len)
 
-    def forecast(self, merit: Merit, load: Load) -> Forecast:
+    def forecast(self, merit: "Merit", load: Load) -> Forecast:
         return Forecast.of(exp(merit.of_candidate(self)), self.uncertainty(load), *merit.figure)
 
 
@@ -174,7 +172,7 @@ class Merit:
     per_gpu: float = 1.0
 
     @classmethod
-    def among(cls, candidates: Iterable[Candidate], goal: Goal) -> Merit:
+    def among(cls, candidates: Iterable[Candidate], goal: Goal) -> "Merit":
         """Build it from the Pareto front of ``candidates``; of one point any axis length does."""
         front = pareto(candidates) if goal == "balanced" else []
         if not front:

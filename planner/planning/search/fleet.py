@@ -4,8 +4,6 @@ The engines that carry each class on the fewest GPUs are tried on the other clas
 rent. Classes get servers of their own or share all servers, whichever is cheaper. Power is that of all boards rented.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -129,7 +127,7 @@ class Rung:
 class Fleet:
     """Servers that carry every class, their spares, and the GPUs that are rented for them."""
 
-    solver: _Solver
+    solver: "_Solver"
     pools: tuple[Pool, ...]
     spares: tuple[tuple[Kind, int], ...]
     rented: tuple[Rented, ...]
