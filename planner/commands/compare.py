@@ -115,10 +115,8 @@ def _loads(
         arrivals = [{"max_concurrency": flying, **closed} for flying in _numbers("max_concurrency", in_flight, Whole)]
     inputs, outputs = _numbers("input_len", input_len, Whole), _numbers("output_len", output_len, Whole)
     if 1 not in (len(inputs), len(outputs)) and len(inputs) != len(outputs):
-        raise InputError(
-            f"--random-input-len names {len(inputs)} lengths, --random-output-len {len(outputs)}",
-            hint="give as many of both, or one of either",
-        )
+        cause = f"--random-input-len names {len(inputs)} lengths, --random-output-len {len(outputs)}"
+        raise InputError(cause, hint="give as many of both, or one of either")
     most = max(len(inputs), len(outputs))
     pairs = zip(inputs * (most if len(inputs) == 1 else 1), outputs * (most if len(outputs) == 1 else 1), strict=True)
     every = dict.fromkeys(

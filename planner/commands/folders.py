@@ -58,10 +58,8 @@ def report(
         raise InputError(f"--chart {chart}: {missing}", hint="planner report DIR shows the rest")
     if len(drawn) > 1:
         below = ", ".join(entry.directory.name for entry in folders.entries)
-        raise InputError(
-            f"--chart {chart} is of one plan, and {directory} holds {len(drawn)}",
-            hint=f"give one of the folders in it: {below}",
-        )
+        cause = f"--chart {chart} is of one plan, and {directory} holds {len(drawn)}"
+        raise InputError(cause, hint=f"give one of the folders in it: {below}")
     path = output or directory / (f"{chart}.{format}" if chart else "report.html")
     out.write_file(path, (out.svg(drawn[0], width) if drawn else out.page(folders, local)).encode())
     out.note(f"wrote {path}")
@@ -152,9 +150,8 @@ def _emission(directory: Path) -> "Emission":
         lines, checkpoint_bytes = tuple(out.predicted_lines(plan)), int(plan.memory["checkpoint_bytes"])
     except (KeyError, TypeError, ValueError) as error:
         wrong = f"does not say {error.args[0]}" if isinstance(error, KeyError) else "has figures that are no numbers"
-        raise InputError(
-            f"{directory / 'plan.json'} {wrong}", hint="write the plan again with planner recommend"
-        ) from error
+        cause = f"{directory / 'plan.json'} {wrong}"
+        raise InputError(cause, hint="write the plan again with planner recommend") from error
     return out.Emission(file, hardware.load_profile(plan.gpu), checkpoint_bytes, lines)
 
 

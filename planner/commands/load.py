@@ -144,10 +144,8 @@ def load_of(
         both = f"--workload {workload} and {_flag(PREFIX)} are both given"
         raise InputError(both, hint="its prompts share what was said before: leave one out")
     if rate is None:
-        raise InputError(
-            f"--workload {workload} has turns, and what they find in the prefix cache depends on how many come",
-            hint="add --request-rate, requests per second of all servers together",
-        )
+        cause = f"--workload {workload} has turns, and what they find in the prefix cache depends on how many come"
+        raise InputError(cause, hint="add --request-rate, requests per second of all servers together")
     check_planned_rate(rate)
     return loads.Load.sessions(workload, rate, rhythm["seed"])
 
@@ -156,10 +154,9 @@ def checked_workload(name: Any, *, turns: bool = True) -> str:
     """``--workload``. Raises UnknownNameError, and InputError for one of several turns without ``turns``."""
     loads.check_workload(name, [*loads.NAMED, *loads.named_sessions()])
     if name not in loads.NAMED and not turns:
-        raise InputError(
-            f"--workload {name} has turns, and a GPU here is sent lengths alone",
-            hint="ask planner predict serve, recommend or fleet, or name one of " + ", ".join(loads.NAMED),
-        )
+        cause = f"--workload {name} has turns, and a GPU here is sent lengths alone"
+        hint = "ask planner predict serve, recommend or fleet, or name one of " + ", ".join(loads.NAMED)
+        raise InputError(cause, hint=hint)
     return str(name)
 
 
@@ -170,10 +167,8 @@ def planned_load(
     refuse_contradictions({**given, **size}, planned=True)
     burstiness, least = given.get("burstiness"), defaults.LEAST_BURSTINESS
     if burstiness is not None and not burstiness >= least:
-        raise InputError(
-            f"--burstiness must be a positive number of {least:g} or more, got {burstiness:g}",
-            hint="planner predict serve takes smaller ones",
-        )
+        cause = f"--burstiness must be a positive number of {least:g} or more, got {burstiness:g}"
+        raise InputError(cause, hint="planner predict serve takes smaller ones")
     names = (*LENGTHS, PREFIX, "workload", "trace", "classes", "request_rate", "seed")
     of_load = {name: given[name] for name in (*names, "burstiness") if name in given}
     limits_ms: dict[str, float | None] = {name: given.get(name) for name in loads.LATENCIES}
@@ -204,10 +199,8 @@ def targets_of(
     if single and not slos:
         raise InputError(f"{single} has no target to go with", hint="add --ttft, --tpot, --itl or --e2el, each in ms")
     if router == "prefix-aware" and not (load.reused or load.origin):
-        raise InputError(
-            "--router prefix-aware has nothing to go with: what these prompts have in common is not known",
-            hint="add --trace, or --workload with one of " + ", ".join(loads.named_sessions()),
-        )
+        cause = "--router prefix-aware has nothing to go with: what these prompts have in common is not known"
+        raise InputError(cause, hint="add --trace, or --workload with one of " + ", ".join(loads.named_sessions()))
     trust = confidence or defaults.CONFIDENCE
     if load.recorded is not None:
         for one in load.classes:

@@ -31,9 +31,8 @@ def _targets_of(words: Sequence[str]) -> dict[str, float]:
     try:
         return {name: float(text) for name, _, text in (word.partition(":") for word in words)}
     except ValueError as error:
-        raise InputError(
-            f"--goodput {' '.join(words)!r} is not a target in ms", hint="for example --goodput ttft:500"
-        ) from error
+        cause = f"--goodput {' '.join(words)!r} is not a target in ms"
+        raise InputError(cause, hint="for example --goodput ttft:500") from error
 
 
 Ms = Annotated[float, Interval(gt=0, lt=inf)]

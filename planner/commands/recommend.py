@@ -189,9 +189,8 @@ def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
     if not ranking.candidates:
         return None
     if pick > len(ranking.candidates):
-        raise InputError(
-            f"--pick {pick}: {ranking.profile.id} has {len(ranking.candidates)} plans", hint="pick a smaller number"
-        )
+        cause = f"--pick {pick}: {ranking.profile.id} has {len(ranking.candidates)} plans"
+        raise InputError(cause, hint="pick a smaller number")
     return search.plan(ranking, ranking.candidates[pick - 1])
 
 

@@ -55,9 +55,8 @@ def write(text: str, stream: TextIO | None, *, verdict: str = "") -> None:
             os.dup2(nowhere, stream.fileno())
             os.close(nowhere)
         if error.errno not in (errno.EPIPE, errno.EBADF):
-            raise InputError(
-                f"the output cannot be written: {error.strerror}", hint="free some space, or write it elsewhere"
-            ) from error
+            cause = f"the output cannot be written: {error.strerror}"
+            raise InputError(cause, hint="free some space, or write it elsewhere") from error
 
 
 def coloured(text: str, *, verdict: str = "") -> str:

@@ -153,10 +153,9 @@ class Tuner:
             return
         failed = [run for run in self.state.tried if not run.reason.startswith(MEMORY)]
         if not self.state.measured and len(failed) >= MOST_FAILURES:
-            raise InputError(
-                f"{len(failed)} settings failed and none was measured: {reason}",
-                hint="what fails for all is the machine: mend it, then planner tune --retry tries them again",
-            )
+            cause = f"{len(failed)} settings failed and none was measured: {reason}"
+            hint = "what fails for all is the machine: mend it, then planner tune --retry tries them again"
+            raise InputError(cause, hint=hint)
 
     def _larger(self, number: int) -> Iterator[int]:
         one = self.plan(number)

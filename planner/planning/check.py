@@ -544,10 +544,9 @@ def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> L
     load, config = asked.load(default_len), deployment.config
     longest, ranks = load.longest_len, config.data_parallel_size
     if longest > config.max_model_len:
-        raise InputError(
-            f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line",
-            hint="give a smaller --random-input-len or --random-output-len, or raise --max-model-len in the line",
-        )
+        cause = f"requests of up to {longest:,} tokens are longer than the {config.max_model_len:,} of the line"
+        hint = "give a smaller --random-input-len or --random-output-len, or raise --max-model-len in the line"
+        raise InputError(cause, hint=hint)
     if isfinite(load.request_rate) or asked.fixed:
         return load
     most = max(ranks, min(config.max_running, int(deployment.requests_served(longest, load.common_len)) * ranks))

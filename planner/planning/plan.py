@@ -431,10 +431,8 @@ def refuse_secrets(plan: Plan) -> None:
     lines = (plan.docker_args, plan.serve_argv, plan.bench_argv, *(one.bench_argv for one in plan.classes))
     for name, value in [*plan.env.items(), *(pair for line in lines for pair in _assigned(line))]:
         if is_secret(value, name):
-            raise InputError(
-                f"the value of {name.lstrip('-') or 'it'} looks like a secret, and would be written down",
-                hint="give it by name and leave the value in your environment: --env HF_TOKEN",
-            )
+            cause = f"the value of {name.lstrip('-') or 'it'} looks like a secret, and would be written down"
+            raise InputError(cause, hint="give it by name and leave the value in your environment: --env HF_TOKEN")
 
 
 def _assigned(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -78,10 +78,8 @@ class _Sender:
         chunks = int((requests.input_len // limits.max_num_batched_tokens).sum())
         each = MOST_CHUNKS_EACH_SHARED if requests.prefixes is not None or load.prefix_len else MOST_CHUNKS_EACH
         if chunks > max(MOST_CHUNKS, each * len(self.input_len)):
-            raise InputError(
-                f"the prompts come to {chunks:,} steps of --max-num-batched-tokens {limits.max_num_batched_tokens}",
-                hint=f"raise it, or send fewer prompts: {MOST_CHUNKS:,} such steps can be replayed",
-            )
+            cause = f"the prompts come to {chunks:,} steps of --max-num-batched-tokens {limits.max_num_batched_tokens}"
+            raise InputError(cause, hint=f"raise it, or send fewer prompts: {MOST_CHUNKS:,} such steps can be replayed")
         self.places = min(load.max_concurrency or len(self.input_len), len(self.input_len))
         self.sent_s = array("d")
         self.ready_s = array("d")  # when the engine sees it

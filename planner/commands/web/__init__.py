@@ -34,10 +34,9 @@ def ui(*, host: Host = HERE, port: Port = 8321, open_page: Open = False, seconds
 
         from planner.commands.web.app import make_app
     except ImportError as error:
-        raise InputError(
-            f"planner ui needs a package that is not installed: {error.name}",
-            hint="pip install 'llm-serving-planner[ui]', or in a checkout pip install '.[ui]'",
-        ) from error
+        cause = f"planner ui needs a package that is not installed: {error.name}"
+        hint = "pip install 'llm-serving-planner[ui]', or in a checkout pip install '.[ui]'"
+        raise InputError(cause, hint=hint) from error
     listening = _listening(host, port)
     port, loopback = listening.getsockname()[1], host in LOOPBACK
     token = os.environ.get(TOKEN) or secrets.token_urlsafe(24)

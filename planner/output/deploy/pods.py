@@ -185,10 +185,8 @@ class Pods:
     def require_one_node(self, target: str) -> None:
         """Raise IllegalPlanError for a server over several nodes."""
         if self.nodes > 1:
-            raise IllegalPlanError(
-                f"{target} runs one server on one node, and this one is spread over {self.nodes}",
-                hint="deploy it with --target lws or slurm",
-            )
+            cause = f"{target} runs one server on one node, and this one is spread over {self.nodes}"
+            raise IllegalPlanError(cause, hint="deploy it with --target lws or slurm")
 
     def header(self, title: str, *remarks: str) -> list[str]:
         """Lines of comment on top of every file."""
@@ -277,10 +275,8 @@ def _check_container(plan: Plan) -> None:
 def _check_nodes(emission: scripts.Emission, nodes: int, planned: int) -> None:
     plan = emission.file.plan
     if nodes < 1 or plan.num_gpus % nodes or plan.num_gpus // nodes > plan.gpus_per_node:
-        raise InputError(
-            f"--nodes {nodes}: {counted(plan.num_gpus)} in equal shares, and a node has {plan.gpus_per_node} GPUs",
-            hint=f"at least --nodes {planned}, and a divisor of {plan.num_gpus}",
-        )
+        cause = f"--nodes {nodes}: {counted(plan.num_gpus)} in equal shares, and a node has {plan.gpus_per_node} GPUs"
+        raise InputError(cause, hint=f"at least --nodes {planned}, and a divisor of {plan.num_gpus}")
     if nodes > 1 and emission.profile.partition:
         raise IllegalPlanError("no server uses partitions of several nodes", hint="add servers with --replicas")
 

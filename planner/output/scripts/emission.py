@@ -196,20 +196,14 @@ def check_exposure(plan: Plan) -> None:
     """Raise IllegalPlanError unless only this machine reaches the server, by a port published on 127.0.0.1."""
     host = option(plan.serve_argv, "--host")
     if not plan.image and host not in {engine.LOOPBACK, "localhost", "::1"}:
-        raise IllegalPlanError(
-            f"a server with --host {host or 'left out'} would listen on every address of this machine",
-            hint="use --host 127.0.0.1: there is no container around it",
-        )
+        cause = f"a server with --host {host or 'left out'} would listen on every address of this machine"
+        raise IllegalPlanError(cause, hint="use --host 127.0.0.1: there is no container around it")
     if plan.image and "host" in (option(plan.docker_args, "--network"), option(plan.docker_args, "--net")):
-        raise IllegalPlanError(
-            "--network host would let every machine that reaches this one use the server",
-            hint="leave it out of the docker options: the port is published on 127.0.0.1",
-        )
+        cause = "--network host would let every machine that reaches this one use the server"
+        raise IllegalPlanError(cause, hint="leave it out of the docker options: the port is published on 127.0.0.1")
     if plan.image and host not in {None, engine.EVERYWHERE, "::"}:
-        raise IllegalPlanError(
-            f"a server with --host {host} is not reachable from outside its container",
-            hint="use --host 0.0.0.0: the port is published on 127.0.0.1 only",
-        )
+        cause = f"a server with --host {host} is not reachable from outside its container"
+        raise IllegalPlanError(cause, hint="use --host 0.0.0.0: the port is published on 127.0.0.1 only")
 
 
 def join_of(plan: Plan, gpus_each: int) -> Join:

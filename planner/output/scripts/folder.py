@@ -133,10 +133,9 @@ def run_script(
                 env={**environment, **variables}, start_new_session=True, preexec_fn=_end_with_parent,
             )  # fmt: skip
     except OSError as error:
-        raise InputError(
-            f"{error.filename or script}: {error.strerror}",
-            hint="the folder has to be writable, and its scripts executable (chmod +x *.sh)",
-        ) from error
+        cause = f"{error.filename or script}: {error.strerror}"
+        hint = "the folder has to be writable, and its scripts executable (chmod +x *.sh)"
+        raise InputError(cause, hint=hint) from error
     try:
         started(process.pid)
         return process.wait()

@@ -25,10 +25,8 @@ _MARKDOWN = re.compile(r"([\\`*{}\[\]<>#|~!&]|(?<![^\W_])_|_(?![^\W_]))")  # _ i
 def writable(word: str, file: str = "a script") -> str:
     """Return ``word``. Raises InputError for a NUL and for bytes that are not UTF-8."""
     if "\0" in word or any(unicodedata.category(character) == "Cs" for character in word):
-        raise InputError(
-            f"{word!a} cannot be written into {file}",
-            hint="it holds a NUL or bytes that are not UTF-8; rename the model, folder or option",
-        )
+        cause = f"{word!a} cannot be written into {file}"
+        raise InputError(cause, hint="it holds a NUL or bytes that are not UTF-8; rename the model, folder or option")
     return word
 
 
@@ -107,10 +105,9 @@ def refuse_tokens(files: Mapping[str, str]) -> None:
     """Raise InputError if a file would hold a token or a key."""
     for name, content in files.items():
         if is_secret(content):
-            raise InputError(
-                f"{name} would hold a token or a key",
-                hint="put it into the environment, as HF_TOKEN: the scripts pass it through by name",
-            )
+            cause = f"{name} would hold a token or a key"
+            hint = "put it into the environment, as HF_TOKEN: the scripts pass it through by name"
+            raise InputError(cause, hint=hint)
 
 
 @lru_cache

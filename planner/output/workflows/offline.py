@@ -59,10 +59,9 @@ def offline_points(job: Subject, script: str = "") -> tuple[OfflinePoint, ...]:
         raise InputError(f"{workflow.name} measures no {bench}", hint="planner workflow list shows those that do")
     varied = sorted({name for variant in workflow.variants for name in variant["env"]})
     if varied and not any(engine.env_status(version, name, platform=platform) for name in varied):
-        raise IllegalPlanError(
-            f"{workflow.name}: vLLM {version} does not read {varied[0]}",
-            hint=engine.env_status(version, varied[0], platform=platform).hint or "choose another --engine-version",
-        )
+        cause = f"{workflow.name}: vLLM {version} does not read {varied[0]}"
+        hint = engine.env_status(version, varied[0], platform=platform).hint or "choose another --engine-version"
+        raise IllegalPlanError(cause, hint=hint)
     return tuple(
         _point(job, point, variant, predicted=index == 0)
         for point in points

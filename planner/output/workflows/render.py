@@ -158,10 +158,9 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
 
 def _mad_names(job: Subject) -> dict[str, Any]:
     if job.version.release > MAD_NEWEST:
-        raise IllegalPlanError(
-            f"AMD's vllm_benchmark_report.sh passes --num-scheduler-steps, which vLLM {job.version} does not take",
-            hint="choose an --engine-version up to 0.10.0, or planner workflow latency and throughput",
-        )
+        cause = f"AMD's vllm_benchmark_report.sh passes --num-scheduler-steps, which vLLM {job.version} does not take"
+        hint = "choose an --engine-version up to 0.10.0, or planner workflow latency and throughput"
+        raise IllegalPlanError(cause, hint=hint)
     own = "float8" if job.deployment.config.weight_dtype == "fp8" else "float16"
     return {"mad_dtype": job.workflow.dtypes.get(job.choice.weight_dtype or "", own), "points": offline_points(job)}
 
@@ -182,10 +181,8 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
     points, refused = planning.compare_partitions(serving, whole, load)
     rejected = [f"{gone.gpu}: {gone.reason}" for gone in refused]
     if not points:
-        raise IllegalPlanError(
-            f"{resolved.resolved} fits neither {whole.name} nor its partitions: {'; '.join(rejected)}",
-            hint="choose a smaller model",
-        )
+        cause = f"{resolved.resolved} fits neither {whole.name} nor its partitions: {'; '.join(rejected)}"
+        raise IllegalPlanError(cause, hint="choose a smaller model")
     # partition.sh of any partition leads back to whole GPUs
     cut = next((point.gpu for point in points if point.setup.profile.partition), None)
     back = (f"{cut}/partition.sh", "--leave") if cut else ("compare.sh.nothing",)

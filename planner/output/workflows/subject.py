@@ -90,10 +90,8 @@ class Subject:
         parts = all(load_profile(gpu).partition for gpu in workflow.gpus)
         if self.profile.platform not in workflow.platforms or (parts and not self.profile.partition):
             kind = "partitions on " * parts + " and ".join(workflow.platforms)
-            raise IllegalPlanError(
-                f"{workflow.name} is not a workflow for {self.profile.name}",
-                hint=f"it is for {kind}, such as --gpu {workflow.gpus[0]}",
-            )
+            cause = f"{workflow.name} is not a workflow for {self.profile.name}"
+            raise IllegalPlanError(cause, hint=f"it is for {kind}, such as --gpu {workflow.gpus[0]}")
         self.version, self.build = _version(workflow, self.profile, choice)
         self.resolved = _resolved(workflow, choice, self.profile)
         described = workflow.models_on(self.profile) if self.profile.id in workflow.gpus else ()
@@ -155,10 +153,9 @@ class Subject:
             f"{' '.join(way.flags).removesuffix(' --allow-unvalidated')} ({way.change})" for way in options
             if way.settings.get("gpu", gpus[0]) in gpus
         ]  # fmt: skip
-        raise IllegalPlanError(
-            f"{name} on {args.tensor_parallel_size} x {self.profile.name} does not start: {fit.reason}",
-            hint=f"of the document's settings change one: {'; '.join(ways[:3])}" if ways else "choose a larger GPU",
-        )
+        cause = f"{name} on {args.tensor_parallel_size} x {self.profile.name} does not start: {fit.reason}"
+        hint = f"of the document's settings change one: {'; '.join(ways[:3])}" if ways else "choose a larger GPU"
+        raise IllegalPlanError(cause, hint=hint)
 
     def read_env(self, env: Mapping[str, str]) -> dict[str, str]:
         """A document's variables that the version reads; the scripts choose the GPUs."""
@@ -188,10 +185,9 @@ class Subject:
     def _refuse_ignored(self) -> None:
         workflow, dtype, own = self.workflow, self.choice.weight_dtype, _weights(self.resolved)
         if self.documented and dtype not in (None, own, *workflow.dtypes):
-            raise InputError(
-                f"--weight-dtype {dtype}: the document has {self.resolved.resolved} in {own} on this GPU",
-                hint=f"leave it out, choose from {', '.join({own: 0, **workflow.dtypes})}, or name another model",
-            )
+            cause = f"--weight-dtype {dtype}: the document has {self.resolved.resolved} in {own} on this GPU"
+            hint = f"leave it out, choose from {', '.join({own: 0, **workflow.dtypes})}, or name another model"
+            raise InputError(cause, hint=hint)
         ignored = [] if any(command.drafts for command in workflow.offline) else ["draft"]
         if self.documented and workflow.offline and not workflow.client:
             ignored.append("max_concurrency")
@@ -238,10 +234,8 @@ class Subject:
             return search, replace(ranking, candidates=suited)
         wanted = (f" with TP {size}" if size else "") + (f" with {dtype} weights" if dtype else "")
         why = "none of the plans has that" if ranking.candidates else ranking.why_none
-        raise IllegalPlanError(
-            f"no plan of {name} on {profile.name} for {self.workflow.name}{wanted}: {why}",
-            hint=f"planner fit {name} --gpu {profile.id} says what would make it fit",
-        )
+        cause = f"no plan of {name} on {profile.name} for {self.workflow.name}{wanted}: {why}"
+        raise IllegalPlanError(cause, hint=f"planner fit {name} --gpu {profile.id} says what would make it fit")
 
     def _documented(self, load: Load, command: Command | None) -> planning.Deployment:
         args, version, steps = self._chosen(engine.EngineArgs(**self.workflow.settings)), self.version, 1
@@ -250,10 +244,8 @@ class Subject:
             steps = line.num_scheduler_steps
         node = self.choice.gpus or self.profile.gpus_per_node
         if args.tensor_parallel_size > node:
-            raise IllegalPlanError(
-                f"{self.workflow.name} takes {counted(args.tensor_parallel_size)}, the node has {node}",
-                hint=f"--tensor-parallel-size {node}, or a node with more GPUs",
-            )
+            cause = f"{self.workflow.name} takes {counted(args.tensor_parallel_size)}, the node has {node}"
+            raise IllegalPlanError(cause, hint=f"--tensor-parallel-size {node}, or a node with more GPUs")
         deployment = self.start(args, version, steps=steps)
         planning.check_load(load, deployment.config.max_model_len, self.resolved.resolved)
         return deployment
@@ -278,9 +270,8 @@ class Subject:
         if own and not draft and not self.documented:
             raise IllegalPlanError(f"{own} drafts for {workflow.model} only", hint="name another one with --draft")
         if own and (0, 10) <= version.release < (0, 15):
-            raise IllegalPlanError(
-                f"vLLM {version} does not draft with a model", hint="--engine-version up to 0.9.2, or from 0.15.0 on"
-            )
+            cause = f"vLLM {version} does not draft with a model"
+            raise IllegalPlanError(cause, hint="--engine-version up to 0.9.2, or from 0.15.0 on")
         return own and (draft or own)
 
     def _in_documents_words(self, command: Command | None) -> dict[str, Any]:
@@ -362,8 +353,6 @@ def _version(
         return version, build
     own = {engine.parse_version(text).release for text in (build.version, workflow.engine_version) if text}
     if workflow.build and asked and asked.release not in own:
-        raise IllegalPlanError(
-            f"{workflow.name} builds commit {build.commit[:12]}, which takes the options of vLLM {build.version}",
-            hint="leave out --engine-version",
-        )
+        cause = f"{workflow.name} builds commit {build.commit[:12]}, which takes the options of vLLM {build.version}"
+        raise IllegalPlanError(cause, hint="leave out --engine-version")
     return engine.parse_version(build.version), build

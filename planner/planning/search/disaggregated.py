@@ -403,7 +403,5 @@ def _check_connector(version: EngineVersion) -> None:
 
 def _check_targets(targets: Targets | None) -> None:
     if targets is None or {slo.metric for slo in targets.slos} != {"ttft", "tpot"}:
-        raise InputError(
-            "disaggregated serving needs --ttft and --tpot, one for each side, and takes no other target",
-            hint="give both; how --e2el divides over the two sides is not known",
-        )
+        cause = "disaggregated serving needs --ttft and --tpot, one for each side, and takes no other target"
+        raise InputError(cause, hint="give both; how --e2el divides over the two sides is not known")
