@@ -129,7 +129,7 @@ class _Judge:
             problems = tuple(problem for client in clients for problem in client.problems)
             read = replace(read, problems=(*read.problems, *problems))
         elif not (read.is_offline or read.pools or asked.like or "max_concurrency" in asked.given):
-            self.remarks += ("the load is a default, as many requests as run at once: --max-concurrency N sets it",)
+            self.remarks += ("the load is a default: --max-concurrency N sets it",)
         data = (clients[0] if clients else read).options.get("--dataset-name", "random")
         if data != "random":  # as ``planner predict`` refuses it
             self.remarks += (f"--dataset-name {data} is not simulated: the load is text alone, of these lengths",)

@@ -154,6 +154,14 @@ def test_clients_are_as_many_as_asked_whatever_the_places(clients: int | None, f
     assert best.figures["max_concurrency"] == flying
 
 
+@pytest.mark.parametrize(("asked", "flying"), [({}, 16), ({"max_concurrency": 100}, 100), ({"goal": "min-latency"}, 8)])
+def test_places_are_no_load_and_cut_no_context(asked: dict[str, Any], flying: int) -> None:
+    """vLLM pages the cache by the tokens that requests have: 53 of 2,048 fit beside a context of 40,960 as well."""
+    plan = recommend_plans("Qwen/Qwen3-8B-AWQ", "rtx-4090", gpus=1, max_num_seqs=100, **asked).best
+    assert plan is not None and (plan.max_num_seqs, plan.max_model_len) == (100, 40960)
+    assert plan.workload.max_concurrency == flying and not any("so that the KV cache" in word for word in plan.warnings)
+
+
 def test_a_long_job_is_judged_by_few_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "MOST_SEARCH_PROMPTS", 100)
     answer = recommend_plans(LLAMA, "h100", gpus=1, max_concurrency=16, num_prompts=360_000)
@@ -350,12 +358,13 @@ def test_what_an_fp8_kv_cache_would_give_is_said_and_given_when_asked_for() -> N
 
 def test_a_cache_that_is_too_small_for_the_load_is_told_of_fp8_whatever_the_goal() -> None:
     """Two H100 keep about 120 GB beside weights of 33: 26 requests of 16,884 tokens x 262,144 bytes = 4.4 GB, in fp8
-    twice as many. 64 prompts of 500 tokens are no work; they wait for one of 32 places."""
+    twice as many. 64 prompts of 500 tokens are no work; they wait for room."""
     load = ["--input-len", "500", "--output-len", "16384", "--max-concurrency", "64"]
     said = " ".join(run("recommend", "Qwen/Qwen3-32B", "--gpu", "h100", "--gpus", "2", *load).out.split())
     named = re.search(r"--kv-cache-dtype fp8 would give [\d,]+ output tokens/s per GPU, (\d+)% more", said)
     assert named and int(named[1]) > 40
-    assert "64 prompts of 500 tokens wait for 32 places" in said and "KV capacity: holds 26 requests" in said
+    assert "64 prompts of 500 tokens wait for the KV cache, which holds 26" in said
+    assert "KV capacity: holds 26 requests" in said
 
 
 def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:

@@ -585,7 +585,7 @@ def _workload(search: planning.Search) -> dict[str, Any]:
     return {
         "name": objective.workload_name,
         **fields_of(load, *lengths, "burstiness"),
-        "max_concurrency": flying if objective.targets else given or objective.wanted_batch,
+        "max_concurrency": flying if objective.targets else objective.wanted_batch(given),
         "request_rate": rate,
         "num_prompts": objective.num_prompts,
         "trace": trace.model_dump() if trace else None,

@@ -84,7 +84,7 @@ def with_figures(objective: Objective, candidate: Candidate, *, ranked: bool = F
 def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Iterator[Candidate]:
     """Yield the engine at each concurrency that is worth considering."""
     objective, ranks, given = choices.objective, args.data_parallel_size, choices.space.args.max_num_seqs
-    wanted = objective.load.max_concurrency or (given or 0) * ranks or objective.wanted_batch
+    wanted = objective.wanted_batch((given or 0) * ranks)
     least, bound = defaults.LATENCY_CONCURRENCY if objective.goal == "balanced" else 1, defaults.MAX_NUM_SEQS
     bound *= ranks if wanted else 1  # --max-num-seqs is of each rank
     try:

@@ -57,9 +57,11 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
             yield from _about_idle(plan.gpu, servers, flying, objective, engine)
     if (first_s := plan.predicted["mean_ttft_ms"] * MS) > WAIT_S:
         sent, change = plan.workload, "fewer concurrent requests, or more servers, would shorten it"
-        most, places = sent.max_concurrency or 0, plan.max_num_seqs * plan.data_parallel_size
+        most, held = sent.max_concurrency or 0, int(candidate.deployment.requests_of(objective.load))
+        places = min(plan.max_num_seqs, held) * plan.data_parallel_size
         decoding_s = plan.predicted["mean_e2el_ms"] * MS - first_s  # in which a place is taken, beside the prefill
-        waits = f"{places:,} places" if (most / places - 1) * decoding_s > first_s / 2 else "their prefill"
+        queued = f"the KV cache, which holds {places:,}" if held < plan.max_num_seqs else f"{places:,} places"
+        waits = queued if (most / places - 1) * decoding_s > first_s / 2 else "their prefill"
         cause = f"{f'{most:,} prompts' if most else 'prompts'} of {sent.input_len:,} tokens wait for {waits}"
         if most == 1:
             cause = f"the prefill of {sent.input_len:,} tokens"

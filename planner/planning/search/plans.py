@@ -362,13 +362,12 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
             yield f"{words} instead: {merit.words(of_layout[layout])}, {behind}"
     searched = winner.searched or winner
     largest = int(searched.deployment.requests_of(objective.load, pessimistic=True))
+    flying = ceil(searched.estimate.concurrency / searched.config.data_parallel_size)
     reasons = {
-        "as asked for": space.args.max_num_seqs or objective.load.max_concurrency,
-        "a small batch: the concurrency at which latency counts": objective.wanted_batch,
+        "as asked for": objective.load.max_concurrency or flying == space.args.max_num_seqs,
+        "a small batch: the concurrency at which latency counts": objective.wanted_batch(),
         # a smaller max_num_seqs frees memory for a few more
-        "the largest batch whose requests all fit the KV cache at full length": (
-            searched.config.max_num_seqs >= 0.99 * largest
-        ),
+        "the largest batch whose requests all fit the KV cache at full length": flying >= 0.99 * largest,
         f"up to {largest} would fit the KV cache": True,
     }
     reason = next(reason for reason, holds in reasons.items() if holds)
@@ -587,6 +586,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
     if given.enable_prefix_caching is None:
         caching = caching or engine.prefix_caching(own.model, own.budget.features)
     cautious = own.requests_of(objective.load, pessimistic=True) >= in_flight
+    held = min(in_flight, own.requests_of(objective.load, pessimistic=cautious))
     fixed = replace(config, enable_prefix_caching=caching, max_cudagraph_capture_size=given.max_cudagraph_capture_size)
     for places in dict.fromkeys([given.max_num_seqs] if given.max_num_seqs else [*enough, config.max_num_seqs]):
         places = min(places, config.most_decodes)
@@ -594,7 +594,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         wide = replace(own, config=replace(fixed, max_num_seqs=places, max_cudagraph_capture_size=graphs))
         if not given.max_model_len:
             wide = wide.with_settings(max_model_len=_longest_context(wide))
-        least = in_flight * (1 - defaults.TOLERANCE * (places <= config.max_num_seqs))
+        least = held * (1 - defaults.TOLERANCE * (places <= config.max_num_seqs))
         holds = wide.requests_of(objective.load, pessimistic=cautious) >= least
         if wide.config != config and wide.fits and not wide.lacking_states and (holds or load):
             yield wide

@@ -134,10 +134,10 @@ class Objective:
     def confidence(self) -> float:
         return self.targets.confidence if self.targets else defaults.CONFIDENCE
 
-    @property
-    def wanted_batch(self) -> int | None:
-        """Concurrency at which a goal compares every engine; None where it is searched."""
-        latency = defaults.LATENCY_CONCURRENCY if self.goal == "min-latency" else None
+    def wanted_batch(self, places: int | None = None) -> int | None:
+        """Concurrency at which a goal compares every engine, of ``places`` if they are given; None: it is searched."""
+        most = min(places or defaults.LATENCY_CONCURRENCY, defaults.LATENCY_CONCURRENCY)
+        latency = most if self.goal == "min-latency" else None
         return self.load.max_concurrency or latency
 
     @property
@@ -287,7 +287,7 @@ class Choices:
         for step in count():
             if low >= high:
                 break
-            deployment = self.deployed(resolved, self.sized(args, batch))
+            deployment = self.deployed(resolved, self.sized(args, args.max_num_seqs or batch))
             held = int(deployment.requests_of(self.objective.load, pessimistic=cautious))
             low, high = (batch, min(high, held)) if held >= batch else (max(low, held), batch - 1)
             batch = min(held + 1, high) if step < defaults.BATCH_GUESSES else (low + high + 1) // 2
