@@ -121,11 +121,13 @@ class _Resolver:
         tokens, seqs = self._batch(features, max_model_len, chunked=chunked)
         check_known(self.model, self.version)
         check_kernels(self.model, self.profile, self.version, kv, LONG_NAMES[dtype])
+        share, shared = features.default_gpu_memory_utilization, self.profile.memory.utilization
+        seldom = "to be given: vLLM's own is seldom free in shared memory" * bool(shared)
         resolved = {
             "version": self.version, "dtype": dtype, "weight_dtype": weight_dtype or dtype, "kv_cache_dtype": kv.dtype,
             "kv_cache_dtype_flag": kv.flag, "max_model_len": max_model_len, "max_num_seqs": seqs,
             "max_num_batched_tokens": tokens,
-            "gpu_memory_utilization": self._or("gpu_memory_utilization", features.default_gpu_memory_utilization),
+            "gpu_memory_utilization": self._or("gpu_memory_utilization", share, seldom),
             "block_size": self._block_size(),
             "enable_prefix_caching": self._prefix_caching(features),
             "async_scheduling": self._async_scheduling(features), "enable_chunked_prefill": chunked, "engine": engine,
@@ -149,9 +151,9 @@ class _Resolver:
         if what:
             self.taken.append(what)
 
-    def _or(self, name: str, default: Any) -> Any:
+    def _or(self, name: str, default: Any, source: str = "") -> Any:
         asked = getattr(self.args, name)
-        self._took(f"{name} {default} (vLLM {self.version})" if asked is None else "")
+        self._took(f"{name} {default} ({source or f'vLLM {self.version}'})" if asked is None else "")
         return default if asked is None else asked
 
     def _check_options(self) -> None:

@@ -149,6 +149,8 @@ def test_gb10_shares_its_memory_with_the_system(share: float | None, verdict: st
     found = Serving("Qwen/Qwen3-8B", "gb10", engine_version="0.26.0", gpu_memory_utilization=share).fit()
     assert found.verdict == verdict and found.config.gpu_memory_utilization == (share or 0.8)
     assert found.fits is (share != 0.92 and share != 0.97)
+    assert any("0.8 (to be given: vLLM's own" in taken for taken in found.config.defaults_taken) is (share is None)
+    assert f"pass --gpu-memory-utilization {share or 0.8}, as counted" in " ".join(found.notes)
 
 
 def test_an_id_that_states_fp8_is_planned_in_fp8() -> None:
