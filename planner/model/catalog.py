@@ -26,18 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from planner.model.architecture import Model
-from planner.resources import package_dir
+from planner.resources import package_dir, tables_of
 
 Record = dict[str, Any]
 ENTRIES = package_dir("model") / "entries"
 #: The sources of an entry, each with the note for its user.
-KINDS = {
-    "verbatim": "",  # a published copy of the repository's own config.json
-    "trimmed": "",  # the same, of which only some keys were published
-    "sibling": "",  # that of a sibling which differs in training only
-    "assembled": "model data compiled from public sources: its own config.json is not available",
-    "form": "the catalog lacks this checkpoint's quantisation settings: {form} are assumed",
-}
+KINDS: dict[str, str] = tables_of(package_dir("model") / "names.toml")["kinds"]
 #: The GPU vendor that a publisher makes checkpoints for; those of other publishers run on both.
 _MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
 #: Formats that vLLM serves on GPUs of one vendor only.

@@ -22,6 +22,7 @@ from planner.errors import InputError, os_errors
 from planner.resources import package_dir, tables_of, write_then_rename
 
 SCHEMA_VERSION = 1
+NAMES = tables_of(package_dir("output") / "names.toml")
 Quote = Callable[[str], str]  #: one word, as a shell reads it
 WIDTH = 100  #: columns of text where there is no terminal
 SPACE = "\N{NO-BREAK SPACE}"  #: between a number and its unit, where ``wrapped`` breaks no line

@@ -15,7 +15,7 @@ from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare
 from planner.hardware import GpuProfile
 from planner.output import charts
-from planner.output.render import SPACE, Column, columns_of, command_parts
+from planner.output.render import NAMES, SPACE, Column, columns_of, command_parts
 from planner.output.scripts.text import render_template
 from planner.output.tables.recommendation import Recommendation, plan_in_words
 from planner.output.tables.shared import BASIS, batch_in_words, card, layout_in_words, local_argv
@@ -23,25 +23,13 @@ from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedW
 from planner.units import GIB, MOST_FIGURE, MS, US, counted, percent
 from planner.workload import NAMED, OF_A_REQUEST, use_cases
 
-#: Key in the plan's ``memory``, name, colour.
-PIECES = (
-    ("weights_bytes", "weights", 0), ("kv_cache_bytes", "KV cache", 2), ("activation_bytes", "activations", 1),
-    ("cuda_graph_bytes", "graphs", 3), ("non_torch_bytes", "runtime", 4),
-)  # fmt: skip
+PIECES, FIGURES = NAMES["memory_parts"], NAMES["plan_figures"]
 FREE = "unused"  #: the rest of the memory
 BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
 SHOWN_OPERATORS = 11
 SHOWN_WHOLE = 8  #: with more plans there are tables only
 GPU_RATE, USER_RATE = "output_throughput_per_gpu", "output_throughput_per_user"
 BATCH, TOKENS = tagged("batch")
-#: Key, heading and unit of the main figures of a plan.
-FIGURES = (
-    (GPU_RATE, "Throughput", "tokens/s per GPU"),
-    (USER_RATE, "Speed", "tokens/s per user"),
-    ("mean_ttft_ms", "TTFT", "ms, mean"),
-    ("mean_tpot_ms", "TPOT", "ms, mean"),
-    ("mean_e2el_ms", "E2EL", "s, mean"),
-)
 SIZES = (*zip(tagged("axes"), ("TP", "PP", "DP"), strict=False), (BATCH, "batch"))
 ChartName = Literal["memory", "pareto", "latency", "operators"]
 

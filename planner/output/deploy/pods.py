@@ -12,15 +12,10 @@ from planner.output.scripts import emission as scripts
 from planner.output.scripts.emission import start_timeout_s
 from planner.output.scripts.text import option
 from planner.planning import Plan
+from planner.resources import package_dir, tables_of
 from planner.units import GIB, MS, counted, whole_number
 
-#: The balancers that do what a plan counts on, by its router.
-ROUTERS = {
-    "least-loaded": "least_conn of nginx, LEAST_REQUEST of Envoy or Istio; a Kubernetes Service deals at random",
-    "prefix-aware": "vllm-router --policy cache_aware, or llm-d's scheduler",
-    "round-robin": "nginx or Envoy without a policy",
-    "random": "a Kubernetes Service alone",
-}
+ROUTERS = tables_of(package_dir("output") / "names.toml")["routers"]
 #: vLLM's own example for Kubernetes gives one GPU 2 GiB of shared memory; NCCL and RCCL need more of it for each more.
 SHM_GIB_PER_GPU = 2
 SHM_GIB_AT_LEAST = 8

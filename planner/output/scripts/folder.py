@@ -14,17 +14,10 @@ from glob import escape
 from pathlib import Path
 
 from planner.errors import InputError, os_errors
-from planner.resources import alone_in
+from planner.resources import alone_in, package_dir, tables_of
 
 #: Every file of any plan: an old plan may have left some that the new one does not need.
-ALL_FILES = (
-    "plan.json", "RUNBOOK.md", "preflight.sh", "launch.sh", "benchmark.sh", "accuracy.sh", "validate.sh",
-    "measure_next.sh", "tune.sh", "partition.sh", "recommendation.json", "report.html",
-    # of workflows
-    "WORKFLOW.md", "pull_image.sh", "build_image.sh", "build_engine.sh", "shell.sh", "download.sh", "quantize.sh",
-    "request.sh", "latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh", "sweep.sh",
-    "guidellm.sh", "points.json", "instances.sh", "nginx.conf", "mad.sh", "compare.sh", "COMPARISON.md",
-)  # fmt: skip
+ALL_FILES: tuple[str, ...] = tuple(tables_of(package_dir("output") / "names.toml")["plan_files"])
 _HINT = "give -o a folder that you may write to"
 _PR_SET_PDEATHSIG = 1  #: of <sys/prctl.h>
 #: Variables that change what the scripts leave behind.

@@ -6,20 +6,12 @@ from typing import Any
 from planner.engine import LOOPBACK
 from planner.errors import IllegalPlanError
 from planner.output.answer import fields_of, to_plain
-from planner.output.render import columns_of, command_lines, table_text
+from planner.output.render import NAMES, columns_of, command_lines, table_text
 from planner.output.scripts.text import with_option
 from planner.output.tables.shared import asked_load, card, items, layout_in_words, milliseconds, seconds
 from planner.planning import Apart, Disaggregated, Objective, Refused, SideLaunch
 from planner.units import GB, MB, MS, counted, figure
 
-FIELDS = (
-    "gpu=profile.id", "prefill_servers", "prefill_tensor_parallel_size=prefill.deployment.config.tensor_parallel_size",
-    "prefill_load=prefill.load.value", "decode_servers",
-    "decode_tensor_parallel_size=decode.deployment.config.tensor_parallel_size", "decode_load=decode.load.value",
-    "num_gpus", "kv_bytes_per_prompt=transfer.kv_bytes", "kv_transfer_bytes_per_s=transfer.bytes_per_s",
-    "kv_transfer_over=transfer.over", "kv_transfer_ms=transfer.time_s", "ttft_ms", "tpot_ms", "least_gpus",
-    "aggregated_gpus", "equal_gpus=aggregated_gpus", "aggregated_rate", "disaggregated_rate",
-)  # fmt: skip
 SIDES = columns_of(
     "disaggregated_sides",
     gpus=lambda row: row[2] * row[1].num_gpus,
@@ -32,7 +24,7 @@ def divided_object(plan: Disaggregated | Refused) -> dict[str, Any]:
     if isinstance(plan, Refused):
         return {"gpu": plan.gpu, "refused": plan.reason}
     return {
-        **fields_of(plan, *FIELDS),
+        **fields_of(plan, *NAMES["disaggregated"]),
         "refused": None,
         "spare_servers": 2 * plan.spares,
         "launch": to_plain(launches_of(plan)),

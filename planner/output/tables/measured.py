@@ -13,7 +13,7 @@ from planner.errors import InputError
 from planner.evidence import summary
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
-from planner.output.render import Column, columns_of, known_table, rows_of, table_text, wrapped
+from planner.output.render import NAMES, Column, columns_of, known_table, rows_of, table_text, wrapped
 from planner.output.tables.shared import grouped, items, listed
 from planner.output.tuning import Tuner
 from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options
@@ -390,12 +390,7 @@ class Evaluation(Answer):
 
 
 BAND = 0.2
-#: Panels of the chart. A run shows the first metric of a panel that it measured.
-PANELS = {
-    "Output throughput": ("output_throughput",), "TPOT": ("median_tpot_ms", "mean_tpot_ms"),
-    "TTFT": ("median_ttft_ms", "mean_ttft_ms"), "End-to-end latency": ("median_e2el_ms", "mean_e2el_ms"),
-    "Latency of a batch": ("avg_latency_s",),
-}  # fmt: skip
+PANELS: dict[str, list[str]] = NAMES["evaluation_panels"]
 #: Table below the chart: title of the panel, GPU, statistics.
 CHART_COLUMNS = columns_of("evaluation_chart")
 
