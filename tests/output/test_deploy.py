@@ -330,7 +330,9 @@ def test_image_and_variables_are_the_plans(case: str) -> None:
     for image, given in variables:
         assert image == made.image
         ours = {"HF_HOME", *PLACEMENT_VARIABLES, "HEAD_PORT", "NODE_GPUS", "LOCAL_RANKS", "START_TIMEOUT_S"}
-        assert {k: v for k, v in given.items() if k not in ours} == planned
+        # API servers wait 600 s for DP ranks (vLLM 0.14.0, envs.py), and the first start downloads 72.6 GB
+        limit = {"VLLM_ENGINE_READY_TIMEOUT_S": "1680"} if "dp16" in case else {}
+        assert {k: v for k, v in given.items() if k not in ours} == planned | limit
 
 
 @pytest.mark.parametrize(("made", "target"), [(b200(), "compose"), (b200(), "kubernetes"), (NVIDIA_X16, "lws")])

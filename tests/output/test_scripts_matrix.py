@@ -234,7 +234,7 @@ def test_any_flag_that_is_changed_or_missing_in_a_script_is_seen(start: str) -> 
     ("template", "old", "new"),
     [
         ("launch.sh.j2", "{{ serve_args | argv }}", "{{ serve_args | argv }} --enforce-eager"),
-        ("launch.sh.j2", "{% for word in env_words %}\n    --env {{ word | sh }} \\\n{% endfor %}\n", ""),
+        ("_environment_words.sh.j2", "{% for word in env_words %}\n    --env {{ word | sh }} \\\n{% endfor %}\n", ""),
         ("native/launch.sh.j2", "{% for word in env_words %}\n    {{ word | sh }} \\\n{% endfor %}\n", ""),
         ("benchmark.sh.j2", "{{ bench_argv | argv }}", "{{ bench_argv | argv }} --num-warmups 2"),
     ],

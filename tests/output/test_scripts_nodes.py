@@ -33,7 +33,9 @@ def started(machine: Machine, **environment: str) -> tuple[list[str], str]:
 @pytest.mark.parametrize("name", OVER_NODES)
 def test_the_first_node_serves_on_its_own_address_only(name: str, tmp_path: Path) -> None:
     made: Emission = OVER_NODES[name]
-    words, said = started(Machine(tmp_path, made))
+    words, said = started(Machine(tmp_path, made), START_TIMEOUT_S="5000")
+    # beside the engines of DP ranks start API servers, which wait 600 s if this is unset (vLLM 0.32, core_client.py)
+    assert ("VLLM_ENGINE_READY_TIMEOUT_S=5000" in variables_of(words)) is (name == "spread")
     assert "--publish" not in words and option(words, "--network") == "host"
     at = words.index("planner")
     planned = [word if word != "0.0.0.0" else "127.0.0.1" for word in made.file.plan.serve_argv]

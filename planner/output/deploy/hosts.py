@@ -100,7 +100,7 @@ def _environment(pods: Pods, index: int) -> dict[str, str | None]:
     if pods.replicas > 1 and plan.platform == "rocm":
         given["HIP_VISIBLE_DEVICES"] = scripts.gpus_of_server(plan, index)
     elif pods.replicas == 1 and not (pods.emission.profile.partition and plan.platform == "cuda"):
-        given = {**plan.env, "HF_HOME": scripts.MODEL_CACHE}  # a MIG instance is passed by its UUID instead
+        given = {**plan.env, **pods.env}  # a MIG instance is passed by its UUID instead
     variables: dict[str, str | None] = {name: escape_dollars(value) for name, value in given.items()}
     return variables | {name: None for name in PASSED_BY_NAME if name not in given}
 
@@ -161,7 +161,7 @@ def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
 
 
 def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
-    nvidia = plan.profile.vendor == "nvidia"
+    nvidia, version = plan.profile.vendor == "nvidia", plan.decode.deployment.config.version
     words, others = docker_args(plan.profile, side.num_gpus), plan.num_gpus - side.servers * side.num_gpus
     lines = (
         "",
@@ -174,7 +174,8 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
         "title": f"One of {side.servers} {side.role} servers; the argument is its number on this machine.",
         "header_lines": lines,
         "role": side.role,
-        "image": image_for(plan.profile, plan.decode.deployment.config.version).name,
+        "image": image_for(plan.profile, version).name,
+        "ready_timeout": scripts.ready_timeout(version, side.serve_argv, side.env),
         "nvidia": nvidia,
         "docker_args": without_option(words, "--gpus") if nvidia else words,
         "gpus_each": side.num_gpus,

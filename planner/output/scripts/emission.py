@@ -7,7 +7,7 @@ Sources: ``ParallelConfig`` of vLLM 0.27, and its page "Data Parallel Deployment
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import PurePosixPath
@@ -43,6 +43,7 @@ START_ALLOWANCE_S = 900
 #: A slow link to the hub. At this rate the weights of a 70B model in FP8 take 12 minutes.
 DOWNLOAD_BYTES_PER_S = 100e6
 LEAST_LAUNCH_TIMEOUT_S = 3600  #: of launch.sh, which is started by hand
+READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"  #: 600 by default, fixed before 0.14.0
 #: Drivers differ by a few MiB in the memory that they report for the same GPU.
 _DRIVER_VARIATION = 0.01
 #: Variables that choose GPUs. launch.sh, or the platform of a deployment, sets them.
@@ -262,6 +263,16 @@ def start_timeout_s(checkpoint_bytes: int) -> int:
     return 60 * ceil((START_ALLOWANCE_S + checkpoint_bytes / DOWNLOAD_BYTES_PER_S) / 60)
 
 
+def ready_timeout(version: engine.EngineVersion, argv: Sequence[str], env: Mapping[str, str]) -> str:
+    """Return the variable that ends a start by time; empty if none does: one API server waits without a limit.
+
+    Source: ``run_multi_api_server`` of vLLM 0.32, whose API servers start beside the engines, one for each DP rank.
+    """
+    more = {option(argv, "--data-parallel-size"), option(argv, "--api-server-count")} - {None, "1"}
+    timed = more or not env.keys().isdisjoint((READY_TIMEOUT, "VLLM_USE_RUST_FRONTEND"))
+    return READY_TIMEOUT if timed and engine.env_status(version, READY_TIMEOUT) else ""
+
+
 def gfx_target_version(architecture: str) -> str:
     """The number that the KFD driver prints for an architecture: 90402 for gfx942, 90010 for gfx90a."""
     digits = re.fullmatch(r"gfx(\d+)([0-9a-f])([0-9a-f])", architecture)
@@ -312,6 +323,7 @@ def template_names(emission: Emission) -> dict[str, Any]:
         **_benchmark(plan, plan.bench_argv, plan.result_names[-1]),
         "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
         "image_gb": IMAGE_GB.get(plan.platform, 0),
+        "ready_timeout": ready_timeout(engine.parse_version(plan.engine_version), plan.serve_argv, plan.env),
         "start_timeout_s": max(LEAST_LAUNCH_TIMEOUT_S, start_timeout_s(emission.checkpoint_bytes)),
         "serve_command": shlex.join(plan.serve_argv),
         "settings": tuple(
