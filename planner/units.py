@@ -1,8 +1,6 @@
 """Units, the conversions at the edge, and intervals. Inside, every quantity is in bytes, seconds, FLOP and tokens;
 names carry the unit. GB is 10^9 bytes, GiB is 2^30 bytes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,32 +40,32 @@ class Interval:
     high: float
 
     @classmethod
-    def exact(cls, value: float) -> Interval:
+    def exact(cls, value: float) -> "Interval":
         return cls(value, value, value)
 
     @classmethod
-    def sum(cls, parts: Iterable[Interval]) -> Interval:
+    def sum(cls, parts: "Iterable[Interval]") -> "Interval":
         """Sum of parts that err together."""
         parts = tuple(parts)
         return cls(sum(part.mid for part in parts), sum(part.low for part in parts), sum(part.high for part in parts))
 
-    def scaled(self, factor: float) -> Interval:
+    def scaled(self, factor: float) -> "Interval":
         return Interval(self.mid * factor, self.low * factor, self.high * factor)
 
-    def over(self, other: Interval) -> Interval:
+    def over(self, other: "Interval") -> "Interval":
         """The ratio: its low end is that of the low end of this over the high end of ``other``."""
         return Interval(self.mid / other.mid, self.low / other.high, self.high / other.low)
 
-    def larger(self, other: Interval) -> Interval:
+    def larger(self, other: "Interval") -> "Interval":
         return Interval(max(self.mid, other.mid), max(self.low, other.low), max(self.high, other.high))
 
-    def smaller(self, other: Interval) -> Interval:
+    def smaller(self, other: "Interval") -> "Interval":
         return Interval(min(self.mid, other.mid), min(self.low, other.low), min(self.high, other.high))
 
-    def plus(self, other: Interval) -> Interval:
+    def plus(self, other: "Interval") -> "Interval":
         return Interval(self.mid + other.mid, self.low + other.low, self.high + other.high)
 
-    def minus(self, other: Interval) -> Interval:
+    def minus(self, other: "Interval") -> "Interval":
         return Interval(self.mid - other.mid, self.low - other.high, self.high - other.low)
 
 

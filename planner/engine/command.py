@@ -8,8 +8,6 @@ version lacks is refused.
 ['python3', '/app/vllm/benchmarks/benchmark_serving.py', '--backend', 'vllm']
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -138,7 +136,7 @@ def bench_latency_argv(
     return line.words
 
 
-def _add_engine(line: _Line, config: EngineConfig) -> None:
+def _add_engine(line: "_Line", config: EngineConfig) -> None:
     values = _values(config, line)
     for row in SETTINGS.values():
         value = values.get(row.name)
@@ -153,7 +151,7 @@ def _add_engine(line: _Line, config: EngineConfig) -> None:
             line.add(row.flag, value)
 
 
-def _values(config: EngineConfig, line: _Line) -> dict[str, Any]:
+def _values(config: EngineConfig, line: "_Line") -> dict[str, Any]:
     lora, cached = config.lora, config.kv_cache_dtype
     values = {name: getattr(lora if lora and hasattr(lora, name) else config, name, None) for name in SETTINGS}
     values |= {
@@ -176,7 +174,7 @@ def _values(config: EngineConfig, line: _Line) -> dict[str, Any]:
     return values
 
 
-def _range_ratio(workload: Load, line: _Line) -> float:
+def _range_ratio(workload: Load, line: "_Line") -> float:
     """``--random-range-ratio``: half the width of the lengths around L, or in older versions their lower end r L:
     ``RandomDataset.sample`` changed in 0.8.4 for the scripts, in 0.9.1 for ``vllm bench serve``."""
     changed = (0, 9, 1) if line.command == "bench serve" else (0, 8, 4)
@@ -202,7 +200,7 @@ def program_argv(command: VllmCommand, version: EngineVersion, platform: str) ->
     return ["python3", f"{BENCHMARKS[platform]}/{script}"], script
 
 
-def _bench(command: VllmCommand, version: EngineVersion, platform: str) -> _Line:
+def _bench(command: VllmCommand, version: EngineVersion, platform: str) -> "_Line":
     words, chosen = program_argv(command, version, platform)
     return _Line(words, version, chosen)
 

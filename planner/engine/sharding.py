@@ -11,8 +11,6 @@ With fewer KV heads than ranks the heads are repeated. A size that vLLM refuses 
 (15, 15, 16, 15)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +37,7 @@ class Layout:
     redundant_experts: int = 0  #: copies of experts, of each layer
 
     @classmethod
-    def of(cls, settings: EngineArgs) -> Layout:
+    def of(cls, settings: EngineArgs) -> "Layout":
         return cls(**settings.settings("axes"), redundant_experts=settings.redundant_experts)
 
     @property

@@ -18,8 +18,6 @@ the largest if it is less than 1.5 times that. The last group of a kind may be p
 floor(num_blocks / groups) x block size up to 0.19, int(concurrency x max_model_len) from 0.20.0. Source:
 ``vllm/v1/kv_cache_interface.py`` and the models of 0.32.0, checked against the block counts of start-up logs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +98,7 @@ class CacheSettings:
     latents: Latents = "rows"
 
     @classmethod
-    def of(cls, config: EngineConfig, profile: GpuProfile) -> CacheSettings:
+    def of(cls, config: EngineConfig, profile: GpuProfile) -> "CacheSettings":
         # FlashMLA and SM 12.x pack rows of 656 bytes; a B200 (FlashInfer) logged 78 x 576 + 21 x 132 bytes per token
         packs = profile.vendor == "nvidia" and (profile.compute_capability or (0, 0))[0] != 10
         return cls(

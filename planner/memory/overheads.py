@@ -12,8 +12,6 @@ long context. The widest part is the MLP (gate, up and their product), attention
 routed experts. These are ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate per token. Copies of the
 logits and the ratios of measured peaks to these formulas are fitted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -58,7 +56,7 @@ class FittedConstant:
 
 @dataclass(frozen=True)
 class Overheads:
-    constants: Constants
+    constants: "Constants"
     release: tuple[int, ...]
     where: Mapping[str, Any]
 
@@ -103,7 +101,7 @@ class Constants:
         names = dict.fromkeys(fit.name for fit in self.fits)
         return {name: tuple(fit for fit in self.fits if fit.name == name) for name in names}
 
-    def before(self, others: Constants) -> Constants:
+    def before(self, others: "Constants") -> "Constants":
         """These, and ``others`` where none of these holds."""
         return Constants(self.fits + others.fits)
 
