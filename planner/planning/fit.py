@@ -189,12 +189,8 @@ class Fit:
     def kv_bytes_per_token(self) -> float:
         """Bytes of one token in every layer that keeps it, on a GPU of that stage."""
         layers = self.stage.weights.layers
-        return sum(
-            spec.bytes_per_token
-            for group in self.budget.pool.groups
-            for layer, spec in group.members
-            if layer in layers
-        )
+        members = (member for group in self.budget.pool.groups for member in group.members)
+        return sum(spec.bytes_per_token for layer, spec in members if layer in layers)
 
     @property
     def kv_bytes_per_next_token(self) -> float:

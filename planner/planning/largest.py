@@ -4,28 +4,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from math import ceil, exp, inf, log, sqrt
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # it needs numpy, which ``fit`` is spared
+    from planner.planning.predict import ServedLoad
 
 ROUNDING = 1e-9
 HALVED_EACH = 4  #: of the trials of ``bracket``, that is halved whatever the targets say
 LEAST_STEP, MOST_STEP = 0.5, 1.5  #: of the value that is known, where only one side of the limit is
-
-
-class Tried(Protocol):
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def meets(self) -> bool: ...
-
-    @property
-    def excess(self) -> float: ...  #: ratio of what it has to what it may have, above 1 where it does not meet
-
-    @property
-    def whole(self) -> bool: ...  #: False where the trial ended early, so that ``excess`` is not exact
-
-
-One = TypeVar("One", bound=Tried)
 
 
 def largest(meets: Callable[[int], bool], least: int, most: int) -> int:
@@ -39,9 +25,9 @@ def smallest(meets: Callable[[int], bool], least: int, most: int) -> int:
 
 
 def bracket(
-    probe: Callable[[float], One], guess: float | None, least: float, most: float, tolerance: float, *,
-    whole: bool = False, known: Iterable[One] = (),
-) -> tuple[One | None, One | None]:  # fmt: skip
+    probe: Callable[[float], "ServedLoad"], guess: float | None, least: float, most: float, tolerance: float, *,
+    whole: bool = False, known: "Iterable[ServedLoad]" = (),
+) -> "tuple[ServedLoad | None, ServedLoad | None]":  # fmt: skip
     """Bracket the limit within ``tolerance``: the largest value that meets the condition, the smallest that does not.
 
     Either is None where no value from ``least`` to ``most`` is on that side. ``known`` were tried before; ``whole``:
@@ -68,7 +54,14 @@ def bracket(
     raise AssertionError("an endless loop has ended")
 
 
-def _next_value(trials: Sequence[One], met: One | None, missed: One | None, near: float, *, by_halves: bool) -> float:
+def _next_value(
+    trials: "Sequence[ServedLoad]",
+    met: "ServedLoad | None",
+    missed: "ServedLoad | None",
+    near: float,
+    *,
+    by_halves: bool,
+) -> float:
     """Value to try: where the limit is expected, and a little beyond it where that closes the bracket.
 
     Never nearer to a known value than ``near`` times. Without a line: the geometric mean of the bounds, or by steps.
@@ -90,7 +83,7 @@ def _next_value(trials: Sequence[One], met: One | None, missed: One | None, near
     return min(max(limit / sqrt(near), one.value * LEAST_STEP), one.value / near)
 
 
-def crossing(one: Tried, other: Tried) -> float | None:
+def crossing(one: "ServedLoad", other: "ServedLoad") -> float | None:
     """Value where a line through the logarithms of two trials reaches the limit; None where it does not rise."""
     if not (one.whole and other.whole and 0 < one.excess < inf and 0 < other.excess < inf):
         return None

@@ -318,7 +318,6 @@ def template_names(emission: Emission) -> dict[str, Any]:
             }
             for place, (one, name) in enumerate(zip(plan.classes, plan.result_names, strict=False), 1)
         ),
-        "num_clients": len(plan.classes),
         "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
         **_benchmark(plan, plan.bench_argv, plan.result_names[-1]),
         "checkpoint_gb": ceil(emission.checkpoint_bytes / GB),
@@ -350,7 +349,6 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "cache_folder": "" if local else f"hub/models--{plan.model.replace('/', '--')}",
         "model_folder": local,
         "partition": partition,
-        "partitions_per_gpu": partition.count if partition else 0,
         "servers": f"{servers} such server{'s' if servers != 1 else ''}",
         "logged": False,  # only sweep.sh logs what its client prints
         "several": started > 1 and plan.platform != "cpu" and plan.image != "",
