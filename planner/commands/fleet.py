@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from annotated_types import Interval
 from planner import output as out
 from planner import planning, workload
 from planner.commands import options as opt
-from planner.commands.declare import Option, command, taken
+from planner.commands.declare import command, taken
 from planner.commands.load import LENGTHS, gpus_in, planned_load, rivals, stock_of, stocks, with_use_case
 from planner.engine import tagged
 from planner.errors import InputError
@@ -21,13 +22,7 @@ from planner.workload import LATENCIES, Targets
 if TYPE_CHECKING:
     from planner.output import FleetAnswer
 
-FLEET = "Fleet"
-
-
-def _fleet(text: str, *names: str, **settings: Any) -> Any:
-    return Option(*names, panel=FLEET, help=text, **settings)
-
-
+_fleet = partial(opt.panel_option, "Fleet")
 #: Options that the suggested command states itself, for its part of the load. It repeats all others.
 LOAD_AND_STOCK = (*LENGTHS, *LATENCIES, "workload", "trace", "classes", "request_rate", "budget", "have", "price")
 OutputDir = Annotated[

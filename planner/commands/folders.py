@@ -3,6 +3,7 @@
 import re
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from planner import evidence, hardware, planning, progress
 from planner import output as out
 from planner.commands.declare import Argument, Option, command
 from planner.commands.measured import TOOLS
-from planner.commands.options import Calibration, Force, PathName
+from planner.commands.options import Calibration, Force, PathName, panel_option
 from planner.commands.streams import write
 from planner.errors import InputError
 
@@ -71,10 +72,7 @@ class Target(StrEnum):
     compose, kubernetes, lws, slurm = "compose", "kubernetes", "lws", "slurm"
 
 
-def _site(text: str, *names: str, **settings: Any) -> Any:
-    return Option(*names, panel="Where it runs", help=text, **settings)
-
-
+_site = partial(panel_option, "Where it runs")
 _TOLERATION = "KEY[=VALUE][:EFFECT]"
 _TIMEOUT = "Seconds until the server answers. Default: by the size of the weights."
 

@@ -1,5 +1,6 @@
 """Options that several commands share, each declared once. The load has the names of ``vllm bench``."""
 
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -52,10 +53,15 @@ def model_argument(metavar: str = "MODEL", text: str = "Hub id, folder with a co
     return Argument(kind=str, metavar=metavar, autocompletion=complete_model, help=text)
 
 
+def panel_option(panel: str, text: str, *names: str, **settings: Any) -> Any:
+    return Option(*names, panel=panel, help=text, **settings)
+
+
 def gpu_option(text: str, **settings: Any) -> Any:
     return Option(**{"kind": str, "metavar": "GPU", "autocompletion": complete_gpu, "help": text, **settings})
 
 
+_load, _size = (partial(panel_option, panel) for panel in (LOAD, SIZE))
 _GPUS = "Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas."
 _DEFAULT_GPUS = gpu_option(f"{_GPUS} Default: {' '.join(defaults.GPUS)}.", kind=list[str])
 Model = Annotated["ModelName", model_argument()]
@@ -129,10 +135,6 @@ def _tokens(what: str, *names: str) -> Any:
     return Option(*names, panel=LOAD, default=defaults.LEN if names else None, help=f"{what} tokens.")
 
 
-def _load(text: str, *names: str, **settings: Any) -> Any:
-    return Option(*names, panel=LOAD, help=text, **settings)
-
-
 _WORKLOADS = Literal[
     "chat", "rag", "summarise", "code", "agent", "reasoning", "offline", "mlperf-interactive",
     "multi-turn-chat", "coding-agent",
@@ -186,10 +188,6 @@ Confidence = Annotated[
     Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE),
     Option(panel=TARGETS, metavar="P", default=f"{defaults.CONFIDENCE:g}", help=_PROBABILITY),
 ]
-
-
-def _size(text: str, *names: str, **settings: Any) -> Any:
-    return Option(*names, panel=SIZE, help=text, **settings)
 
 
 _HEADROOM, _SPARES = (
