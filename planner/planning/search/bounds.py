@@ -4,7 +4,7 @@
 - Rate: that of full batches in the steady state, which a load is also judged by.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from math import ceil, floor
 
@@ -13,12 +13,12 @@ import numpy as np
 from planner.planning import defaults
 from planner.planning.capacity import at_load, idle_load, measure
 from planner.planning.deployment import Deployment
-from planner.planning.predict import ServedLoad
+from planner.planning.predict import Reading, ServedLoad
 from planner.planning.search.space import Objective
 from planner.planning.uncertainty import least_upper
 from planner.timing import Batch
 from planner.units import MS
-from planner.workload import Requests, Slo
+from planner.workload import Requests
 
 ENDLESS_TOK = 1 << 40  #: of a cache that holds all prompts of any trace
 
@@ -58,15 +58,7 @@ def _two_of_each(requests: Requests) -> Requests:
     return requests.chosen(first.repeat(2)) if alike else requests
 
 
-@dataclass(frozen=True)
-class Missed:
-    """A target that no request meets, and by how much at least: expected over limit."""
-
-    slo: Slo
-    excess: float
-
-
-def missed_for_certain(deployment: Deployment, objective: Objective) -> Missed | None:
+def missed_for_certain(deployment: Deployment, objective: Objective) -> Reading | None:
     """The worst target that no request meets, whatever else is in the engine; None where that is not certain.
 
     Of recorded requests: that half of them miss, in a cache that forgets nothing.
@@ -93,11 +85,10 @@ def missed_for_certain(deployment: Deployment, objective: Objective) -> Missed |
     ttft_s = client.delay_s(new_tok, 1) + deployment.timer.breakdown(share).gpu_s + client.response_s
     tpot_s = deployment.timer.step_s(Batch(1, input_len, peer_tok=0)) if output_len > 1 else 0.0
     least_s = {"ttft": ttft_s, "tpot": tpot_s} | ({} if sent else {"e2el": ttft_s + (output_len - 1) * tpot_s})
-    worst: Missed | None = None
+    readings = []
     for slo in objective.slos:
-        if sent and (slo.percentile or 0.0) <= 50:
-            continue
-        least_ms = least_s.get(slo.metric, 0.0) / MS * least_upper(deployment, slo.key, objective.confidence)
-        if least_ms / slo.limit_ms > (worst.excess if worst else 1.0):
-            worst = Missed(slo, least_ms / slo.limit_ms)
-    return worst
+        if not sent or (slo.percentile or 0.0) > 50:
+            least_ms = least_s.get(slo.metric, 0.0) / MS
+            expected_ms = least_ms * least_upper(deployment, slo.key, objective.confidence)
+            readings.append(Reading(slo, least_ms, expected_ms))
+    return max((one for one in readings if not one.met), key=lambda one: one.excess, default=None)
