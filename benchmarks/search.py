@@ -36,7 +36,7 @@ from planner.planning.capacity import Steady, against, at_load, closed_form_load
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
 from planner.planning.predict import ServedLoad
-from planner.planning.search.bounds import missed_for_certain
+from planner.planning.search.by_targets import missed_for_certain
 from planner.planning.search.search import Search
 from planner.planning.search.space import Choices, Objective, Space
 from planner.planning.serving import Serving

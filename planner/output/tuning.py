@@ -181,10 +181,8 @@ def _printed(log: Path, begin: int) -> list[str]:
 
 def _not_ready(folder: Path, printed: list[str]) -> InputError:
     failed = next((line.removeprefix("FAIL").strip() for line in printed if line.startswith("FAIL")), "it failed")
-    return InputError(
-        f"{folder / 'preflight.sh'}: {failed}",
-        hint="run it and fix what it names; then run the same planner tune again",
-    )
+    cause = f"{folder / 'preflight.sh'}: {failed}"
+    return InputError(cause, hint="run it and fix what it names; then run the same planner tune again")
 
 
 def _name(number: int, plan: planning.Plan) -> str:

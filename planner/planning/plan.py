@@ -273,9 +273,8 @@ class Plan(_Record):
     speculative_config: SpeculativeConfig | None = None  #: with the acceptance that was predicted with
     engine_version: str
     gpus_per_node: Gpus = 1  #: logical GPUs of the node that was planned for
-    network_gb_per_s: Annotated[float, Field(ge=LEAST_FIGURE)] | None = (
-        None  #: of one GPU, between the nodes of a server; None: it is on one node
-    )
+    #: of one GPU, between the nodes of a server; None: it is on one node
+    network_gb_per_s: Annotated[float, Field(ge=LEAST_FIGURE)] | None = None
     platform: Literal["rocm", "cuda", "cpu"]
     image: str  #: empty: no container, the server is the vLLM that is installed on the machine
     image_source: str

@@ -33,7 +33,7 @@ from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import Prediction, ServedLoad
 from planner.planning.search import by_targets
-from planner.planning.search.bounds import alone, missed_for_certain
+from planner.planning.search.by_targets import alone, missed_for_certain
 from planner.planning.search.candidate import Merit, Ranking
 from planner.planning.search.plans import plans_in_order
 from planner.planning.search.search import Search
