@@ -245,10 +245,7 @@ def _record(name: str) -> Record | None:
 
 
 def _known(name: str) -> Record:
-    record = _record(name)
-    if record is None:
-        raise KeyError(name)
-    return record
+    return _organisation(name.lower().partition("/")[0])[name.lower()]
 
 
 def _everything() -> Iterator[Record]:

@@ -39,10 +39,6 @@ class Client:
     frontend_s: float = 0.0
     tokenize_s: float = 0.0  #: its work on a token of the prompt, beside others
 
-    def __post_init__(self) -> None:
-        if min(self.request_s, self.response_s, self.frontend_s, self.tokenize_s) < 0:
-            raise InputError("the delays of the client must not be negative", hint="leave them out for none")
-
     def delay_s(self, prompt_tok: int, together: int) -> float:
         """Seconds from sending a request, one of ``together``, until the scheduler can see it."""
         return self.request_s + self.frontend_s * together + self.tokenize_s * prompt_tok

@@ -80,9 +80,6 @@ class SchedulerLimits:
             cause = f"{self.tokens_per_step:g} tokens per step of {self.decode_tok}, of {budget}"
             hint = "a step yields between one token and all that it computes: lower num_speculative_tokens"
             raise InputError(cause, hint=hint)
-        if not 0 <= self.prefix_cache_hit_rate <= 1:
-            cause = f"a prefix cache hit rate of {self.prefix_cache_hit_rate:g} is not a fraction"
-            raise InputError(cause, hint="give a number between 0 and 1")
 
     @property
     def num_blocks(self) -> int:

@@ -600,18 +600,12 @@ def test_a_request_that_can_never_end_is_refused() -> None:
         ({"max_num_seqs": 0}, "--max-num-seqs"),
         ({"max_num_batched_tokens": 4}, "--max-num-batched-tokens 4 is less than --max-num-seqs 8"),
         ({"kv_cache_tokens": 15}, "holds no block"),
-        ({"prefix_cache_hit_rate": 1.5}, "not a fraction"),
         ({"data_parallel_size": 0}, "--data-parallel-size"),
     ],
 )
 def test_impossible_limits_are_refused(change: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         replace(ROOMY, **change)
-
-
-def test_negative_delays_are_refused() -> None:
-    with pytest.raises(InputError, match="delays"):
-        Client(request_s=-1)
 
 
 @pytest.mark.parametrize("step_s", [1e5, 123_456.789, 1e7])
