@@ -95,9 +95,8 @@ def recommend_plans(
     pick, disaggregated = searched.get("pick", 1), "disaggregated" in searched
     if disaggregated and pick > 1:
         raise InputError("--pick names a plan of servers that do both", hint="leave out --pick or --disaggregated")
-    gpus, drafts = searched.get("gpus", defaults.GPUS_PER_NODE), searched.get("speculation", True)
-    dtype = searched.get("weight_dtype")
-    space = planning.Space(servings, gpus, searched.get("nodes"), prices, stock, drafts, dtype)
+    drafts, dtype = searched.get("speculation", True), searched.get("weight_dtype")
+    space = planning.Space(servings, searched.get("gpus"), searched.get("nodes"), prices, stock, drafts, dtype)
     goal, num_prompts, name = searched.get("goal", defaults.GOAL), given.get("num_prompts"), given.get("workload")
     sent = load if targets else replace(load, max_concurrency=given.get("max_concurrency"))
     search = planning.Search(space, planning.Objective(goal, sent, targets, num_prompts, workload_name=name, **size))

@@ -162,6 +162,13 @@ def test_places_are_no_load_and_cut_no_context(asked: dict[str, Any], flying: in
     assert plan.workload.max_concurrency == flying and not any("so that the KV cache" in word for word in plan.warnings)
 
 
+def test_a_single_card_gets_the_batch_that_its_owner_gets() -> None:
+    """TP sizes of seven more cards, which the plan does not take, gave 8 requests at once instead of 64."""
+    whole, own = (recommend_plans("openai/gpt-oss-20b", "rtx-3090", **gpus).best for gpus in ({}, {"gpus": 1}))
+    assert whole and own and whole.num_gpus == 1
+    assert whole.workload == own.workload and whole.serve_argv == own.serve_argv
+
+
 def test_a_long_job_is_judged_by_few_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "MOST_SEARCH_PROMPTS", 100)
     answer = recommend_plans(LLAMA, "h100", gpus=1, max_concurrency=16, num_prompts=360_000)

@@ -75,9 +75,13 @@ class Search:
             return ranking if fits else replace(ranking, profile=profile, **self._ways_out(serving))
         ranking, joined = self._on(serving), profile.joins_nodes
         if nearest := ranking.best or ranking.closest:
-            whole = nearest.config.num_gpus == space.node_size(profile)
+            taken, node, goal = nearest.config.num_gpus, space.node_size(profile), self.objective.goal
+            single = profile.interconnect.kind == "pcie" and not self.objective.targets  # cards are bought one by one
+            if single and goal == "balanced" and space.gpus_per_node is None and taken < node:
+                # layouts that the user may not have do not decide the batch
+                return replace(self, space=replace(space, gpus_per_node=taken))._over_nodes(serving)
             few = nearest.deployment.requests_of(self.objective.load) < defaults.FEW_HELD
-            return self._on(in_nodes, (1, 2)) if spreads and joined and whole and few else ranking
+            return self._on(in_nodes, (1, 2)) if spreads and joined and taken == node and few else ranking
         for nodes in range(2, defaults.MOST_NODES + 1) if spreads and joined else ():
             spread = self._on(in_nodes, (nodes,))
             if spread.candidates or spread.closest:
