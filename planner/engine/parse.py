@@ -44,6 +44,7 @@ from planner.engine.resolution import parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
 from planner.engine.version import EngineVersion
 from planner.errors import InputError, UnmodelledError
+from planner.model import GGUF
 from planner.resources import package_dir, tables_of
 from planner.units import whole_number
 from planner.workload import Load
@@ -275,6 +276,11 @@ def read_line(
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
     problems = [problem for problem in judged if not {problem.word, problem.word.rpartition(" ")[0]} & seen]
+    plugin, in_gguf = version.release >= (0, 24), reader.options.get("--load-format") == "gguf"  # pull request 39612
+    if in_gguf or GGUF.search(reader.positional or reader.named or ""):
+        cause = f"vLLM {version} reads GGUF by vllm-gguf-plugin alone" if plugin else "weights in GGUF are not modelled"
+        word = "--load-format" if in_gguf else "GGUF"
+        problems.append(FlagProblem(word, cause, "serve a checkpoint in AWQ, GPTQ or FP8", modelled=plugin))
     for name, value in environment.items():
         problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(

@@ -37,5 +37,6 @@ from .blocks import mtp_projections as mtp_projections
 from .blocks import with_overrides as with_overrides
 
 # from a name to a model
+from .resolve import GGUF as GGUF
 from .resolve import ResolvedModel as ResolvedModel
 from .resolve import resolve_model as resolve_model

@@ -161,7 +161,7 @@ class _Fetch(Thread):
             ),
             errors.EntryNotFoundError: (
                 f"{repo_id} has no {CONFIG}",
-                "for GGUF files or an adapter give the base model",
+                "of an adapter give the base; GGUF is not modelled",
             ),
             errors.FileMetadataError: (f"{host} does not answer like a Hugging Face hub", PROXY),
         }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from planner.errors import HubError, InputError, UnknownNameError, os_errors
 from planner.model import hub
 from planner.model.architecture import Model
-from planner.model.catalog import find_entry, meant_ids, nearest_ids
+from planner.model.catalog import find_entry, meant_ids, nearest_ids, quantized_checkpoints
 from planner.model.hub import CONFIG, SIDECAR
 from planner.resources import may_be_path, read_given
 
@@ -21,6 +21,8 @@ CLOSED = re.compile(
     re.IGNORECASE,
 )
 MOST_IDS = 6  #: that a refusal lists
+#: Ends of the names of GGUF files and repositories; of the latter with the quantisation, as vLLM takes them.
+GGUF = re.compile(r"(?:[-_.](?:UD-)?I?Q\d\w*)?\.gguf$|[-_.]gguf(?::[\w-]+)?$|:(?:UD-)?I?Q\d\w*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,12 @@ def resolve_model(
     InputError, UnsupportedModelError (architecture, quantisation), or HubError."""
     hub.check_revision(revision)
     path = _existing(name)
+    if GGUF.search(name) and not (path and path.is_dir()):
+        ids = meant_ids(GGUF.sub("", name).rpartition("/")[2])
+        made = quantized_checkpoints(ids[0]) if len(ids) == 1 else []
+        other = next((one.id for one in made if one.weight_dtype.startswith("int4")), "one in AWQ or GPTQ")
+        cause = f"{name[:80]}: GGUF is not modelled, and vLLM 0.24.0 and newer read it by vllm-gguf-plugin alone"
+        raise InputError(cause, hint=f"give another checkpoint: {other}")
     if path is not None:
         with os_errors(f"{path} cannot be read", hint="check its permissions"):
             folder, config = (path.parent, path) if path.is_file() else (path, path / CONFIG)
@@ -73,7 +81,7 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
         raise InputError(f"{name}: {_what_is_in(path)}", hint="give a folder with a config.json in Hugging Face format")
     if path is not None:
         raise InputError(f"{name} is neither a file nor a folder", hint="give a folder with a config.json")
-    if name.startswith(("/", "./", "../", "~")) or name.endswith((".json", ".gguf")):
+    if name.startswith(("/", "./", "../", "~")) or name.endswith(".json"):
         raise InputError(f"{name[:200]!r}: no such file or folder", hint="check the path, or give a hub id")
     if CLOSED.match(name):
         hint = "give a model with published weights, such as openai/gpt-oss-120b; see planner models list"

@@ -142,6 +142,14 @@ def test_a_link_in_a_circle_is_an_input_error(folder: Path) -> None:
         resolve_model(str(folder), network=False)
 
 
+@pytest.mark.parametrize("name", ["./Qwen3-8B-Q4_K_M.gguf", "unsloth/Qwen3-8B-GGUF:UD-Q4_K_XL", "Qwen/Qwen3-8B:Q8_0"])
+def test_gguf_is_refused_with_a_checkpoint_of_as_many_bits(name: str) -> None:
+    """vLLM's forms: a file, a repository with the quantisation (docs/features/quantization/gguf.md)."""
+    with pytest.raises(InputError, match="GGUF is not modelled") as error:
+        resolve_model(name, network=False)
+    assert error.value.hint == "give another checkpoint: Qwen/Qwen3-8B-AWQ"
+
+
 @pytest.mark.parametrize(
     "name",
     ["", "/nowhere/at/all", "./missing", "../missing", "~/missing", "missing/config.json", "weights.gguf", "a\0b",

@@ -502,6 +502,7 @@ def test_an_option_that_v1_overwrites_is_a_remark(version: str) -> None:
         ("h100", "--distributed-executor-backend nope", "--distributed-executor-backend nope"),
         ("h100", "-cc.cudagraph_mode NOPE", "--compilation-config cudagraph_mode NOPE"),
         ("h100", "--runner nope", "--runner nope"),
+        ("h100", "--load-format gguf", "--load-format"),  # "Load format `gguf` is not supported" (pull request 39612)
         # and what it takes: backends and graphs in any case, an executor by its class, formats of plugins
         ("h100", "--attention-backend flash_attn --moe-backend Flashinfer-Cutlass -cc.cudagraph_mode none", ""),
         ("h100", "--distributed-executor-backend my.Executor --load-format mine", ""),
@@ -515,6 +516,14 @@ def test_a_value_outside_of_its_list_is_refused(gpu: str, words: str, word: str)
     said = answer(gpu, f"vllm serve {LLAMA} {words}", "--engine-version", "0.32.0", status=int(bool(word)))
     assert flags(said) == ({word: True} if word else {})
     assert not word or all(word.split()[0] not in plan for plan in better(said))
+
+
+@pytest.mark.parametrize(("version", "who"), [("0.32.0", "vLLM refuses"), ("0.23.0", "planner does not model")])
+def test_a_file_of_gguf_is_not_taken_for_the_model_that_is_named(version: str, who: str) -> None:
+    """5 GB of Q4_K_M were answered with 15 GiB of bf16."""
+    line = ("vllm", "serve", "./Qwen3-8B-Q4_K_M.gguf")
+    found = check_command(line, "rtx-5090", as_model="Qwen/Qwen3-8B", engine_version=version)
+    assert not found.ok and who in " ".join(found.sentences())
 
 
 def test_nodes_of_another_number_are_not_simulated() -> None:
