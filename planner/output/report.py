@@ -490,7 +490,8 @@ def whole_answer(played: Played, search: Recommendation, query: str, *, key: str
     plans = [(one, figures_of(one.predicted)) for one in search.best_first]
     folders = PlanFolders(NOWHERE, tuple(_entry(played, one) for one, _ in plans), answer)
     sweeps = [played.sweep, *[Sweep()] * (len(plans) - 1)]
-    said = [" ".join(sentence.split()) for sentence in search.sentences()]
+    lines = "\0".join(" ".join(sentence.split()) for sentence in search.sentences())
+    said = lines.replace("\\\0", "").split("\0")  # a command over several lines is one
     context = {
         "key": key,
         "seconds": f"{seconds:.1f}",

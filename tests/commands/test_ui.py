@@ -409,6 +409,12 @@ def test_what_is_out_of_reach_is_answered_as_the_command_does(server: Server) ->
     assert "tensor_parallel_size" not in page  # a field, and no word of the page
 
 
+def test_a_command_over_several_lines_is_one_to_copy(server: Server) -> None:
+    asked = {**PLAN, "model": "meta-llama/Llama-3.3-70B-Instruct", "gpu": "rtx-4090"}
+    (command,) = re.findall("<code>(planner recommend .*?)</code>", server.get("/answer", asked).text)
+    assert " --" in command and not {"\\", "random-input-len", "gpus"} & {*command.split()}
+
+
 def test_gpus_are_listed_by_vendor_with_memory_and_price(server: Server) -> None:
     page = server.get("/", PLAN).text
     vendors = re.findall(r"<legend>([A-Z]+(?: partitions)?)</legend>(.*?)</fieldset>", page)
