@@ -10,8 +10,6 @@ A factor without runs has no row in U and keeps its deviation. A figure has, to 
 Source: random effects, or kriging (Rasmussen and Williams, "Gaussian Processes for Machine Learning", 2006, chapter 2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +33,7 @@ class Spread:
     known: Floats  #: loading on each column of U
     signs: Floats
 
-    def covariance(self, other: Spread) -> float:
+    def covariance(self, other: "Spread") -> float:
         """Covariance of the logarithms of two figures."""
         both = sum(loading * other.own[key] for key, loading in self.own.items() if key in other.own)
         return both + float((self.known * self.signs) @ other.known)
@@ -44,10 +42,10 @@ class Spread:
     def variance(self) -> float:
         return max(self.covariance(self), 0.0)
 
-    def times(self, power: float) -> Spread:
+    def times(self, power: float) -> "Spread":
         return Spread({key: power * loading for key, loading in self.own.items()}, power * self.known, self.signs)
 
-    def difference_sd(self, other: Spread) -> float:
+    def difference_sd(self, other: "Spread") -> float:
         """Standard deviation of the logarithm of the ratio of two figures: common factors cancel."""
         return sqrt(max(self.variance + other.variance - 2 * self.covariance(other), 0.0))
 

@@ -12,8 +12,6 @@ in published timings of grouped GEMMs arithmetic and memory add up. A ``Term`` l
 efficiency that stretches each; ``step`` evaluates one batch, ``fit_steps`` thousands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -124,7 +122,7 @@ class TimedTerm:
     overlap: float  #: share of the shorter of both that is hidden
 
     @classmethod
-    def of(cls, term: Term, load: int, efficiency: Callable[[str], float]) -> TimedTerm:
+    def of(cls, term: Term, load: int, efficiency: Callable[[str], float]) -> "TimedTerm":
         """``term`` with the value of each efficiency; ``load`` is the index of its driver."""
         sums = [[0.0] * len(Per) for _ in Part]
         for cost in term.costs:
@@ -140,7 +138,7 @@ class TimedTerm:
         return sum_s([(0, *self.row[1:])], [(units, rows)])
 
     @property
-    def row(self) -> Row:
+    def row(self) -> "Row":
         """The index of its driver and all its numbers, for ``sum_s``."""
         return self.load, self.fixed_s, *self.compute_s, *self.memory_s, self.overlap
 

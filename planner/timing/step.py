@@ -8,8 +8,6 @@
 ``launches`` is what the host needs to launch every kernel one by one; replaying a captured graph spares it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -264,7 +262,7 @@ class Graphs:
         return fits and decode_context_tok <= self.max_context_tok * max(decode_seqs, 1)
 
     @classmethod
-    def of(cls, config: EngineConfig, profile: GpuProfile) -> Graphs:
+    def of(cls, config: EngineConfig, profile: GpuProfile) -> "Graphs":
         """vLLM's defaults: V0 captures decode steps (before 0.6 up to 8,192 tokens of context), V1 any step."""
         features = features_of(config, profile)
         sizes = graph_batches(config, features)
