@@ -14,6 +14,8 @@ from .settings import tagged as tagged
 from .flags import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
 from .flags import AITER as AITER
 from .flags import ALLOW_LONG as ALLOW_LONG
+from .flags import BUFFER as BUFFER
+from .flags import CHUNK as CHUNK
 from .flags import FLASHINFER_SAMPLER as FLASHINFER_SAMPLER
 from .flags import MXFP4_MARLIN as MXFP4_MARLIN
 from .flags import VARIABLES as VARIABLES

@@ -272,11 +272,11 @@ def sorts(config: EngineConfig, profile: GpuProfile) -> bool:
 
 
 def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
-    """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager``.
+    """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager`` or DeepEP for prompts.
 
     V0: ``_BATCH_SIZES_TO_CAPTURE`` up to a full batch. V1: ``_set_cudagraph_sizes``; from 0.11.1 by 16 beyond 256.
     """
-    if config.enforce_eager:
+    if config.enforce_eager or "eager" in config.exchange:
         return ()
     seqs, release = config.max_num_seqs, config.version.release
     if config.engine == "V0":

@@ -177,6 +177,9 @@ FLASHINFER_SAMPLER = "VLLM_USE_FLASHINFER_SAMPLER"
 MXFP4_MARLIN = "VLLM_MXFP4_USE_MARLIN"
 GRAPH_ESTIMATE = "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"
 USE_V1 = "VLLM_USE_V1"
+ALL2ALL = "VLLM_ALL2ALL_BACKEND"
+CHUNK = "VLLM_MOE_DP_CHUNK_SIZE"
+BUFFER = "VLLM_DEEPEP_BUFFER_SIZE_MB"
 ALLOW_LONG = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"  #: a context beyond the model's own
 QUICK_REDUCE = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
 AITER = "VLLM_ROCM_USE_AITER"  #: AMD's kernels, which measured servers had
@@ -198,6 +201,9 @@ VARIABLES: Mapping[str, Variable] = {
     MXFP4_MARLIN: Variable(SWITCH, on="gpu"),  # MXFP4 experts by Marlin's kernels
     GRAPH_ESTIMATE: Variable(SWITCH, on="gpu"),  # graphs within the budget, or beside it
     USE_V1: Variable(SWITCH),  # the V1 engine or the V0 engine
+    ALL2ALL: Variable(on="gpu"),  # --all2all-backend, before it was an option
+    CHUNK: Variable(on="gpu"),  # tokens of a rank that are exchanged at once
+    BUFFER: Variable(on="gpu"),  # size of DeepEP's buffers, MiB
     # precision of sums over GPUs: envs.py and quick_all_reduce.py, and AMD's document of 0.9.1
     QUICK_REDUCE: Variable(("FP", "INT8", "INT6", "INT4", "NONE")),
 }

@@ -55,7 +55,7 @@ _OPTION = re.compile(r"--?[A-Za-z]")
 #: The settings by their flags.
 _ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
-_AS_SIMULATED = {"--kv-offloading-backend": ["native"], "--all2all-backend": ["allgather_reducescatter"]}
+_AS_SIMULATED = {"--kv-offloading-backend": ["native"]}
 _CAPTURED = "--max-cudagraph-capture-size"
 _LONG = _TABLE["short"] | {row.short: row.flag for row in _ROWS.values() if row.short}
 _SWITCHES = {

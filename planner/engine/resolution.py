@@ -30,6 +30,8 @@ from planner.engine.features import (
 from planner.engine.settings import (
     ACCEPTANCE_RATE,
     ANY_LENGTH,
+    EXCHANGES,
+    GATHER,
     SETTINGS,
     UNMODELLED,
     Engine,
@@ -197,10 +199,34 @@ class _Resolver:
             raise IllegalPlanError(f"{flags.FLASHINFER_SAMPLER}=1: FlashInfer is for NVIDIA GPUs", hint="leave it out")
         if args.enable_expert_parallel and not self.model.is_moe:
             raise IllegalPlanError(f"--enable-expert-parallel: {self.model.id} has no experts", hint="leave it out")
+        if args.all2all != GATHER:
+            self._check_exchange(args.all2all)
         if args.enable_eplb or args.redundant_experts:
             self._check_eplb(args.enable_expert_parallel * args.tensor_parallel_size * args.data_parallel_size)
         if args.decode_context_parallel_size > 1:
             self._check_context_parallel(args.decode_context_parallel_size, args.tensor_parallel_size)
+
+    def _check_exchange(self, name: str) -> None:
+        """DeepEP and its like run between DP ranks with whole experts (``all2all_utils.py``), where links are."""
+        args, profile, word = self.args, self.profile, f"--all2all-backend {name}"
+        if args.all2all_backend == name:
+            status = flags.value_status(self.version, "all2all_backend", name)
+            status.require(f"{word}: vLLM {self.version}", f"leave it out for {GATHER}")
+        exchange, shared = EXCHANGES.get(name), args.data_parallel_size > 1 and self.model.is_moe
+        if not shared or not exchange:
+            self._took(f"{word}: ignored, {f'{GATHER} runs' if shared else 'no DP ranks share experts'}")
+            return
+        if not args.enable_expert_parallel:
+            cause = f"{word}: vLLM runs it between ranks with whole experts"
+            raise IllegalPlanError(cause, hint="add --enable-expert-parallel", enable_expert_parallel=True)
+        if "buffers" not in exchange:
+            self._took(f"{word}: ignored in memory, its buffers are not known")
+        spread = "links" in exchange and args.num_gpus > profile.joined_gpus
+        foreign = exchange & {"cuda", "rocm"} - {profile.platform} or profile.platform == "cpu"
+        if spread or foreign or profile.interconnect.kind in ("pcie", "none"):
+            cause = f"{word}: it has no kernels for {profile.name}" + f" on {args.num_gpus} GPUs" * spread
+            hint = f"use up to {profile.joined_gpus} GPUs, or leave it out" if spread else "leave it out"
+            raise IllegalPlanError(cause, hint=hint, all2all_backend=GATHER)
 
     def _check_eplb(self, ranks: int) -> None:
         """EPLB moves whole experts between ``ranks`` that hold as many each (``config/parallel.py``, ``layer.py``)."""
@@ -401,8 +427,9 @@ class _Resolver:
             whole = max(max_model_len, 2048, _V0_MULTIMODAL_TOKENS if self.model.vision else 0)
             chunk = 512 if self.version.release < (0, 6, 5) else _V0_CHUNK_TOKENS
             tokens, seqs = chunk if chunked else whole, 256
-        elif not chunked:
-            tokens = max(tokens, max_model_len)
+        else:
+            batched = "batched" in args.exchange and self.version.release >= (0, 20)  # ``get_batch_defaults``'s caller
+            tokens = max(256 if batched else tokens, 0 if chunked else max_model_len)
         seqs = asked_seqs or seqs
         if self.version.release >= (0, 11, 1):  # _set_default_max_num_seqs_and_batched_tokens_args
             tokens = min(tokens, seqs * max_model_len)

@@ -20,7 +20,7 @@ from math import inf, log
 from statistics import NormalDist
 from typing import Any, Literal, Self, get_args, get_type_hints
 
-from planner.engine.flags import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
+from planner.engine.flags import ALL2ALL, CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, MXFP4_MARLIN, Environment
 from planner.engine.version import EngineVersion
 from planner.errors import InputError
 from planner.resources import package_dir, tables_of
@@ -38,6 +38,9 @@ Tag = Literal["axes", "layout", "batch", "searched", "plan", "result", "logged",
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
 ANY_LENGTH = -1  #: ``--max-model-len auto``
+#: Backends of ``--all2all-backend`` that send tokens to their experts' ranks, with their traits; and the default.
+EXCHANGES = {name: frozenset(traits) for name, traits in tables_of(package_dir("engine") / "exchanges.toml").items()}
+GATHER = "allgather_reducescatter"
 MOST_RANKS = 1024  #: on one axis; more than any engine was ever spread over
 
 
@@ -170,6 +173,9 @@ class EngineArgs:
     enable_expert_parallel: bool = _row(
         False, "Whole experts on each rank.", "axes layout searched plan result", short="-ep"
     )
+    all2all_backend: str = _row(
+        GATHER, "How tokens reach experts on other DP ranks.", "recommend fleet", metavar="BACKEND"
+    )
     enable_eplb: bool = _row(False, "Balance the load of experts over ranks.")
     eplb_config: str | None = _row(None, "Settings of EPLB: num_redundant_experts counts.", metavar="JSON")
     dtype: str = _row("auto", "auto, bfloat16, float16 or float32.", "layout")
@@ -241,6 +247,17 @@ class EngineArgs:
     def most_decodes(self) -> int:
         """Requests that the token budget of one step decodes, each with its drafts; 0: no budget is set."""
         return (self.max_num_batched_tokens or 0) // (1 + self.drafted_tok)
+
+    @property
+    def all2all(self) -> str:
+        """The backend of ``--all2all-backend``, before which the variable of 0.9 to 0.14 comes."""
+        return self.env.get(ALL2ALL) or self.all2all_backend
+
+    @property
+    def exchange(self) -> frozenset[str]:
+        """Traits of the backend by which ranks send tokens to experts of others; none: they gather or share none."""
+        sends = self.enable_expert_parallel and self.data_parallel_size > 1
+        return EXCHANGES.get(self.all2all, frozenset()) if sends else frozenset()
 
     @property
     def redundant_experts(self) -> int:

@@ -140,6 +140,8 @@ class Moe:
     top_k: int
     intermediate_size: int  #: of one routed expert
     num_shared_experts: int = 0
+    groups: int = 1  #: of experts
+    top_groups: int = 1  #: that the experts of a token come from
 
 
 @dataclass(frozen=True, slots=True, eq=False)

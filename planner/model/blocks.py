@@ -152,7 +152,10 @@ def read_moe(config: Config, *, size: str = "moe_intermediate_size", shared: int
     """Routing under any of the names in use; ``size`` is the key of one expert's width."""
     experts = config.size("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
     top_k = config.size("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "moe_top_k", "moe_k")
-    return Moe(experts, top_k, config.size(size), shared)
+    groups, taken = config.size("n_group", default=0), config.size("topk_group", default=0)
+    if not groups and config.text("model_type", default="").startswith("deepseek_v3"):  # its own defaults
+        groups, taken = 8, 4
+    return Moe(experts, top_k, config.size(size), shared, max(groups, 1), min(max(taken, 1), max(groups, 1)))
 
 
 def context_tokens(config: Config, *, yarn: bool = True) -> int:

@@ -516,12 +516,12 @@ def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Mod
         given = other in line.options and re.fullmatch(values, line.options.get(word, "absent"))
         if given and version.release >= tuple(since):
             yield engine.FlagProblem(word, f"vLLM {version} refuses it beside {other}", "leave it out")
-    exchange = "--all2all-backend", "VLLM_ALL2ALL_BACKEND"
     word = "--enable-dbo" if "--enable-dbo" in line.others else "--ubatch-size"
     halved = word == "--enable-dbo" or line.others.get(word, "0") not in ("0", "1")
-    if halved and not {line.others.get(exchange[0]), line.env.get(exchange[1])} & {*_TABLE["microbatched"]}:
-        option = f"{exchange[0]} " if engine.flag_status(version, exchange[0]) else f"{exchange[1]}="
-        hint = f"add {option}{_TABLE['microbatched'][0]} and install DeepEP, or leave it out"
+    if halved and line.args.all2all not in _TABLE["microbatched"]:
+        option = "--all2all-backend " if version.release >= (0, 11, 1) else "VLLM_ALL2ALL_BACKEND="
+        steps = ", whose steps have 256 tokens by default," if version.release >= (0, 20) else ""
+        hint = f"add {option}{_TABLE['microbatched'][0]}{steps} and install DeepEP, or leave it out"
         yield engine.FlagProblem(word, f"vLLM {version} runs it on DeepEP or NIXL alone", hint)
 
 

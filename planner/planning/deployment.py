@@ -148,7 +148,10 @@ class Deployment:
             return ""
         runs = (self.calibration or timing.load_calibration()).runs_over_nodes
         rate = f"{network.base / GB:g} GB/s of the network ({network.note})"
-        return f"over {nodes} nodes, each GPU with {rate}: {runs} runs over nodes were measured, so intervals are wide"
+        gathers = self.config.data_parallel_size > 1 and self.profile.platform == "cuda" and not self.config.exchange
+        fewer = "; DeepEP (--all2all-backend) sends a fraction of the bytes" * gathers
+        runs_text = f"{runs} runs over nodes were measured, so intervals are wide"
+        return f"over {nodes} nodes, each GPU with {rate}: {runs_text}{fewer}"
 
     def kernels_remark(self, env: Mapping[str, str]) -> str:
         """Caveat for an AMD server whose ``env`` lacks AITER, which nearly all measured ones had; empty for others.

@@ -5,6 +5,7 @@
     all-reduce of S bytes over n ranks = latency(n) + S x 2 (n - 1) / n / bus bandwidth
     all-gather (S after gathering)     = latency(n) + S x (n - 1) / n / bus bandwidth
     hop of S bytes                     = latency(2) + S / bandwidth
+    dispatch or combine by DeepEP      = latency + max(bytes over NVLink, bytes over the network, each / bandwidth)
 
 Behind an NVSwitch every rank has its full bandwidth. In an xGMI mesh each pair of GPUs has one link, so n ranks use
 n - 1 each (RCCL on MI300X: 48 GB/s for a pair, 310-330 for eight, of 64 and 448). PCIe is shared by all. Between
@@ -21,7 +22,7 @@ from planner.engine import EngineConfig, Layout, features_of
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant, constant_of
 from planner.memory import offloaded_bytes, stage_weights
-from planner.model import Attention, Component, LatentAttention, Layer, Model, Shard
+from planner.model import FP8_BLOCK, Attention, Component, LatentAttention, Layer, Model, Moe, Shard
 from planner.timing.operators import ACTIVATION_BYTES, FP32_BYTES, SAMPLED, TOKENS, Driver, StepLoad
 from planner.timing.roofline import Cost, Part, Per, Term
 
@@ -39,6 +40,9 @@ class Collective:
     bytes_per_unit: float  #: bytes on the bus of one rank, per unit of the load, all ``count`` together
     ranks: int
     span: int  #: GPUs from the first rank to the last: more than ``ranks`` where others lie between them
+    #: Of experts, by kernels that send: those kernels, and the bytes of one rank that leave its node, of all ``count``
+    kernels: str = ""
+    network_bytes_per_unit: float = 0.0
 
 
 def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) -> tuple[Collective, ...]:
@@ -61,7 +65,9 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
         )
         logits_bytes = model.vocab_size * ACTIVATION_BYTES * (tp - 1) / tp
         found.append(Collective("logits all-gather", 1, SAMPLED, logits_bytes, tp, tp))
-    if moe_layers:
+    if moe_layers and config.exchange:
+        found.append(_sent(model, profile, config))
+    elif moe_layers:
         ranks = Layout.of(config).expert_ranks if dealt else dp
         others = (ranks - 1) / tp if dealt else dp - 1  # of the tokens of one DP rank, those of all being its share
         moved_bytes = 2 * moe_layers * hidden_bytes * others
@@ -70,6 +76,38 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
         gathered_bytes = dealt * hidden_bytes * (tp - 1) / tp
         found.append(Collective("token all-gather", dealt, TOKENS, gathered_bytes, tp, tp))
     return (*found, *_shared_context(model, config), *_stage_hops(hidden_bytes, profile, tp, pp))
+
+
+def _sent(model: Model, profile: GpuProfile, config: EngineConfig) -> Collective:
+    """Dispatch of tokens to the ranks of their experts, in fp8 where blocks of weights are, and the sums sent back.
+
+    Source: ``fused_moe/prepare_finalize`` of vLLM 0.32. TP ranks deal out the tokens of their DP rank.
+    """
+    ranks, linear = Layout.of(config).expert_ranks, model.quantization.linear
+    blocks = config.weight_dtype == "fp8" and linear is not None and linear.group == FP8_BLOCK.group
+    nodes, each_expert = min(-(-config.num_gpus // profile.joined_gpus), ranks), "each expert" in config.exchange
+    copies = [sent_copies(layer.moe, ranks, nodes, each_expert=each_expert) for layer in model.layers if layer.moe]
+    sent_bytes = (1 + FP32_BYTES / 128 if blocks else ACTIVATION_BYTES) + ACTIVATION_BYTES
+    sent_bytes *= model.hidden_size / config.tensor_parallel_size
+    inside, outside = (sent_bytes * sum(each) for each in zip(*copies, strict=True))
+    kernels = "high_throughput" if "high_throughput" in config.exchange else "low_latency"
+    return Collective("expert exchange", 2 * len(copies), TOKENS, inside, ranks, config.num_gpus, kernels, outside)
+
+
+def sent_copies(moe: Moe, ranks: int, nodes: int, *, each_expert: bool) -> tuple[float, float]:
+    """Copies of a token that one rank sends over the links of its node, and over the network.
+
+    One for each expert goes straight to its rank. Else one goes to each other node, where it is passed on to each rank.
+    """
+    if each_expert:
+        return moe.top_k * (ranks / nodes - 1) / ranks, moe.top_k * (1 - 1 / nodes)
+    return _reached(moe, ranks) * (1 - nodes / ranks), _reached(moe, nodes) * (1 - 1 / nodes)
+
+
+def _reached(moe: Moe, places: int) -> float:
+    """Distinct places among as many as hold a share of the experts each, that the experts of a token are at."""
+    open_ = places * (1 - (1 - moe.top_groups / moe.groups) ** max(moe.groups / places, 1))
+    return open_ * (1 - (1 - 1 / open_) ** moe.top_k) if open_ > 1 else 1.0
 
 
 def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
@@ -166,6 +204,8 @@ def latency_factor(profile: GpuProfile, ranks: int) -> float:
 
 def collective_term(collective: Collective, profile: GpuProfile) -> Term:
     """``collective`` on ``profile``. Raises PlannerError where its links are missing or not known."""
+    if collective.kernels:
+        return _exchange_term(collective, profile)
     bytes_per_s = bus_bytes_per_s(profile, collective.ranks, collective.span)
     latencies = collective.count * latency_factor(profile, collective.ranks)
     nodes = -(-collective.span // profile.joined_gpus)
@@ -179,6 +219,23 @@ def collective_term(collective: Collective, profile: GpuProfile) -> Term:
     return Term(
         collective.name, collective.count, collective.load, tuple(costs),
         bytes_per_unit=collective.bytes_per_unit, path="link",
+    )  # fmt: skip
+
+
+def _exchange_term(collective: Collective, profile: GpuProfile) -> Term:
+    """The slower of links and network, which kernels that send use at once."""
+    of_a_node = ceil(collective.ranks * profile.joined_gpus / max(collective.span, profile.joined_gpus))
+    most = constant_of("exchange_bandwidth", f"{collective.kernels}_{(profile.compute_capability or (0,))[0]}")
+    inside_s = collective.bytes_per_unit / min(constant("exchange_share") * bus_bytes_per_s(profile, of_a_node), most)
+    network = collective.network_bytes_per_unit
+    outside_s = network / bus_bytes_per_s(profile, 1, collective.span) if network else 0.0
+    sent = Cost(Part.MEMORY, Per.UNIT, inside_s)
+    if outside_s > inside_s:
+        sent = Cost(Part.MEMORY, Per.UNIT, outside_s, over="network_share")
+    start = Cost(Part.FIXED, Per.STEP, collective.count * constant_of("exchange_latency", collective.kernels))
+    return Term(
+        collective.name, collective.count, collective.load, (start, sent),
+        bytes_per_unit=network if outside_s > inside_s else collective.bytes_per_unit, path="link",
     )  # fmt: skip
 
 

@@ -309,6 +309,26 @@ def test_no_graphs_when_eager() -> None:
     assert graph_batches(config, features_of(config, load_profile("h100-sxm"))) == ()
 
 
+@pytest.mark.parametrize(
+    ("version", "backend", "tokens", "seqs", "graphs"),
+    [
+        # DEFAULT_MAX_NUM_BATCHED_TOKENS_FOR_BATCHED_DP of 0.27.1 and 0.32.0; to 0.19 VLLM_MOE_DP_CHUNK_SIZE
+        ("0.32.0", "deepep_low_latency", 256, 256, True),
+        ("0.27.1", "nixl_ep", 256, 256, True),
+        ("0.19.0", "deepep_low_latency", 8192, 1024, True),
+        # config/compilation.py: "are incompatible with CUDA Graphs"
+        ("0.32.0", "deepep_high_throughput", 8192, 1024, False),
+        ("0.32.0", "flashinfer_nvlink_one_sided", 8192, 1024, True),
+        ("0.32.0", "naive", 8192, 1024, True),
+    ],
+)
+def test_defaults_of_the_exchange_of_experts(version: str, backend: str, tokens: int, seqs: int, graphs: bool) -> None:
+    asked = {"data_parallel_size": 8, "enable_expert_parallel": True}
+    config = settings(version, "h200-sxm", MOE, **asked, all2all_backend=backend)
+    assert (config.max_num_batched_tokens, config.max_num_seqs) == (tokens, seqs)
+    assert bool(graph_batches(config, features_of(config, load_profile("h200-sxm")))) is graphs
+
+
 def test_types_follow_the_checkpoint() -> None:
     config = settings("0.11.0", "h100-sxm")
     assert (config.dtype, config.kv_cache_dtype, config.weight_dtype) == ("bf16", "bf16", "bf16")

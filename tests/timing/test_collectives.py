@@ -1,13 +1,23 @@
 """Collectives: bytes by formula, bandwidth by topology."""
 
+from dataclasses import replace
+
 import pytest
+from memory_cases import config, model
 from physics_cases import engine, gpu, llama_8b, moe_model, quantity
 
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import load_profile
 from planner.hardware.profiles import GpuProfile
 from planner.timing.efficiencies import Line, covariates_of
-from planner.timing.links import Collective, bus_bytes_per_s, collective_term, latency_factor, step_collectives
+from planner.timing.links import (
+    Collective,
+    bus_bytes_per_s,
+    collective_term,
+    latency_factor,
+    sent_copies,
+    step_collectives,
+)
 from planner.timing.roofline import Part
 
 
@@ -144,6 +154,84 @@ def test_with_expert_parallelism_a_group_deals_its_tokens_out() -> None:
     # mixer and embedding are reduced; after the experts each rank gets the other's half
     assert found["all-reduce"].count == 48 + 1
     assert (found["token all-gather"].ranks, found["token all-gather"].bytes_per_unit) == (2, 48 * 4096 / 2)
+
+
+def exchange_us(gpu_name: str, ranks: int, kernels: str, tokens: int, **changes: object) -> float:
+    """Dispatch and combine of ``tokens`` of each rank in one layer of DeepSeek-V3, in us; 50 GB/s of network."""
+    profile, v3 = load_profile(gpu_name), model("deepseek-ai/DeepSeek-V3")
+    links = profile.interconnect.model_copy(update={"network_bandwidth": quantity(50, "GB/s")})
+    asked = {"data_parallel_size": ranks, "enable_expert_parallel": True, "all2all_backend": f"deepep_{kernels}"}
+    settings = replace(config(v3.id, gpu_name, "0.32.0", **asked), weight_dtype=changes.pop("weight_dtype", "fp8"))
+    moes = {id(one): replace(one, moe=one.moe and replace(one.moe, **changes)) for one in v3.layers}
+    v3 = replace(v3, layers=tuple(moes[id(one)] for one in v3.layers))
+    profile = profile.model_copy(update={"interconnect": links})
+    (found,) = (c for c in step_collectives(v3, profile, settings) if c.name == "expert exchange")
+    term, shares = collective_term(found, profile), {"network_share": 0.85, "": 1.0}
+    each = [cost.seconds / shares[cost.over] * (1 if cost.part is Part.FIXED else tokens) for cost in term.costs]
+    return sum(each) / 58 * 1e6
+
+
+@pytest.mark.parametrize(
+    ("ranks", "dispatch_us", "combine_us"),
+    [(8, 77, 114), (16, 118, 195), (32, 155, 273), (64, 173, 314), (128, 192, 369), (256, 194, 360)],
+)
+def test_low_latency_is_as_fast_as_deepep_publishes(ranks: int, dispatch_us: float, combine_us: float) -> None:
+    """DeepEP, docs/legacy.md: H800, 128 tokens of 7,168, top-8, fp8 there and bf16 back."""
+    assert exchange_us("h800", ranks, "low_latency", 128) == pytest.approx(dispatch_us + combine_us, rel=0.22)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "dispatch_gb_s", "combine_gb_s"), [(1, 153, 158), (2, 43, 43), (4, 58, 57), (8, 51, 50)]
+)
+def test_high_throughput_is_as_fast_as_deepep_publishes(nodes: int, dispatch_gb_s: float, combine_gb_s: float) -> None:
+    """The same page: 4,096 tokens of top-4 groups, one to a node. Its bytes count the rank's own (test_internode.py):
+    over the network those of the nodes, inside one those of the ranks that a token reaches."""
+    places = min(nodes, 4) if nodes > 1 else 8
+    counted = 4096 * 7168 * places * (1 - (1 - 1 / places) ** 8)
+    measured_us = counted * ((1 + 4 / 128) / dispatch_gb_s + 2 / combine_gb_s) / 1e3
+    groups = {"groups": nodes, "top_groups": min(nodes, 4)}
+    assert exchange_us("h800", 8 * nodes, "high_throughput", 4096, **groups) == pytest.approx(measured_us, rel=0.12)
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "kernels", "tokens", "table_us"),
+    [
+        ("h200-sxm", "high_throughput", 128, 252 + 126), ("h200-sxm", "high_throughput", 16384, 4249 + 4979),
+        ("b200-sxm", "high_throughput", 128, 299 + 153), ("b200-sxm", "high_throughput", 16384, 5558 + 7951),
+        ("h200-sxm", "low_latency", 128, 112 + 101), ("b200-sxm", "low_latency", 128, 97 + 70),
+    ],
+)  # fmt: skip
+def test_exchanges_of_one_node_are_those_of_the_tables(
+    gpu_name: str, kernels: str, tokens: int, table_us: float
+) -> None:
+    """aiconfigurator, vLLM 0.24: EP 8 of 7,168, top-8 of 256, bf16 both ways, experts of any group."""
+    ours = exchange_us(gpu_name, 8, kernels, tokens, weight_dtype="bf16", groups=1, top_groups=1)
+    assert ours == pytest.approx(table_us, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("gpu_name", "kernels", "latency_us", "gb_s"),
+    [
+        ("h200-sxm", "low_latency", 45, 217), ("b200-sxm", "low_latency", 45, 400), ("h800", "low_latency", 45, 140),
+        ("h200-sxm", "high_throughput", 170, 215), ("b200-sxm", "high_throughput", 170, 152),
+    ],
+)  # fmt: skip
+def test_latency_and_bandwidth_of_an_exchange(gpu_name: str, kernels: str, latency_us: float, gb_s: float) -> None:
+    idle_us, busy_us = (exchange_us(gpu_name, 8, kernels, tokens, groups=1, top_groups=1) for tokens in (0, 1000))
+    copies = 7 if kernels == "low_latency" else 7 * (1 - (7 / 8) ** 8)
+    assert idle_us == pytest.approx(2 * latency_us)
+    assert busy_us - idle_us == pytest.approx(copies * 7168 * (3 + 4 / 128) / gb_s, rel=1e-6)
+
+
+def test_copies_that_are_sent() -> None:
+    """Of 256 experts on 16 ranks of two nodes: 8 to any rank, 7 of 16 inside; or one to the other node, mostly."""
+    moe = replace(next(layer.moe for layer in model("Qwen/Qwen3-30B-A3B").layers if layer.moe), top_k=8)
+    assert sent_copies(moe, 16, 2, each_expert=True) == (8 * 7 / 16, 4)
+    reached = 16 * (1 - (15 / 16) ** 8), 2 * (1 - (1 / 2) ** 8)
+    assert sent_copies(moe, 16, 2, each_expert=False) == pytest.approx((reached[0] * 7 / 8, reached[1] / 2))
+    # the four groups of eight that DeepSeek-V3 routes a token to hold half of the ranks
+    grouped = replace(moe, groups=8, top_groups=4)
+    assert sent_copies(grouped, 64, 8, each_expert=False)[1] == pytest.approx(4 * (1 - (3 / 4) ** 8) * 7 / 8)
 
 
 def test_pipeline_stages_hand_over_hidden_and_residual() -> None:

@@ -264,7 +264,7 @@ class _Search:
         An engine that cuts no prompts takes none below its context.
         """
         asked, own = self.choices.space.args.max_num_batched_tokens, args.max_num_batched_tokens
-        if asked or self.coarse:
+        if asked or self.coarse or "batched" in args.exchange:
             return [asked or own]
         config = self.choices.deployed(resolved, replace(args, max_num_seqs=args.max_num_seqs or 1)).config
         least = 0 if config.enable_chunked_prefill else config.max_model_len

@@ -251,6 +251,8 @@ class Choices:
         if load.prefix_len or load.reused:
             features = engine.version_features(self.version, self.profile)
             advised["enable_prefix_caching"] = engine.prefix_caching(model, features, asked=True) or None
+        if "batched" in args.exchange:  # a token for each place: buffers grow with them
+            advised["max_num_batched_tokens"] = defaults.MAX_NUM_SEQS
         names = [name for name in advised if name != "max_num_seqs" and getattr(args, name) in (None, "auto")]
         args = replace(args, **{name: advised[name] for name in names})
         if self.version.release < (0, 9, 1):  # its client only decodes: of 800 random prompts the longest had 8 % more
