@@ -15,7 +15,7 @@ from planner.engine import CPU_KVCACHE_SPACE, EngineConfig, EngineVersion, Featu
 from planner.hardware import GpuProfile
 from planner.memory import weights as loaded
 from planner.memory.cache import BlockPool, CacheSettings, block_pool, element_bytes, layer_specs
-from planner.memory.overheads import Constants, Overheads, PeakTerms, peak_terms, shipped, total
+from planner.memory.overheads import Constants, Overheads, PeakTerms, exchange_bytes, peak_terms, shipped, total
 from planner.model import Attention, CompressedAttention, LatentAttention, Model, PerModel, StateMixer
 from planner.units import GIB, Interval
 
@@ -77,6 +77,7 @@ class MemoryBudget:
     stages: tuple[StageBudget, ...]
     pool: BlockPool
     any_length: bool = False
+    exchange_bytes: int = 0  #: of the memory outside torch: buffers of DeepEP
 
     @cached_property
     def binding(self) -> StageBudget:
@@ -147,7 +148,9 @@ def memory_budget(
             replace(stage, absorbed_bytes=loaded.absorbed_bytes(model, layout, config.dtype, stage.layers))
             for stage in weights
         )
-    peak, non_torch = activation_peak(model, config, overheads), overheads.non_torch_bytes
+    exchanged = exchange_bytes(model, config, several_nodes=config.num_gpus > profile.joined_gpus)
+    peak = activation_peak(model, config, overheads)
+    non_torch = overheads.non_torch_bytes.plus(Interval.exact(exchanged))
     graphs = graph_bytes(model, config, found, overheads)
     in_budget = found.graphs_in_budget or (given is not None and graphs.mid > 0)
     others = [overheads["reported_memory"].scaled(requested), overheads["unexplained"], overheads["loading"]]
@@ -159,7 +162,8 @@ def memory_budget(
         for stage in loaded.with_drafts(loaded.with_extras(weights, model, config), model, config, basis.draft)
     )
     start_up = overheads["start_up"].plus(Interval.exact(config.used_gib * GIB))
-    return MemoryBudget(model, config, found, overheads, memory_bytes, start_up, stages, pool, basis.any_length)
+    stated = memory_bytes, start_up, stages, pool, basis.any_length, exchanged
+    return MemoryBudget(model, config, found, overheads, *stated)
 
 
 def overheads_of(model: Model, profile: GpuProfile, config: EngineConfig, constants: Constants) -> Overheads:

@@ -18,11 +18,11 @@ from functools import cache, cached_property
 from math import hypot, isfinite, log2
 from typing import Any
 
-from planner.engine import EngineConfig, Layout, held_heads, held_piece, json_object, media_limits
-from planner.errors import InputError
+from planner.engine import BUFFER, CHUNK, EngineConfig, Layout, held_heads, held_piece, json_object, media_limits
+from planner.errors import IllegalPlanError, InputError
 from planner.model import Component, CompressedAttention, LatentAttention, Layer, Model, PerModel, Shard, Weight
 from planner.resources import calibration_tables, package_dir, tables_of
-from planner.units import Interval, to_base
+from planner.units import GIB, MIB, Interval, to_base, whole_number
 
 SHIPPED = "shipped"
 
@@ -209,6 +209,7 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
     """The terms for a profile run of ``max_num_batched_tokens`` tokens of ``element_bytes`` bytes an element."""
     num_tokens, layout = config.max_num_batched_tokens, Layout.of(config)
     forward, transient = forward_bytes(model, layout, num_tokens, element_bytes), 0
+    forward = max(forward, batched_bytes(model, config, element_bytes))
     up_projected = latent_elements(model, config) * element_bytes
     if up_projected:
         mixers = (m for m in model.distinct_mixers if isinstance(m, LatentAttention))
@@ -226,6 +227,42 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
         encoder_bytes=encoder,
         held_bytes=outputs + workspace,
     )
+
+
+def exchanged_rows(model: Model, config: EngineConfig) -> int:
+    """Places for tokens of any rank at any expert, where each expert has its own; 0 for other exchanges."""
+    if "batched" not in config.exchange:
+        return 0
+    chunk = (whole_number(config.env.get(CHUNK, "")) or 256) if config.version.release < (0, 20) else None
+    experts = max(layer.moe.num_experts for layer in model.layers if layer.moe)
+    return (chunk or config.max_num_batched_tokens) * (experts + config.redundant_experts)
+
+
+def batched_bytes(model: Model, config: EngineConfig, element_bytes: int) -> int:
+    """Tokens of all ranks at the experts of one, whoever is routed there: ``workspace_shapes`` of batched experts."""
+    inner, outer = max(layer.moe.intermediate_size if layer.moe else 0 for layer in model.layers), model.hidden_size
+    return exchanged_rows(model, config) * (element_bytes * (max(2 * inner, outer) + inner) + outer)
+
+
+def exchange_bytes(model: Model, config: EngineConfig, *, several_nodes: bool) -> int:
+    """DeepEP's buffers on one GPU, outside torch (``_make_all2all_kwargs`` of vLLM's ``all2all.py``).
+
+    The batches of low latency: ``LowLatencyLayout`` of DeepEP, one buffer to send and one to receive for even layers
+    and for odd ones, and NIXL's the same. Raises IllegalPlanError from 32 GiB on, as DeepEP's ``Buffer`` does.
+    """
+    if "buffers" not in config.exchange:
+        return 0
+    each = (whole_number(config.env.get(BUFFER, "")) or 1024) * MIB * config.all2all.startswith("deepep")
+    if "batched" not in config.exchange:
+        return each * (2 if several_nodes else 1)
+    batches = 4 * exchanged_rows(model, config) * (2 * model.hidden_size + max(model.hidden_size // 32, 16))
+    if each and batches >= 32 * GIB:
+        most = int(config.max_num_batched_tokens * 32 * GIB / batches) // 8 * 8
+        cause = (
+            f"--all2all-backend {config.all2all}: buffers of {batches / GIB:.1f} GiB on each GPU, DeepEP has up to 32"
+        )
+        raise IllegalPlanError(cause, hint=f"use --max-num-batched-tokens {most} or less", max_num_batched_tokens=most)
+    return batches + each
 
 
 def latent_elements(model: Model, config: EngineConfig) -> int:

@@ -180,8 +180,8 @@ def learn_constants(log: StartupLog, budget: MemoryBudget, *, origin: str) -> tu
     if log.memory_bytes:
         others |= {"memory": _rounded(log.memory_bytes), "reported_memory": Interval.exact(0)}
     if parts.non_torch:
-        own["non_torch"] = parts.non_torch
-        others["non_torch"] = _spread("non_torch", parts.non_torch)
+        own["non_torch"] = parts.non_torch.minus(Interval.exact(budget.exchange_bytes))
+        others["non_torch"] = _spread("non_torch", own["non_torch"])
     for name, narrow, wide in _peaks(parts, budget):
         own[name] = narrow
         others |= {name: _spread(name, wide)} if wide else {}

@@ -624,6 +624,8 @@ def _budget_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
     how += f"or {config.max_num_batched_tokens:,} tokens at once"
     yield "activation peak", _range(stage.activation), how
     yield "memory outside torch", _range(stage.non_torch), "fitted to start-up logs"
+    if size := budget.exchange_bytes:
+        yield "  of it buffers", _both(size), f"of {config.all2all}: all2all.py of vLLM, config.hpp of DeepEP"
     inside = "inside the budget" if stage.graphs_in_budget else "captured later, outside the budget"
     yield "graphs", _range(stage.graphs), inside
     if given is None:

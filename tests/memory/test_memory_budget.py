@@ -10,11 +10,12 @@ from memory_cases import budget, config, fitted, model, version
 
 from planner.engine.flags import Environment
 from planner.engine.sharding import Layout
-from planner.errors import InputError
+from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.memory.overheads import (
     Overheads,
     encoder_bytes,
+    exchange_bytes,
     forward_bytes,
     hidden_bytes,
     latent_elements,
@@ -165,6 +166,42 @@ def test_expert_buffers_hold_every_token_top_k_times() -> None:
     """Qwen3-30B-A3B, per token: 4 x 2,048 and 8 x (max(2 x 768, 2,048) + 768) elements of 2 bytes."""
     expected = 1000 * 2 * (4 * 2048 + 8 * (2048 + 768))
     assert forward_bytes(model("Qwen/Qwen3-30B-A3B"), Layout(), 1000, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "nodes", "tokens", "gib"),
+    [
+        # VLLM_DEEPEP_BUFFER_SIZE_MB = 1024 over NVLink, and as much over the network (``all2all.py`` of vLLM 0.32.0)
+        ("deepep_high_throughput", 1, 8192, 1), ("deepep_high_throughput", 2, 8192, 2),
+        # get_low_latency_rdma_size_hint of R1: 4 x 256 experts x 256 tokens x (2 x 7,168 + 56 x 4) bytes
+        ("deepep_low_latency", 2, 256, 4 * 256 * 256 * 14_560 / GIB + 1),
+        ("nixl_ep", 2, 256, 4 * 256 * 256 * 14_560 / GIB),
+        ("allgather_reducescatter", 2, 8192, 0),
+    ],
+)  # fmt: skip
+def test_buffers_of_deepep(backend: str, nodes: int, tokens: int, gib: float) -> None:
+    asked = {"data_parallel_size": 8 * nodes, "enable_expert_parallel": True, "max_num_batched_tokens": tokens}
+    name, plain = "deepseek-ai/DeepSeek-R1", {"all2all_backend": "allgather_reducescatter"}
+    kept = [budget(name, "h200-sxm", "0.32.0", **asked, **chosen) for chosen in (plain, {"all2all_backend": backend})]
+    assert kept[1].exchange_bytes == pytest.approx(gib * GIB)
+    assert kept[1].binding.non_torch.mid - kept[0].binding.non_torch.mid == pytest.approx(gib * GIB)
+
+
+def test_deepep_has_no_buffers_from_32_gib_on() -> None:
+    """vllm-project/vllm issue 57894: hidden 5,120, 448 experts and 2,048 tokens are 35.55 GiB, and fail."""
+    r1, asked = model("deepseek-ai/DeepSeek-R1"), {"data_parallel_size": 16, "enable_expert_parallel": True}
+    asked |= {"max_num_batched_tokens": 2048, "all2all_backend": "deepep_low_latency"}
+    tokens = config(r1.id, "h200-sxm", "0.32.0", **asked)
+    layers = tuple(replace(one, moe=one.moe and replace(one.moe, num_experts=448)) for one in r1.layers)
+    with pytest.raises(IllegalPlanError, match=r"buffers of 35\.5 GiB on each GPU"):
+        exchange_bytes(replace(r1, hidden_size=5120, layers=layers), tokens, several_nodes=True)
+
+
+def test_batched_experts_hold_places_for_the_tokens_of_all_ranks() -> None:
+    """Qwen3-30B-A3B: max(2,048, 2 x 768) + 768 elements of 2 bytes (``workspace_shapes``), and 2,048 sent in fp8."""
+    asked = {"data_parallel_size": 8, "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency"}
+    found = peak_terms(model("Qwen/Qwen3-30B-A3B"), config("Qwen/Qwen3-30B-A3B", "h200-sxm", "0.32.0", **asked), 2)
+    assert found.forward_bytes == 128 * 256 * ((2048 + 768) * 2 + 2048)
 
 
 def test_the_vision_encoder_sees_a_full_budget_of_images() -> None:

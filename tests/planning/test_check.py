@@ -448,6 +448,7 @@ WIDE, COPIES = "deepseek-ai/DeepSeek-R1 -dp 8 -ep", '--eplb-config {"num_redunda
 NODE = f"{MOE} -ep -dp 16 -dpl 8 -dpr 8 -dpa 10.1.1.1"
 ALONE = "vLLM refuses an option; without it: starts x"
 UNSHARED = "vLLM refuses these settings x --enable-eplb, --eplb-config"
+SENT = "--all2all-backend deepep_low_latency"
 
 
 #: vLLM 0.32.0: ``supports_pcp`` of v1/attention/backend.py (True for MLA alone, asserted in v1/worker/cp_utils.py), the
@@ -463,7 +464,14 @@ UNSHARED = "vLLM refuses these settings x --enable-eplb, --eplb-config"
         ("0.32.0", f"{MOE} --enable-dbo -ep", "vLLM refuses an option; without it: starts x --enable-dbo:"),
         ("0.11.0", f"{MOE} --enable-dbo -ep", "vLLM refuses an option; without it: starts x --enable-dbo: vLLM 0.11.0 "
          "runs it on DeepEP or NIXL alone (add VLLM_ALL2ALL_BACKEND=deepep_low_latency and install DeepEP, or"),
-        ("0.32.0", f"{MOE} --enable-dbo -ep --all2all-backend deepep_high_throughput", "starts weights"),
+        ("0.32.0", f"{MOE} --enable-dbo -ep -dp 2 --all2all-backend deepep_high_throughput", "starts weights"),
+        ("0.32.0", f"{WIDE} --enable-dbo {SENT}", "starts weights 93.92 GiB on each GPU, fp8 KV cache 24.24 GiB"),
+        ("0.32.0", f"{WIDE} {SENT} --max-num-batched-tokens 8192", f"vLLM refuses these settings x {SENT}: buffers of "
+         "113.8 GiB on each GPU, DeepEP has up to 32 (use --max-num-batched-tokens 2304 or less)"),
+        ("0.32.0", f"deepseek-ai/DeepSeek-R1 -dp 8 {SENT}", f"vLLM refuses these settings x {SENT}: vLLM runs it "
+         "between ranks with whole experts (add --enable-expert-parallel)"),
+        ("0.32.0", f"{WIDE} --all2all-backend mori_low_latency", "vLLM refuses these settings x --all2all-backend "
+         "mori_low_latency: it has no kernels for NVIDIA H200"),
         ("0.32.0", f"{MOE} --enable-eplb", f"{UNSHARED}: no ranks share experts"),
         ("0.32.0", f"{MOE} --enable-eplb -ep", f"{UNSHARED}: no ranks share experts"),
         ("0.32.0", f"{MOE} --enable-eplb -tp 2", f"{UNSHARED}: no ranks share experts"),
