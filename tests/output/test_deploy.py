@@ -384,6 +384,8 @@ def test_the_balancer_knows_every_copy() -> None:
     servers = re.findall(r"^ +server (\S+) max_fails", files["nginx.conf"], re.MULTILINE)
     document = documents(files["compose.yaml"])[0]["services"]
     assert servers == [f"vllm-{n}:8000" for n in range(8)]
+    # vLLM closes an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): nginx has to do so first
+    assert [int(s) < 5 for s in re.findall(r"keepalive_timeout (\d+)s;", files["nginx.conf"])] == [True]
     assert set(document["balancer"]["depends_on"]) == {f"vllm-{n}" for n in range(8)}
     assert [name for name, service in document.items() if "ports" in service] == ["balancer"]
 
