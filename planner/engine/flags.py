@@ -233,9 +233,15 @@ class Environment(dict[str, str]):
 def _split(word: str) -> tuple[str, str]:
     name, equals, value = word.partition("=") if isinstance(word, str) else ("", "", "")
     if not equals:
-        hint = f"{word} is passed through by name if it is set" if is_secret("x" * 8, word) else "write NAME=VALUE"
+        hint = _by_name(word) if is_secret("x" * 8, word) else "write NAME=VALUE"
         raise InputError(f"--env {str(word)[:80]!r} has no value", hint=hint)
     return name, value
+
+
+def _by_name(name: str) -> str:
+    passed = name in ("HF_TOKEN", "VLLM_API_KEY")
+    where = f": export {name} where they run" if passed else ", and no other secret"
+    return f"scripts pass HF_TOKEN and VLLM_API_KEY by name{where}"
 
 
 def _checked(name: str, value: Any) -> str:
@@ -243,8 +249,7 @@ def _checked(name: str, value: Any) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise InputError(f"--env {name[:80]!r} is not the name of a variable", hint="write NAME=VALUE")
     if is_secret(text, name):
-        cause = f"--env {name}: its value looks like a secret, and scripts would show it"
-        raise InputError(cause, hint=f"export {name} where the scripts run: HF_TOKEN is passed through by its name")
+        raise InputError(f"--env {name}: its value looks like a secret, and scripts would show it", hint=_by_name(name))
     if not isinstance(value, str | int | float) or not text.isprintable():
         raise InputError(f"--env {name}: its value is not printable text", hint="write it on one line")
     if name.startswith("VLLM_") and name not in (known := {**_table("env"), **_EARLY_ON_ROCM}):

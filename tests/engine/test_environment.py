@@ -35,9 +35,9 @@ def test_words_and_mappings_are_one() -> None:
     ("given", "cause", "hint"),
     [
         ({"VLLM_USE_FLASHINFER_SAMPLR": "1"}, "unknown variable of vLLM", "VLLM_USE_FLASHINFER_SAMPLER"),
-        ({"HF_TOKEN": "x" * 8}, "looks like a secret", "passed through by its name"),
-        ({"ANY": "hf_" + "x" * 20}, "looks like a secret", "export ANY"),
-        (["HF_TOKEN"], "has no value", "passed through by name"),
+        ({"VLLM_API_KEY": "x" * 8}, "looks like a secret", "by name: export VLLM_API_KEY where"),
+        ({"ANY": "hf_" + "x" * 20}, "looks like a secret", "HF_TOKEN and VLLM_API_KEY by name, and no other"),
+        (["HF_TOKEN"], "has no value", "export HF_TOKEN"),
         (["FOO"], "has no value", "NAME=VALUE"),
         (["1FOO=2"], "not the name of a variable", "NAME=VALUE"),
         ({"FOO": "a\nb"}, "not printable", "one line"),

@@ -420,6 +420,8 @@ def test_the_token_is_a_reference(case: str) -> None:
         return
     assert set(token) == {"name", "valueFrom"}
     reference = token["valueFrom"]["secretKeyRef"]
+    (key,) = [v["valueFrom"]["secretKeyRef"] for v in container["env"] if v["name"] == "VLLM_API_KEY"]
+    assert key == {"name": "hf-token", "key": "VLLM_API_KEY", "optional": True}
     assert reference["name"] == "hf-token" and reference["optional"] is (ALL[case][0].file.plan.gated is not True)
 
 

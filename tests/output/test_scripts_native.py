@@ -148,9 +148,10 @@ def test_what_is_launched_and_sent_is_the_plan_on_the_port_that_is_asked_for(mac
     assert server["env"]["VLLM_CPU_OMP_THREADS_BIND"] == "0"
     assert "a line of the server's log" in (machine.plan / "logs" / "server.log").read_text()
 
-    measured = machine.run("benchmark.sh", PORT="1")  # the port of the running server counts
+    measured = machine.run("benchmark.sh", PORT="1", VLLM_API_KEY="key")  # the port of the running server counts
     assert measured.returncode == 0, measured.stderr
     sent = machine.called("bench")["argv"]
+    assert machine.called("bench")["env"]["OPENAI_API_KEY"] == "key" and "key" not in sent
     at = saved.bench_argv.index("--port")
     own = [*saved.bench_argv[:at], *saved.bench_argv[at + 2 :]]
     assert sent[: len(own)] == own and sent[-2:] == ["--port", machine.port]

@@ -1,7 +1,9 @@
 """The emitted scripts at work: real bash on a machine whose docker, GPUs and driver are stand-ins."""
 
 import json
+import os
 import signal
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -31,13 +33,13 @@ def result_of(made: Emission, machine: Machine) -> Path:
 @pytest.mark.parametrize("name", MATRIX)
 def test_launch_runs_exactly_the_plan(machine: MakeMachine, tmp_path: Path, name: str) -> None:
     here, saved = machine(name), MATRIX[name].file.plan
-    done = here.run("launch.sh", HF_TOKEN="secret-token", HF_HOME=f"{tmp_path}/with space/hf")
+    done = here.run("launch.sh", HF_TOKEN="secret", VLLM_API_KEY="secret", HF_HOME=f"{tmp_path}/with space/hf")
     assert done.returncode == 0, done.stderr
     (run,) = here.docker("run")
     at = run.index(saved.image)
     assert (run[run.index("--entrypoint") + 1], *run[at + 1 :]) == saved.serve_argv
-    assert "HF_TOKEN" in variables_of(run)
-    assert not any("secret-token" in word for word in run)
+    assert {"HF_TOKEN", "VLLM_API_KEY"} <= set(variables_of(run))
+    assert not any("secret" in word for word in run)
     chosen_at_start = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"}
     for variable, value in saved.env.items():
         assert f"{variable}={value}" in variables_of(run) or variable in chosen_at_start
@@ -201,6 +203,9 @@ def test_benchmark_sends_exactly_the_planned_load(machine: MakeMachine, name: st
     here.run("launch.sh")
     assert here.run("benchmark.sh").returncode == 0
     warm_up, sent = here.docker("exec")
+    # with the key of the server in the container, `vllm bench serve` sends it as OPENAI_API_KEY
+    inside = [*sent[sent.index("sh") :][:4], str(here.state / "pid"), "printenv", "OPENAI_API_KEY"]
+    assert subprocess.check_output(inside, env={**os.environ, "VLLM_API_KEY": "key"}) == b"key\n"
     assert container_name(made.file.plan) in sent
     start = sent.index("sh") + 5  # sh -c '...' sh PID_FILE
     words = sent[start:]

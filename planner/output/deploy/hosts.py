@@ -15,7 +15,7 @@ from planner.output.scripts.text import option, refuse_tokens, render_template, 
 from planner.planning import Disaggregated, SideLaunch
 
 #: Compose takes these from the environment that it is started in.
-PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE")
+PASSED_BY_NAME = ("HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "VLLM_API_KEY")
 BALANCER_IMAGE = "nginx:1.28.0"
 _HEALTH = (
     "import urllib.request as r;r.build_opener(r.ProxyHandler({{}})).open('http://127.0.0.1:{port}/health', timeout=5)"

@@ -104,6 +104,7 @@ def _remarks(pods: Pods) -> list[str]:
         lines += [
             f"{need} create the Secret {site.hf_secret} from a file that holds only the token:",
             f"  kubectl{space} create secret generic {site.hf_secret} --from-file={TOKEN_KEY}=FILE",
+            "A key VLLM_API_KEY of it is the key that requests to the server then need.",
         ]
     lines += _admission(pods)
     if site.cache == "pvc" and pods.most_pods > 1:
@@ -180,9 +181,10 @@ def _container(pods: Pods) -> Json:
 def _environment(pods: Pods) -> list[Json]:
     variables: list[Json] = [{"name": k, "value": escape_dollars(v)} for k, v in pods.env.items()]
     if pods.site.hf_secret:
-        optional = pods.plan.gated is not True  # unless the model is known to be gated
-        secret = {"name": pods.site.hf_secret, "key": TOKEN_KEY, "optional": optional}
-        variables.append({"name": TOKEN_KEY, "valueFrom": {"secretKeyRef": secret}})
+        # the token is required if the model is known to be gated
+        for key, optional in {TOKEN_KEY: pods.plan.gated is not True, "VLLM_API_KEY": True}.items():
+            secret = {"name": pods.site.hf_secret, "key": key, "optional": optional}
+            variables.append({"name": key, "valueFrom": {"secretKeyRef": secret}})
     return variables
 
 

@@ -53,7 +53,7 @@ environment "$venv" 'lm_eval.__main__, lm_eval.evaluator, lm_eval.models.openai_
 # JSON; the server's address is added in front
 arguments='{"model": "amd/Llama-3.3-70B-Instruct-FP8-KV", "num_concurrent": 64, "timeout": 600, "max_retries": 5, "tokenized_requests": false, "tokenizer_backend": "None"}'
 rm -rf "$result.partial"
-NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost "$venv/bin/lm_eval" \
+OPENAI_API_KEY=${VLLM_API_KEY:-} NO_PROXY=127.0.0.1,localhost no_proxy=127.0.0.1,localhost "$venv/bin/lm_eval" \
   --model local-completions \
   --tasks "$task" \
   --model_args "{\"base_url\": \"http://$(address)/v1/completions\", ${arguments#?}" \

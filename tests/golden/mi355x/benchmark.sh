@@ -53,7 +53,7 @@ trap 'exit 143' TERM
 send() {
   local status=0
   docker exec --env NO_PROXY=127.0.0.1,localhost --env no_proxy=127.0.0.1,localhost "$name" \
-    sh -c 'echo $$ >"$1" && shift && exec "$@"' sh "$pid_file" "$@" &
+    sh -c 'echo $$ >"$1" && shift && export OPENAI_API_KEY="${VLLM_API_KEY:-}" && exec "$@"' sh "$pid_file" "$@" &
   client=$!
   wait "$client" || status=$?
   client=

@@ -71,7 +71,7 @@ else
     --publish "${LISTEN_ADDRESS:-127.0.0.1}:$port:$container_port" \
     --mount "$(bind "$models" "$cache")" \
     --mount "$(bind "$here/results" "$results")" \
-    --env HF_TOKEN --env HF_ENDPOINT --env HF_HUB_OFFLINE \
+    --env HF_TOKEN --env HF_ENDPOINT --env HF_HUB_OFFLINE --env VLLM_API_KEY \
     --env VLLM_ROCM_USE_AITER=1 \
     --env SAFETENSORS_FAST_GPU=1 \
     --env "HF_HOME=$cache" \
