@@ -305,7 +305,7 @@ LARGEST_PERCENT = 97
 SHORTEST_CONTEXT_TOK = 2048
 #: Other GPUs that are named at most. They have this many times the memory, and this share of the speed, at least.
 OTHER_GPUS, MORE_MEMORY, LEAST_SPEED = 3, 1.1, 0.5
-NO_GRAPHS = "no CUDA graphs (slower)"
+NO_GRAPHS, ONLINE = "no CUDA graphs (slower)", "fp8 weights, quantised while they load"
 #: Settings that cost little, least first: tried together where none of them is enough alone.
 FRUGAL: tuple[tuple[str, Setting], ...] = (
     ("max_num_seqs", 128),
@@ -323,7 +323,7 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
     larger = [mode for mode in modes if here.partition and mode.memory_bytes > here.memory_bytes]
     same = list(_fewest_gpus(serving))
     if serving.model.quantization.method is None and not serving.args.quantization and here.supports("fp8"):
-        same[:0] = _option(serving, "fp8 weights, quantised while they load", {"quantization": "fp8"})
+        same[:0] = (one for one in _option(serving, ONLINE, {"quantization": "fp8"}) if one not in same)
     one_node = fit.config.pipeline_parallel_size == fit.config.data_parallel_size == 1 and not here.partition
     if one_node and all("max_model_len" in one.settings for one in same):  # or shorter requests
         node = here.gpus_per_node
@@ -396,10 +396,12 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
         if space != config.cpu_kvcache_space:
             yield from _option(serving, f"{space} GiB of KV cache", {"env": f"{CPU_KVCACHE_SPACE}={space}"})
     yield from places
-    if _saves(serving, "kv_cache_dtype", "fp8"):
-        yield from _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"})
-    if shorter := _shorter(serving, {}):
-        yield from _option(serving, f"a context of {shorter['max_model_len']:,} tokens", shorter)
+    length = int((shorter := _shorter(serving, {})).get("max_model_len", 0))
+    context = _option(serving, f"a context of {length:,} tokens", shorter) if shorter else ()
+    cache = _saves(serving, "kv_cache_dtype", "fp8")
+    halved = _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"}) if cache else ()
+    # shorter requests cost no accuracy
+    yield from (*context, *halved) if length >= config.max_model_len / 2 else (*halved, *context)
     if not config.enforce_eager and fit.stage.graphs_in_budget:
         yield from _option(serving, NO_GRAPHS, {"enforce_eager": True})
 
@@ -426,14 +428,16 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
             yield replace(way, change=f"{change}, {way.change}", settings=settings | way.settings, flags=flags)
 
 
-def _frugal(serving: Serving) -> Iterator[WayOut]:
-    frugal = [(name, value) for name, value in FRUGAL if _saves(serving, name, value)]
-    some = (dict(frugal[:count]) for count in range(1, len(frugal) + 1))
-    together = tuple(_first(_option(serving, "frugal settings together", settings) for settings in some))
+def _frugal(serving: Serving, change: str = "", settings: dict[str, Setting] | None = None) -> Iterator[WayOut]:
+    frugal = list[tuple[str, Setting]]()
+    with suppress(IllegalPlanError):
+        frugal += ((name, value) for name, value in FRUGAL if _saves(serving, name, value))
+    some = ({**(settings or {}), **dict(frugal[:count])} for count in range(1, len(frugal) + 1))
+    together = tuple(_first(_option(serving, f"{change}frugal settings together", one) for one in some))
     yield from together
     if not together and (shorter := _shorter(serving, dict(frugal))):
-        length = shorter["max_model_len"]
-        yield from _option(serving, f"frugal settings and a context of {length:,} tokens", shorter)
+        words = f"{change}frugal settings and a context of {shorter['max_model_len']:,} tokens"
+        yield from _option(serving, words, {**(settings or {}), **shorter})
 
 
 def _saves(serving: Serving, name: str, value: Any) -> bool:
@@ -452,24 +456,33 @@ Precision = tuple[str, Model, dict[str, Setting]]
 def _precisions(serving: Serving, profile: GpuProfile) -> Iterator[Precision]:
     """The checkpoint as it is, and those of fewer bits that ``profile`` runs: widest first, of 4 bits known first."""
     model, asked = serving.model, serving.resolved.resolved
+    whole, entry = model.quantization.method is None, models.find_entry(asked)
     yield "", model, {}
-    if model.quantization.method is not None or serving.args.quantization:
+    if serving.args.quantization or not (whole or "8" in model.quantization.weight_dtype):
         return
-    own_first = sorted(models.quantized_checkpoints(asked), key=lambda one: one.publisher != asked.partition("/")[0])
+    made = models.quantized_checkpoints((entry and entry.base) or asked)
+    own_first = sorted(made, key=lambda one: one.publisher != asked.partition("/")[0])
     known = {one.weight_dtype: one.id for one in reversed(own_first) if profile.vendor in one.platforms}
     fp4 = {"nvidia": ("nvfp4",), "amd": ("mxfp4",)}.get(profile.vendor, ()) if profile.supports("fp4") else ()
-    usual = "nvfp4" if "nvfp4" in fp4 else "int4-awq"
-    four = (dtype for dtype in (*fp4, "int4-awq", "int4", "int4-gptq") if dtype in known)
-    for dtype in dict.fromkeys((*["fp8"] * profile.supports("fp8"), *four, usual)):
+    four = [dtype for dtype in (*fp4, "int4-awq", "int4", "int4-gptq") if dtype in known]
+    if whole:
+        four = [*["fp8"] * profile.supports("fp8"), *(four or ["nvfp4" if "nvfp4" in fp4 else "int4-awq"])]
+    for dtype in four:
         name = "an fp8 checkpoint" if dtype == "fp8" else f"a 4-bit checkpoint ({dtype})"
-        made = models.resolve_model(known[dtype], network=False).model if dtype in known else as_quantized(model, dtype)
-        yield name, made, {"weight_dtype": dtype, **({"model": known[dtype]} if dtype in known else {})}
+        if checkpoint := known.get(dtype):
+            there = models.resolve_model(checkpoint, network=False).model
+            yield name, there, {"weight_dtype": dtype, "model": checkpoint}
+        elif dtype == "fp8" and serving.memory.budget.features.streams_online_quantization:
+            yield ONLINE, model, {"quantization": "fp8"}
+        else:
+            yield name, as_quantized(model, dtype), {"weight_dtype": dtype}
 
 
 def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
     """The fewest GPUs for each precision, where that is fewer than a wider one takes; fewest changes first."""
     asked, most, options = serving.args.tensor_parallel_size, inf, list[WayOut]()
-    for name, model, settings in _precisions(serving, serving.profile):
+    precisions = [*_precisions(serving, serving.profile)]
+    for name, model, settings in precisions:
         narrow = serving.changed(model=model)
         legal = tuple(_legal_sizes(narrow, most=asked))
         least = asked if asked in legal else max((size for size in legal if size < asked and name), default=asked)
@@ -488,9 +501,10 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
                 for size, short in shorter
                 if short
             )
-    if name and all("tensor_parallel_size" in one.settings for one in options) and (short := _shorter(narrow, {})):
-        options += _option(narrow, f"{name}, a context of {short['max_model_len']:,} tokens", {**settings, **short})
-    cards = int(serving.profile.interconnect.kind == "pcie")  # such GPUs are seldom several
+    if all("tensor_parallel_size" in one.settings for one in options):
+        four_bits = (one for one in precisions if one[2].get("weight_dtype", "fp8") != "fp8")
+        options += _first(_frugal(serving.changed(model=model), f"{n}, ", more) for n, model, more in four_bits)
+    cards = 3 * (serving.profile.interconnect.kind == "pcie")  # such GPUs are seldom several
     costs = {"tensor_parallel_size": cards, "kv_cache_dtype": 1, "max_model_len": 2}  # the others: what requests get
     yield from sorted(options, key=lambda one: (sum(costs.get(name, 0) for name in one.settings), one.num_gpus))
 
@@ -571,7 +585,7 @@ def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, m
             options = tuple(
                 _option(serving, text, {"gpu": profile.id, **ranks, **settings}, profile=profile, model=model)
             )
-            if options or settings.get("weight_dtype") == "fp8":
+            if options or "fp8" in settings.values():
                 break
         yield from options
         named += len(options)

@@ -474,7 +474,14 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
         (("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"), "Qwen3-30B-A3B-GPTQ-Int4 (asked: bf16) on 1 x RTX-4090"),
         (("Qwen/Qwen3-8B", "--gpu", "t4", "--weight-dtype", "int4-awq"), "Qwen3-8B-AWQ (asked: bf16) on 1 x T4"),
         # of another publisher: named, in a command that plans it
-        (("google/gemma-3-27b-it", "--gpu", "rtx-5090"), "planner recommend gaunernst/gemma-3-27b-it-qat-compressed"),
+        (
+            ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "--gpu", "rtx-4090"),
+            "planner recommend QuantTrio/Qwen3-Coder-30B-A3B-Instruct-AWQ --gpu rtx-4090 --gpus 1",
+        ),
+        (
+            ("google/gemma-3-27b-it", "--gpu", "rtx-4090"),
+            "gemma-3-27b-it-quantized.w4a16 (asked: bf16) on 1 x RTX-4090",
+        ),
         (
             ("meta-llama/Llama-3.3-70B-Instruct", "--gpu", "rtx-4090", "--max-concurrency", "4"),
             "fits: 4 GPUs, tensor parallel, an fp8 checkpoint: nvidia/Llama-3.3-70B-Instruct-FP8 --gpus 4",

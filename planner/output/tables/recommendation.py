@@ -410,8 +410,9 @@ def _assumed(way: planning.WayOut) -> bool:
 
 
 def _way_words(profile: GpuProfile, way: planning.WayOut) -> str:
+    unknown = ", not in the catalog: give yours as MODEL" * _assumed(way)  # flags alone would plan what does not fit
     words = " ".join([str(way.settings.get("model", "")), *_flags(profile, way)]).lstrip()
-    return ": ".join(filter(None, (way.change + ", not in the catalog" * _assumed(way), words)))
+    return f"{way.change}{unknown} {words}".rstrip() if unknown else ": ".join(filter(None, (way.change, words)))
 
 
 def _flags(profile: GpuProfile, way: planning.WayOut) -> list[str]:
