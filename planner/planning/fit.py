@@ -551,7 +551,7 @@ def _more_partitions(serving: Serving, modes: Iterable[GpuProfile]) -> Iterator[
 
 
 def _other_gpus(serving: Serving) -> list[GpuProfile]:
-    """Whole GPUs with clearly more memory in no more nodes, at least half as fast, and of its vendor and links first.
+    """Whole GPUs with clearly more memory in no more nodes, at least half as fast, of its vendor, links and line first.
 
     The smallest come first among them.
     """
@@ -565,8 +565,10 @@ def _other_gpus(serving: Serving) -> list[GpuProfile]:
         if all(theirs >= LEAST_SPEED * ours for ours, theirs in zip(_speed(here), _speed(p), strict=True))
     )
     few, kind = [p for p in fast if ceil(ranks / p.gpus_per_node) <= nodes], here.interconnect.kind
+    line = here.name.split()[1]  # GeForce, Radeon or Instinct
     return sorted(
-        few, key=lambda p: (p.vendor != here.vendor, p.interconnect.kind != kind, round(p.memory_bytes / GIB))
+        few,
+        key=lambda p: (p.vendor != here.vendor, p.interconnect.kind != kind, line not in p.name, p.memory_bytes // GIB),
     )
 
 

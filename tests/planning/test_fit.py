@@ -426,6 +426,12 @@ def test_ways_out_count_the_gpus_of_all_ranks() -> None:
         assert option.kv_cache_tokens >= 0.9 * option.max_concurrency * option.max_model_len
 
 
+def test_the_next_card_of_a_gamer_is_one() -> None:
+    """A10 and A10G, cards of servers with as much memory as a 3090, stood there."""
+    gpus = [way.settings.get("gpu") for way in Serving("openai/gpt-oss-20b", "rtx-5080").fit().options]
+    assert list(filter(None, gpus)) == ["rtx-3090", "rtx-4090", "rtx-5090"]
+
+
 def test_a_gpu_of_the_same_memory_is_no_way_out() -> None:
     """Llama-3.1-405B-FP8 on 8 H100: an A100 80 GB has as much, and no 8-bit kernels."""
     found = flags_of("meta-llama/Llama-3.1-405B-FP8", "h100", "0.6.3", tensor_parallel_size=8)
