@@ -169,6 +169,14 @@ def test_a_single_card_gets_the_batch_that_its_owner_gets() -> None:
     assert whole.workload == own.workload and whole.serve_argv == own.serve_argv
 
 
+def test_a_4_bit_checkpoint_that_is_passed_over_is_named() -> None:
+    """The 4090 gets FP8, and with AWQ twice the tokens/s: a 3090, which has no FP8, was ahead of it in one table."""
+    cards = ("--gpu", "3090", "--gpu", "4090", "--gpus", "1")
+    said = " ".join(run("recommend", "Qwen/Qwen3-14B", *cards).out.split())
+    assert "i Qwen/Qwen3-14B-AWQ was left out on RTX-4090, where more bits fit: give it as MODEL" in said
+    assert "was left out" not in run("recommend", "Qwen/Qwen3-14B-AWQ", *cards).out
+
+
 def test_a_long_job_is_judged_by_few_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "MOST_SEARCH_PROMPTS", 100)
     answer = recommend_plans(LLAMA, "h100", gpus=1, max_concurrency=16, num_prompts=360_000)

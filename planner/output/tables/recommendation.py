@@ -316,6 +316,7 @@ class Recommendation(Answer):
         whole = candidate.resolved.model.quantization.method is None and candidate.deployment.profile.supports("fp8")
         if whole and "fp8" not in tried and not self.search.space.weight_dtype:
             yield "i", "no FP8 checkpoint of it is known: --quantization fp8 halves the weights while they load"
+        yield from (("i", words) for words in _passed_over(self.rankings))
         if (faster := ranking.with_fp8_cache) and candidate is ranking.best:
             ratio, rate = faster.tok_per_s_per_gpu / candidate.tok_per_s_per_gpu - 1, figure(faster.tok_per_s_per_gpu)
             gain = f"would give {rate} output tokens/s per GPU, {ratio:.0%} more"
@@ -423,6 +424,18 @@ def _flags(profile: GpuProfile, way: planning.WayOut) -> list[str]:
     if way.settings.keys() & {"tensor_parallel_size", "pipeline_parallel_size"} and "gpu" not in way.settings:
         words += ["--nodes", str(ceil(gpus / node))] if gpus > node else ["--gpus", str(gpus)]
     return words
+
+
+def _passed_over(rankings: Sequence[planning.Ranking]) -> Iterator[str]:
+    """Yield the 4-bit checkpoints that wider ones keep from cards, whose bandwidth is scarce."""
+    cards = dict[str, list[str]]()
+    for one in rankings:
+        wider = (each for each in one.rejected if "where no wider format fits" in each.reason)
+        narrow = next((each.model for each in wider if str(each.weight_dtype).startswith("int4")), None)
+        if narrow and one.best and one.profile.interconnect.kind == "pcie" and "4" not in one.best.config.weight_dtype:
+            cards.setdefault(narrow, []).append(shared.card(one.profile.id))
+    for narrow, names in cards.items():
+        yield f"{narrow} was left out on {shared.listed(names, 3)}, where more bits fit: give it as MODEL to compare"
 
 
 def _brief_columns(plan: planning.Plan) -> Sequence[Column]:
