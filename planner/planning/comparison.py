@@ -479,9 +479,15 @@ class Comparison:
         """Each metric along each axis that has more than one value; along one load where there is just one."""
         for axis in self._axes():
             for metric, figure in METRICS.items():
-                places = tuple(standings(axis.points, axis.at, figure))
+                points = [one for one in axis.points if metric != "tokens per USD" or self.ranks_usd(one)]
+                places = tuple(standings(points, axis.at, figure))
                 if places and max(len(standing.order) for standing in places) > 1:
-                    yield Order(metric, axis, places, tuple(flips(axis.points, axis.at, figure)))
+                    yield Order(metric, axis, places, tuple(flips(points, axis.at, figure)))
+
+    def ranks_usd(self, point: ComparedPoint) -> bool:
+        """False for the cost of a card of one's own where others have a rent."""
+        owned = {one.gpu: one.price.origin.endswith("owned") for one in self.points if one.price}
+        return point.gpu in owned and (not owned[point.gpu] or all(owned.values()))
 
     def _axes(self) -> Iterator[Axis]:
         loads = list(dict.fromkeys(w.value for w in self.workloads))

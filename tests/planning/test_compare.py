@@ -349,6 +349,14 @@ def test_lengths_are_pairs_in_which_one_may_come_again() -> None:
     assert pairs == [("100", "16", "2"), ("200", "16", "2"), ("100", "32", "2")]
 
 
+@pytest.mark.parametrize(("price", "first"), [((), "rtx-5090"), (("--price", "r9700=0.06"), "r9700")])
+def test_a_card_of_ones_own_is_not_ranked_with_rents(price: tuple[str, ...], first: str) -> None:
+    """A 5090 that is bought too, for 3,000 USD over three years, costs 0.11 USD/h: it was said to lose, over 99%."""
+    gpus = ("--gpu", "r9700", "--gpu", "rtx-5090", "--gpu", "rtx-4090")
+    said = run("compare", "Qwen/Qwen3-8B", *gpus, "--max-concurrency", "8", *price).out
+    assert f"Most tokens per USD{' of rent' * (not price)}: {first}" in " ".join(said.split())
+
+
 def test_the_table_names_the_price_that_is_missing() -> None:
     outcome = run("compare", LLAMA, "--gpu", "mi308x", "--max-concurrency", "8", "--explain")
     assert outcome.status == 0

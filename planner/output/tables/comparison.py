@@ -130,9 +130,11 @@ class ComparisonAnswer(Answer):
             return f"No GPU holds {model}: {self._hardware}"
         apart = [one for one in self.orders if any(len(place.equal) < len(place.order) for place in one.standings)]
         first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(apart)}
+        ranked = [point for point in self._keeping if self.record.ranks_usd(point)]
+        owned = any(point.price and not self.record.ranks_usd(point) for point in self._keeping)
         figures = {
             "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in self._keeping],
-            "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in self._keeping if (d := p.usd_per_million_tok)],
+            "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in ranked if (d := p.usd_per_million_tok)],
             "tokens/s per user": [(u.mid, u, "", p) for p in self._keeping if (u := p.tok_per_s_per_user)],
         }
         words: list[str] = []
@@ -142,6 +144,7 @@ class ComparisonAnswer(Answer):
                 at = f" on {best.gpu} at {_load_words(best.workload).rpartition(', ')[2]}"
                 at = at if len(self.record.workloads) > 1 else ""
                 of = f"Most {metric} of {model}" if not words else f"Most {metric}"
+                of += " of rent" * (owned and metric == "tokens per USD")
                 figures_at = f"{shared.figure_between(span.mid, span.low, span.high, unit)}{at}"
                 words.append(f"{of}: {first[metric]}. Best: {figures_at}")
         if words:

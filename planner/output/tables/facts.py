@@ -48,7 +48,10 @@ FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 def print_hardware(profiles: Sequence[GpuProfile], output: str) -> None:
     print(records_text(profiles, output, HARDWARE_COLUMNS), end="")
     if output == "table":
-        note("note: GiB that the engine sees; bf16, fp8, fp4: dense TFLOP/s; node: GPUs of a node; USD/h: list price")
+        owned = ", ".join(one.id for one in profiles if one.price and one.price.date.endswith("owned"))
+        bought = f" (of {owned} a card of your own over three years)" * bool(owned)
+        units = "GiB that the engine sees; bf16, fp8, fp4: dense TFLOP/s; node: GPUs of a node; USD/h: list price"
+        note(f"note: {units}{bought}")
 
 
 def print_profile(profile: GpuProfile, output: str) -> None:
