@@ -56,7 +56,7 @@ Given = Annotated[
 ]
 Goal = Annotated[defaults.Goal, Option(help="Goal to optimise when suggesting changes.")]
 Gpus = Annotated[
-    int | None, Interval(ge=1), Option(help="GPUs that a better plan may use. Default: those of the line.")
+    int | None, Interval(ge=1), Option(help="GPUs of a better plan. Default: the line's, more if it does not fit.")
 ]
 
 
