@@ -72,7 +72,8 @@ def test_the_same_of_a_fleet() -> None:
     answer = size_fleet(**TIGHT, tpot=NARROW)
     best = answer.record.best
     assert best and (even := best.by_confidence[0].gpus) and best.gpus > TIMES * even
-    (doubt,) = answer.doubts
+    (doubt,), (of_another,) = answer.doubts, size_fleet(**TIGHT | {"gpu": ["h100", "gb10"]}, tpot=NARROW).doubts
+    assert of_another == doubt
     assert doubt.said.startswith(f"{best.gpus} GPUs are ") and f"the {even} of the expected value" in doubt.said
     looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take about", doubt.change)
     assert looser

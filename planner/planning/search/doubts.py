@@ -95,7 +95,7 @@ def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
 
 
 def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:
-    """Yield the suspicious figures of the best of ``fleets``."""
+    """Yield the suspicious figures of the best of ``fleets``, and the sizes of others that the interval decides."""
     if (best := fleets.best) is None:
         return
     yield from (sizes := tuple(_about_fleet_sizes(fleets, best) if fleets.search.objective.slos else ()))
@@ -108,6 +108,8 @@ def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:
         first_s = float(replay.ttft_s.mean())
         if first_s > WAIT_S:
             yield _wait(name, first_s, f"{pool.demand.name} has no target that keeps it short", "add --ttft")
+    others = fleets.fleets[1:] if fleets.search.objective.slos and not fleets.search.space.coarse else ()
+    yield from (doubt for one in others for doubt in _about_fleet_sizes(fleets, one) if doubt.kind == "confidence")
 
 
 def doubts_about_comparison(comparison: Comparison) -> Iterator[Doubt]:
@@ -197,7 +199,9 @@ def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
 def _too_many(gpu: str, now: int, even: int, interval: str, looser: str) -> Doubt:
     said = f"{now:,} GPUs are {now / even:,.1f} times the {even:,} of the expected value: {interval} decides"
     options = " or ".join(filter(None, (looser, f"--confidence {EVEN:g}")))
-    return Doubt("confidence", gpu, said, f"{options} would take about {even:,}, and a measured run narrows it")
+    return Doubt(
+        "confidence", gpu, said, f"{options} would take about {even:,} or fewer, and a measured run narrows it"
+    )
 
 
 def _refuted(gpu: str, objective: Objective) -> Doubt:
