@@ -122,6 +122,8 @@ def to_plain(value: Any) -> Any:
 
 
 def print_answer(answer: Answer, output: str) -> None:
-    """Print the answer on stdout and its notes on stderr; with JSON, only the notes that the object lacks."""
+    """Print the answer on stdout, its notes on stderr; with JSON those that it lacks, beside no rows the sentences."""
     print(answer.to_text(output), end="")
+    if output in ("csv", "markdown") and answer.verdict_first and not answer.rows():
+        print_notes(" ".join(one.split()) for one in answer.sentences())
     print_notes({"json": answer.remarks, "table": answer.shown_notes}.get(output, answer.notes))

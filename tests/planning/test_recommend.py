@@ -177,6 +177,13 @@ def test_a_4_bit_checkpoint_that_is_passed_over_is_named() -> None:
     assert "was left out" not in run("recommend", "Qwen/Qwen3-14B-AWQ", *cards).out
 
 
+@pytest.mark.parametrize("output", ["csv", "markdown"])
+def test_a_table_without_rows_has_its_reasons_on_stderr(output: str) -> None:
+    outcome = run("recommend", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "4090", "--gpus", "1", "--format", output)
+    notes = " ".join(outcome.err.split())
+    assert outcome.status == 1 and "note: No setting of meta-llama" in notes and "fits: 4 GPUs" in notes
+
+
 def test_a_long_job_is_judged_by_few_of_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "MOST_SEARCH_PROMPTS", 100)
     answer = recommend_plans(LLAMA, "h100", gpus=1, max_concurrency=16, num_prompts=360_000)
