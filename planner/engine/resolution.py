@@ -318,7 +318,9 @@ class _Resolver:
             if stored is None and asked not in known:
                 offered = (m for m in known if (models.AT_LOAD_TIME[m][0] or served.is_moe) and not self._deprecated(m))
                 cause = f"{named} cannot quantise {served.id} with it at load time on {self.profile.name}"
-                raise IllegalPlanError(cause, hint=f"serve a quantised checkpoint, or use one of: {', '.join(offered)}")
+                made = (one.id for one in models.quantized_checkpoints(served.id) if asked in one.weight_dtype)
+                hint = f"serve {next(made, 'a quantised checkpoint')}, or use one of: {', '.join(offered)}"
+                raise IllegalPlanError(cause, hint=hint)
             served = models.load_quantized(self.model, asked)
             if served.quantization.method == asked and served.quantization.weight_dtype in models.UNQUANTIZED:
                 self._took(f"--quantization {asked}: ignored, {served.id} has no experts")

@@ -50,7 +50,8 @@ def _unknown(config: Config) -> UnsupportedModelError:
     near = ", ".join(get_close_matches(name, BUILDERS, n=3, cutoff=0.75))
     nearest = f"nearest: {near}; " if near else ""
     cause = f"{config.model_id}: the architecture {name} is not understood, so its weights and KV cache are unknown"
-    return UnsupportedModelError(cause, hint=f"{nearest}see `planner models list`, or add it to planner/model/families")
+    other = "or add it to planner/model/families" if "For" in name else "as embedding models are not covered"
+    return UnsupportedModelError(cause, hint=f"{nearest}see `planner models list`, {other}")
 
 
 def _dtype(outer: Config) -> tuple[str, tuple[str, ...]]:

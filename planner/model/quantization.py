@@ -93,7 +93,9 @@ def as_quantized(model: Model, weight_dtype: str) -> Model:
     """A copy of ``model`` in a publisher's usual form: amd/*-MXFP4, nvidia/*-NVFP4, RedHatAI/*-FP8-dynamic, Qwen/*-AWQ
     and *-GPTQ, deepseek-ai/DeepSeek-V4. Four-bit floats of MoEs leave attention in 16 bits, all forms MTP modules."""
     if weight_dtype not in WEIGHT_DTYPES:
-        raise InputError(f"unknown weight dtype {weight_dtype!r}", hint=f"one of: {', '.join(WEIGHT_DTYPES)}")
+        near = " or ".join(one for one in WEIGHT_DTYPES if weight_dtype.lower() in one)
+        hint = f"nearest: {near}" if near else f"one of: {', '.join(WEIGHT_DTYPES)}"
+        raise InputError(f"unknown weight dtype {weight_dtype!r}", hint=hint)
     if weight_dtype == model.quantization.weight_dtype:
         return model
     if weight_dtype in UNQUANTIZED:

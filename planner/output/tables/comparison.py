@@ -217,6 +217,8 @@ class ComparisonAnswer(Answer):
         refused = [f"{shared.listed(gpus, BRIEF_DOUBTS)} ({reason})" for reason, gpus in why.items()]
         if refused and points:
             yield f"left out: {shared.listed(refused, BRIEF_DOUBTS)}"
+        if self.record.share > 1 and not self.record.question.share:
+            yield f"{self._hardware}: the fewest on which every GPU holds the model; --packages sets another number"
         yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices)
         yield from self._engine_notes()
         yield "; ".join([*self._fits(), *(HOW_TO_READ if points else ()), shared.MORE])

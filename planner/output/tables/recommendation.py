@@ -651,7 +651,7 @@ def _load_note(plan: planning.Plan, service: planning.Service) -> str:
             ends = service.largest_load_lo, service.largest_load_hi
             most = shared.figure_between(service.largest_load, *ends, service.load_unit)
             words.append(f"one server carries {most}{' within the targets' * bool(service.targets)}{tokens}")
-        if held > 1:
+        if held > 1 and service.stock is None:
             words.append(f"a node holds {held} servers, which carry {figure(service.node_load)}")
     return _in_parts("; ".join(filter(None, words)), service)
 
@@ -663,11 +663,13 @@ def _in_parts(words: str, service: planning.Service) -> str:
 
 def _confidence_words(service: planning.Service) -> str:
     """The load of one server, or the GPUs that the load takes, at each confidence; empty without targets."""
-    if len({rung.total_gpus for rung in service.ladder}) == 1 and (service.replicas == 1 or not service.load_asked):
-        rungs = (f"{figure(one.largest_load)} {service.load_unit} at {one.confidence:.0%}" for one in service.ladder)
-        return f"one server carries {', '.join(rungs)} confidence"
-    sizes = [(rung.confidence, rung.total_gpus) for rung in service.ladder]
-    return _in_parts(shared.load_takes(sizes, service.total_gpus), service) if sizes else ""
+    sizes = {one.total_gpus for one in service.ladder if one.total_gpus or service.load_asked}
+    if len(sizes) == 1 and (service.replicas == 1 or not service.load_asked):
+        loads = ((one.largest_load, one.confidence) for one in service.ladder)
+        carried = (f"{figure(load) if load else 0} {service.load_unit} at {odds:.0%}" for load, odds in loads)
+        return f"one server carries {', '.join(carried)} confidence"
+    rungs = [(rung.confidence, rung.total_gpus) for rung in service.ladder]
+    return _in_parts(shared.load_takes(rungs, service.total_gpus), service) if rungs else ""
 
 
 def _measured_next(service: planning.Service) -> Iterator[str]:
@@ -682,7 +684,7 @@ def _measured_next(service: planning.Service) -> Iterator[str]:
             what = "raise the load of one server"
             words = [f"{figure(one.largest_load)} {service.load_unit}" for one in (now, run.expected)]
         change = f"{what} from {words[0]} to {words[-1]} at {service.confidence:.0%} confidence"
-        yield shared.measure_next(run.script, run, _in_parts(change, service))
+        yield shared.measure_next(f"{run.script} of -o DIR", run, _in_parts(change, service))
 
 
 def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:
