@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from warnings import catch_warnings
 
 from planner.errors import HubError, InputError, PlannerError
+from planner.resources import package_dir, tables_of
 
 CONFIG = "config.json"
 SIDECAR = "hf_quant_config.json"  #: NVIDIA's modelopt checkpoints keep their quantisation here
@@ -147,28 +148,12 @@ class _Fetch(Thread):
         errors = _library().errors
         while isinstance(error, errors.LocalEntryNotFoundError | ValueError) and error.__cause__:
             error = error.__cause__  # "not cached, and the request failed": the request says why
-        repo_id, host = self.repo_id, self.host
-        page = f"{self.endpoint}/{repo_id}".replace(urlsplit(self.endpoint).netloc, host)
-        known = {
-            errors.GatedRepoError: (f"{repo_id} is gated", f"accept the licence at {page}, then set HF_TOKEN"),
-            errors.RepositoryNotFoundError: (
-                f"{host} has no repository {repo_id}, or it is private",
-                "check the spelling; for a private repository set HF_TOKEN",
-            ),
-            errors.RevisionNotFoundError: (
-                f"{repo_id} has no revision {self.revision!r}",
-                "give --revision a branch, a tag or a commit",
-            ),
-            errors.EntryNotFoundError: (
-                f"{repo_id} has no {CONFIG}",
-                "of an adapter give the base; GGUF is not modelled",
-            ),
-            errors.FileMetadataError: (f"{host} does not answer like a Hugging Face hub", PROXY),
-        }
-        for kind, (cause, hint) in known.items():
-            if isinstance(error, kind):
-                missing, gated = (issubclass(kind, e) for e in (errors.RepositoryNotFoundError, errors.GatedRepoError))
-                return (NoRepositoryError if missing and not gated else HubError)(cause, hint=hint)
+        page = f"{self.endpoint}/{self.repo_id}".replace(urlsplit(self.endpoint).netloc, self.host)
+        for name, texts in tables_of(package_dir("model") / "names.toml")["hub_errors"].items():
+            if isinstance(error, getattr(errors, name)):
+                said = dict(repo_id=self.repo_id, host=self.host, revision=self.revision, page=page, proxy=PROXY)
+                cause, hint = (text.format(**said) for text in texts)
+                return (NoRepositoryError if name == "RepositoryNotFoundError" else HubError)(cause, hint=hint)
         if isinstance(error, OSError) and (error.filename or error.errno in _DISK):
             cause = f"the local hub cache cannot be used: {error.strerror}"
             cause += f" ({error.filename})" if error.filename else ""
@@ -177,7 +162,7 @@ class _Fetch(Thread):
         status, name = getattr(getattr(error, "response", None), "status_code", None), type(error).__name__
         cause = "no answer in time" if "Timeout" in name else f"could not be reached ({name})"
         cause = f"the hub answered with HTTP status {status}" if status is not None else cause
-        return HubError(f"{host}: {cause}", hint=f"check the network, HF_ENDPOINT and HF_TOKEN; offline, {FOLDER}")
+        return HubError(f"{self.host}: {cause}", hint=f"check the network, HF_ENDPOINT and HF_TOKEN; offline, {FOLDER}")
 
 
 def _library() -> Any:
