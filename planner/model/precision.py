@@ -56,11 +56,8 @@ FP8_BLOCK = Precision("fp8", 8, "fp8", 4, (128, 128))
 MXFP8 = Precision("mxfp8", 8, "fp8", 1, (1, 32))
 MXFP4 = Precision("mxfp4", 4, "fp4", 1, (1, 32))
 NVFP4 = Precision("nvfp4", 4, "fp4", 1, (1, 16), tensor_scales=2)
-#: Values of ``weight_dtype``.
-WEIGHT_DTYPES = (
-    "fp32", "bf16", "fp16", "fp8", "mxfp8", "mxfp4", "nvfp4",
-    "int8-gptq", "int4-gptq", "int4-awq", "int4", "fp4-experts+fp8",
-)  # fmt: skip
+_NAMES = tables_of(package_dir("model") / "names.toml")
+WEIGHT_DTYPES: list[str] = _NAMES["weight_dtypes"]
 
 
 def weight_only(precision: Precision, base: Precision) -> Precision:
@@ -77,11 +74,7 @@ def int4(
 
 
 #: Bytes of one cached element, by vLLM's ``--kv-cache-dtype``; ``auto`` is resolved before this is asked.
-KV_ELEMENT_BYTES: dict[str, float] = {
-    "fp32": 4, "float32": 4, "bf16": 2, "bfloat16": 2, "fp16": 2, "float16": 2,
-    "fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1,
-}  # fmt: skip
-_NAMES = tables_of(package_dir("model") / "names.toml")
+KV_ELEMENT_BYTES: dict[str, float] = _NAMES["kv_element_bytes"]
 HELD_IN_FP32, KEPT_UNLESS_NAMED = frozenset(_NAMES["held_in_fp32"]), frozenset(_NAMES["kept_unless_named"])
 FUSED: dict[str, list[str]] = _NAMES["fused"]
 _WRAPPERS = re.compile(r"^(?:(?:model|language_model|backbone|transformer|text_model|llm|gpt_neox)\.)+")
