@@ -217,6 +217,24 @@ def test_experts_whose_blocks_are_cut_are_left_to_triton(
 
 
 @pytest.mark.parametrize(
+    ("model", "version", "backend"),
+    [
+        ("Qwen/Qwen3.5-122B-A10B-FP8", "0.19.0", "ROCM_AITER_UNIFIED_ATTN"),
+        ("Qwen/Qwen3-Coder-Next-FP8", "0.32.0", "ROCM_AITER_UNIFIED_ATTN"),
+        ("Qwen/Qwen3-VL-235B-A22B-Instruct-FP8", "0.27.1", "ROCM_AITER_FA"),
+        ("zai-org/GLM-4.7", "0.27.1", "ROCM_AITER_FA"),
+        ("Qwen/Qwen3.5-122B-A10B-FP8", "0.18.1", None), ("zai-org/GLM-4.6", "0.27.1", None),
+    ],
+)  # fmt: skip
+def test_attention_of_amd_is_named_where_aiter_alone_does_not_bring_it(
+    model: str, version: str, backend: str | None
+) -> None:
+    """``_get_backend_priorities`` of ``platforms/rocm.py``: AITER first in 0.18.1, ROCM_ATTN from 0.19.0 on."""
+    found = recipe(model, "mi325x", version)
+    assert (found.env["VLLM_ROCM_USE_AITER"], found.flags.get("attention-backend")) == ("1", backend)
+
+
+@pytest.mark.parametrize(
     ("model", "gpu", "before", "since", "name"),
     [
         ("deepseek-ai/DeepSeek-R1", "h200", "0.11.0", "0.12.0", "VLLM_USE_FLASHINFER_MOE_FP8"),
