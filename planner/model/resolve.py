@@ -32,6 +32,7 @@ class ResolvedModel:
     model: Model
     source: Source
     notes: tuple[str, ...] = ()
+    revision: str | None = None  #: that was asked for
 
 
 def resolve_model(
@@ -134,7 +135,7 @@ def _from_hub(
     def read(snapshot: hub.Snapshot, source: Source, *more: str) -> ResolvedModel:
         beside = snapshot.folder if snapshot.complete else None  # a damaged sidecar is none
         model = _read_model(beside, snapshot.folder / CONFIG, model_id=repo_id)
-        return ResolvedModel(name, repo_id, model, source, (*notes, *more))
+        return ResolvedModel(name, repo_id, model, source, (*notes, *more), revision)
 
     cached = None if refresh else hub.cached_snapshot(repo_id, revision)
     if cached is not None and cached.complete:

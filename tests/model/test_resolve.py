@@ -233,6 +233,7 @@ def test_refresh_asks_the_hub_again(server: HubServer) -> None:
 def test_revision_passes_over_the_catalog(server: HubServer) -> None:
     server.add("openai/gpt-oss-20b", {"config.json": config_bytes()})
     found = resolve_model("openai/gpt-oss-20b", revision=COMMIT)
+    assert found.revision == COMMIT
     assert (found.source, found.model.total_params) == ("hub", TINY_PARAMS)
 
 

@@ -14,11 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import choices, search_for
 
-from planner import recommend_plans, size_fleet
+from planner import load_model, recommend_plans, size_fleet
 from planner.engine.settings import EngineArgs
 from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
 from planner.errors import InputError
+from planner.output.scripts.text import option
 from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import Goal, PlanFile
@@ -284,6 +285,15 @@ def test_emulated_and_foreign_checkpoints_are_turned_down_by_name() -> None:
 def test_a_quantised_checkpoint_is_planned_as_it_is() -> None:
     ranking = ranked("balanced", "h100-sxm", "nvidia/Llama-3.3-70B-Instruct-FP8")
     assert {candidate.resolved.resolved for candidate in ranking.candidates} == {"nvidia/Llama-3.3-70B-Instruct-FP8"}
+
+
+@pytest.mark.parametrize("revision", [None, "v1.0"])
+def test_the_revision_that_was_read_is_launched(revision: str | None) -> None:
+    """The tokenizer, and the code of --trust-remote-code, follow vLLM's --revision (its config/model.py)."""
+    model = replace(load_model("Qwen/Qwen3-0.6B"), revision=revision)
+    plan = recommend_plans(model, gpu="l4", gpus=1, max_concurrency=8).best
+    assert plan and plan.benchmark_line
+    assert [option(line.serve_argv, "--revision") for line in (plan, plan.benchmark_line)] == [revision, revision]
 
 
 def test_what_the_user_gives_is_not_searched() -> None:

@@ -1,7 +1,7 @@
 """Turn a candidate into a plan: every word that is launched, the figures that are predicted, and the reasons."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
@@ -58,7 +58,8 @@ def assemble(
     image = image or engine.image_for(profile, config.version)
     # inside a container the server listens on all addresses, and the port is published on 127.0.0.1
     host, recipe = engine.EVERYWHERE if image.name else engine.LOOPBACK, recipe_of(deployment)
-    serve_argv = tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags))
+    extra = {**recipe.flags, "revision": candidate.resolved.revision}
+    serve_argv = tuple(engine.serve_argv(config, model, host=host, extra=extra))
     sender = _Sender(model, deployment, image, serve_argv)
     prediction, service, asked = None, None, tuple[Load, ...]()
     if load is None:
@@ -96,7 +97,7 @@ def assemble(
         env=env,
         docker_args=tuple(engine.docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=serve_argv,
-        benchmark_line=_benchmark_line(objective, candidate, load, model, host, recipe),
+        benchmark_line=_benchmark_line(objective, candidate, load, model, host, extra),
         bench_argv=() if classes else sender.argv(load),
         classes=classes,
         workload=PlannedWorkload.of(load),
@@ -125,7 +126,7 @@ def _benchmarked(objective: Objective, candidate: Candidate, load: Load) -> Pred
 
 
 def _benchmark_line(
-    objective: Objective, candidate: Candidate, load: Load, model: str, host: str, recipe: engine.Recipe
+    objective: Objective, candidate: Candidate, load: Load, model: str, host: str, extra: Mapping[str, Any]
 ) -> BenchmarkLine | None:
     """The launch that was searched, with its replay of the benchmark; None where the serving line is the same.
 
@@ -143,7 +144,7 @@ def _benchmark_line(
     replayed = _benchmarked(objective, searched, load)
     return BenchmarkLine(
         **{name: getattr(config, name) for name in ("max_model_len", "max_num_seqs", "enable_prefix_caching")},
-        serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=recipe.flags)),
+        serve_argv=tuple(engine.serve_argv(config, model, host=host, extra=extra)),
         output_throughput_per_gpu=replayed.rates["output_throughput_per_gpu"],
         mean_e2el_ms=replayed.figures["mean_e2el_ms"],
     )
