@@ -281,6 +281,11 @@ class ServedLoad:
         return self.value if self.by == "rate" else len(self.replay.sent_s) / self.replay.duration_s
 
     @property
+    def in_flight(self) -> float:
+        """Requests in flight on average, by Little's law: a replay's own average has its first and last ones in it."""
+        return self.value * (float(self.replay.e2el_s.mean()) if self.by == "rate" else 1)
+
+    @property
     def goodput_per_s(self) -> float:
         return self.good_share * self.request_per_s
 

@@ -158,6 +158,11 @@ def test_servers_are_added_above_the_planned_load() -> None:
         ({"max_concurrency": 40}, {}, "40"),
         ({"max_concurrency": None, "request_rate": 3.0}, {}, "8"),  # 3 requests/s of 2.5 s each: 7.5 by Little's law
         ({"max_concurrency": None, "request_rate": 3.0}, {"replicas": 5, "spares": 1, "requests_in_flight": 30.5}, "8"),
+        (  # 12 requests/s of 4 servers, each of which carries 4: a third more
+            {"request_rate": 3.0},
+            {"replicas": 5, "spares": 1, "requests_in_flight": 30.0, "request_rate": 12.0, "largest_load": 4.0},
+            "10",
+        ),
         ({"max_concurrency": None}, {}, "64"),  # as many as the engine takes
     ],
 )

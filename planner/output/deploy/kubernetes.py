@@ -116,7 +116,7 @@ def _remarks(pods: Pods) -> list[str]:
     if site.prometheus:
         lines.append("Needs the Prometheus operator; add the label by which its Prometheus selects ServiceMonitors.")
     if site.max_replicas:
-        lines.append(f"Needs KEDA. It adds servers above {pods.in_flight} concurrent requests each, as planned.")
+        lines.append(f"Needs KEDA. It adds servers above {pods.in_flight} concurrent requests each.")
     vendor = "AMD" if profile.vendor == "amd" else "NVIDIA"
     lines.append(f"Pods request GPUs as {gpu_resource(pods)}, which {vendor}'s device plugin offers.")
     if profile.partition and not site.gpu_resource:

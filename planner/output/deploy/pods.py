@@ -158,13 +158,13 @@ class Pods:
 
     @property
     def in_flight(self) -> int:
-        """Requests in flight of one server at the planned load: its concurrency, else rate x mean E2EL."""
-        plan, load = self.plan, self.plan.workload
-        all_servers = plan.service and plan.service.requests_in_flight
-        flying = all_servers / plan.service.carrying if all_servers and plan.service else load.max_concurrency
-        return (
-            ceil(flying or (load.request_rate or 0) * plan.predicted.get("mean_e2el_ms", 0) * MS) or plan.max_num_seqs
-        )
+        """Requests in flight of one server at its largest load: its concurrency, else rate x mean E2EL."""
+        plan, load, service = self.plan, self.plan.workload, self.plan.service
+        flying = load.max_concurrency or (load.request_rate or 0) * plan.predicted.get("mean_e2el_ms", 0) * MS
+        if service and service.requests_in_flight:
+            share = (service.largest_load or 0) / service.load if service.load else 0
+            flying = service.requests_in_flight * max(share, 1 / service.carrying)
+        return ceil(flying) or plan.max_num_seqs
 
     @property
     def memory_gib(self) -> int:

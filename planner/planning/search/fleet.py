@@ -183,7 +183,7 @@ class Fleet:
     @property
     def requests_in_flight(self) -> float:
         """Requests in flight on average: users who wait for an answer."""
-        return sum(pool.load.replay.mean_in_flight * pool.servers * self.utilisation(pool) for pool in self.pools)
+        return sum(pool.load.in_flight * pool.servers * self.utilisation(pool) for pool in self.pools)
 
     @property
     def sessions_at_once(self) -> float | None:

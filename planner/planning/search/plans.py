@@ -214,7 +214,7 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
     whole /= 1 + objective.headroom
-    in_flight = load.replay.mean_in_flight * candidate.servers / (1 + objective.headroom)
+    in_flight = load.in_flight * candidate.servers / (1 + objective.headroom)
     output_tok_per_s, carried = load.output_tok_per_s * candidate.servers / (1 + objective.headroom), most or load
     most_tok_per_s = carried.output_tok_per_s
     if objective.by == "rate":  # as it is sent, not as the replay drew it
