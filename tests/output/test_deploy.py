@@ -35,7 +35,7 @@ from deployed import (
     workload_of,
 )
 from jsonschema import Draft202012Validator
-from script_plans import GOLDEN, b200, emission, partition, plan
+from script_plans import GOLDEN, b200, emission, mig, partition, plan
 from shell_checks import check_scripts
 
 from planner.engine.flags import flag_status
@@ -544,6 +544,21 @@ def test_pods_reserve_what_they_need_and_weights_lie_on_a_claim() -> None:
     assert resources["requests"] == {"cpu": "4", "memory": "8Gi", "ephemeral-storage": "20Gi"}
     (text,) = render_deployable(GOLDEN["mi355x"], "kubernetes", Site(cache="emptydir")).values()
     assert 'sizeLimit: "83Gi"' in text and 'ephemeral-storage: "103Gi"' in text
+
+
+@pytest.mark.parametrize("made", [partition(), b200(), mig("h100-mig-1g.10gb")], ids=["cpx", "whole", "mig"])
+def test_partitions_ask_for_their_part_of_a_node(made: Plan) -> None:
+    """64 CPX partitions on the 96 CPUs and 1,850 GiB of a node (Azure ND MI300X v5), 56 MIG instances on ND H100 v5."""
+    offloading = made.model_copy(update={"serve_argv": (*made.serve_argv, "--cpu-offload-gb", "10")})
+    manifests = (render_deployable(emission(one), "kubernetes")["kubernetes.yaml"] for one in (made, offloading))
+    plain, pinned = (container_of(workload_of(text))["resources"]["requests"] for text in manifests)
+    parts = 1 if made.gpu == "b200-sxm" else made.gpus_per_node // 8
+    assert plain["cpu"] == str(max(4 * made.num_gpus // parts, 1)) and int(plain["cpu"]) * 8 * parts <= 96
+    assert pinned["memory"] == f"{(8 + 10) * made.num_gpus}Gi"  # vLLM pins what it offloads of each GPU
+    job = render_deployable(emission(made, checkpoint_bytes=16_000_000_000), "slurm")["server.sbatch"]
+    words = dict(re.findall(r"#SBATCH --([a-z-]+)=(\d+)", job))
+    assert int(words["cpus-per-task"]) * made.gpus_per_node <= 96 * made.num_gpus
+    assert int(words["mem-per-gpu"]) * made.gpus_per_node <= 1850
 
 
 def test_nodes_get_their_network_adapters() -> None:

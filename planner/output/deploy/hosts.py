@@ -143,7 +143,7 @@ def slurm(pods: Pods) -> dict[str, str]:
         "image_uri": enroot if pyxis else f"docker://{plan.image}",
         "gpu_flag": "--rocm" if plan.platform == "rocm" else "--nv",
         "env_argv": ["env", *(f"{name}={value}" for name, value in pods.env.items())],
-        "cpus_each": CPUS_PER_GPU * pods.gpus,
+        "cpus_each": pods.share(CPUS_PER_GPU),
     }
     return {"server.sbatch": render_template("slurm.sbatch.j2", names, ("deploy", "vllm"))}
 

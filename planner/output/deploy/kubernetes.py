@@ -8,6 +8,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.pods import RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, host_kv_gib, join_numbers, node_script
+from planner.output.scripts.text import option
 
 TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
 _STATES = ("running", "waiting")  #: of vLLM's gauges
@@ -157,7 +158,8 @@ def _container(pods: Pods) -> Json:
     adapter, _, adapters = pods.site.rdma_resource.partition("=")
     devices = {gpu_resource(pods): pods.gpus} | ({adapter: int(adapters or 1)} if adapter else {})
     disk = {"ephemeral-storage": f"{SCRATCH_GIB + (pods.cache_gib if pods.site.cache == 'emptydir' else 0)}Gi"}
-    reserved = RESERVED_GIB_PER_GPU * pods.gpus + host_kv_gib(pods.plan)
+    offloaded = ceil(float(option(pods.plan.serve_argv, "--cpu-offload-gb") or 0) * pods.gpus)  # pinned
+    reserved = RESERVED_GIB_PER_GPU * pods.gpus + host_kv_gib(pods.plan) + offloaded
     written = _fill("as_user")["mounts"] if pods.as_user else []
     mounts = [{"name": "dshm", "mountPath": "/dev/shm"}, {"name": "models", "mountPath": MODEL_CACHE}, *written]
     folder = [{"name": "model", "mountPath": pods.model_folder, "readOnly": True}] if pods.model_folder else []
@@ -169,7 +171,7 @@ def _container(pods: Pods) -> Json:
         env=_environment(pods),
         port=pods.port,
         limits={**devices, "memory": f"{pods.memory_gib}Gi", **disk},
-        requests={"cpu": str(RESERVED_CPUS_PER_GPU * pods.gpus), "memory": f"{reserved}Gi", **disk},
+        requests={"cpu": str(pods.share(RESERVED_CPUS_PER_GPU)), "memory": f"{reserved}Gi", **disk},
         read_only=pods.as_user or None,
         capabilities=pods.capabilities or None,
         seccomp=None if pods.unconfined else {"type": "RuntimeDefault"},

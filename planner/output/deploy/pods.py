@@ -170,7 +170,11 @@ class Pods:
     def memory_gib(self) -> int:
         """Most memory of one pod: the processes, the weights as they are read, and what is shared."""
         weights = ceil(self.emission.checkpoint_bytes / GIB / self.nodes)
-        return weights + MEMORY_GIB_PER_GPU * self.gpus + self.shm_gib
+        return weights + self.share(MEMORY_GIB_PER_GPU) + self.shm_gib
+
+    def share(self, per_gpu: int) -> int:
+        """Return what one pod gets of ``per_gpu`` for each whole GPU, of which a partition has its part; at least 1."""
+        return max(per_gpu * self.gpus // self.emission.profile.parts, 1)
 
     @property
     def unconfined(self) -> bool:
