@@ -39,7 +39,7 @@ def test_the_first_node_serves_on_its_own_address_only(name: str, tmp_path: Path
     assert "--publish" not in words and option(words, "--network") == "host"
     at = words.index("planner")
     planned = [word if word != "0.0.0.0" else "127.0.0.1" for word in made.file.plan.serve_argv]
-    assert words[-2:] == ["--port", "8000"]
+    assert words[-4:] == ["--host", "127.0.0.1", "--port", "8000"]
     assert sorted(words[at + 1 :]) == sorted(planned)
     assert "HEAD=10.0.0.1" in variables_of(words) and "NODE_RANK=0" in variables_of(words)
     assert {"NODES=2", "NODE_GPUS=8"} <= set(variables_of(words))
@@ -68,6 +68,7 @@ def test_another_node_joins_and_waits_for_nobody(tmp_path: Path) -> None:
         ({"NODE_RANK": "1"}, "set HEAD_ADDRESS"),
         ({"NODE_RANK": "2", "HEAD_ADDRESS": "10.0.0.9"}, "nodes 0 to 1"),
         ({"NODE_RANK": "first"}, "nodes 0 to 1"),
+        ({"LISTEN_ADDRESS": "10.0.0.1"}, "or 0.0.0.0 for all addresses"),  # the scripts use 127.0.0.1
     ],
 )
 def test_a_node_that_cannot_join_is_told_what_it_lacks(environment: dict[str, str], cause: str, tmp_path: Path) -> None:
@@ -87,8 +88,8 @@ def test_a_first_node_that_gives_up_stops_its_container(tmp_path: Path) -> None:
 def test_another_port_is_the_servers_and_the_clients(tmp_path: Path) -> None:
     machine = Machine(tmp_path, NVIDIA_X16)
     machine.set(image="")
-    words, said = started(machine, PORT="8123")
-    assert words[-2:] == ["--port", "8123"] and "ready: http://127.0.0.1:8123/v1" in said
+    words, said = started(machine, PORT="8123", LISTEN_ADDRESS="0.0.0.0")
+    assert words[-4:] == ["--host", "0.0.0.0", "--port", "8123"] and "ready: http://127.0.0.1:8123/v1" in said
     assert machine.run("benchmark.sh").returncode == 0
     assert all(words[-2:] == ["--port", "8123"] for words in machine.docker("exec")) and machine.docker("exec")
     assert machine.run("preflight.sh", PORT="8123", HF_TOKEN="token").returncode == 0

@@ -46,7 +46,8 @@ def lws(pods: Pods) -> dict[str, str]:
     )  # fmt: skip
     group = _object(pods, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
     leaders = {f"{_LWS_LABEL}/name": pods.name, f"{_LWS_LABEL}/worker-index": "0"}
-    title = f"LeaderWorkerSet: the planned server over {pods.nodes} nodes, joined by {JOIN_WORDS[join]}."
+    server = f"the planned server over {pods.nodes} nodes in a network of their own"
+    title = f"LeaderWorkerSet: {server}, joined by {JOIN_WORDS[join]}."
     return {"lws.yaml": _file(pods, title, group, _service(pods, leaders))}
 
 

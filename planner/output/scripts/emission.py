@@ -425,7 +425,8 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         names |= join_names(plan, join_of(plan, gpus_each), plan.nodes)
         words = with_option(plan.serve_argv, "--host", engine.LOOPBACK)
         first = (*words, *engine.head_node_words(plan, plan.nodes, engine.parse_version(plan.engine_version)))
-        names |= {"host_argv": without_option(words, "--port"), "serve_command": shlex.join(first)}
+        argv = without_option(without_option(words, "--host"), "--port")
+        names |= {"host_argv": argv, "serve_command": shlex.join(first)}
     return names
 
 
