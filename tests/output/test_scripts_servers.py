@@ -158,7 +158,10 @@ def test_preflight_of_a_node_that_serves_is_content(machine: MakeMachine) -> Non
     here = machine("copies")
     assert here.run("instances.sh", "start").returncode == 0
     done = here.run("preflight.sh", "--node")
-    assert done.returncode == 0 and "-0 is already running" in done.stdout
+    assert done.returncode == 0 and "all 8 servers are already running" in done.stdout
+    (here.state / "containers" / here.containers[-1]).unlink()
+    done = here.run("preflight.sh", "--node")
+    assert done.returncode == 1 and "FAIL  7 of 8 servers run" in done.stdout and "ready" not in done.stdout
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -223,6 +226,11 @@ def test_a_node_serves_behind_another_port_and_address(machine: MakeMachine) -> 
     here.forget()
     assert here.run("instances.sh", "bench").returncode == 0, "the port is known"
     assert all(client[client.index("--port") + 1] == "9000" for client in here.docker("run"))
+    # a socket on all addresses cannot be bound beside one on 127.0.0.1: nginx starts anew
+    assert here.run("instances.sh", "start", LISTEN_ADDRESS="0.0.0.0").returncode == 0
+    balanced = (here.plan / "instances" / "nginx" / "nginx.conf").read_text()
+    assert re.findall(r"listen (.*);", balanced) == ["0.0.0.0:9000"]
+    assert [call[-1] for call in here.calls("nginx") if "-s" in call] == ["quit"]
     refused = here.run("instances.sh", "start", PORT="8000")
     assert refused.returncode == 1 and "behind port 9000" in refused.stderr
     here.run("instances.sh", "stop")
