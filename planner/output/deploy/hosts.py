@@ -128,7 +128,7 @@ def slurm(pods: Pods) -> dict[str, str]:
         "name": pods.name,
         "nodes": pods.nodes,
         "gpus_each": pods.gpus,
-        "serve_argv": (*without_option(without_option(plan.serve_argv, "--host"), "--port"), "--host", pods.site.host),
+        "serve_argv": (*without_option(plan.serve_argv, "--host", "--port"), "--host", pods.site.host),
         "container_port": pods.port,
         "reached_at": reached_at,
         "loopback": reached_at == LOOPBACK,
@@ -185,7 +185,7 @@ def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
         "env_words": [f"{name}={value}" for name, value in side.env.items() if name not in _SIDE_PLACED],
         "model_cache": scripts.MODEL_CACHE,
         "entrypoint": side.serve_argv[0],
-        "serve_args": without_option(without_option(side.serve_argv[1:], "--port"), "--host"),
+        "serve_args": without_option(side.serve_argv[1:], "--port", "--host"),
     }
     return render_template("split.sh.j2", names, ("deploy", "vllm"))
 

@@ -46,8 +46,7 @@ def lws(pods: Pods) -> dict[str, str]:
     )  # fmt: skip
     group = _object(pods, "leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet", spec)
     leaders = {f"{_LWS_LABEL}/name": pods.name, f"{_LWS_LABEL}/worker-index": "0"}
-    server = f"the planned server over {pods.nodes} nodes in a network of their own"
-    title = f"LeaderWorkerSet: {server}, joined by {JOIN_WORDS[join]}."
+    title = f"LeaderWorkerSet: the server over {pods.nodes} nodes of a trusted network, joined by {JOIN_WORDS[join]}."
     return {"lws.yaml": _file(pods, title, group, _service(pods, leaders))}
 
 
@@ -112,9 +111,7 @@ def _remarks(pods: Pods) -> list[str]:
     if site.cache == "pvc" and pods.most_pods > 1:
         lines.append("Pods share the volume of the models: the storage class has to offer ReadWriteMany.")
     if pods.nodes > 1 and not site.rdma_resource:
-        lines.append(
-            "Pods reach each other by TCP, slower than planned; RDMA: planner deploy --rdma-resource NAME=COUNT."
-        )
+        lines.append("Pods reach each other by TCP, slower than planned; for RDMA: --rdma-resource NAME=COUNT.")
     if site.prometheus:
         lines.append("Needs the Prometheus operator; add the label by which its Prometheus selects ServiceMonitors.")
     if site.max_replicas:

@@ -9,7 +9,6 @@ from typing import Literal
 from planner.engine import EVERYWHERE, LOOPBACK, parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts import emission as scripts
-from planner.output.scripts.emission import ready_timeout, start_timeout_s
 from planner.output.scripts.text import option
 from planner.planning import Plan
 from planner.resources import package_dir, tables_of
@@ -238,9 +237,9 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
     if port is None or not 1 <= port <= 65535:
         raise IllegalPlanError(f"--port {text!r} of the plan cannot be used", hint="from 1 to 65535")
     gpus = plan.num_gpus // nodes
-    timeout_s = site.start_timeout_s or start_timeout_s(emission.checkpoint_bytes)
+    timeout_s = site.start_timeout_s or scripts.start_timeout_s(emission.checkpoint_bytes)
     own_env = {name: value for name, value in plan.env.items() if name not in scripts.PLACEMENT_VARIABLES}
-    if timed := ready_timeout(parse_version(plan.engine_version), plan.serve_argv, plan.env):
+    if timed := scripts.ready_timeout(parse_version(plan.engine_version), plan.serve_argv, plan.env):
         own_env[timed] = str(timeout_s)
     return Pods(
         emission,

@@ -52,8 +52,6 @@ PLACEMENT_VARIABLES = frozenset((
 ))  # fmt: skip
 #: The script that makes the image, in ``image_source`` of a plan.
 _BUILT_BY = re.compile(r"^built .*\bby (build_(?:image|engine)\.sh)$")
-#: Arguments of lm_eval that the script adds: the server's name and address.
-_ADDED_BY_SCRIPT = frozenset(("model", "base_url"))
 #: Settings that the scripts list: numbers and types of a result.
 _LISTED = {"weight_dtype"} | {name for name in engine.tagged("result") if not engine.SETTINGS[name].is_switch}
 _SETTINGS = (*(name for name in engine.PLANNED if name in _LISTED), "engine_version", "image")
@@ -425,8 +423,7 @@ def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
         names |= join_names(plan, join_of(plan, gpus_each), plan.nodes)
         words = with_option(plan.serve_argv, "--host", engine.LOOPBACK)
         first = (*words, *engine.head_node_words(plan, plan.nodes, engine.parse_version(plan.engine_version)))
-        argv = without_option(without_option(words, "--host"), "--port")
-        names |= {"host_argv": argv, "serve_command": shlex.join(first)}
+        names |= {"host_argv": without_option(words, "--host", "--port"), "serve_command": shlex.join(first)}
     return names
 
 
@@ -447,7 +444,7 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
     arguments: dict[str, Any] = {"model": served_name(plan)}
     if printed := option(emission.accuracy, "--model_args"):
         for name, _, value in (pair.partition("=") for pair in printed.split(",")):
-            if name not in _ADDED_BY_SCRIPT:
+            if name not in ("model", "base_url"):  # the script adds the server's name and address
                 number = whole_number(value)
                 arguments[name] = {"True": True, "False": False}.get(value, value) if number is None else number
     else:

@@ -139,12 +139,12 @@ def option(words: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def without_option(words: Sequence[str], flag: str) -> tuple[str, ...]:
+def without_option(words: Sequence[str], *flags: str) -> tuple[str, ...]:
     rest, left = iter(words), []
     for word in rest:
-        if word == flag:
+        if word in flags:
             next(rest, None)
-        elif not word.startswith(f"{flag}="):
+        elif not word.startswith(tuple(f"{flag}=" for flag in flags)):
             left.append(word)
     return tuple(left)
 

@@ -296,8 +296,7 @@ class Recommendation(Answer):
         if "gpu" not in way.settings and (len(self.rankings) > 1 or self.search.space.stock is not None):
             flags += ["--gpu", ranking.profile.id]
         gone = ("--weight-dtype", *(flag for flag in flags if flag.startswith("--")))
-        for flag in (*gone, *("--have", "--budget") * ("--gpu" in gone)):
-            words = without_option(words, flag)
+        words = without_option(words, *gone, *("--have", "--budget") * ("--gpu" in gone))
         asked = self.search.space.model.requested
         name, rest = str(way.settings.get("model", asked)), [word for word in words[2:] if word != asked]
         yield from command_lines({}, [*words[:2], name, *rest, *flags])
