@@ -48,15 +48,21 @@ if ((last_port > port)); then
     fail "$name is running and holds GPUs that instances.sh starts servers on" "docker stop $name"
   fi
   one=$name
+  alive=0
   for ((copy = 0; copy < servers; copy++)); do
     name=$one-$copy
-    if running; then
-      ok "$name is already running: $here/instances.sh status shows all servers"
-      echo "ready"
-      exit 0
-    fi
+    if running; then alive=$((alive + 1)); fi
   done
   name=$one
+  if ((alive == servers)); then
+    ok "all $servers servers are already running: $here/instances.sh status asks them"
+    echo "ready"
+    exit 0
+  fi
+  if ((alive)); then # what they hold is not free, so that nothing more can be checked
+    fail "$alive of $servers servers run" "$here/instances.sh start, which starts the others"
+    exit 1
+  fi
   if command -v nginx >/dev/null; then
     ok "nginx is installed"
   else
