@@ -318,7 +318,8 @@ class _Resolver:
             if stored is None and asked not in known:
                 offered = (m for m in known if (models.AT_LOAD_TIME[m][0] or served.is_moe) and not self._deprecated(m))
                 cause = f"{named} cannot quantise {served.id} with it at load time on {self.profile.name}"
-                made = (one.id for one in models.quantized_checkpoints(served.id) if asked in one.weight_dtype)
+                own = f"int4-{asked}"  # those in FP8 may not run here either
+                made = (one.id for one in models.quantized_checkpoints(served.id) if one.weight_dtype == own)
                 hint = f"serve {next(made, 'a quantised checkpoint')}, or use one of: {', '.join(offered)}"
                 raise IllegalPlanError(cause, hint=hint)
             served = models.load_quantized(self.model, asked)
