@@ -13,6 +13,7 @@ from .settings import media_limits as media_limits
 from .settings import tagged as tagged
 from .flags import CPU_KVCACHE_SPACE as CPU_KVCACHE_SPACE
 from .flags import AITER as AITER
+from .flags import is_on as is_on
 from .flags import ALLOW_LONG as ALLOW_LONG
 from .flags import BUFFER as BUFFER
 from .flags import CHUNK as CHUNK

@@ -185,6 +185,11 @@ QUICK_REDUCE = "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION"
 AITER = "VLLM_ROCM_USE_AITER"  #: AMD's kernels, which measured servers had
 
 
+def is_on(env: Mapping[str, str], name: str, default: str = "") -> bool:
+    """Return what ``envs.py`` of vLLM makes of a switch."""
+    return env.get(name, default).lower() in ("1", "true")
+
+
 @dataclass(frozen=True, slots=True)
 class Variable:
     """A variable of vLLM with a meaning for a plan. ``flags.json`` has the versions that read it."""

@@ -19,7 +19,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from planner.engine.features import default_engine, uses_latent_attention
-from planner.engine.flags import AITER, FlagProblem, VllmCommand, env_status, flag_status, key_list, value_status
+from planner.engine.flags import AITER, FlagProblem, VllmCommand, env_status, flag_status, is_on, key_list, value_status
 from planner.engine.settings import Engine, EngineConfig
 from planner.engine.version import READ_ON, RELEASES, EngineVersion, Release, known_version, release_of, release_text
 from planner.errors import IllegalPlanError
@@ -340,7 +340,7 @@ def known_issues(
             yield FlagProblem("--async-scheduling", cause, "leave it out", fatal=False)
         if (key := "enable_fi_allreduce_fusion") in compilation:
             yield FlagProblem(f"--compilation-config {key}", cause, "leave it out", fatal=False)
-    aiter = env.get(AITER, "").lower() in ("1", "true") and profile.architecture in ("gfx942", "gfx950")
+    aiter = is_on(env, AITER) and profile.architecture in ("gfx942", "gfx950")
     gpt_oss = model.architecture == "GptOssForCausalLM" and (0, 10, 1) <= config.version.release < (0, 11, 1)
     if aiter and gpt_oss and env.get(f"{AITER}_MHA") not in ("0", "false", "False"):  # rocm_aiter_fa.py: no ``sinks``
         yield FlagProblem(AITER, "its attention does not take the model's sinks", f"add {AITER}_MHA=0")

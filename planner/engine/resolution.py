@@ -84,7 +84,7 @@ def of_latency_bench(args: EngineArgs, version: EngineVersion, profile: GpuProfi
 
 def stretched(model: Model, args: EngineArgs, version: EngineVersion) -> Model:
     """The model with its context under ``--hf-overrides``, and under the variable that allows a longer one."""
-    keys, allowed = args.overridden, args.env.get(flags.ALLOW_LONG, "").lower() in ("1", "true")
+    keys, allowed = args.overridden, flags.is_on(args.env, flags.ALLOW_LONG)
     if keys:  # from 0.30 on YaRN counts by max_position_embeddings alone (pull request 56446)
         model = models.with_overrides(model, keys, yarn=version.release < (0, 30))
     longest = max(model.max_position_embeddings, allowed * (args.max_model_len or 0))

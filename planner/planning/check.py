@@ -270,7 +270,7 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     serving = serving.changed(hf_overrides=line.args.hf_overrides)
     length, most = line.args.max_model_len or 0, serving.longest_context
     remarks = {"pooling": "only memory is checked, speed is not simulated"} if line.pools else {}
-    if length > most and line.env.get(engine.ALLOW_LONG, "").lower() in ("1", "true"):
+    if length > most and engine.is_on(line.env, engine.ALLOW_LONG):
         remarks[f"--max-model-len {length}"] = f"positions beyond the {most:,} of the model may give wrong answers"
         serving = serving.changed(model=replace(serving.model, max_position_embeddings=length))
     modelopt = serving.model.quantization.method == "modelopt" and serving.version.release >= (0, 14)  # takes any name
@@ -391,7 +391,8 @@ def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") ->
     if (drafts := serving.args.speculative_config) and not drafts.acceptance_rates:
         decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
         serving = serving.changed(speculative_config=None, engine_version=decided)
-    return serving.engine_of(bench).stepping(line.num_scheduler_steps)
+    timed = serving.engine_of(bench).stepping(line.num_scheduler_steps)
+    return timed if engine.is_on(line.env, engine.AITER) else replace(timed, without_aiter=True)
 
 
 def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:

@@ -44,6 +44,7 @@ class Deployment:
     least_cache_bytes: int = 0  #: on each GPU, whatever the budget says: the engine was seen to run
     least_cache_tok: int = 0  #: likewise, tokens of each DP rank
     moved: Efficiency | None = None  #: other efficiencies than those of the fits
+    without_aiter: bool = False  #: it starts without AMD's kernels, which nearly all measured servers had
 
     @cached_property
     def budget(self) -> MemoryBudget:
@@ -153,17 +154,26 @@ class Deployment:
         runs_text = f"{runs} runs over nodes were measured, so intervals are wide"
         return f"over {nodes} nodes, each GPU with {rate}: {runs_text}{fewer}"
 
-    def kernels_remark(self, env: Mapping[str, str]) -> str:
-        """Caveat for an AMD server whose ``env`` lacks AITER, which nearly all measured ones had; empty for others.
-
-        Decode steps of Qwen3.5-122B on an MI325X took 1.7 to 3.7 times as long without (vLLM issue 56945).
-        """
+    @cached_property
+    def _with_aiter(self) -> engine.Recipe | None:
+        """The recipe, if it sets AITER for this GPU and model."""
         cuts = engine.cuts_expert_blocks(self.model, Layout.of(self.config))  # which AITER's experts do not read
-        advised = recipe_for(self.model, self.profile, self.config.version, cuts_blocks=cuts).env
-        if advised.get(AITER) != "1" or env.get(AITER, "").lower() in ("1", "true"):
+        recipe = recipe_for(self.model, self.profile, self.config.version, cuts_blocks=cuts)
+        return recipe if recipe.env.get(AITER) == "1" else None
+
+    @property
+    def slow_steps(self) -> Mapping[str, list[float]]:
+        """Published factors on steps without AITER (``factors``) by ``context_tok``; empty for an engine with it."""
+        table: dict[str, list[float]] = tables_of(package_dir("planning") / "remarks.toml")["slow_steps"]
+        return table if self.without_aiter and self._with_aiter else {}
+
+    def kernels_remark(self, env: Mapping[str, str]) -> str:
+        """Caveat for an AMD server whose ``env`` lacks AITER; empty for others."""
+        if not (recipe := self._with_aiter) or engine.is_on(env, AITER):
             return ""
-        moe = f" {AITER}_MOE=0" * (advised.get(f"{AITER}_MOE") == "0")
-        return f"speed is that of AITER's kernels, as in published runs: set {AITER}=1{moe}; else up to 4 times slower"
+        moe, backend = recipe.env.get(f"{AITER}_MOE"), recipe.flags.get("attention-backend")
+        words = f"{AITER}=1" + f" {AITER}_MOE=0" * (moe == "0") + (f" --attention-backend {backend}" if backend else "")
+        return next(remarks("without_aiter", {"off": self.without_aiter, "unset": True}, words=words))
 
     @property
     def unused_host_remark(self) -> str:
@@ -376,8 +386,10 @@ def resolve_deployment(
     else:
         basis = replace(basis, any_length=False)
     least_bytes = int(constant("known_to_run") * profile.memory_bytes) if known_to_run else 0
-    stored = None if served is model else model
-    return Deployment(served, profile, config, basis, calibration, checkpoint=stored, least_cache_bytes=least_bytes)
+    return Deployment(
+        served, profile, config, basis, calibration, checkpoint=None if served is model else model,
+        least_cache_bytes=least_bytes, without_aiter=not engine.is_on(args.env, AITER, "1"),
+    )  # fmt: skip
 
 
 #: Conditions on the memory beside the budget: other processes leave the budget free; weights and graphs fit.

@@ -79,6 +79,8 @@ class Figure:
 class Uncertainty(ABC):
     """Uncertainty of the figures of one load on one engine."""
 
+    _served: Replay | None = None  #: where there is one
+
     def __init__(self, deployment: Deployment, *, lonely: bool, open_loop: bool) -> None:
         """``lonely``: one request at a time. ``open_loop``: requests arrive at a rate."""
         self.deployment, self.lonely, self.open_loop = deployment, lonely, open_loop
@@ -170,7 +172,12 @@ class Uncertainty(ABC):
         """Standard deviation of the logarithm of the figure, upwards or downwards."""
         if (figure, above) not in self._sds:
             scatter = self.scatter(figure)
-            self._sds[figure, above] = self._found_sd(figure, scatter.noise if scatter else 0.0, above)
+            sd = self._found_sd(figure, scatter.noise if scatter else 0.0, above)
+            if scatter and above != figure.inverse and (slow := self.deployment.slow_steps):
+                batch = self._served and self._served.decode.batch
+                context_tok = batch.decode_context_tok / max(batch.decode_seqs, 1) if batch else inf
+                sd += log(np.interp(context_tok, slow["context_tok"], slow["factors"])) / _reach(scatter, LEVEL)
+            self._sds[figure, above] = sd
         return self._sds[figure, above]
 
     def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:  # noqa: ARG002  (not everywhere alike)
@@ -188,6 +195,8 @@ class Uncertainty(ABC):
 
 class UncertaintyOfReplay(Uncertainty):
     """Uncertainty from the steps of a replay, and from two more replays where the queue reacts."""
+
+    _served: Replay
 
     def __init__(
         self, deployment: Deployment, load: Load, served: Replay, *, offline: bool = False, queue_reacts: bool = True
