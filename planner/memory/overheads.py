@@ -12,7 +12,7 @@ long context. The widest part is the MLP (gate, up and their product), attention
 routed experts. These are ``top_k`` rows of max(2 x intermediate, hidden) and of intermediate per token. Copies of the
 logits and the ratios of measured peaks to these formulas are fitted."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from math import hypot, isfinite, log2
@@ -175,7 +175,8 @@ class Images:
     patches: int = 4  #: merged into one token
     largest_tok: int = 16384  #: of one image: ``max_pixels`` of Qwen-VL, 12,845,056 / 28**2
     outputs: int = 1  #: hidden vectors of a token that the encoder returns
-    videos: bool = True  #: takes videos too
+    media: Sequence[str] = ("image", "video")  #: that ``--limit-mm-per-prompt`` limits
+    left_out_since: Sequence[int] = (0, 15)  #: release that loads no tower where all limits are 0
     token_pixels: int = 0  #: of an image, squares of patch x merge: ``max_pixels`` counts by them
     video_places: float = 0.0  #: places in the prompt that 0.11.0 to 0.13 count for a token of a video of 12,288
 
@@ -314,13 +315,24 @@ def _widest(model: Model, layout: Layout) -> int:
     return max((_layer_width(layer, layout) for layer in dict.fromkeys(model.layers)), default=0)
 
 
+def media_of(model: Model) -> list[str]:
+    """Media that ``--limit-mm-per-prompt`` limits; none for a model of text alone."""
+    media = [*IMAGES.get(model.model_type, Images()).media, *["audio"] * any("audio" in w.name for w in model.vision)]
+    return media if model.vision else []
+
+
+def leaves_tower_out(model: Model, limits: str, release: tuple[int, ...]) -> bool:
+    """True if ``--limit-mm-per-prompt`` is 0 for all media of the model, and the engine then loads no tower."""
+    counts, since = media_limits(limits), IMAGES.get(model.model_type, Images()).left_out_since
+    return release >= tuple(since) and all(counts.get(name) == 0 for name in media_of(model))
+
+
 def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tuple[int, int]:
     """(peak of the vision encoder over a full budget of images, its outputs), on one rank. ``profile_run`` of
     ``v1/worker/gpu_model_runner.py`` keeps the outputs, 0.11.0 to 0.13 in a tensor of the budget's length."""
     repeated = [w.shape for w in model.vision if w.copies > 1 and len(w.shape) == 2]
     images, limits = IMAGES.get(model.model_type, Images()), media_limits(config.limit_mm_per_prompt or "{}")
-    asked = ("image", "video") if images.videos else ("image",)
-    if not repeated or config.skip_mm_profiling or all(limits.get(name) == 0 for name in asked):
+    if not repeated or config.skip_mm_profiling or all(limits.get(name) == 0 for name in images.media):
         return 0, 0
     hidden, wide = min(map(min, repeated)), max(map(max, repeated))
     release, ranks = config.version.release, config.tensor_parallel_size

@@ -349,9 +349,10 @@ def remarks(table: str, holds: Mapping[str, object], **values: object) -> Iterat
         yield texts[name].format(**values) if name in texts else name
 
 
-def served_model(model: Model, args: EngineArgs) -> Model:
-    """The model as the engine holds it: 8-bit by ``--quantization``, without vision by ``--language-model-only``."""
-    if args.language_model_only and model.vision:
+def served_model(model: Model, args: EngineArgs, version: EngineVersion) -> Model:
+    """The model as the engine holds it: 8-bit by ``--quantization``, without a vision tower that serves no media."""
+    limits = args.limit_mm_per_prompt or "{}"
+    if model.vision and (args.language_model_only or memory.leaves_tower_out(model, limits, version.release)):
         model = _without_vision(model)
     return _load_quantized(model, args.quantization) if args.quantization else model
 
@@ -371,7 +372,7 @@ def resolve_deployment(
         args = replace(args, gpu_memory_utilization=engine.default_utilization(version))
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")
     model = engine.stretched(model, args, version)
-    served = served_model(model, args)
+    served = served_model(model, args, version)
     engine.check_draft(config, served, basis.draft)
     if not known_to_run:
         unvalidated, blocks = args.allow_unvalidated, features_of(config, profile).fp8_blocks

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product, zip_longest
 from math import ceil, floor, inf, lcm
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from planner import engine as vllm
@@ -15,7 +17,7 @@ from planner import model as models
 from planner.engine import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, EngineConfig, flag_of, flag_status, held_heads
 from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
-from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens
+from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens, media_of
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
 from planner.planning.deployment import FREE, GRAPHS, LOADING, STATES, Deployment, Verdict, remarks, served_model
 from planner.planning.largest import largest
@@ -262,7 +264,7 @@ def sweep_settings(serving: Serving) -> list[Fit]:
 
 def _legal_sizes(serving: Serving, **layout: Any) -> Iterable[int]:
     blocks = vllm.version_features(serving.version, serving.profile).fp8_blocks
-    model = served_model(serving.model, serving.args)
+    model = served_model(serving.model, serving.args, serving.version)
     return vllm.legal_tensor_parallel_sizes(model, serving.profile, fp8_blocks=blocks, **layout)
 
 
@@ -358,7 +360,7 @@ def _option(serving: Serving, change: str, settings: dict[str, Setting], **other
         if engine.verdict == "fits":
             served = ("model", "weight_dtype") if "model" in settings else ()
             given = ((name, value) for name, value in settings.items() if name not in served)
-            flags = (flag_of(name) + ("" if value is True else f" {value}") for name, value in given)
+            flags = (flag_of(name) + ("" if value is True else f" {quote(str(value))}") for name, value in given)
             sizes = engine.config.num_gpus, engine.config.max_model_len
             yield WayOut(change, settings, tuple(flags), "fits", *sizes, **_held(engine))
 
@@ -400,8 +402,9 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     context = _option(serving, f"a context of {length:,} tokens", shorter) if shorter else ()
     cache = _saves(serving, "kv_cache_dtype", "fp8")
     halved = _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"}) if cache else ()
+    text = _text_alone(serving)
     # shorter requests cost no accuracy
-    yield from (*context, *halved) if length >= config.max_model_len / 2 else (*halved, *context)
+    yield from (*context, *halved, *text) if length >= config.max_model_len / 2 else (*halved, *text, *context)
     if not config.enforce_eager and fit.stage.graphs_in_budget:
         yield from _option(serving, NO_GRAPHS, {"enforce_eager": True})
 
@@ -426,6 +429,15 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
         for way in chain(_settings(smaller, smaller.fit(ways_out=False)), _fewest_gpus(smaller)):
             flags = f"{flag_of('gpu_memory_utilization')} {share}", *way.flags
             yield replace(way, change=f"{change}, {way.change}", settings=settings | way.settings, flags=flags)
+
+
+def _text_alone(serving: Serving) -> Iterator[WayOut]:
+    if media := media_of(serving.model):
+        limits = json.dumps(dict.fromkeys(media, 0), separators=(",", ":"))
+        by_switch = flag_status(serving.version, flag_of("language_model_only"))
+        settings: dict[str, Setting] = {"language_model_only": True} if by_switch else {"limit_mm_per_prompt": limits}
+        alone = tuple(_option(serving, "text alone, without the vision tower", settings))
+        yield from alone or _frugal(serving, "text alone, ", settings)
 
 
 def _frugal(serving: Serving, change: str = "", settings: dict[str, Setting] | None = None) -> Iterator[WayOut]:

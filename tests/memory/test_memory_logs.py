@@ -1,5 +1,6 @@
 """Predictions beside published start-ups of vLLM, each named by the first digits of its row's id, or by its source."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +26,10 @@ FLASHINFER = Environment(VLLM_USE_FLASHINFER_SAMPLER="1")
 def start(model_id: str, gpu: str, version: str, *, offline: bool = False, **settings: Any) -> MemoryBudget:
     """The budget of a start-up."""
     args = EngineArgs(**settings)
-    model, profile = served_model(resolve_model(model_id, network=False).model, args), load_profile(gpu)
+    release, profile = parse_version(version), load_profile(gpu)
+    model = served_model(resolve_model(model_id, network=False).model, args, release)
     usage: Usage = "offline" if offline else "serve"
-    return memory_budget(model, profile, resolve(args, model, profile, parse_version(version), usage=usage))
+    return memory_budget(model, profile, resolve(args, model, profile, release, usage=usage))
 
 
 def loaded_gib(found: MemoryBudget) -> float:
@@ -60,6 +62,26 @@ def test_a_start_without_the_vision_tower() -> None:
     )
     assert loaded_gib(bare) == pytest.approx(64.69, abs=0.006)
     assert loaded_gib(whole) - loaded_gib(bare) == pytest.approx(0.832, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "media", "left_out"),
+    [
+        ("Qwen/Qwen3-VL-32B-Instruct", "0.11.1", ("image", "video"), True),
+        ("Qwen/Qwen3-VL-32B-Instruct", "0.11.1", ("image",), False),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "0.10.0", ("image", "video"), False),
+        ("google/gemma-3-12b-it", "0.14.1", ("image",), False), ("google/gemma-3-12b-it", "0.15.0", ("image",), True),
+        ("moonshotai/Kimi-K2.5", "0.27.1", ("image", "video"), False),
+        ("moonshotai/Kimi-K2.5", "0.27.1", ("vision_chunk",), True),
+    ],
+)  # fmt: skip
+def test_limits_of_zero_leave_the_vision_tower_out(
+    name: str, release: str, media: tuple[str, ...], left_out: bool
+) -> None:
+    """``get_limit_per_prompt`` in models of 0.10.1 to 0.14.1, ``_mark_tower_model`` from 0.15 on."""
+    args = EngineArgs(limit_mm_per_prompt=json.dumps(dict.fromkeys(media, 0)), max_model_len=4096)
+    model = resolve_model(name, network=False).model
+    assert (served_model(model, args, parse_version(release)).vision == ()) is left_out
 
 
 @pytest.mark.parametrize(("ranks", "logged"), [(1, 13.5273), (2, 7.1152)])

@@ -79,6 +79,25 @@ def test_shorter_requests_come_before_a_cache_that_may_cost_accuracy() -> None:
 
 
 @pytest.mark.parametrize(
+    ("release", "flag"),
+    [("0.11.1", """--limit-mm-per-prompt '{"image":0,"video":0}'"""), ("0.24.0", "--language-model-only")],
+)
+def test_text_alone_fits_as_published(release: str, flag: str) -> None:
+    """vLLM pull request 29217: one L40S served 1,000 requests of ShareGPT under 24,000 tokens, with both limits 0.
+
+    The tower is 27 x (4 x 1,152**2 + 2 x 1,152 x 4,304) and four mergers, 0.59 G parameters of 2 bytes.
+    """
+    asked = Serving(
+        "Qwen/Qwen3-VL-32B-Instruct", "l40s", weight_dtype="fp8", engine_version=release, max_model_len=24_000
+    )
+    without = asked.changed(limit_mm_per_prompt='{"image": 0, "video": 0}').fit()
+    assert asked.fit().verdict == "does not fit" != without.verdict and without.deployment.probability_fits > 0.8
+    loaded = [one.stage.weights.loaded_bytes for one in (asked.fit(), without)]
+    assert (loaded[0] - loaded[1]) / 2 == pytest.approx(0.59e9, rel=0.02)
+    assert flag in " ".join(asked.fit().options[0].flags)
+
+
+@pytest.mark.parametrize(
     ("name", "gpu", "flags", "condition", "words"),
     [
         ("meta-llama/Llama-3.1-8B", "h100", {"gpu_memory_utilization": 1.0}, "free memory below budget", "Free memory"),
