@@ -177,7 +177,9 @@ def _usage_hint(error: Exception, words: Sequence[str]) -> str:
 
         if row := next((row for row in SETTINGS.values() if option in row.flags), None):
             searched = words[0] in ("recommend", "fleet") and "searched" in row.tags.split()
-            return f"{words[0]} searches it: " * searched + f"planner predict and planner check take {option}"
+            first = "fit" if row.only == "memory" else "predict"
+            takes = "planner fit takes" if row.ours and first == "fit" else f"planner {first} and planner check take"
+            return f"{words[0]} searches it: " * searched + f"{takes} {option}"
         for module in COMMANDS.values():
             import_module(f"planner.commands.{module}")
         of_commands = ((name, one) for name, command in DECLARED.items() for one in command.parameters.values())

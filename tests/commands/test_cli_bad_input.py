@@ -64,6 +64,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "context in words": ((*FIT, "--max-model-len", "long"), "must be an integer, at least 1, got 'long'", "leave"),
     "short option that is searched": ((*RECOMMEND, "-tp", "2"), "No such option: -tp", "planner predict and planner"),
     "option that is mistyped": ((*FIT, "--tensor-paralel-size", "2"), "(Possible options: --tensor-parallel-size)", ""),
+    "option of memory alone": ((*LATENCY, "--used-gib", "3"), "No such option: --used-gib", "planner fit takes"),
     "option of others": (("compare", "--use-case", "chat"), "No such option: --use-case", "--workload NAME is its"),
     "option of another": ((*FIT, "--stock", "h100=1"), "No such option: --stock", "planner fleet takes --stock"),
     "none of a GPU": ((*RECOMMEND, "--have", "h100=0"), "--have 'h100=0' is not", "leave it out of --gpu"),
