@@ -19,7 +19,7 @@ from planner.engine import SETTINGS, EngineArgs, EngineVersion, Environment, def
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import GpuProfile, counted_name, load_all, load_profile, local_profile, profile_ids
 from planner.memory import Basis
-from planner.model import Model, ResolvedModel, as_quantized, catalog_ids, resolve_model
+from planner.model import Model, ResolvedModel, as_quantized, catalog_ids, quantized_checkpoints, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local, local_for
 from planner.planning.defaults import Bench
@@ -250,7 +250,10 @@ def load_model(
     if weight_dtype is None:
         return resolved
     quantized = as_quantized(resolved.model, weight_dtype)
-    return replace(resolved, model=quantized, notes=(*resolved.notes, f"the usual form of {weight_dtype} is assumed"))
+    forms = (one.id for one in quantized_checkpoints(resolved.resolved) if one.weight_dtype == weight_dtype)
+    known = [name for name in forms if not resolve_model(name, network=False).model.quantization.assumed]
+    note = f"the usual form of {weight_dtype} is assumed" + f": name {' or '.join(known)} for theirs" * bool(known)
+    return replace(resolved, model=quantized, notes=(*resolved.notes, note))
 
 
 def load_gpu(gpu: GpuName) -> GpuProfile:

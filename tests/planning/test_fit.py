@@ -18,7 +18,7 @@ from planner.model.quantization import as_quantized
 from planner.output.tables.fit import fit_object
 from planner.planning.deployment import Condition, resolve_deployment
 from planner.planning.fit import Fit, explain, sweep_settings
-from planner.planning.serving import Serving
+from planner.planning.serving import Serving, load_model
 from planner.units import GIB, Interval
 
 
@@ -76,6 +76,13 @@ def test_a_gpu_at_hand_comes_before_more_of_them(name: str, gpu: str, place: int
 def test_shorter_requests_come_before_a_cache_that_may_cost_accuracy() -> None:
     """vLLM's own advice for Qwen3-8B on a 4090: "decreasing `max_model_len`"; 28,864 of 40,960 tokens are left."""
     assert Serving("Qwen/Qwen3-8B", "rtx-4090").fit().options[0].flags == ("--max-model-len 28864",)
+
+
+def test_a_usual_form_names_the_checkpoints_whose_form_is_known() -> None:
+    """NVIDIA's own, with 8-bit attention, had 257.3 tokens/s on an RTX 5090 (club-3090, issue 612): 243 predicted."""
+    noted = load_model("Qwen/Qwen3.6-35B-A3B", weight_dtype="nvfp4").notes[-1]
+    assert noted.startswith("the usual form of nvfp4 is assumed: name nvidia/Qwen3.6-35B-A3B-NVFP4 or ")
+    assert load_model("Qwen/Qwen3-VL-32B-Instruct", weight_dtype="fp8").notes[-1] == "the usual form of fp8 is assumed"
 
 
 @pytest.mark.parametrize(
