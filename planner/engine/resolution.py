@@ -626,8 +626,7 @@ def check_kernels(model: Model, profile: GpuProfile, version: EngineVersion, kv:
     """Raise IllegalPlanError where no attention kernel for an NVIDIA GPU serves the model, or reads its 8-bit cache.
 
     ``supports_compute_capability`` of the sparse backends in ``v1/attention/backends/mla`` (0.14.0, 0.27.1, 0.32.0) and
-    in ``deepseek_v4``; 0.11.0 has FlashMLA only. None runs on 12.x to 0.22 (issue 45317).
-    """
+    in ``deepseek_v4``; 0.11.0 has FlashMLA only. None runs on 12.x to 0.22 (issue 45317)."""
     major, missing = (profile.compute_capability or (9, 0))[0], ""
     sparse = _picks_latents(model) or any(isinstance(m, models.CompressedAttention) for m in model.distinct_mixers)
     if sparse and major not in (9, 10) and not (major == 12 and version.release >= (0, 23)):
@@ -732,8 +731,7 @@ def with_acceptance(wanted: SpeculativeConfig, text: str) -> SpeculativeConfig:
 def with_imposed_acceptance(drafts: SpeculativeConfig, version: EngineVersion) -> SpeculativeConfig:
     """Return ``drafts`` for vLLM's synthetic rejection sampler, which accepts as predicted whatever the prompts are.
 
-    Drafts whose acceptance is not known, and those of versions before 0.20, come back as they are.
-    """
+    Drafts whose acceptance is not known, and those of versions before 0.20, come back as they are."""
     rates = [round(rate, 4) for rate in drafts.acceptance_rates]
     if not rates or not flags.value_status(version, "speculative_config", "synthetic_acceptance_rates"):
         return drafts

@@ -249,8 +249,7 @@ def exchange_bytes(model: Model, config: EngineConfig, *, several_nodes: bool) -
     """DeepEP's buffers on one GPU, outside torch (``_make_all2all_kwargs`` of vLLM's ``all2all.py``).
 
     The batches of low latency: ``LowLatencyLayout`` of DeepEP, one buffer to send and one to receive for even layers
-    and for odd ones, and NIXL's the same. Raises IllegalPlanError from 32 GiB on, as DeepEP's ``Buffer`` does.
-    """
+    and for odd ones, and NIXL's the same. Raises IllegalPlanError from 32 GiB on, as DeepEP's ``Buffer`` does."""
     if "buffers" not in config.exchange:
         return 0
     each = (whole_number(config.env.get(BUFFER, "")) or 1024) * MIB * config.all2all.startswith("deepep")

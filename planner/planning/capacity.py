@@ -43,8 +43,7 @@ class Capacity:
     def largest(self, confidence: float | None = None, *, exactly: bool | None = None) -> ServedLoad | None:
         """The largest request rate, or concurrency (at most ``max_num_seqs``), that meets the targets; None: none does.
 
-        Raises InputError where a request never fits the KV cache.
-        """
+        Raises InputError where a request never fits the KV cache."""
         confidence = self.confidence if confidence is None else confidence
         exactly = self.exactly if exactly is None else exactly and self.exactly
         key = confidence, exactly
@@ -62,8 +61,7 @@ class Capacity:
     def carried(self, confidence: float, most: float | None = None) -> float:
         """About the largest load with ``confidence``, where ``most`` is that with the confidence that is asked for.
 
-        To first order, less the share that the queue of a slower engine takes of ``most``.
-        """
+        To first order, less the share that the queue of a slower engine takes of ``most``."""
         most = self._most(most)  # before the edges: each load that is replayed moves the next estimate
         first = self._edge(self.confidence)
         return self._edge(confidence) * (min(most / first, 1.0) if first else 1.0)
@@ -225,8 +223,7 @@ def closed_form_load(
 ) -> float:  # fmt: skip
     """The largest load at which the means of the closed form meet the limits, with the ``doubt`` of a like engine.
 
-    ``by_noise``: with the margins that noise alone asks for, which no doubt is below.
-    """
+    ``by_noise``: with the margins that noise alone asks for, which no doubt is below."""
     if by_noise and confidence < 0.5:
         return inf
     upper = partial(least_upper, deployment) if by_noise else (doubt or usual_doubt(deployment, load)).upper

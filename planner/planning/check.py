@@ -215,8 +215,7 @@ class LineVerdict:
     def copies(self) -> tuple[int, Served] | None:
         """Return the servers of a smaller TP size that serve a closed loop best on the line's GPUs, and one of them.
 
-        None where the line serves it as well.
-        """
+        None where the line serves it as well."""
         load, tensor_parallel_size = self.workload, self.line.args.tensor_parallel_size
         if not self.served or not load or not load.max_concurrency or self.served.config.data_parallel_size > 1:
             return None
@@ -261,8 +260,7 @@ class LineVerdict:
 def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> LineVerdict:
     """Judge a line for the model, GPU, version and calibration of ``serving``; refused options are left out.
 
-    Raises InputError for a load that the line's own context does not hold, and for a model that is not understood.
-    """
+    Raises InputError for a load that the line's own context does not hold, and for a model that is not understood."""
     given = serving
     with suppress(ValueError):  # to 0.10.1
         overrides = {"rope_scaling": json.loads(line.others.get("--rope-scaling", ""))}
@@ -568,8 +566,7 @@ def _with_plan(answer: LineVerdict, asked: LineRequest, default_len: int) -> Lin
 def _ranking(answer: LineVerdict, asked: LineRequest, workload: Load) -> Ranking:
     """The plans of ``recommend`` for this GPU, with the line's GPUs and context.
 
-    Where nothing fits: as ``fit`` makes it fit on these GPUs; then, unless ``gpus`` were given, on twice as many.
-    """
+    Where nothing fits: as ``fit`` makes it fit on these GPUs; then, unless ``gpus`` were given, on twice as many."""
     line, node = answer.line.args, answer.serving.profile.gpus_per_node
     ranks, options = engine.Layout.of(line).num_gpus, answer.fit.options if answer.fit else ()
     more = () if asked.gpus or answer.served else (*(ranks << n for n in range(1, (node // ranks).bit_length())), None)

@@ -39,8 +39,7 @@ SAID["host link"] = "weights read from host memory"
 def find_limit(deployment: Deployment, served: Replay, load: Load) -> str:
     """The cause that keeps one server from serving more of ``load``.
 
-    Else the largest share of the engine's time, of the average steps of the replay ``served``.
-    """
+    Else the largest share of the engine's time, of the average steps of the replay ``served``."""
     config, in_flight = deployment.config, load.max_concurrency or served.mean_in_flight
     held = deployment.requests_served(load.max_total_len, load.common_len) * config.data_parallel_size
     if min(in_flight, config.max_running) > held:
@@ -510,8 +509,7 @@ def compare_hardware(
 ) -> Comparison:
     """Every GPU under every load on equal hardware; ``prices`` as for ``cost.price_of``.
 
-    A load is that of all servers together. ``num_prompts`` of 1 means as many as a steady state needs.
-    """
+    A load is that of all servers together. ``num_prompts`` of 1 means as many as a steady state needs."""
     longest = max(workload.max_total_len for workload in loads)
     share = find_share(question, profiles, longest) if question.per != "node" else 1
     points: list[ComparedPoint] = []
@@ -531,8 +529,7 @@ def compare_partitions(
 ) -> tuple[list[ComparedPoint], list[Refused]]:
     """A node of whole GPUs and the same node in CPX modes under one load, most tokens/s first; and what cannot run.
 
-    Each partition gets a server of its own; of whole GPUs each gets one, or the node a single one.
-    """
+    Each partition gets a server of its own; of whole GPUs each gets one, or the node a single one."""
     points: list[ComparedPoint] = []
     refused: list[Refused] = []
     parts = [(profile, profile.partition) for profile in load_all(partitions=True) if profile.partition]

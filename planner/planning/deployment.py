@@ -230,8 +230,7 @@ class Deployment:
         """Requests of ``total_len`` tokens that decode at once, ``pessimistic``: in the low end of the KV cache.
 
         A prefix cache holds their first ``common_len`` tokens once. With windows more than ``requests_held``: vLLM
-        counts the tokens of a whole batch in flight for each request.
-        """
+        counts the tokens of a whole batch in flight for each request."""
         pool, stage, blocks = replace(self.budget.pool, in_flight_tokens=1), self.budget.binding, self.budget.num_blocks
         if not pool.groups:
             return float(self.config.max_num_seqs)
@@ -270,8 +269,7 @@ class Deployment:
     ) -> Replay:  # fmt: skip
         """Serve ``load``, ``offline`` without a front end; ``hopeless`` ends it early.
 
-        Raises InputError where a request never fits.
-        """
+        Raises InputError where a request never fits."""
         from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
 
         config, longest = self.config, load.max_total_len if load.recorded is None else load.recorded.max_total_len
@@ -284,8 +282,7 @@ class Deployment:
     def with_prefixes(self, limits: SchedulerLimits, load: Load) -> SchedulerLimits:
         """``limits`` with what the prefix cache spares; ``--kv-offloading-size`` brings all but the common prefix.
 
-        Raises InputError for hits in a cache that is switched off.
-        """
+        Raises InputError for hits in a cache that is switched off."""
         rate, config = load.prefix_cache_hit_rate, self.config
         if not config.enable_prefix_caching:
             if rate:
@@ -366,8 +363,7 @@ def resolve_deployment(
 
     ``offline``: the defaults are those of ``vllm bench latency`` and ``throughput``, without a server.
     ``as_started``: a KV cache whose size is not given is what vLLM itself takes, also on a CPU.
-    ``known_to_run``: somebody measured this engine, so the layout is not checked and there is always some cache.
-    """
+    ``known_to_run``: somebody measured this engine, so the layout is not checked and there is always some cache."""
     if (as_started or known_to_run) and args.gpu_memory_utilization is None:
         args = replace(args, gpu_memory_utilization=engine.default_utilization(version))
     config = resolve(args, model, profile, version, usage="offline" if offline else "serve")

@@ -330,13 +330,9 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
     if one_node and all("max_model_len" in one.settings for one in same):  # or shorter requests
         node = here.gpus_per_node
         size: dict[str, Setting] = {"tensor_parallel_size": node} if fit.config.tensor_parallel_size != node else {}
-        two = f"{2 * node} GPUs on two nodes (--nnodes 2), TP {node} x PP 2, "
-        same += _first(
-            _option(
-                serving, (two + name).removesuffix(", "), {**size, "pipeline_parallel_size": 2, **more}, model=model
-            )
-            for name, model, more in _precisions(serving, here)
-        )
+        two, size = f"{2 * node} GPUs on two nodes (--nnodes 2), TP {node} x PP 2", size | {"pipeline_parallel_size": 2}
+        tries = ((f"{two}, {name}", size | more, model) for name, model, more in _precisions(serving, here))
+        same += _first(_option(serving, text.removesuffix(", "), asked, model=made) for text, asked, made in tries)
     validated = serving.changed(allow_unvalidated=False)
     wider = _first_gpus(validated, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", len(larger))
     others = (
@@ -507,12 +503,9 @@ def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:
                 break
         else:
             more_gpus = (size for size in sizes if size > asked and not name)  # those asked for are among the settings
-            shorter = ((size, _shorter(narrow, {"tensor_parallel_size": size})) for size in more_gpus)
-            options += _first(
-                _option(narrow, f"{_gpus(narrow, size)}, a context of {short['max_model_len']:,} tokens", short)
-                for size, short in shorter
-                if short
-            )
+            shorter = ((_gpus(narrow, size), _shorter(narrow, {"tensor_parallel_size": size})) for size in more_gpus)
+            tries = ((f"{gpus}, a context of {new['max_model_len']:,} tokens", new) for gpus, new in shorter if new)
+            options += _first(_option(narrow, words, short) for words, short in tries)
     if all("tensor_parallel_size" in one.settings for one in options):
         four_bits = (one for one in precisions if one[2].get("weight_dtype", "fp8") != "fp8")
         options += _first(_frugal(serving.changed(model=model), f"{n}, ", more) for n, model, more in four_bits)
@@ -565,21 +558,16 @@ def _more_partitions(serving: Serving, modes: Iterable[GpuProfile]) -> Iterator[
 def _other_gpus(serving: Serving) -> list[GpuProfile]:
     """Whole GPUs with clearly more memory in no more nodes, at least half as fast, of its vendor, links and line first.
 
-    The smallest come first among them.
-    """
+    The smallest come first among them."""
     here, args = serving.profile, serving.args
     ranks = args.tensor_parallel_size * args.pipeline_parallel_size * args.data_parallel_size
     nodes, least_bytes = ceil(ranks / here.gpus_per_node), MORE_MEMORY * here.memory_bytes
     larger = (p for p in load_all() if p.platform != "cpu" and p.id != here.whole and p.memory_bytes > least_bytes)
-    fast = (
-        p
-        for p in larger
-        if all(theirs >= LEAST_SPEED * ours for ours, theirs in zip(_speed(here), _speed(p), strict=True))
-    )
-    few, kind = [p for p in fast if ceil(ranks / p.gpus_per_node) <= nodes], here.interconnect.kind
+    few, kind = (p for p in larger if ceil(ranks / p.gpus_per_node) <= nodes), here.interconnect.kind
+    fast = [p for p in few if all(new >= LEAST_SPEED * old for old, new in zip(_speed(here), _speed(p), strict=True))]
     line = here.name.split()[1]  # GeForce, Radeon or Instinct
     return sorted(
-        few,
+        fast,
         key=lambda p: (p.vendor != here.vendor, p.interconnect.kind != kind, line not in p.name, p.memory_bytes // GIB),
     )
 
@@ -596,9 +584,8 @@ def _first_gpus(serving: Serving, profiles: Iterable[GpuProfile], change: str, m
         ranks: dict[str, Setting] = {"tensor_parallel_size": same} if same != size else {}
         for name, model, settings in _precisions(serving, profile):
             text = ", ".join(filter(None, (change.format(profile.name), name)))
-            options = tuple(
-                _option(serving, text, {"gpu": profile.id, **ranks, **settings}, profile=profile, model=model)
-            )
+            asked = {"gpu": profile.id, **ranks, **settings}
+            options = tuple(_option(serving, text, asked, profile=profile, model=model))
             if options or "fp8" in settings.values():
                 break
         yield from options
@@ -617,8 +604,7 @@ class ArithmeticLine:
 def explain(fit: Fit) -> tuple[ArithmeticLine, ...]:
     """Weights, overheads, cache and concurrency; then the rule of thumb in AMD's documents, and where it is wrong::
 
-    weights + batch x context x 2 x layers x hidden x bytes < memory
-    """
+    weights + batch x context x 2 x layers x hidden x bytes < memory"""
     rows = (*_weight_lines(fit), *_budget_lines(fit), *_cache_lines(fit), *_rule_of_thumb(fit))
     return tuple(ArithmeticLine(*row) for row in rows)
 
@@ -690,9 +676,8 @@ def _per_token(fit: Fit) -> str:
         row_bytes = max(spec.token_bytes for group in fit.budget.pool.groups for spec in group.specs)
         width = row_bytes // element_bytes(config.kv_cache_dtype)
         kind = fit.budget.features.latents
-        row = f"{latent.kv_elements_per_token} latent elements"
-        row += f", padded to {width}" if kind == "padded rows" else ""
-        row += "; TP does not divide them"
+        padded = f", padded to {width}" * (kind == "padded rows")
+        row = f"{latent.kv_elements_per_token} latent elements{padded}; TP does not divide them"
         if kind == "heads":
             heads = held_heads(latent.num_heads, config.tensor_parallel_size)
             row = f"{heads} heads on the rank x {width // heads} x {config.kv_cache_dtype}, without latents"

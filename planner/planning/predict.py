@@ -58,8 +58,7 @@ class Prediction:
     ) -> "Prediction":  # fmt: skip
         """Replay ``load`` as ``bench`` sends it: a client to a server, all prompts at once, or one batch.
 
-        Raises InputError where a request never fits the KV cache.
-        """
+        Raises InputError where a request never fits the KV cache."""
         offline, few = bench != "serve", load.num_prompts <= MOST_PROMPTS
         served = deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=not offline)
         made = cls(deployment, load, served, bench, tuple(percentiles), goodput or {})
@@ -75,8 +74,7 @@ class Prediction:
     ) -> "Prediction":
         """Replay ``load`` beside ``slos``; unless ``whole``, an open loop ends once one is missed for certain.
 
-        Raises InputError where a request never fits the KV cache.
-        """
+        Raises InputError where a request never fits the KV cache."""
         hopeless, margins = None, {}
         if not whole and load.max_concurrency is None:
             margins = {slo: least_upper(deployment, slo.key, confidence, open_loop=True) for slo in slos}
@@ -175,8 +173,7 @@ class Prediction:
     def readings(self, slos: Sequence[Slo], confidence: float, *, exactly: bool = True) -> "tuple[Reading, ...]":
         """Each target, what is predicted for it, and what a measurement stays below with ``confidence``.
 
-        A closed loop opens with all its places at once, which users never do: the targets ignore those requests.
-        """
+        A closed loop opens with all its places at once, which users never do: the targets ignore those requests."""
         return tuple(
             Reading(slo, predicted_ms, predicted_ms * factor)
             for slo, factor in self._margins(slos, confidence, exactly=exactly).items()
@@ -343,8 +340,7 @@ def estimate(
 ) -> Estimate:
     """Closed form of a closed loop of requests that share ``prefix_len`` tokens before their ``input_len``.
 
-    The engine keeps it: a search asks for the same concurrency under several bounds.
-    """
+    The engine keeps it: a search asks for the same concurrency under several bounds."""
     key = (input_len, output_len, concurrency, prefix_len)
     if key not in deployment.estimates:
         steps = _Steps.of(deployment, *key)

@@ -66,8 +66,7 @@ class Serving:
         ``engine_version`` is a version of vLLM or the date of a build, by default ``default_version``.
         ``calibration`` is a file of ``calibrate_from``, ``"none"`` for the fits as shipped, by default the user's own.
         ``network_gb_per_s`` is the inter-node bandwidth of one GPU. Raises UnknownNameError for a keyword that is no
-        setting, InputError for a value that a setting does not take, and what ``load_model`` and ``load_gpu`` raise.
-        """
+        setting, InputError for a value that a setting does not take, and what ``load_model`` and ``load_gpu`` raise."""
         # the GPU before the model: a mistyped GPU should not wait for the hub
         args = engine_args(engine, own=signature(Serving).parameters)
         profile, remarks = find_gpu(gpu, network_gb_per_s)
@@ -82,8 +81,7 @@ class Serving:
     ) -> tuple[Self, ...]:  # fmt: skip
         """One for each of several GPUs of the same model; ``"all"``: every whole GPU, or those for rent (``rented``).
 
-        ``partitions`` adds theirs.
-        """
+        ``partitions`` adds theirs."""
         engine_args({name: value for name, value in given.items() if name not in signature(cls).parameters})
         profiles, remarks = find_gpus(gpu, network_gb_per_s, partitions=partitions, rented=rented)
         first = cls(model, profiles[0], **given)
@@ -152,8 +150,7 @@ class Serving:
     def memory(self) -> Deployment:
         """The engine for questions about memory, without efficiencies.
 
-        Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
-        """
+        Raises IllegalPlanError for settings that vLLM refuses whatever the memory."""
         return resolve_deployment(self.model, self.profile, self.args, self.version, basis=self.basis)
 
     @cached_property
@@ -173,8 +170,7 @@ class Serving:
         """Check whether vLLM starts, and how many tokens its KV cache holds.
 
         ``startup_log``, a file with vLLM's own messages, is compared; the overheads that it shows count and are kept
-        for this user. ``ways_out`` also checks what would make it fit. Raises as ``memory``.
-        """
+        for this user. ``ways_out`` also checks what would make it fit. Raises as ``memory``."""
         if startup_log is None:
             return fit_of(self, ways_out=ways_out)
         from planner.planning.startup import fit_with_log
@@ -184,8 +180,7 @@ class Serving:
     def predict(self, load: Load, *, bench: Bench = "serve", **asked: Any) -> Prediction:
         """Predict what ``vllm bench`` measures of ``load``; ``asked``: ``percentiles``, ``goodput`` in ms by metric.
 
-        Raises as ``memory`` and ``check_load``, and InputError where KV cache or ``bench`` do not take such a load.
-        """
+        Raises as ``memory`` and ``check_load``, and InputError where KV cache or ``bench`` do not take such a load."""
         from planner.planning.predict import Prediction
 
         if bench != "serve" and (load.open or load.recorded is not None):
@@ -205,8 +200,7 @@ class Serving:
         """The largest load like ``load`` that meets the targets: a concurrency of a closed loop, else a request rate.
 
         ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` has 90
-        %. Targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as ``predict``.
-        """
+        %. Targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as ``predict``."""
         from planner.planning.capacity import Capacity
         from planner.workload import Targets
 
@@ -260,8 +254,7 @@ def load_gpu(gpu: GpuName) -> GpuProfile:
     """The profile of a GPU, or of a partition of one: memory, bandwidth, peaks, prices, each with its source.
 
     ``gpu``: an id or alias in any case (``list_gpus``), a ``.toml`` file, or ``local`` for this machine's GPUs. Raises
-    UnknownNameError for any other name, InputError for a file that is no profile and a machine whose GPUs have none.
-    """
+    UnknownNameError for any other name, InputError for a file that is no profile and a machine whose GPUs have none."""
     return find_gpu(gpu)[0]
 
 
@@ -270,8 +263,7 @@ def find_gpu(
 ) -> tuple[GpuProfile, tuple[str, ...]]:
     """The profile with the stated network, and a remark on ``local`` or ``8xH100``.
 
-    ``searched``: the number of GPUs of a server is.
-    """
+    ``searched``: the number of GPUs of a server is."""
     if network_gb_per_s is not None:
         network_gb_per_s = rate = float(typed("network_gb_per_s", network_gb_per_s, float))
         if not defaults.LEAST_GB_PER_S <= rate <= defaults.MOST_GB_PER_S:
@@ -379,8 +371,7 @@ def engine_args(given: Mapping[str, Any], *, own: Iterable[str] = ()) -> EngineA
 def typed(name: str, value: Any, kind: Any, *, flag: str = "", unit: str = "", strict: bool = True) -> Any:
     """``value`` as a plain one of ``kind``, bounds included; also numbers of numpy, without ``strict`` also text.
 
-    Raises InputError, naming the flag, for any other value.
-    """
+    Raises InputError, naming the flag, for any other value."""
     if isinstance(value, Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, Integral) else float(value)
     try:

@@ -40,8 +40,7 @@ class Start(NamedTuple):
 def fit_with_log(serving: Serving, path: Path) -> Fit:
     """Check whether the engine starts, with the overheads of a machine's own log; later runs use them too.
 
-    Raises as ``Serving.fit`` and ``read_start``, and InputError for another file, model or version.
-    """
+    Raises as ``Serving.fit`` and ``read_start``, and InputError for another file, model or version."""
     resolved, given = serving.resolved, serving.engine_version
     with os_errors(f"--startup-log {path}", hint="give the output of vllm serve"):
         text = read_given(path, most_bytes=MOST_LOG_BYTES, errors="replace")

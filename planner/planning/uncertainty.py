@@ -203,8 +203,7 @@ class UncertaintyOfReplay(Uncertainty):
     ) -> None:
         """``served`` is the replay of ``load``, with its steps where they are at hand.
 
-        Without ``queue_reacts`` everything is to first order, as in a search.
-        """
+        Without ``queue_reacts`` everything is to first order, as in a search."""
         super().__init__(
             deployment, lonely=not offline and load.max_concurrency == 1, open_loop=not offline and load.open
         )
@@ -394,8 +393,7 @@ class Forecast:
     """A figure, the sensitivity of its logarithm, and the noise of a measurement.
 
     log (measured a / measured b) is normal. Its mean is log (a / b), its variance var(a) + var(b) - 2 cov(a, b) + the
-    noise of each. Errors of efficiencies that both figures depend on cancel.
-    """
+    noise of each. Errors of efficiencies that both figures depend on cancel."""
 
     value: float
     spread: Spread | None = None  #: None: nothing is known of it

@@ -49,8 +49,7 @@ def _moments_s(values_s: NDArray[np.float64] | TokenRuns) -> tuple[float, float]
 def statistic_ms(slo: Slo, replay: Replay, *, after: int = 0) -> float:
     """The figure that a target limits, in ms; 0 where nothing was measured, as in vLLM.
 
-    The first ``after`` requests do not count, nor do those of other classes. ITL pools the gaps of all requests.
-    """
+    The first ``after`` requests do not count, nor do those of other classes. ITL pools the gaps of all requests."""
     if slo.group and replay.group is not None:
         replay = replay.of(slo.group)
     values_s = replay.token_runs if slo.metric == "itl" else getattr(replay, f"{slo.metric}_s")[after:]
@@ -65,8 +64,7 @@ def hopeless_at(
     """Return a function that counts requests that end, and tells when a target is missed whatever the others do.
 
     ``limits_s`` are in s. A percentile of ``num_requests``, or of a class in ``of_class``, is missed for certain once
-    more requests exceed it than it leaves out. Means may recover; gaps between tokens do not count.
-    """
+    more requests exceed it than it leaves out. Means may recover; gaps between tokens do not count."""
     sent = {"": num_requests, **(of_class or {})}
     limited, left = list[tuple[Slo, float]](), dict[Slo, int]()
     for slo, limit_s in limits_s.items():
@@ -91,8 +89,7 @@ def serve_result(
 ) -> BenchResult:  # fmt: skip
     """The result file of ``vllm bench serve --backend BACKEND --percentile-metrics ttft,tpot,itl,e2el``.
 
-    ``goodput`` maps ``ttft``, ``tpot`` and ``e2el`` to ms. Raises InputError for an impossible percentile or target.
-    """
+    ``goodput`` maps ``ttft``, ``tpot`` and ``e2el`` to ms. Raises InputError for an impossible percentile or target."""
     peak_tok_per_s, peak_requests = _peaks(replay)
     # JSON has no infinity
     rate, burstiness = ("inf" if isinf(value) else value for value in (workload.request_rate, workload.burstiness))
@@ -138,8 +135,7 @@ def _counts(replay: Replay, duration_s: float, goodput: Mapping[str, float] | No
 def speculative_result(replay: Replay, acceptance_rates: Sequence[float]) -> BenchResult:
     """Figures that ``vllm bench serve`` adds where the server drafts; ``acceptance_rates`` position by position.
 
-    Every decode step of a request verifies one draft, as ``vllm/benchmarks/serve.py`` (0.27) counts them.
-    """
+    Every decode step of a request verifies one draft, as ``vllm/benchmarks/serve.py`` (0.27) counts them."""
     drafts = int((replay.token_runs.steps * replay.token_runs.tokens).sum())
     accepted = sum(acceptance_rates)
     return {
@@ -167,8 +163,7 @@ def _statistics(name: str, values_s: NDArray[np.float64] | TokenRuns, percents: 
 def good_requests(replay: Replay, targets_ms: Mapping[str, float], after: int = 0) -> int:
     """Requests behind the first ``after`` that meet all targets. TPOT is zero for one output token, as in vLLM.
 
-    Raises InputError for a target other than ``ttft``, ``tpot`` and ``e2el``.
-    """
+    Raises InputError for a target other than ``ttft``, ``tpot`` and ``e2el``."""
     tpot_s = np.zeros(len(replay.sent_s))
     tpot_s[replay.output_len > 1] = replay.tpot_s
     measured_s = {"ttft": replay.ttft_s, "tpot": tpot_s, "e2el": replay.e2el_s}

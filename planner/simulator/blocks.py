@@ -176,8 +176,7 @@ class Tree:
         """Pieces that a cache of ``blocks`` holds of the requests answered before, in the order in which they will go.
 
         Pieces used last are there, ends go before beginnings. The private part of a request is a node of its own, below
-        0. ``spared``: less a block where the last request ends in one that is not full and so is never found.
-        """
+        0. ``spared``: less a block where the last request ends in one that is not full and so is never found."""
         tree, size = self._prefixes, self._block_size
         fits = np.flatnonzero(tree.before_tok <= blocks * size)  # the requests answered before that fit
         if spared and np.any(tree.before_tok[fits[-1:]] % size):

@@ -51,8 +51,7 @@ def replay(
     """Serve ``load`` under ``limits`` and return what the client measures; ``timer`` gives the steps of one DP rank.
 
     With ``keep_steps`` the result lists every step; without ``keep_gaps`` it takes half the memory. Once ``hopeless``
-    it is that of the requests that have ended. Raises InputError when a request can never be scheduled.
-    """
+    it is that of the requests that have ended. Raises InputError when a request can never be scheduled."""
     sender = _Sender(timer, load, limits, client or Client(), keep_gaps)
     for sent in sender.requests.pool or (sender.requests,):  # one after the other on one clock
         if sender.run(sent, hopeless, keep_steps=keep_steps):

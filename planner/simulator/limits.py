@@ -28,8 +28,7 @@ class SchedulerLimits:
 
     Not modelled: ``long_prefill_token_threshold`` (off by default). Requests take turns where the budget does not hold
     the drafts of all; here fewer run. Asynchronous scheduling may preempt a request that has just ended, to have its
-    blocks a step earlier; here it does not. Raises InputError for limits that vLLM refuses too.
-    """
+    blocks a step earlier; here it does not. Raises InputError for limits that vLLM refuses too."""
 
     max_num_seqs: int
     max_num_batched_tokens: int

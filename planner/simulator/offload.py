@@ -141,8 +141,7 @@ class HostBlocks:
     def offer(self, index: int, tok: int) -> tuple[Copy | None, bool]:
         """Order a copy of the blocks that the host lacks of a request with ``tok`` tokens computed after this step.
 
-        Return it, if there is one, and whether all of them fit.
-        """
+        Return it, if there is one, and whether all of them fit."""
         request = self._requests[index]
         last = min(tok, request.prompt_tok) // self.block_size
         if last <= request.offered:

@@ -27,8 +27,7 @@ ENDS, BEGINS = 0, 1
 class DpRank:
     """One data-parallel rank; without data parallelism, the whole engine.
 
-    ``event`` is the time of its next call, and whether it is one of ``begin`` or ``end``.
-    """
+    ``event`` is the time of its next call, and whether it is one of ``begin`` or ``end``."""
 
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
         self.timer = timer
@@ -167,8 +166,7 @@ class DpRank:
     def _preempt(self, sequence: Sequence, given_tok: int = 0) -> None:
         """Put a request back to the head of the queue; its tokens are to be computed again, unless they are found.
 
-        ``given_tok``: tokens for which the step to come had given it blocks already.
-        """
+        ``given_tok``: tokens for which the step to come had given it blocks already."""
         if sequence is self._partial:
             self._partial = None
             sequence.lost_tok = sequence.done_tok
@@ -265,8 +263,7 @@ class DpRank:
     def _decode(self, start_s: float, once: bool) -> Step:
         """Decode steps that are alike, to the next ending, lack of blocks or admission; or just one.
 
-        The context of a step includes the token it computes.
-        """
+        The context of a step includes the token it computes."""
         kv, pace, steps = self.kv, self._pace, 1
         if not once:
             clocks = self._ending_clocks
@@ -398,8 +395,7 @@ class PriorityRank(DpRank):
     As in ``vllm/v1/core/sched`` (``request_queue.py``, ``scheduler.py``) of 0.32: waiting requests are admitted by
     priority, then as sent, and preempt no other. Running requests get their blocks in the order of their admission.
     Where one finds none, the last of all that run goes, even if this step had served it already. Where that is the very
-    request, the step ends there. Those admitted after it keep their blocks and wait for the next step.
-    """
+    request, the step ends there. Those admitted after it keep their blocks and wait for the next step."""
 
     def __init__(self, timer: StepTimer, limits: SchedulerLimits, log: Log, kv: KvBlocks | None = None) -> None:
         super().__init__(timer, limits, log, kv)
@@ -491,8 +487,7 @@ class Lockstep:
     """DP ranks that share their experts and take every step together, each with its own queue and cache.
 
     vLLM's ranks meet at every layer of experts (``run_engine_core`` and ``v1/worker/dp_utils.py`` of 0.27). A rank
-    without work runs an empty batch, and all wait for the one with the most to do. Used as a ``DpRank`` is.
-    """
+    without work runs an empty batch, and all wait for the one with the most to do. Used as a ``DpRank`` is."""
 
     def __init__(self, timer: StepTimer, ranks: Several[DpRank], limits: SchedulerLimits) -> None:
         self.timer, self.ranks, self.limits = timer, ranks, limits

@@ -36,8 +36,7 @@ class Tally:
     def add_run(self, seqs: int, context_tok: float, steps: int, time_s: float, growth_tok: float) -> None:
         """Count ``steps`` decode steps of ``seqs`` requests, the first on ``context_tok`` tokens.
 
-        ``growth_tok``: by which each step lengthens the context of a request.
-        """
+        ``growth_tok``: by which each step lengthens the context of a request."""
         self.steps += steps
         self.time_s += time_s
         self.sums[0] += seqs * steps
@@ -111,8 +110,7 @@ class TokenRuns:
     """Every output token but the first of each request, in runs of equally spaced growth.
 
     Step k of a run ends ``gap_s + k * growth_s`` after step k - 1. At its end ``tokens`` requests get a token after
-    just that gap. With speculative decoding they get several at once, which a client sees as one. Shape (runs,).
-    """
+    just that gap. With speculative decoding they get several at once, which a client sees as one. Shape (runs,)."""
 
     start_s: NDArray[np.float64]
     steps: NDArray[np.int64]
@@ -213,8 +211,7 @@ _OF_REQUESTS = (
 class Replay:
     """A load served: the client's view of every request, and the engine's steps.
 
-    Arrays have shape (num_requests,), in the order sent. Times are seconds since the start of the benchmark.
-    """
+    Arrays have shape (num_requests,), in the order sent. Times are seconds since the start of the benchmark."""
 
     input_len: NDArray[np.int64]
     output_len: NDArray[np.int64]
@@ -247,8 +244,7 @@ class Replay:
     def second_cycle(self, each: int, response_s: float) -> "Replay":
         """The second ``each`` of the requests, and the time from the end of the first ones to theirs.
 
-        ``response_s``: from the end of a step until the client holds its tokens.
-        """
+        ``response_s``: from the end of a step until the client holds its tokens."""
         start_s, end_s = (float(self.end_s[part].max()) - TOGETHER_S for part in (slice(each), slice(each, 2 * each)))
         arrays = {name: value[each : 2 * each] for name in _OF_REQUESTS if (value := getattr(self, name)) is not None}
         moved = {name: value - start_s if name.endswith("_s") else value for name, value in arrays.items()}

@@ -110,8 +110,7 @@ class Step:
 def straight(time_of: Callable[[int], float], steps: int, first_s: float) -> tuple[int, float]:
     """Count the steps, of ``steps``, that grow evenly, halving until the middle one does, and the growth of each.
 
-    Interpolation between the first and the last one is exact where time is linear in the context.
-    """
+    Interpolation between the first and the last one is exact where time is linear in the context."""
     if steps <= 1:
         return steps, 0.0
     last = steps - 1
@@ -133,8 +132,7 @@ class Pace:
 
     >>> pace = Pace(2.5)
     >>> pace.ticks(1), pace.ticks(2), pace.steps_for(6)
-    (2, 5, 3)
-    """
+    (2, 5, 3)"""
 
     __slots__ = ("_steps", "_tokens_per_step")
 

@@ -69,8 +69,7 @@ class Timeline:
     def duration(self, client: Client) -> StepSum:
         """The time that a run takes: its steps, and what the engine waits for ``client``.
 
-        A server that keeps up takes as long as the requests take to arrive, and then to finish.
-        """
+        A server that keeps up takes as long as the requests take to arrive, and then to finish."""
         served, last_s = self.served, float(self.served.arrival_s.max())
         if served.duration_s < KEEPS_UP * last_s:
             rest = self._between(np.array([last_s]), np.array([served.duration_s]), np.ones(1))

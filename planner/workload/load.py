@@ -80,8 +80,7 @@ class Load:
 
     ``prefix_len`` tokens, shared by all, stand before each prompt. ``prefix_cache_hit_rate`` is the share of each
     prompt that the server has seen before. ``recorded`` requests (a trace, sessions, the mixture of ``classes``) are
-    sent instead of drawn ones; lengths are then means, and ``prefix_len`` what an unlimited prefix cache finds.
-    """
+    sent instead of drawn ones; lengths are then means, and ``prefix_len`` what an unlimited prefix cache finds."""
 
     input_len: int
     output_len: int
@@ -413,8 +412,7 @@ class Load:
 
         Where one server gets few requests of a trace, those of several are replayed, each on its own. Of drawn ones it
         gets every n-th arrival: those of a gamma process are one with n times the shape. Least-loaded is no worse than
-        round-robin; at random each server has arrivals like all of them.
-        """
+        round-robin; at random each server has arrivals like all of them."""
         rate = self.request_rate / servers
         if self.classes:
             classes = tuple(replace(one, request_rate=one.request_rate / servers) for one in self.classes)

@@ -269,8 +269,7 @@ class Prefixes:
     def shared_tok(self, together: int) -> float:
         """Tokens of a prompt, on average, that are in the KV cache for others too, with ``together`` requests in it.
 
-        A node on the path of the share p of all prompts is held 1 - (1 - p)^together times.
-        """
+        A node on the path of the share p of all prompts is held 1 - (1 - p)^together times."""
         size_tok = self.end_tok - np.where(self.parent >= 0, self.end_tok[self.parent], 0)
         return float(size_tok @ (self._share - (1 - (1 - self._share) ** together) / together))
 
