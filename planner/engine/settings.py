@@ -174,7 +174,7 @@ class EngineArgs:
         False, "Whole experts on each rank.", "axes layout searched plan result", short="-ep"
     )
     all2all_backend: str = _row(
-        GATHER, "How tokens reach experts on other DP ranks.", "recommend fleet", metavar="BACKEND"
+        GATHER, "Backend of the exchange of tokens between DP ranks of experts.", "recommend fleet", metavar="BACKEND"
     )
     enable_eplb: bool = _row(False, "Balance the load of experts over ranks.")
     eplb_config: str | None = _row(None, "Settings of EPLB: num_redundant_experts counts.", metavar="JSON")
