@@ -327,7 +327,8 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
     if serving.model.quantization.method is None and not serving.args.quantization and here.supports("fp8"):
         same[:0] = (one for one in _option(serving, ONLINE, {"quantization": "fp8"}) if one not in same)
     one_node = fit.config.pipeline_parallel_size == fit.config.data_parallel_size == 1 and not here.partition
-    if one_node and all("max_model_len" in one.settings for one in same):  # or shorter requests
+    changing = ("max_model_len", *["model"] * (serving.model.quantization.method is not None))  # what is served
+    if one_node and all(not one.settings.keys().isdisjoint(changing) for one in same):
         node = here.gpus_per_node
         size: dict[str, Setting] = {"tensor_parallel_size": node} if fit.config.tensor_parallel_size != node else {}
         two, size = f"{2 * node} GPUs on two nodes (--nnodes 2), TP {node} x PP 2", size | {"pipeline_parallel_size": 2}
@@ -399,8 +400,9 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     cache = _saves(serving, "kv_cache_dtype", "fp8")
     halved = _option(serving, "an 8-bit KV cache", {"kv_cache_dtype": "fp8"}) if cache else ()
     text = _text_alone(serving)
-    # shorter requests cost no accuracy
-    yield from (*context, *halved, *text) if length >= config.max_model_len / 2 else (*halved, *text, *context)
+    # shorter requests cost no accuracy, but a context that was asked for is kept
+    shorten = length >= config.max_model_len / 2 and not serving.args.max_model_len
+    yield from (*context, *halved, *text) if shorten else (*halved, *text, *context)
     if not config.enforce_eager and fit.stage.graphs_in_budget:
         yield from _option(serving, NO_GRAPHS, {"enforce_eager": True})
 

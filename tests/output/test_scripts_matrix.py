@@ -130,9 +130,10 @@ def differences(case: Case, files: dict[str, str]) -> Iterator[str]:
     saved = json.loads(files["plan.json"])
     if not saved["image"]:  # the port is the script's to say
         saved |= {name: list(without_option(saved[name], "--port")) for name in ("serve_argv", "bench_argv")}
-    elif "node_script=" in files["launch.sh"]:  # without a published port the server's own is the script's to say
-        saved["serve_argv"] = list(without_option(saved["serve_argv"], "--port"))
     image, argv, env = launched(files)
+    if saved["image"] and "node_script=" in files["launch.sh"]:  # the address is the script's to say
+        for option in ("--port", "--host"):
+            argv, saved["serve_argv"] = (list(without_option(one, option)) for one in (argv, saved["serve_argv"]))
     devices = {"HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"} if saved["image"] else set()  # chosen at the start
     for what, script, plan in (
         ("image", image, saved["image"]),
