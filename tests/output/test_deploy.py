@@ -258,6 +258,24 @@ def test_exactly_the_planned_server_is_started(tmp_path: Path) -> None:
         assert step[step.index("vllm") :] == [*own_network, "8000" if "--exclusive" in script.read_text() else "8711"]
 
 
+@pytest.mark.parametrize(
+    ("version", "p99_s", "timeout"), [("0.17.1", 10, []), ("0.18.0", 10, ["60"]), ("0.32.0", 200.2, ["201"])]
+)
+def test_a_stopped_server_finishes_requests_in_flight(version: str, p99_s: float, timeout: list[str]) -> None:
+    """vLLM has ``--shutdown-timeout`` from 0.18.0 on (pull request 36666). Its default, 0, aborts the requests."""
+    changed = {"engine_version": version, "predicted": b200().predicted | {"p99_e2el_ms": p99_s * 1e3}}
+    made = emission(b200().model_copy(update=changed))
+    pod = workload_of(render_deployable(made, "kubernetes")["kubernetes.yaml"])["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (composed_file,) = documents(render_deployable(made, "compose", Site(replicas=2))["compose.yaml"])
+    server, *others = composed_file["services"].values()
+    grace_s = pod["terminationGracePeriodSeconds"]
+    for words in (container["args"], server["command"]):
+        assert words[len(b200().serve_argv) - 1 :] == ["--shutdown-timeout", *timeout] * bool(timeout)
+    assert {one["stop_grace_period"] for one in (server, *others)} == {f"{grace_s}s"}
+    assert grace_s > int(container["lifecycle"]["preStop"]["exec"]["command"][1]) + int((*timeout, "60")[0])
+
+
 def without(argv: list[str], flag: str) -> list[str]:
     at = argv.index(flag)
     return argv[:at] + argv[at + 2 :]

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from planner.engine import EVERYWHERE, LOOPBACK, docker_args, flag_of, image_for
 from planner.errors import IllegalPlanError, InputError, UnknownNameError
 from planner.output.deploy.kubernetes import kubernetes, lws
-from planner.output.deploy.pods import CPUS_PER_GPU, MOST_REPLICAS, UNCONFINED, Pods, Site, describe
+from planner.output.deploy.pods import CPUS_PER_GPU, GRACE_S, MOST_REPLICAS, UNCONFINED, Pods, Site, describe
 from planner.output.deploy.yaml_text import Json, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import option, refuse_tokens, render_template, without_option
@@ -37,6 +37,7 @@ def compose(pods: Pods) -> dict[str, str]:
     if copies > 1:
         healthy = {name: {"condition": "service_healthy", "restart": True} for name in names}
         own = {"image": BALANCER_IMAGE, "ports": [_published(pods, scripts.PORT)], "servers": healthy}
+        own["grace"] = services["vllm-0"]["stop_grace_period"]
         services["balancer"] = fill("compose.yaml", "balancer", own)
         title = f"Docker compose: {copies} servers like the planned one, behind nginx."
         balanced = {
@@ -77,7 +78,7 @@ def _service(pods: Pods, index: int) -> Json:
     names = {
         "image": pods.site.image or pods.plan.image,
         "entrypoint": escape_words(plan.serve_argv[:1]),
-        "command": escape_words(plan.serve_argv[1:]),
+        "command": escape_words(pods.serve_argv[1:]),
         "environment": _environment(pods, index),
         "volumes": [models, *model],
         "devices": escape_words(devices) or None,
@@ -86,6 +87,7 @@ def _service(pods: Pods, index: int) -> Json:
         "shm_size": f"{pods.shm_gib}g",
         "health": _HEALTH.format(port=pods.port),
         "start_period": f"{pods.start_timeout_s}s",
+        "grace": f"{pods.drain_s + GRACE_S}s",
         "gpus": {"resources": {"reservations": {"devices": [gpus]}}} if plan.platform == "cuda" else None,
         "ports": [_published(pods, pods.port)] if copies == 1 else None,
         # the first server downloads the model for all

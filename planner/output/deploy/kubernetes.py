@@ -5,7 +5,7 @@ from math import ceil
 from typing import Any
 
 from planner.errors import IllegalPlanError, InputError
-from planner.output.deploy.pods import RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
+from planner.output.deploy.pods import GRACE_S, RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, host_kv_gib, join_numbers, node_script
 from planner.output.scripts.text import option
@@ -147,7 +147,8 @@ def _pod(pods: Pods, container: Json) -> Json:
         volumes.append({"name": "model", "hostPath": {"path": pods.model_folder, "type": "Directory"}})
     where = {"node_selector": pods.site.node_labels() or None, "tolerations": pods.site.taints() or None}
     own = _fill("as_user") if pods.as_user else {"pod": None, "volumes": []}
-    return _fill("pod", **where, security=own["pod"], container=container, volumes=[*volumes, *own["volumes"]])
+    seconds, volumes = pods.drain_s + GRACE_S, [*volumes, *own["volumes"]]
+    return _fill("pod", **where, grace_s=seconds, security=own["pod"], container=container, volumes=volumes)
 
 
 def _container(pods: Pods) -> Json:
@@ -164,8 +165,8 @@ def _container(pods: Pods) -> Json:
     return _fill(
         "container",
         image=pods.site.image or pods.plan.image,
-        command=escape_words(pods.plan.serve_argv[:1]),
-        args=escape_words(pods.plan.serve_argv[1:]),
+        command=escape_words(pods.serve_argv[:1]),
+        args=escape_words(pods.serve_argv[1:]),
         env=_environment(pods),
         port=pods.port,
         limits={**devices, "memory": f"{pods.memory_gib}Gi", **disk},

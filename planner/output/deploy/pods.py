@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from planner.engine import EVERYWHERE, LOOPBACK, parse_version
+from planner.engine import EVERYWHERE, LOOPBACK, flag_status, parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import option
@@ -49,6 +49,8 @@ MEMORY_GIB_PER_GPU, CPUS_PER_GPU = 32, 8
 #: Reserved of them in Kubernetes, which lets the smallest nodes with such GPUs run the pod.
 RESERVED_GIB_PER_GPU, RESERVED_CPUS_PER_GPU = 8, 4
 UNCONFINED = frozenset({"seccomp=unconfined", "seccomp:unconfined"})  #: values of --security-opt
+DRAIN_S_AT_LEAST = 60  #: that requests in flight have when a server is stopped; more where the p99 of E2EL is longer
+GRACE_S = 30  #: beyond it: 10 s in which traffic leaves a pod, and what releasing the GPUs takes (ROCm: up to 15 s)
 SCRATCH_GIB = 20  #: of the container's own disk: compiled kernels and graphs, logs
 IMAGE_USER_SINCE = "0.23.0"  #: vLLM's images for NVIDIA have user 2000 (its docs/deployment/docker.md)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -138,6 +140,17 @@ class Pods:
     @property
     def plan(self) -> Plan:
         return self.emission.file.plan
+
+    @property
+    def drain_s(self) -> int:
+        """Seconds that requests in flight have to finish once the server is stopped."""
+        return max(DRAIN_S_AT_LEAST, ceil(float(self.plan.predicted.get("p99_e2el_ms", 0)) * MS))
+
+    @property
+    def serve_argv(self) -> tuple[str, ...]:
+        """The serving line with ``--shutdown-timeout`` where the release has it; TP and PP over nodes cannot drain."""
+        drains = flag_status(parse_version(self.plan.engine_version), "--shutdown-timeout") and self.nodes == 1
+        return (*self.plan.serve_argv, *(("--shutdown-timeout", str(self.drain_s)) if drains else ()))
 
     @property
     def capabilities(self) -> list[str]:
