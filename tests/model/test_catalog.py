@@ -341,3 +341,18 @@ def test_qwen3_235b_gptq_is_as_large_as_logged() -> None:
     """57.64 GiB on each of two DGX Sparks (vLLM 0.19.0, conselara.dev/notes/dgx-spark-benchmarks)."""
     size = stored_weight_bytes(entry_of("Qwen/Qwen3-235B-A22B-GPTQ-Int4").model()) / 2
     assert size / 2**30 == pytest.approx(57.64, rel=0.015)
+
+
+def test_qwen3_vl_32b_in_fp8_is_as_large_as_its_shapes() -> None:
+    """64 layers in blocks of 128 x 128 with a 4-byte scale; norms, both tables and the vision tower in 16 bits."""
+    layer = 5120 * (2 * 8192 + 2 * 1024 + 3 * 25_600)
+    rest = 33_357_390_064 - 64 * layer  # the hub's count of the 16-bit model
+    expected = 64 * (layer + layer // 128**2 * 4) + 2 * rest
+    assert stored_bytes(entry_of("Qwen/Qwen3-VL-32B-Instruct-FP8").model()) == expected
+
+
+def test_qwen2_5_coder_7b_has_the_parameters_of_its_card() -> None:
+    """The card: 28 layers, 28 query and 4 KV heads, 6.53B parameters without the two tables."""
+    model = entry_of("qwen2.5 coder 7b").model()
+    assert model.num_layers == 28
+    assert round((model.total_params - 2 * 152_064 * 3_584) / 1e9, 2) == 6.53
