@@ -21,6 +21,7 @@ from planner import recommend_plans, size_fleet
 from planner.engine import EngineArgs
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
+from planner.output.scripts.text import option
 from planner.output.tables.shared import figure_between, load_takes
 from planner.planning import defaults
 from planner.planning.defaults import RentedBy
@@ -395,6 +396,13 @@ def divided(gpu: str = "h100", tpot_ms: float = 60.0, bytes_per_s: float | None 
     found = disaggregate(fleet.solver.search, pool.kind.candidate, pool.load, 24.0, bytes_per_s)
     assert isinstance(found, Disaggregated)
     return found
+
+
+def test_both_sides_launch_the_revision_that_was_asked_for() -> None:
+    """Without it vLLM reads the hub's default branch (``revision`` in its config/model.py)."""
+    for revision in (None, "v1.0"):
+        sides = replace(divided(), revision=revision).launches(8200)
+        assert [option(side.serve_argv, "--revision") for side in sides] == [revision, revision]
 
 
 def test_the_cache_of_a_prompt_by_hand() -> None:

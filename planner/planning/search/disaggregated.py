@@ -107,6 +107,7 @@ class Disaggregated:
     aggregated_gpus: int  #: that servers which do both need for the same load, without spares
     aggregated_rate: float  #: requests per second that those carry
     disaggregated_rate: float  #: requests per second that the best division of as many GPUs carries; 0: none fits
+    revision: str | None = None  #: of the checkpoint, where one was asked for
     aggregated_ranks: int = 1  #: DP ranks of those servers; sides are planned without
 
     @property
@@ -132,7 +133,7 @@ class Disaggregated:
         for role, side, servers, port in sides:
             config, recipe = side.deployment.config, recipe_of(side.deployment)
             _check_connector(config.version)
-            extra = {**recipe.flags, "--kv-transfer-config": KV_TRANSFER}
+            extra = {**recipe.flags, "revision": self.revision, "--kv-transfer-config": KV_TRANSFER}
             words = serve_argv(config, self.model, host=EVERYWHERE, port=port, extra=extra)
             env = {**recipe.env, **config.env, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(NIXL_PORT + port - PREFILL_PORT)}
             launches.append(SideLaunch(role, servers + self.spares, side.num_gpus, tuple(words), env))
@@ -331,6 +332,7 @@ class _Sizes:
         return Disaggregated(
             profile=self.profile,
             model=served_name(self.candidate.resolved),
+            revision=self.candidate.resolved.revision,
             prefill=prefill,
             decode=decode,
             transfer=transfer,
