@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from planner.engine.launches import split_command
 from planner.engine.parse import find_flag_problems
 from planner.engine.version import parse_version
 from planner.errors import IllegalPlanError, InputError
+from planner.model.resolve import resolve_model
 from planner.output.scripts.folder import ALL_FILES
+from planner.output.workflows import subject
 from planner.output.workflows.documents import find_workflow
-from planner.output.workflows.render import purpose_of
+from planner.output.workflows.render import plan_workflow, purpose_of
 
 
 def test_every_script_is_valid_bash_without_shellcheck_findings(tmp_path: Path) -> None:
@@ -325,6 +328,18 @@ def test_what_is_downloaded_and_written_has_room(name: str, low: int, high: int,
     (need,) = re.findall(r"need_gb=\$\(\((\d+)", text)
     assert low <= int(need) <= high and re.search(words, text)
     assert ("draft=amd/Llama-3.1-8B-Instruct-FP8-KV" in files_of(name)["download.sh"]) == (name == "speculative")
+
+
+@pytest.mark.parametrize(("name", "more"), [("mi355x-fp8", ()), ("latency", ("latency.sh",))])
+def test_the_revision_is_downloaded_and_launched(name: str, more: tuple[str, ...], monkeypatch: Any) -> None:
+    """``hf download`` and vLLM take the hub's default branch without ``--revision``."""
+
+    def resolved(model: str, *, revision: str | None, **_: Any) -> Any:
+        return replace(resolve_model(model), revision=revision)
+
+    monkeypatch.setattr(subject, "resolve_model", resolved)
+    files = plan_workflow(find_workflow(name), subject.Choice(revision="v1.0"), command="planner workflow")
+    assert all("--revision v1.0" in files[file] for file in ("launch.sh", "download.sh", *more))
 
 
 def test_whole_gpus_and_partitions_are_compared_at_the_same_load() -> None:

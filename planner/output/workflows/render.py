@@ -153,6 +153,7 @@ def _script_names(job: Subject, script: str) -> dict[str, Any]:
         case _ if script in OFFLINE_SCRIPTS:
             own = offline_names(job, script)
     worker = script.removesuffix(".sh").replace("_", "-")
+    own["revision"] = job.choice.revision
     return {"built": bool(job.build), "draft": job.draft, "request_body": json.dumps(body), "job": worker, **own}
 
 

@@ -172,7 +172,7 @@ class Subject:
         extra = engine.spelled_options(others, self.version, line.command)
         if steps in line.options and engine.flag_status(self.version, steps, line.command):
             extra["num-scheduler-steps"] = line.options[steps]
-        return extra
+        return extra | self.choice.given("revision")
 
     def written_out(self, words: list[str], line: engine.ServeLine) -> tuple[str, ...]:
         """A rendered command with those settings of the document's that a writer leaves out as defaults."""
