@@ -132,7 +132,8 @@ class Pace:
 
     >>> pace = Pace(2.5)
     >>> pace.ticks(1), pace.ticks(2), pace.steps_for(6)
-    (2, 5, 3)"""
+    (2, 5, 3)
+    """
 
     __slots__ = ("_steps", "_tokens_per_step")
 
