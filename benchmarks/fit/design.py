@@ -118,12 +118,13 @@ class Design:
         return (self._column(name, {}, everywhere, prior.sd) for name, prior in load_priors().items())
 
     def _scoped(self, lines: Sequence[StructureLine]) -> Iterator[DesignColumn]:
+        named = [{**one.covariates, "source": one.source} for one in self.observed]
         for target, scope, sd in lines:
-            named = ({**one.covariates, "source": one.source} for one in self.observed)
-            of_runs = [tuple(one[key] for key in scope) for one in named]
-            for values in dict.fromkeys(of_runs):
-                members = np.array([value == values for value in of_runs])
-                yield self._column(target, dict(zip(scope, values, strict=True)), members, sd)
+            of_runs = [Line(target, scope, sd).key(covariates) for covariates in named]
+            for key in dict.fromkeys(of_runs):
+                if key:  # engines without a special covariate have no such factor
+                    members = np.array([key == one for one in of_runs])
+                    yield self._column(target, dict(key[1]), members, sd)
 
     def _column(self, target: str, when: dict[str, str], runs: NDArray[np.bool_], sd: float) -> DesignColumn:
         changed = targets(target)

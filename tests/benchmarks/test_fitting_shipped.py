@@ -118,6 +118,16 @@ def test_a_slow_gpu_is_found_slow_and_the_other_is_not() -> None:
     assert found["slow"].rows == 40
 
 
+@pytest.mark.parametrize("special", ["experts", "untabled", "bus", "partition"])
+def test_a_run_has_the_factors_that_its_prediction_has(special: str) -> None:
+    """Runs on NVIDIA had the factors of AMD's experts, under an empty name, and no prediction used them."""
+    one = observed(moe_model(), gpu(), 1.0)
+    without, having = (replace(one, covariates=one.covariates | {special: value}) for value in ("", "some"))
+    design = Design([without, having], (("expert_flop", (special,), 0.5),))
+    found = [(part.when, column.runs.tolist()) for column in design.columns for part in column.parts if part.when]
+    assert found == [({special: "some"}, [False, True])]
+
+
 def test_one_absurd_row_does_not_move_the_fit() -> None:
     runs = made_up(1.0)
     absurd = replace(runs[0], metrics=(replace(runs[0].metrics[0], measured_s=1e4),))
