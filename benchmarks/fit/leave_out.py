@@ -197,7 +197,8 @@ def leave_out(observed: Sequence[Observed], structure: Sequence[StructureLine] |
     }
     design = Design(observed, structure, wanted=wanted)
     problem = FitProblem(terms, design)
-    return LeaveOut(problem, design, optimum(problem, design.factors_of(shipped)))
+    starts = design.factors_of(shipped), np.zeros_like(design.sd)  # whose optima differ by 20 to 40 of 5,900
+    return LeaveOut(problem, design, min((optimum(problem, start) for start in starts), key=lambda one: one.cost))
 
 
 def thinned(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
@@ -217,8 +218,7 @@ def thinned(runs: Iterable[MeasuredRun]) -> list[MeasuredRun]:
 # goes on, in coordinates in which the normal equations are those of a sphere
 
 
-#: The loss turns from quadratic to linear at so many sigmas, in one fit after the other. The first has one optimum, and
-#: the others go on from there: so the end does not depend on the start.
+#: The loss turns from quadratic to linear at so many sigmas, in one fit after the other: few optima are left.
 WIDTHS = (8.0, 2.0, 1.0)
 ROUNDS, ITERATIONS, SETTLED = 4, 30, 1e-4
 

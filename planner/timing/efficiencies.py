@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from planner.engine import EngineConfig, features_of
+from planner.engine import EngineConfig, Layout, features_of
 from planner.hardware import GpuProfile, Quantity, constant
 from planner.model import FP8_BLOCK, Attention, CompressedAttention, LatentAttention, Model, StateMixer
 from planner.resources import calibration_tables
@@ -121,8 +121,11 @@ def load_priors() -> dict[str, Prior]:
 def prior_values(profile: GpuProfile, covariates: Mapping[str, str]) -> dict[str, float]:
     """Each efficiency before any fit: from kernel tables of the GPU or its architecture, else the global prior."""
     architecture, weights = (covariates.get(name, "") for name in ("architecture", "weights"))
+    busiest = constant("expert_parallel_flop") if covariates.get("experts") == "ep" else 1.0
     values = {
-        name: prior.tables.get(architecture, {}).get(weights, prior.value) for name, prior in load_priors().items()
+        name: prior.tables.get(architecture, {}).get(weights, prior.value)
+        * (busiest if name.startswith("expert_flop") else 1.0)
+        for name, prior in load_priors().items()
     }
     return values | kernel_values(profile, int(covariates.get("tp", 1)))
 
@@ -164,7 +167,7 @@ def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
 #: A factor: its target, and the covariates for which it holds.
 Key = tuple[str, tuple[tuple[str, str], ...]]
 #: Covariates that most engines do not have: a factor with one of them is of those that have it.
-SPECIAL = ("partition", "nodes", "bus", "source")
+SPECIAL = ("partition", "nodes", "bus", "experts", "tabled", "untabled", "source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +195,14 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     """The covariates of an engine, which its efficiencies may depend on.
 
     ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty. ``nodes`` is the number that a network
-    joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``launches`` is ``rocm`` on
-    AMD, whose GPUs share it. ``release`` is the major and minor version of vLLM, ``shape`` one
-    architecture at one size. ``weights`` is ``weight_dtype``, but ``fp8-block`` where scales of blocks have kernels of
-    their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin.
+    joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``experts`` is ``ep`` where
+    ranks hold whole experts, or empty. ``untabled`` is a platform whose experts have no kernel tables, or empty.
+    ``launches`` is ``rocm`` on AMD, whose GPUs share it. ``release`` is the major and minor version of vLLM, ``shape``
+    one architecture at one size. ``weights`` is ``weight_dtype``, but ``fp8-block`` where scales of blocks have kernels
+    of their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin.
     """
     nodes = joined_nodes(model, profile, config)
+    holds_whole = model.is_moe and config.enable_expert_parallel and Layout.of(config).expert_ranks > 1
     architecture = SAME_KERNELS.get(profile.architecture, profile.architecture)
     linear, weights = model.quantization.linear, str(config.weight_dtype)
     if weights == "fp8" and linear and linear.group == FP8_BLOCK.group:
@@ -219,6 +224,9 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
         "weights": weights,
         "attention": attention_class(model),
         "kind": "moe" if model.is_moe else "dense",
+        "experts": "ep" if holds_whole else "",
+        "tabled": "moe" if model.is_moe and profile.platform == "cuda" else "",
+        "untabled": "" if profile.platform == "cuda" else profile.platform,
         "shape": f"{model.model_type or model.architecture}-{model.num_layers}x{model.hidden_size}",
         "tp": str(config.tensor_parallel_size),
     }

@@ -63,6 +63,8 @@ SAMPLER_PASSES = 5  #: times the sampler reads or writes the logits
 #: sequence on an H100. Of 35, 60, 120 and 200 passes the fit to all runs has the lowest cost with 60.
 SORT_KERNELS, SORT_PASSES = 30, 60
 FP32_BYTES = 4
+#: Query heads that the kernels of sparse attention work on at least (``prefill_padding`` of vLLM's flashmla_sparse.py).
+TILE_HEADS = 64
 
 
 class OperatorKind(StrEnum):
@@ -275,8 +277,17 @@ def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> It
         return
     seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
     key_bytes = mixer.indexer.head_dim + FP32_BYTES
-    yield from _attention(row_bytes, latent_flop, latent_flop, seen, config)
+    yield from _gathered(row_bytes, latent_flop, heads, seen, config)
     yield from _indexer(mixer.indexer, 1, config, key_bytes, INDEXER_KERNELS)
+
+
+def _gathered(
+    row_bytes: float, flop: float, heads: int, seen: StepLoad, config: EngineConfig, name: str = "attention"
+) -> Iterator[Operator]:
+    """Attention to rows that an indexer picks: each prompt token reads its own, for heads padded to a tile."""
+    padded = -(-heads // TILE_HEADS) * TILE_HEADS / heads
+    decode, prefill = _attention(row_bytes, flop, flop * padded, seen, config, name)
+    yield from (decode, replace(prefill, bytes_per_unit=decode.bytes_per_unit, storage=decode.storage))
 
 
 def _indexer(
@@ -294,13 +305,13 @@ def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: floa
     """A sliding window, and beyond it one compressed row per ``compress_ratio`` tokens, ``top_k`` of them at most."""
     heads = held_heads(mixer.num_heads, config.tensor_parallel_size)
     row_bytes, flop = mixer.head_dim * kv_bytes, 4 * heads * mixer.head_dim
-    yield from _attention(row_bytes, flop, flop, StepLoad(Driver.CONTEXT, mixer.window), config)
+    yield from _gathered(row_bytes, flop, heads, StepLoad(Driver.CONTEXT, mixer.window), config)
     if not mixer.compress_ratio:
         return
     yield Operator("compressed attention kernels", OperatorKind.SMALL, TOKENS, COMPRESSOR_KERNELS)
     span = mixer.indexer.top_k if mixer.indexer else inf
     seen = StepLoad(Driver.CONTEXT, span, mixer.compress_ratio)
-    yield from _attention(row_bytes, flop, flop, seen, config, "compressed attention")
+    yield from _gathered(row_bytes, flop, heads, seen, config, "compressed attention")
     if mixer.indexer:
         key_bytes = mixer.indexer.head_dim + FP32_BYTES
         yield from _indexer(mixer.indexer, mixer.compress_ratio, config, key_bytes, INDEXER_KERNELS)

@@ -84,12 +84,12 @@ def test_what_the_folder_has_measured_is_not_measured_again(machine: TunedMachin
 
 
 def test_out_of_memory_is_a_result(machine: TunedMachine) -> None:
-    machine.set(largest_batch=200)
+    machine.set(largest_batch=300)
     said: list[str] = []
     tuner = tuned(machine, said)
     out = tuner.state.out
-    assert out and tuner.state.measured and all(tuner.plan(number).max_num_seqs > 200 for number in out)
-    assert all(tuner.plan(number).max_num_seqs <= 200 for number in tuner.state.measured)
+    assert out and tuner.state.measured and all(tuner.plan(number).max_num_seqs > 300 for number in out)
+    assert all(tuner.plan(number).max_num_seqs <= 300 for number in tuner.state.measured)
     assert any("CUDA out of memory" in reason for reason in out.values())
     assert any(reason.startswith("not tried: it needs no less memory") for reason in out.values())
     assert any(line.startswith("  out: does not fit: ") for line in said)

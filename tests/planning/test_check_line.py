@@ -44,7 +44,8 @@ def flags(said: dict[str, Any]) -> dict[str, bool]:
 
 def test_functional_options_context_and_gpus_of_a_working_line_are_kept() -> None:
     kept = "--trust-remote-code --tool-call-parser kimi_k2 --reasoning-parser kimi_k2 --enable-auto-tool-choice"
-    said = answer("h200", f"vllm serve moonshotai/Kimi-K2-Thinking --tensor-parallel-size 8 {kept}")
+    line = "vllm serve moonshotai/Kimi-K2-Thinking --tensor-parallel-size 8 --max-num-batched-tokens 512"
+    said = answer("h200", f"{line} {kept}")
     assert said["starts"] and said["better"]
     for plan, words in zip(said["better"], better(said), strict=True):
         assert set(shlex.split(kept)) <= set(words)

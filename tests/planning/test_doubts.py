@@ -82,9 +82,9 @@ def test_the_same_of_a_fleet() -> None:
 
 
 def test_fewer_gpus_at_even_odds_are_enough_when_they_are_asked_for() -> None:
-    """To first order one server was enough, which even odds do not give: two are."""
+    """The ladder's number of GPUs at even odds came from an estimate to first order, and was too small."""
     words = ["fleet", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x", "--use-case", "chat"]
-    words += ["--request-rate", "1.2", "--confidence"]
+    words += ["--request-rate", "3", "--confidence"]
     first, again = (json_of(*words, confidence) for confidence in ("0.8", "0.5"))
     even = first["ladder"][0]
     assert even["confidence"] == 0.5 and again["fleets"][0]["gpus"] <= even["gpus"] < first["fleets"][0]["gpus"]

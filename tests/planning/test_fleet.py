@@ -727,7 +727,7 @@ def test_the_most_agents_on_given_gpus_need_those_gpus() -> None:
 
 def test_the_largest_load_of_a_stock_by_hand() -> None:
     """Three GPUs of one server each carry three times what one carries, for 3 x 2 USD/h; a spare takes one of them."""
-    one = recommend_plans(**LARGEST, gpu="h100").best
+    one = recommend_plans(**LARGEST, gpu="h100", gpus=1).best
     three = recommend_plans(**LARGEST, have={"h100": 3}, price={"h100": 2.0}).best
     assert one and one.service and three and three.service and one.num_gpus == 1
     most, service = one.service.load or 0.0, three.service

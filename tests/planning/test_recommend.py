@@ -348,9 +348,9 @@ def test_the_winner_is_the_best_of_all_by_its_own_measure(input_len: int, output
 @pytest.mark.parametrize(
     ("gpu", "model"),
     [
-        ("b200-sxm", "MiniMaxAI/MiniMax-M2"),
         ("b200-sxm", "Qwen/Qwen3-235B-A22B-Instruct-2507"),
-        ("mi355x", "Qwen/Qwen3-235B-A22B-Instruct-2507"),
+        ("b200-sxm", "zai-org/GLM-4.6"),
+        ("h100-sxm", "zai-org/GLM-4.6"),
     ],
 )
 def test_layouts_within_the_tolerance_go_to_the_recipe(gpu: str, model: str) -> None:

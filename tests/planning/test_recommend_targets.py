@@ -83,8 +83,9 @@ def cheapest_of_all(asked: Search) -> float:
     ],
 )
 def test_the_search_finds_the_cheapest_plan_of_all(
-    limits_ms: dict[str, float], value: float, confidence: float
+    limits_ms: dict[str, float], value: float, confidence: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.undo()  # a third of the requests ends before a server that is a little too slow has a queue
     targets = Targets(parse_slos(limits_ms), "rate", value, confidence=confidence)
     asked = search_for(targets, "h100", gpus_per_node=2, args=EngineArgs(kv_cache_dtype="fp8"))
     best = ranked(asked).best
@@ -544,13 +545,14 @@ def test_the_room_of_a_server_for_a_trace_does_not_follow_the_rate_that_is_asked
         requests = rushed(600, 300)
         load = Load.of_requests(requests.at_pace(600 / float(requests.arrival_s[-1]) / rate), rate)
         targets = Targets(parse_slos({"ttft": 700.0}), "rate", rate)
-        asked = search_for(targets, "h100", load=load, gpus_per_node=1)
+        budget = EngineArgs(max_num_batched_tokens=2048, max_num_seqs=1024)
+        asked = search_for(targets, "h100", load=load, gpus_per_node=1, args=budget)
         best = ranked(asked).best
         assert best and best.servers == 1
         most = largest(asked.space, asked.objective, best)
         assert most and len(most.replay.sent_s) == 600
         room.append(most.value)
-    assert room[0] > 1.1 and room[1] == pytest.approx(room[0], rel=0.25)
+    assert room[0] > 1.1 and room[1] == pytest.approx(room[0], rel=0.1)
 
 
 def test_where_nothing_meets_the_targets_the_closest_is_named_with_what_binds() -> None:
@@ -599,7 +601,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "limits"),
     [
-        (("meta-llama/Llama-3.1-8B", "--gpu", "mi300x-cpx", "--workload", "chat"), {"--ttft": "450", "--tpot": "40"}),
+        (("meta-llama/Llama-3.1-8B", "--gpu", "mi300x-cpx", "--workload", "chat"), {"--ttft": "400", "--tpot": "40"}),
         (("Qwen/Qwen3-32B", "--gpu", "a100", "--gpus", "2", "--input-len", "5000"), {"--ttft": "1000", "--tpot": "40"}),
         (("openai/gpt-oss-20b", "--gpu", "l4", "--gpus", "1", "--request-rate", "1"), {"--ttft": "200", "--tpot": "9"}),
     ],
@@ -954,12 +956,12 @@ def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:
 
 def test_the_bottleneck_at_the_load_stands_beside_what_a_larger_load_misses() -> None:
     load = ("--max-concurrency", "64", "--input-len", "2048", "--output-len", "256", "--max-num-batched-tokens", "512")
-    targets = ("--ttft", "1000", "--tpot", "25", "--gpus", "1", "--kv-cache-dtype", "fp8", "--weight-dtype", "bf16")
+    targets = ("--ttft", "1000", "--tpot", "24", "--gpus", "1", "--kv-cache-dtype", "fp8", "--weight-dtype", "bf16")
     answer = answer_of("recommend", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", *targets, *load)
     plan, text = answer.to_dict()["plans"][0], " ".join(answer.to_text().split())
-    (why,) = (one for one in plan["why"] if one.startswith("bottleneck: p95 TPOT of 25 ms; "))  # 23.4 of 25 ms
+    (why,) = (one for one in plan["why"] if one.startswith("bottleneck: p95 TPOT of 24 ms; "))  # 23.9 of 24 ms
     assert f"{why.partition('; ')[2]}; of a larger load: p95 TTFT of 1,000 ms" in text
-    # 95 % of the requests have a TTFT below 900 ms, and 95 % a TPOT below 23.4, with the confidence of the targets
+    # 95 % of the requests have a TTFT below 983 ms, and 95 % a TPOT below 23.9, with the confidence of the targets
     assert plan["service"]["goodput"] >= 0.9 * plan["service"]["output_throughput_per_gpu"] / 256
 
 
