@@ -11,6 +11,7 @@ from planner.commands.options import assignments
 from planner.engine import flag_of
 from planner.errors import InputError
 from planner.planning import defaults, price_of
+from planner.resources import package_dir, tables_of
 from planner.units import whole_number
 
 if TYPE_CHECKING:
@@ -33,23 +34,8 @@ class Exclusion:
     planned: bool = False  #: only where servers are planned: a benchmark sends both
 
 
-OF_A_TRACE = "a trace brings its own lengths and arrivals: leave one out"
-OF_A_CLASS = "a class says how long its requests are and how many come: leave one out"
-OF_A_LOAD = ("request_rate", "max_concurrency", "trace", "classes")
-LARGEST = "--budget and --have find the largest load, for a price or on given GPUs: leave one out"
-#: The one table of what excludes what. Every command, the page and planner.toml read it.
-EXCLUSIONS = (
-    Exclusion("trace", (*LENGTHS, PREFIX, "burstiness", "seed", "num_prompts", "workload"), OF_A_TRACE),
-    Exclusion("trace", ("max_concurrency",), OF_A_TRACE, planned=True),
-    Exclusion("classes", (*LENGTHS, PREFIX, "request_rate", "workload"), OF_A_CLASS),
-    Exclusion("classes", ("max_concurrency",), OF_A_CLASS, planned=True),
-    Exclusion("classes", ("trace",), "each says what is sent: leave one out"),
-    Exclusion("use_case", ("workload",), "a use case is a workload with targets: leave one out"),
-    Exclusion("workload", LENGTHS, "a named workload brings its own lengths: leave one out"),
-    Exclusion("budget", ("have", *OF_A_LOAD), LARGEST, planned=True),
-    Exclusion("have", OF_A_LOAD, LARGEST, planned=True),
-    Exclusion("request_rate", ("max_concurrency",), "give the load as a rate or as a concurrency", planned=True),
-)  # fmt: skip
+_TABLE = tables_of(package_dir("commands") / "exclusions.toml")
+EXCLUSIONS = tuple(Exclusion(**{**rule, "excluded": tuple(rule["excluded"])}) for rule in _TABLE["exclusions"])
 
 
 def refuse_contradictions(given: Mapping[str, Any], *, planned: bool) -> None:
