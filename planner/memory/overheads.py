@@ -174,16 +174,17 @@ class Images:
 
     patches: int = 4  #: merged into one token
     largest_tok: int = 16384  #: of one image: ``max_pixels`` of Qwen-VL, 12,845,056 / 28**2
+    video_tok: int = 0  #: of one video whose frames share a number of pixels
+    video_images: int = 0  #: of the largest size, in one video before 0.11: pairs of frames. One less since
     outputs: int = 1  #: hidden vectors of a token that the encoder returns
     media: Sequence[str] = ("image", "video")  #: that ``--limit-mm-per-prompt`` limits
     left_out_since: Sequence[int] = (0, 15)  #: release that loads no tower where all limits are 0
     token_pixels: int = 0  #: of an image, squares of patch x merge: ``max_pixels`` counts by them
-    video_places: float = 0.0  #: places in the prompt that 0.11.0 to 0.13 count for a token of a video of 12,288
+    video_places: float = 0.0  #: places in the prompt that 0.11.0 to 0.13 count for a token of a video
 
 
 _SIZES = tables_of(package_dir("memory") / "sizes.toml")["images"]
 IMAGES = {model_type: Images(**sizes) for model_type, sizes in _SIZES.items()}
-VIDEO_TOK = 12288
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +223,7 @@ def peak_terms(model: Model, config: EngineConfig, element_bytes: int, *, rocm: 
     encoder, outputs = encoder_bytes(model, config, element_bytes)
     return PeakTerms(
         logits_bytes=config.sampled_rows * model.vocab_size * LOGIT_BYTES,
-        hidden_bytes=hidden_bytes(model, num_tokens, element_bytes),
+        hidden_bytes=num_tokens * model.hidden_size * element_bytes,
         forward_bytes=forward,
         transient_bytes=transient + logits,
         encoder_bytes=encoder,
@@ -301,10 +302,6 @@ def sparse_bytes(model: Model, config: EngineConfig, *, rocm: bool) -> tuple[int
     return max(needs), INDEXER_LOGITS_BYTES if release >= (0, 15) else 0
 
 
-def hidden_bytes(model: Model, num_tokens: int, element_bytes: int) -> int:
-    return num_tokens * model.hidden_size * element_bytes
-
-
 def forward_bytes(model: Model, layout: Layout, num_tokens: int, element_bytes: int) -> int:
     return num_tokens * element_bytes * (RESIDUALS * model.hidden_size + _widest(model, layout))
 
@@ -326,6 +323,24 @@ def leaves_tower_out(model: Model, limits: str, release: tuple[int, ...]) -> boo
     return release >= tuple(since) and all(counts.get(name) == 0 for name in media_of(model))
 
 
+def largest_media_tok(images: Images, config: EngineConfig, limits: Mapping[str, int]) -> int:
+    """Tokens of the largest image or video within the limits (``get_mm_max_tokens_per_item`` of qwen2_vl.py)."""
+    image, video, release = images.largest_tok, images.video_tok, config.version.release
+    if images.token_pixels:  # ``_get_vision_size``
+        image = _most_pixels(config, "images_kwargs") // images.token_pixels or image
+        video = _most_pixels(config, "videos_kwargs") // images.token_pixels // 2 or video
+    if images.video_images:  # ``get_num_frames_with_most_features``
+        most = config.max_model_len // image - (release < (0, 10, 2))
+        video = image * max(min(most, images.video_images - (release >= (0, 11))), 1)
+    return max(image * (limits.get("image") != 0), video * (limits.get("video") != 0)) or image
+
+
+def _most_pixels(config: EngineConfig, scope: str) -> int:
+    given = json_object("--mm-processor-kwargs", config.mm_processor_kwargs or "{}", '{"max_pixels": 1003520}')
+    given = {**given, **given.get(scope, {})}
+    return int(given.get("max_pixels") or given.get("size", {}).get("longest_edge", 0))
+
+
 def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tuple[int, int]:
     """(peak of the vision encoder over a full budget of images, its outputs), on one rank. ``profile_run`` of
     ``v1/worker/gpu_model_runner.py`` keeps the outputs, 0.11.0 to 0.13 in a tensor of the budget's length."""
@@ -335,14 +350,11 @@ def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tup
         return 0, 0
     hidden, wide = min(map(min, repeated)), max(map(max, repeated))
     release, ranks = config.version.release, config.tensor_parallel_size
-    copied, largest = (0, 11) <= release < (0, 14), images.largest_tok
-    processor = json_object("--mm-processor-kwargs", config.mm_processor_kwargs or "{}", '{"max_pixels": 1003520}')
-    if images.token_pixels and limits.get("video") == 0 and (pixels := processor.get("max_pixels")):
-        largest = max(int(pixels) // images.token_pixels, 1)  # ``get_image_size_with_most_features``
+    copied, largest = (0, 11) <= release < (0, 14), largest_media_tok(images, config, limits)
     budget = max(config.max_num_batched_tokens, largest)
     items = budget // largest
-    if copied and images.video_places:
-        budget, items, largest = max(budget, int(VIDEO_TOK * images.video_places)), 1, VIDEO_TOK
+    if copied and images.video_places and limits.get("video") != 0:
+        budget, items, largest = max(budget, int(images.video_tok * images.video_places)), 1, images.video_tok
     rows = items * (budget if copied else largest) if config.engine == "V1" else 0
     if config.mm_encoder_tp_mode == "data":
         items, ranks = -(-items // ranks), 1

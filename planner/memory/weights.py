@@ -231,12 +231,10 @@ def _sides(weight: Weight, layout: Layout, lora: LoraConfig) -> int:
     """Elements that a unit of rank takes on one rank: inputs of A and outputs of B."""
     piece, ranks = held_piece(weight, layout), layout.tensor_parallel_size
     *_, outputs, inputs = piece.shape
+    cut, whole = (inputs, outputs) if piece.cut_axis == -1 else (outputs, inputs)
     if lora.fully_sharded_loras and piece.cut_axis is not None:
-        if piece.cut_axis == -1:
-            outputs = -(-outputs // ranks)
-        else:
-            inputs = -(-inputs // ranks)
-    return piece.copies * (inputs + outputs)
+        whole = -(-whole // ranks)
+    return piece.copies * (cut + whole)
 
 
 def host_kv_tokens(config: EngineConfig, kv_bytes_per_token: float) -> int:

@@ -431,6 +431,9 @@ def _room_outside(serving: Serving, fit: Fit) -> Iterator[WayOut]:
 
 def _text_alone(serving: Serving) -> Iterator[WayOut]:
     if media := media_of(serving.model):
+        given = vllm.media_limits(serving.args.limit_mm_per_prompt or "{}")
+        without = json.dumps({**given, "video": 0}, separators=(",", ":"))
+        yield from _option(serving, "no videos", {"limit_mm_per_prompt": without}) if "video" in media else ()
         limits = json.dumps(dict.fromkeys(media, 0), separators=(",", ":"))
         by_switch = flag_status(serving.version, flag_of("language_model_only"))
         settings: dict[str, Setting] = {"language_model_only": True} if by_switch else {"limit_mm_per_prompt": limits}

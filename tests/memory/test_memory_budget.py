@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 from memory_cases import budget, config, fitted, model, version
 
 from planner.engine.flags import Environment
+from planner.engine.settings import media_limits
 from planner.engine.sharding import Layout
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_profile
 from planner.memory.overheads import (
+    IMAGES,
     Overheads,
     encoder_bytes,
     exchange_bytes,
     forward_bytes,
-    hidden_bytes,
+    largest_media_tok,
     latent_elements,
     peak_terms,
     shipped,
@@ -153,7 +155,6 @@ def test_logits_are_rows_by_vocabulary_in_32_bits() -> None:
     for tokens, rows in ((8192, 1024), (512, 512)):  # no more rows than tokens
         asked = replace(asked, max_num_seqs=1024, max_num_batched_tokens=tokens)
         assert peak_terms(qwen, asked, 2).logits_bytes == rows * 151_936 * 4
-    assert hidden_bytes(qwen, 8192, 2) == 8192 * 4096 * 2
 
 
 def test_a_long_unchunked_profile_run_is_a_forward_pass() -> None:
@@ -240,19 +241,43 @@ def test_without_images_the_profile_run_has_no_encoder(flags: dict[str, object])
     assert encoder_peak("Qwen/Qwen3.6-27B", "0.27.1", **flags) == (0, 0)
 
 
+QWEN2, QWEN3, ONE = "Qwen/Qwen2.5-VL-7B-Instruct", "Qwen/Qwen3-VL-8B-Instruct", '{"image": 1, "video": 0}'
+
+
 @pytest.mark.parametrize(
-    ("kwargs", "limits", "image_tok"),
+    ("name", "release", "length", "kwargs", "limits", "largest_tok"),
     [
-        # 1,003,520 / 28**2 = 1,280 tokens of four patches; 12,845,056 / 28**2 = 16,384 without
-        ('{"max_pixels": 1003520}', '{"image": 1, "video": 0}', 1280),
-        ('{"max_pixels": 1003520}', '{"image": 1}', 16384),
-        (None, '{"image": 1, "video": 0}', 16384),
+        # 1,003,520 / 28**2 = 1,280 tokens of four patches, 980 of 32**2 pixels; 12,845,056 / 28**2 = 16,384 without
+        (QWEN2, "0.32.0", 128_000, '{"max_pixels": 1003520}', ONE, 1280),
+        (QWEN2, "0.32.0", 128_000, '{"size": {"longest_edge": 1003520, "shortest_edge": 3136}}', ONE, 1280),
+        (QWEN3, "0.32.0", 128_000, '{"images_kwargs": {"max_pixels": 1003520}}', ONE, 980),
+        (QWEN3, "0.32.0", 128_000, '{"images_kwargs": {"max_pixels": 1003520}}', None, 12_288),
+        (QWEN3, "0.32.0", 128_000, None, None, 16_384),
+        # vllm-project/vllm pull request 41239: a server of 469,762,048 pixels profiles a video of 229,376 tokens
+        (QWEN3, "0.32.0", 128_000, '{"videos_kwargs": {"size": {"longest_edge": 469762048}}}', None, 229_376),
+        (QWEN2, "0.32.0", 128_000, '{"max_pixels": 1003520}', '{"image": 1}', 7 * 1280),
+        (QWEN2, "0.32.0", 128_000, None, ONE, 16_384),
+        (QWEN2, "0.32.0", 32_768, None, None, 2 * 16_384),
+        (QWEN2, "0.32.0", 8192, None, None, 16_384),
+        (QWEN2, "0.23.0", 128_000, None, None, 114_688),  # "initialized with a budget of 114688 tokens"
+        (QWEN2, "0.10.2", 128_000, None, None, 7 * 16_384),  # 16 frames are more than fit
+        (QWEN2, "0.8.1", 128_000, None, None, 98_304),  # as logged: an image takes its part of the context
     ],
 )
-def test_the_largest_image_is_that_of_the_processor(kwargs: str | None, limits: str, image_tok: int) -> None:
-    """``get_image_size_with_most_features`` of qwen2_vl.py, 0.32.0."""
-    flags = {"mm_processor_kwargs": kwargs, "limit_mm_per_prompt": limits, "max_num_batched_tokens": 2048}
-    assert encoder_peak("Qwen/Qwen2.5-VL-7B-Instruct", "0.32.0", **flags)[1] == image_tok * 3584 * 2
+def test_the_largest_image_or_video_is_that_of_the_processor(
+    name: str, release: str, length: int, kwargs: str | None, limits: str | None, largest_tok: int
+) -> None:
+    """``get_mm_max_tokens_per_item`` and ``_get_vision_size`` of qwen2_vl.py and qwen3_vl.py, 0.32.0."""
+    flags = {"mm_processor_kwargs": kwargs, "limit_mm_per_prompt": limits}
+    asked = config(name, "h100", release, max_model_len=length, **flags)
+    found = model(name)
+    assert largest_media_tok(IMAGES[found.model_type], asked, media_limits(limits or "{}")) == largest_tok
+
+
+def test_a_start_whose_video_left_no_memory() -> None:
+    """vLLM 0.23.0, A100 80 GB, 0.22 of its memory: "Available KV cache memory: -14.28 GiB"; an image has 1.8 GiB."""
+    left = budget(QWEN2, "a100-sxm-80gb", "0.23.0", gpu_memory_utilization=0.22).binding.left
+    assert left.low < -14.28 * GIB < left.high
 
 
 def test_qwen3_vl_kept_a_long_video_before_0_14() -> None:
