@@ -291,6 +291,7 @@ class Plan(_Record):
     usd_per_hour: float | None = None  #: of this server alone, on whole GPUs, where the GPU's profile has a price
     usd_per_million_output_tokens: float | None = None  #: as predicted, with the rest of a part's GPU as busy
     predicted: dict[str, Any]
+    job: dict[str, Any] = Field(default_factory=dict)  #: of ``--num-prompts`` at the planned load: seconds, cost
     memory: dict[str, Any]
     #: a document's result of this run, by the keys of the bench
     published: dict[str, Annotated[float, Field(ge=0, le=MOST_FIGURE)]] = Field(default_factory=dict)
@@ -355,7 +356,7 @@ class Plan(_Record):
         Fields at their defaults do not count, so that a plan keeps its digest when a later planner knows more fields.
         """
         reasons = {"predicted", "published", "memory", "calibration", "service", "why", "departures", "warnings"}
-        reasons |= {"efficiency_basis"}
+        reasons |= {"efficiency_basis", "job"}
         said: dict[str, Any] = dict.fromkeys(reasons, True)
         said["classes"] = {"__all__": {"predicted", "targets_ms"}}
         said["benchmark_line"] = {"output_throughput_per_gpu", "mean_e2el_ms"}

@@ -20,6 +20,7 @@ from planner.engine.sharding import Layout
 from planner.engine.version import parse_version
 from planner.errors import InputError
 from planner.output.scripts.text import option
+from planner.output.tables.recommendation import predicted_lines
 from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import Goal, PlanFile
@@ -195,6 +196,20 @@ def test_a_long_job_is_judged_by_few_of_its_requests(monkeypatch: pytest.MonkeyP
         assert job[f"duration{key}"] == pytest.approx(3600 * hours)
     assert job["usd"] == pytest.approx(best["usd_per_hour"] * job["duration"] / 3600)
     assert "; 360,000 requests take " in next(answer.sentences()).replace("\n", " ")
+
+
+@pytest.mark.parametrize("size", [{"have": ["h100=2"]}, {"request_rate": 20.0, "spares": 1}])
+def test_a_job_takes_as_long_as_all_servers_need(size: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """7,200,000 requests at 20 a second are 100 hours."""
+    monkeypatch.setattr(defaults, "MOST_SEARCH_PROMPTS", 100)
+    answer = recommend_plans("Qwen/Qwen3-0.6B", "h100", gpus=1, num_prompts=7_200_000, **size)
+    plan, service = answer.best, answer.best and answer.best.service
+    assert plan and service and service.request_rate and service.usd_per_hour
+    hours = 100 if "request_rate" in size else 2000 / service.request_rate
+    wanted = {"duration": 3600 * hours, "gpu_hours": service.total_gpus * hours, "usd": service.usd_per_hour * hours}
+    assert {name: plan.job[name] for name in wanted} == pytest.approx(wanted)
+    assert answer.to_dict()["job"] == answer.to_dict()["plans"][0]["job"] == plan.job
+    assert any("7,200,000 requests take" in line for line in predicted_lines(plan))
 
 
 def test_lengths_that_vary_rank_data_parallel_ranks() -> None:

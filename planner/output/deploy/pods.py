@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Literal
 
-from planner.engine import EVERYWHERE, LOOPBACK, flag_status, parse_version
+from planner.engine import LOOPBACK, flag_status, parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts import emission as scripts
 from planner.output.scripts.text import option
@@ -14,34 +14,18 @@ from planner.planning import Plan
 from planner.resources import package_dir, tables_of
 from planner.units import GIB, MS, counted, whole_number
 
-ROUTERS = tables_of(package_dir("output") / "names.toml")["routers"]
+_TABLES = tables_of(package_dir("output") / "names.toml")
+ROUTERS, _NAMES = _TABLES["routers"], _TABLES["site_names"]
 #: vLLM's own example for Kubernetes gives one GPU 2 GiB of shared memory; NCCL and RCCL need more of it for each more.
 SHM_GIB_PER_GPU = 2
 SHM_GIB_AT_LEAST = 8
 MOST_REPLICAS = 1000
 HF_SECRET = "hf-token"
-_QUALIFIED = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?"
+_QUALIFIED = _NAMES["--gpu-resource"][0]
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _VALUE = r"=(?P<value>([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?)"
 _LABEL_PAIR = re.compile(rf"(?P<key>{_QUALIFIED}){_VALUE}")
 _TAINT = re.compile(rf"(?P<key>{_QUALIFIED})({_VALUE})?(:(?P<effect>{'|'.join(_EFFECTS)}))?")
-_LABEL = (r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", "lower-case letters, digits and dashes")
-_IMAGE = r"[A-Za-z0-9][A-Za-z0-9._:/@-]*"
-_OCTET = r"(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-_SUBDOMAIN = r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?"
-#: Names by their flag: form, form in words, and the longest one. Kubernetes appends to the name of a workload: ten
-#: characters of a ReplicaSet, numbers of LeaderWorkerSet's pods.
-_NAMES = {
-    "--name": (*_LABEL, 50),
-    "--namespace": (*_LABEL, 63),
-    "--hf-secret": (_SUBDOMAIN, "lower-case letters, digits, dashes and dots", 253),
-    "--gpu-resource": (_QUALIFIED, "vendor.com/name", 316),
-    "--rdma-resource": (rf"{_QUALIFIED}(=[1-9][0-9]?)?", "NAME or NAME=COUNT, such as rdma/hca=8", 319),
-    "--image": (_IMAGE, "such as vllm/vllm-openai@sha256:DIGEST", 400),
-    "--prometheus": (r"https?://[A-Za-z0-9._:/-]+", "such as http://prometheus-operated.monitoring:9090", 2000),
-    "--host": (rf"{_OCTET}(\.{_OCTET}){{3}}", f"an IPv4 address such as {LOOPBACK}, or {EVERYWHERE} for all", 15),
-    "--cache": (rf"emptydir|pvc|claim/{_SUBDOMAIN}", "emptydir, pvc, or claim/NAME for one that exists", 259),
-}
 #: Options of ``docker run`` with a counterpart on other platforms.
 _PORTABLE = ("device", "group-add", "security-opt", "gpus", "ipc")
 #: Beside its share of the weights: what each GPU's process needs of the node at most. Allowances.
@@ -278,7 +262,7 @@ def describe(emission: scripts.Emission, site: Site, command: str, most: int) ->
 def _check_container(plan: Plan) -> None:
     if not plan.image:
         raise IllegalPlanError("the plan has no container image", hint="run launch.sh, or plan for a GPU")
-    if not re.fullmatch(_IMAGE, plan.image):
+    if not re.fullmatch(_NAMES["--image"][0], plan.image):
         raise IllegalPlanError(f"{plan.image!r} is not the name of an image", hint="such as vllm/vllm-openai:v0.14.0")
     scripts.check_exposure(plan)
     for name in plan.env:

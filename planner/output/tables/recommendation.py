@@ -18,7 +18,7 @@ from planner.output.tables.disaggregated import apart_in_words, apart_lines, div
 from planner.output.workflows.documents import published_accuracy
 from planner.planning import bottleneck
 from planner.timing import SHIPPED
-from planner.units import HOUR_S, MS, counted, figure, percent, rounded
+from planner.units import MS, counted, figure, percent, rounded
 from planner.workload import Load, targets_in_words
 
 COLUMNS = columns_of("plans")
@@ -196,7 +196,7 @@ class Recommendation(Answer):
             "closest": [planning.closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": list(map(divided_object, self.divisions.values())),
             "answer": self._answer(),
-            "job": self._job,
+            "job": (self.best and self.best.job) or None,
             "advice": {gpu: list(lines) for gpu, lines in self.advice.items()},
             "published": {ranking.profile.id: list(ranking_published(ranking)) for ranking in rankings},
             "ways_out": to_plain({ranking.profile.id: ranking.ways_out for ranking in rankings if ranking.ways_out}),
@@ -214,16 +214,6 @@ class Recommendation(Answer):
             served = best.service
             size, usd = (served.total_gpus, served.usd_per_hour) if served else (best.num_gpus, best.usd_per_hour)
         return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
-
-    @property
-    def _job(self) -> dict[str, Any] | None:
-        """The time and the cost of ``--num-prompts`` on the best plan; None where none are given, or with targets."""
-        if self.best is None or self.best.service or not (prompts := self.objective.num_prompts):
-            return None
-        ends = {"duration": "", "duration_lo": "_hi", "duration_hi": "_lo"}
-        took = {key: prompts / self.best.predicted[f"request_throughput{end}"] for key, end in ends.items()}
-        hourly = self.best.usd_per_hour
-        return {"num_prompts": prompts, **took, "usd": hourly and hourly * took["duration"] / HOUR_S}
 
     def _records(self) -> list[planning.Plan]:
         return self.best_first
@@ -245,10 +235,7 @@ class Recommendation(Answer):
             priced = any(plan.service and plan.service.usd_per_hour is not None for plan in self._made)
             guessed = priced and self._assumed_usd and best.service and best.service.usd_per_hour is None
             words = plan_in_words(best, shared.served_words(served, self.search.space.model))
-            if job := self._job:
-                usd = f", {figure(job['usd'])} USD" if job["usd"] else ""
-                words += f"; {counted(job['num_prompts'], 'request')} take {shared.lasting(job, 'duration')}{usd}"
-            return words + "; GPU price assumed" * bool(guessed)
+            return "; ".join([words, *job_in_words(best), *["GPU price assumed"] * bool(guessed)])
         where = shared.listed([shared.card(ranking.profile.id) for ranking in self.rankings], BRIEF_REFUSED)
         if targets and targets.slos and any(ranking.closest for ranking in self.rankings):
             return f"No plan meets {targets_in_words(targets.slos)}: {model} on {where}"
@@ -487,6 +474,14 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{whole}, {layout}: {delivers}"
 
 
+def job_in_words(plan: planning.Plan) -> Iterator[str]:
+    """Yield the time and the cost of ``--num-prompts``, if they are given."""
+    if job := plan.job:
+        usd = f", {figure(job['usd'])} USD" if job["usd"] else ""
+        took = f"{shared.lasting(job, 'duration')}, {figure(job['gpu_hours'])} GPU-hours{usd}"
+        yield f"{counted(job['num_prompts'], 'request')} take {took}"
+
+
 def _in_usd(paid: planning.Plan | planning.Service) -> str:
     per_hour, per_million = paid.usd_per_hour, paid.usd_per_million_output_tokens
     hourly = f", {per_hour:,.2f} USD/h" if per_hour is not None else ""
@@ -575,6 +570,7 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
     yield "in brackets        the 90 % interval"
     if plan.benchmark_line:
         yield f"serving line       {_benchmark_line(plan, plan.benchmark_line)}"
+    yield from (f"job                {words}" for words in job_in_words(plan))
     if service := plan.service:
         for target in service.targets:
             name, limit = f"{target.of_class} {target.slo.name}".lstrip(), f"{target.limit_ms:,.6g}"
@@ -686,18 +682,14 @@ def _measured_next(service: planning.Service) -> Iterator[str]:
         yield shared.measure_next(f"{run.script} of -o DIR", run, _in_parts(change, service))
 
 
-def _rejected_of_each(ranking: planning.Ranking) -> list[planning.Rejected]:
+def _rejected_lines(ranking: planning.Ranking) -> Iterator[str]:
     winner = ranking.best.resolved.resolved if ranking.best else None  # the reasons compare its other sizes
     fitting = {(one.resolved.resolved, one.config.tensor_parallel_size) for one in ranking.candidates}
     best: dict[str, planning.Rejected] = {}
     for rejected in sorted(ranking.rejected, key=lambda one: (one.model, one.tensor_parallel_size) not in fitting):
         if rejected.model != winner:
             best.setdefault(rejected.model, rejected)
-    return list(best.values())
-
-
-def _rejected_lines(ranking: planning.Ranking) -> Iterator[str]:
-    shown = _rejected_of_each(ranking)[:SHOWN_REJECTED]
+    shown = list(best.values())[:SHOWN_REJECTED]
     yield from shared.items("x", map(_describe, shown))
     if more := len(ranking.rejected) - len(shown):
         yield from shared.items("x", [f"{counted(more, 'other setting')}: --format json lists them"])

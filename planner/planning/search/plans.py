@@ -17,7 +17,7 @@ from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import measure
 from planner.planning.comparison import SAID, find_limit, limit_in_words
-from planner.planning.cost import MILLION_PER_S
+from planner.planning.cost import MILLION_PER_S, interval_figures, interval_of
 from planner.planning.deployment import Deployment, remarks
 from planner.planning.plan import (
     BenchmarkLine,
@@ -36,7 +36,7 @@ from planner.planning.search.departures import Departures, beside_recipe, recipe
 from planner.planning.search.servers import Servers
 from planner.planning.search.space import Objective, Space
 from planner.simulator import statistic_ms
-from planner.units import DAY_S, GB, GIB, counted, figure
+from planner.units import DAY_S, GB, GIB, HOUR_S, Interval, counted, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
 
 
@@ -80,7 +80,7 @@ def assemble(
     asides = (one for one in recipe.asides if "tool calls" in one or not any(word in one for word in apart))
     recipe = replace(recipe, asides=tuple(asides))
     warnings = *_warnings(space, objective, candidate, image.note, recipe), *_burst(candidate, prediction)
-    return Plan(
+    plan = Plan(
         gpu=profile.id,
         num_gpus=config.num_gpus,
         **config.planned,
@@ -113,6 +113,21 @@ def assemble(
         departures=departures,
         warnings=tuple(filter(None, warnings)),
     )
+    return plan.model_copy(update={"job": _job(plan, prompts)}) if (prompts := objective.num_prompts) else plan
+
+
+def _job(plan: Plan, prompts: int) -> dict[str, Any]:
+    """Return the duration in s, the GPU-hours and the cost of ``prompts`` requests at the planned load."""
+    paid, service = plan.service or plan, plan.service
+    rate = interval_of(plan.predicted, "request_throughput").scaled(service.carrying if service else 1)
+    if service and service.request_rate:
+        rate, ends = Interval.exact(service.request_rate), (service.largest_load_lo, service.largest_load_hi)
+        if not service.load_asked and all(ends):
+            rate = Interval(rate.mid, *(service.carrying * (end or 0.0) for end in ends))
+    duration, usd = Interval.exact(prompts).over(rate), paid.usd_per_hour
+    gpu_hours = ceil(paid.packages or 1) * duration.mid / HOUR_S
+    cost = {"gpu_hours": gpu_hours, "usd": usd and usd * duration.mid / HOUR_S}
+    return {"num_prompts": prompts, **interval_figures("duration", duration), **cost}
 
 
 def _benchmarked(objective: Objective, candidate: Candidate, load: Load) -> Prediction:
