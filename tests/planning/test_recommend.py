@@ -212,6 +212,15 @@ def test_a_job_takes_as_long_as_all_servers_need(size: dict[str, Any], monkeypat
     assert any("7,200,000 requests take" in line for line in predicted_lines(plan))
 
 
+@pytest.mark.parametrize("cheap", ["h100", "b200"])
+def test_the_gpu_of_the_cheapest_tokens_is_named_beside_the_fastest(cheap: str) -> None:
+    """A B200 has 2.3 times the FLOP/s and 2.4 times the bandwidth of an H100: at 9 times the price it costs more."""
+    gpus, prices = ("--gpu", "h100", "--gpu", "b200", "--gpus", "1"), {"h100": 3.0, "b200": 4.5} | {cheap: 0.5}
+    priced = [word for gpu, usd in prices.items() for word in ("--price", f"{gpu}={usd}")]
+    said = run("recommend", "Qwen/Qwen3-0.6B", *gpus, *priced, "--goal", "max-throughput").out
+    assert "USD/1M\n" in said and ("i cheapest: H100, " in said) is (cheap == "h100")
+
+
 def test_lengths_that_vary_rank_data_parallel_ranks() -> None:
     """Ranks read prompts of one length in the same steps: 126 tokens/s per GPU with DP 8, 115 with TP 8."""
     load = Load.closed_loop(64, 8000, 1000)

@@ -296,6 +296,7 @@ class Recommendation(Answer):
         load = [_load_note(plan, service), *_cache_lines(service)] if service else [plan.why[0] + self._odds_words()]
         yield from (("-", reason) for reason in (*load, *self._divided_words()) if reason)
         yield from (("!", warning) for warning in urgent[:BRIEF_WARNINGS])
+        yield from (("i", words) for words in self._cheapest())
         yield from (("-", departures) for departures in planning.beside_recipe(plan.departures))
         yield from (("i", advice) for advice in self.advice[plan.gpu])
         tried = {"fp8" if self.search.space.args.quantization else "", *(one.weight_dtype for one in ranking.rejected)}
@@ -309,6 +310,15 @@ class Recommendation(Answer):
             yield "i", f"--kv-cache-dtype fp8 {gain}; it may cost accuracy"
         more = _measured_next(service) if service else _next_best(ranking, plan) if self.pick == 1 else ()
         yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
+
+    def _cheapest(self) -> Iterator[str]:
+        """Yield the GPU of the cheapest tokens, where throughput puts another one first."""
+        plans = self.best_first if self.objective.goal == "max-throughput" else []
+        priced = [(usd, plan) for plan in plans if (usd := (plan.service or plan).usd_per_million_output_tokens)]
+        usd, cheapest = min(priced, key=lambda one: round(one[0], 2), default=(0.0, self.best))
+        if cheapest and cheapest is not self.best:
+            words = f"cheapest: {shared.card(cheapest.gpu)}, {usd:,.2f} USD per 1M output tokens"
+            yield "; ".join([words, *job_in_words(cheapest)])
 
     def _limit_words(self, plan: planning.Plan) -> str:
         """The bottleneck of the best plan; of a target with its figures. A larger load may miss another one first."""
