@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from planner import progress
 from planner.errors import InputError
+from planner.resources import package_dir, tables_of
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -24,14 +25,7 @@ SHOWN_PER_S = 5  #: times that the bar is drawn anew
 LONGEST = 60  #: characters of what is being done
 YES, NO = "bold green", "bold red"
 #: Style -> patterns in the lines of an answer, of its notes and of an error.
-MEANINGS = {
-    "dim": (r"^-+(  -+)*$", r"^note: (.*\n      )*.*$", r"\([\d.,]+(-| to )[\d.,]+\)"),
-    "cyan": (r"^  \$ (.*\\\n)*.*$", r"^hint: .*$"),
-    "red": (r"^  x (.*\n    )*.*$", r"\b(does not fit|refused)\b"),
-    "yellow": (r"^  ! (.*\n    )*.*$", r"\btoo close to call\b"),
-    "bold red": (r"^error: ",),
-    "bold": (r"^.*(?=\n-+(  -+)*$)", r"bottleneck:"),
-}
+MEANINGS = tables_of(package_dir("commands") / "streams.toml")
 
 
 def write(text: str, stream: TextIO | None, *, verdict: str = "") -> None:
