@@ -14,7 +14,7 @@ from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layou
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, StageBudget, host_kv_tokens, memory_budget
-from planner.model import Model, PerModel, as_quantized, load_quantized
+from planner.model import Model, PerModel, Shard, as_quantized, load_quantized
 from planner.resources import package_dir, tables_of
 from planner.units import GB, GIB, Interval, format_bytes
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 _load_quantized = PerModel(load_quantized)
 _without_vision = PerModel(lambda model: replace(model, vision=()))
+_whole_vision = PerModel(
+    lambda model: replace(model, vision=tuple(replace(weight, shard=Shard.NONE) for weight in model.vision))
+)
 
 
 @dataclass(frozen=True)
@@ -347,10 +350,12 @@ def remarks(table: str, holds: Mapping[str, object], **values: object) -> Iterat
 
 
 def served_model(model: Model, args: EngineArgs, version: EngineVersion) -> Model:
-    """The model as the engine holds it: 8-bit by ``--quantization``, without a vision tower that serves no media."""
+    """The model as the engine holds it: 8-bit by ``--quantization``, a vision tower whole, or none without media."""
     limits = args.limit_mm_per_prompt or "{}"
     if model.vision and (args.language_model_only or memory.leaves_tower_out(model, limits, version.release)):
         model = _without_vision(model)
+    if args.mm_encoder_tp_mode == "data":  # ``disable_tp=is_vit_use_data_parallel()``
+        model = _whole_vision(model)
     return _load_quantized(model, args.quantization) if args.quantization else model
 
 

@@ -1,7 +1,7 @@
 """How the memory is divided, against parts that vLLM logged and against its own inequality."""
 
 from dataclasses import replace
-from math import ceil
+from math import ceil, prod
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +26,7 @@ from planner.memory.overheads import (
     sparse_bytes,
     total,
 )
+from planner.model.architecture import Component
 from planner.output.tables.fit import fit_object
 from planner.units import GIB, Interval
 
@@ -227,6 +228,14 @@ def test_matrices_of_the_vision_encoder_are_cut_over_the_ranks() -> None:
     )
     assert alone == whole == 65536 * 2 * (3 * 1152 + 5 * 4304)
     assert cut == 65536 * 2 * (3 * 1152 + 5 * 4304 // 4)
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_rank_that_encodes_whole_images_has_the_whole_tower(size: int) -> None:
+    """``disable_tp=is_vit_use_data_parallel()`` of qwen2_5_vl.py, 0.32.0: 2 bytes a parameter on each rank."""
+    name, flags = "Qwen/Qwen2.5-VL-72B-Instruct", {"tensor_parallel_size": size, "mm_encoder_tp_mode": "data"}
+    tower = sum(weight.copies * prod(weight.shape) for weight in model(name).vision)
+    assert fitted(name, "h100", "0.32.0", **flags).stage.weights.by_component[Component.VISION] == 2 * tower
 
 
 @pytest.mark.parametrize(
