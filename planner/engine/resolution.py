@@ -886,8 +886,9 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
     rank, loras = args.max_lora_rank or 16, args.max_loras or 1
     in_host = loras if args.max_cpu_loras is None else args.max_cpu_loras
     if rank not in RANKS:
-        cause = f"--max-lora-rank {rank} is no rank that vLLM has"
-        raise InputError(cause, hint=f"use one of {', '.join(map(str, RANKS))}")
+        cause, larger = f"--max-lora-rank {rank} is no rank that vLLM has", [one for one in RANKS if one > rank]
+        hint = f"use {(larger or RANKS[-1:])[0]}, which serves adapters of all ranks up to it"
+        raise IllegalPlanError(cause, hint=hint, **({"max_lora_rank": larger[0]} if larger else {}))
     if in_host < loras:
         cause = f"--max-cpu-loras {in_host} is less than --max-loras {loras}"
         hint = f"raise it to {loras}: host memory holds a copy of each adapter on the GPU"

@@ -181,10 +181,13 @@ def test_a_better_plan_names_the_ranks_of_a_context_that_it_gives_up() -> None:
         assert plan["changes"]["decode_context_parallel_size"] == {"line": 8, "plan": 1}
 
 
-def test_adapters_and_images_of_the_line_are_planned_for() -> None:
-    said = answer("h100", f"vllm serve {LLAMA} --enable-lora --max-lora-rank 32 --max-num-seqs 4")
+@pytest.mark.parametrize(("rank", "planned"), [("32", "32"), ("48", "64")])
+def test_adapters_and_images_of_the_line_are_planned_for(rank: str, planned: str) -> None:
+    """``PEFTHelper.validate_legal``: no adapter may have a larger rank. ``arg_utils.py``: the modules are a list."""
+    asked = f"--enable-lora --max-lora-rank {rank} --lora-target-modules q_proj v_proj --max-num-seqs 4"
+    said = answer("h100", f"vllm serve {LLAMA} {asked}", status=rank != planned)
     assert said["better"]
-    assert all("--enable-lora" in words and value(words, "--max-lora-rank") == "32" for words in better(said))
+    assert all("--enable-lora" in words and value(words, "--max-lora-rank") == planned for words in better(said))
 
 
 def test_all_errors_of_a_line_are_named_and_its_gpu_stays() -> None:
