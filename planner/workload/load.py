@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from planner.errors import InputError, UnknownNameError
-from planner.resources import calibration_tables
+from planner.resources import calibration_tables, package_dir, tables_of
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload.targets import OF_A_REQUEST
 
@@ -37,30 +37,14 @@ NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
 }  # fmt: skip
 #: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
 CONVERSATION_MIN_TOK = 4
-MOST_TOK = 100_000_000  #: of one request; more is taken for a mistake
-MOST_REQUESTS = 1_000_000  #: of one replay; percentiles stopped changing long before
-LEAST = 1e-12  #: of a rate and of its burstiness; the gaps of less are beyond a float
-SEEDS = 2**32  #: that numpy's generator of vLLM's arrivals takes
-MOST_IN_FLIGHT = MOST_REQUESTS // 5  #: a closed loop sends several requests for each place
+_BOUNDS = tables_of(package_dir("workload") / "load.toml")
+MOST_TOK, LEAST, SEEDS = _BOUNDS["input_len"][2], _BOUNDS["burstiness"][1], _BOUNDS["seed"][2] + 1
 PRIORITY = "priority"
 MOST_PRIORITY = 1_000_000
 MOST_CLASSES = 16
 MIXED_PROMPTS = 4000  #: of all classes together, by default
 TOGETHER = 64  #: requests in the KV cache at once, for what they share
 TRACE_CLASSES = 3  #: that a trace is cut into
-#: Field, its flag, the least and the most that it may be, and a hint.
-_BOUNDS = (
-    ("max_concurrency", "--max-concurrency", 1, MOST_IN_FLIGHT, "leave it out for an open loop"),
-    ("request_rate", "--request-rate", LEAST, inf, "use inf to send everything at once"),
-    ("input_len", "--input-len", 1, MOST_TOK, "give a positive number of tokens"),
-    ("output_len", "--output-len", 1, MOST_TOK, "give a positive number of tokens"),
-    ("num_prompts", "--num-prompts", 1, MOST_REQUESTS, "send fewer: percentiles no longer change"),
-    ("burstiness", "--burstiness", LEAST, inf, "1 is a Poisson process"),
-    ("range_ratio", "--random-range-ratio", 0.0, 1, "0 sends requests of equal length"),
-    ("seed", "--seed", 0, SEEDS - 1, "0 is the default"),
-    ("prefix_len", "--random-prefix-len", 0, MOST_TOK, "0 shares nothing"),
-    ("prefix_cache_hit_rate", "--prefix-cache-hit-rate", 0.0, 1, "it is the cached share of each prompt"),
-)
 BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace; values beyond say no more
 
 
@@ -235,7 +219,7 @@ class Load:
     # --- what is sent
 
     def __post_init__(self) -> None:
-        for name, flag, least, most, hint in _BOUNDS:
+        for name, (flag, least, most, hint) in _BOUNDS.items():
             if (value := getattr(self, name)) is None and name == "max_concurrency":
                 continue
             object.__setattr__(self, name, value := _plain(flag, value, type(least), hint))
