@@ -42,7 +42,7 @@ def find_limit(deployment: Deployment, served: Replay, load: Load) -> str:
     Else the largest share of the engine's time, of the average steps of the replay ``served``."""
     config, in_flight = deployment.config, load.max_concurrency or served.mean_in_flight
     held = deployment.requests_served(load.max_total_len, load.common_len) * config.data_parallel_size
-    if min(in_flight, config.max_running) > held:
+    if min(in_flight, config.max_running) > held and served.kv_cache_usage_peak > defaults.ROOMY:
         return f"KV capacity: holds {counted(int(held), 'request')}"
     if in_flight > config.max_running:
         return f"queueing: max_num_seqs {config.max_num_seqs}"

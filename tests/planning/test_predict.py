@@ -32,11 +32,14 @@ def deployed(gpu: str = "h100-sxm", tensor_parallel_size: int = 1, max_num_seqs:
     return resolve_deployment(model, load_profile(gpu), args, parse_version("0.22.0"))
 
 
-@pytest.mark.parametrize(("places", "held"), [(256, True), (8, False)])
-def test_a_cache_that_is_too_small_for_the_load_is_named(places: int, held: bool) -> None:
-    """An L40S keeps about 26 GB for the cache: 12 requests of 16,512 tokens x 131,072 bytes = 2.16 GB, more than 8."""
+@pytest.mark.parametrize(("places", "output_len", "held"), [(256, 512, True), (8, 512, False), (256, 2, False)])
+def test_a_cache_that_is_too_small_for_the_load_is_named(places: int, output_len: int, held: bool) -> None:
+    """An L40S keeps about 26 GB for the cache: 12 requests of 16,512 tokens x 131,072 bytes = 2.16 GB, more than 8.
+
+    A prompt takes 8 steps of 2,048 tokens and an answer of 2 tokens leaves the next one: few are there at once.
+    """
     answer = predict_serve(
-        "meta-llama/Llama-3.1-8B-Instruct", gpu="l40s", input_len=16_000, output_len=512, max_concurrency=40,
+        "meta-llama/Llama-3.1-8B-Instruct", gpu="l40s", input_len=16_000, output_len=output_len, max_concurrency=40,
         num_prompts=60, max_num_seqs=places,
     )  # fmt: skip
     notes = " ".join(answer.to_dict()["notes"])
