@@ -5,6 +5,7 @@ import json
 import re
 import shlex
 import subprocess
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from script_machine import values_of
-from script_plans import AMD_DOCKER, GOLDEN, MATRIX, emission, mig, partition, plan, serve
+from script_plans import AMD_DOCKER, GOLDEN, MATRIX, b200, emission, mig, partition, plan, serve
 from shell_checks import check_scripts
 
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware.profiles import load_all
 from planner.output.scripts.emission import Emission, container_name, gfx_target_version, render_scripts
 from planner.output.scripts.folder import ALL_FILES, write_folder
-from planner.output.scripts.text import argv, cell, comment, fenced, text
-from planner.planning.plan import Plan, PlanFile, PlannedRun, PlannedRung, Service
+from planner.output.scripts.text import argv, cell, comment, fenced, text, without_option
+from planner.planning.plan import Goal, Plan, PlanFile, PlannedRun, PlannedRung, Service
 from planner.resources import data_dir
 
 TEMPLATES = sorted(
@@ -62,6 +63,26 @@ def test_templates_substitute_filter_and_nothing_else(template: Path) -> None:
     )
     odd = [found for found in re.findall(r"\{%\s*(.*?)\s*%\}", source) if not re.fullmatch(statement, found)]
     assert not odd, "templates neither compute nor choose defaults"
+
+
+@pytest.mark.parametrize(("version", "goal", "runs"), [
+    ("0.14.0", "max-throughput", True), ("0.14.0", "balanced", False), ("0.9.0", "max-throughput", False)
+])  # fmt: skip
+def test_an_offline_job_runs_without_a_server(version: str, goal: Goal, runs: bool) -> None:
+    """vLLM 0.14's ``make_arg_parser`` of run_batch.py has the engine's options and no parser of tool calls."""
+    compiled = ("--compilation-config", '{"cudagraph_mode": "FULL"}')
+    served = (*b200().serve_argv, "--tool-call-parser", "hermes", "--enable-auto-tool-choice", *compiled)
+    made = b200().model_copy(update={"serve_argv": served, "engine_version": version, "env": {"A": "1 2"}})
+    file = emission(made).file.model_copy(update={"goal": goal})
+    book = render_scripts(replace(emission(made), file=file))["RUNBOOK.md"]
+    lines = re.findall(r"\|\| (.*vllm run-batch .*); done", book)
+    assert len(lines) == runs
+    for line in lines:
+        words = shlex.split(line)
+        assert words[:7] == ["A=1 2", "vllm", "run-batch", "-i", "$part", "-o", "results-$part"]
+        left = ("--host", "--port", "--tool-call-parser")
+        kept = [word for word in without_option(served[3:], *left) if word != "--enable-auto-tool-choice"]
+        assert words[7:] == ["--model", made.model, *kept]
 
 
 def test_an_undefined_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, tool_names
 from planner.output.scripts.text import option, refuse_tokens, render_template, with_option, without_option
 from planner.planning import Plan, PlanFile, PlannedWorkload
-from planner.resources import data_dir
+from planner.resources import data_dir, package_dir, tables_of
 from planner.units import GB, GIB, MIB, counted, whole_number
 
 PORT = 8000  #: vLLM's own, and the balancer's
@@ -46,9 +46,7 @@ READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"  #: 600 by default, fixed before 0
 #: Drivers differ by a few MiB in the memory that they report for the same GPU.
 _DRIVER_VARIATION = 0.01
 #: Variables that choose GPUs. launch.sh, or the platform of a deployment, sets them.
-PLACEMENT_VARIABLES = frozenset((
-    "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"
-))  # fmt: skip
+PLACEMENT_VARIABLES = frozenset(tables_of(package_dir("output") / "names.toml")["placement_variables"])
 #: The script that makes the image, in ``image_source`` of a plan.
 _BUILT_BY = re.compile(r"^built .*\bby (build_(?:image|engine)\.sh)$")
 #: Settings that the scripts list: numbers and types of a result.
@@ -179,6 +177,25 @@ def host_kv_gib(plan: Plan) -> int:
     return ceil(float(option(plan.serve_argv, "--kv-offloading-size") or 0) * engines)
 
 
+def batch_commands(file: PlanFile) -> str:
+    """Commands that split a file of requests and answer the parts with ``vllm run-batch``; empty for plans of users.
+
+    The command came in 0.9.1. Options of the engine are those that ``vllm bench throughput`` takes as well.
+    """
+    plan, taken, words = file.plan, False, list[str]()
+    version = engine.parse_version(plan.engine_version)
+    for word in plan.serve_argv[3:]:
+        if word.startswith("--"):
+            taken = bool(engine.flag_status(version, word.partition("=")[0], "bench throughput"))
+        words += [word] * taken
+    env = [f"{name}={shlex.quote(value)} " for name, value in plan.env.items() if name not in PLACEMENT_VARIABLES]
+    line = f'{"".join(env)}vllm run-batch -i "$part" -o "results-$part" {shlex.join(["--model", plan.model, *words])}'
+    split = "split --lines=50000 --numeric-suffixes --suffix-length=4 --additional-suffix=.jsonl requests.jsonl part-"
+    loop = f'for part in part-*.jsonl; do [ -e "results-$part" ] || {line}; done'
+    offline = (plan.job or file.goal == "max-throughput") and not plan.targets and plan.nodes == 1
+    return f"{split}\n{loop}" if offline and version.release >= (0, 9, 1) else ""
+
+
 def describe_load(plan: Plan) -> str:
     return "; ".join(f"{one.name}: {_load_words(one.workload)}" for one in plan.classes) or _load_words(plan.workload)
 
@@ -303,6 +320,8 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "build_script": built_by,
         "measures_next": _next_run(plan) != {},
         "image_command": f"./{built_by}" if built_by else f"docker pull {shlex.quote(plan.image)}",
+        "batch_commands": batch_commands(emission.file),
+        "served_name": served_name(plan),
         "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
         "clients": tuple(
             {

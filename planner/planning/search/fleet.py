@@ -350,8 +350,16 @@ def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] 
     divided = divided_fleets(search, terms, demands)
     if too_rare(demands, MIXED_PROMPTS):
         return divided
-    shared = _in_order(one_pool.fleets(demands))
-    return replace(_better(divided, shared), shapes=(divided.best, shared.best))
+    shared, minimise = _in_order(one_pool.fleets(demands)), divided.minimised
+    by_gpu: dict[str, Fleet] = {}
+    for fleet in (*divided.single, *shared.single):
+        best = by_gpu.setdefault(fleet.rented[0].profile.id, fleet)
+        if (fleet.weight(minimise), fleet.gpus) < (best.weight(minimise), best.gpus):
+            by_gpu[fleet.rented[0].profile.id] = fleet
+    mix = min(filter(None, (divided.mix, shared.mix)), key=lambda fleet: fleet.weight(minimise), default=None)
+    refused = tuple(gone for gone in divided.refused if gone.gpu not in by_gpu)
+    better = _in_order(replace(divided, single=tuple(by_gpu.values()), mix=mix, refused=refused))
+    return replace(better, shapes=(divided.best, shared.best))
 
 
 def divided_fleets(search: Search, terms: Terms, classes: tuple[Load, ...]) -> Fleets:
@@ -537,19 +545,6 @@ def _in_order(fleets: Fleets) -> Fleets:
     if mix and ordered and (len(mix.rented) == 1 or mix.weight(minimise) >= least):
         mix = None
     return replace(fleets, single=ordered, mix=mix)
-
-
-def _better(one: Fleets, other: Fleets) -> Fleets:
-    minimise = one.minimised
-    by_gpu: dict[str, Fleet] = {}
-    for fleet in (*one.single, *other.single):
-        gpu = fleet.rented[0].profile.id
-        best = by_gpu.setdefault(gpu, fleet)
-        if (fleet.weight(minimise), fleet.gpus) < (best.weight(minimise), best.gpus):
-            by_gpu[gpu] = fleet
-    mix = min(filter(None, (one.mix, other.mix)), key=lambda fleet: fleet.weight(minimise), default=None)
-    refused = tuple(gone for gone in one.refused if gone.gpu not in by_gpu)
-    return _in_order(replace(one, single=tuple(by_gpu.values()), mix=mix, refused=refused))
 
 
 def _usd(rented: Sequence[Rented]) -> Interval | None:
