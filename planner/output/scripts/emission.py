@@ -24,6 +24,7 @@ from planner.units import GB, GIB, MIB, counted, whole_number
 PORT = 8000  #: vLLM's own, and the balancer's
 SERVER_FILES = ("instances.sh", "nginx.conf")
 MODEL_CACHE = "/huggingface"  #: HF_HOME of the host, as the container sees it
+LM_EVAL_GB = 2  #: of the environment of accuracy.sh
 IMAGE_GB = {"cuda": 40, "rocm": 60}  #: disk space that preflight.sh asks for
 ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
 #: Five worked examples of gsm8k, the question and 256 tokens of answer are about 1300 tokens, rounded up
@@ -470,6 +471,7 @@ def _accuracy(emission: Emission) -> dict[str, Any]:
         arguments |= {"num_concurrent": concurrent, "timeout": 600, "max_retries": 5}
         arguments |= {"tokenized_requests": False, "tokenizer_backend": "None"}
     return {
+        "lm_eval_gb": LM_EVAL_GB,
         # JSON, because lm_eval cuts its other form at every comma
         "accuracy_arguments": json.dumps(arguments),
         "accuracy_batch_size": option(emission.accuracy, "--batch_size") or "",
