@@ -146,7 +146,7 @@ class LeaveOut:
                 name, run = terms.metric_names[metric], int(terms.metric_run[metric])
                 error = float(log_s - terms.log_measured[metric])
                 known = belief.of(terms.observed[run].covariates)
-                deviation = float(known.variance(slope[None])[0]) ** 0.5
+                deviation = known.variance(slope) ** 0.5
                 found.append(Miss(run, name, -error if name == "output_throughput" else error, deviation))
         return sorted(found, key=_place)
 

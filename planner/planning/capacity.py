@@ -11,10 +11,10 @@ from functools import cached_property, partial
 from math import ceil, inf
 
 from planner.planning import defaults
-from planner.planning.defaults import IDLE, NEAR_EDGE, NEAR_LIMIT, TOLERANCE, USUAL_BATCH, USUALLY_KEPT
+from planner.planning.defaults import IDLE, NEAR_EDGE, NEAR_LIMIT, TOLERANCE, USUALLY_KEPT
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket, crossing, largest, smallest
-from planner.planning.predict import THROUGHPUT, Estimate, Prediction, ServedLoad, estimate, estimated_uncertainty
+from planner.planning.predict import THROUGHPUT, Estimate, Prediction, ServedLoad, doubt_at, estimate
 from planner.planning.uncertainty import Uncertainty, least_upper
 from planner.units import MS
 from planner.workload import DEFAULT_PERCENTILE, By, Load, Slo, Targets
@@ -185,17 +185,6 @@ class Steady:
         return self.request_per_s * self.doubt.upper("output_throughput", 1 - confidence)
 
 
-def doubt_at(deployment: Deployment, load: Load, concurrency: int) -> Uncertainty:
-    """Uncertainty of the closed form with ``concurrency`` requests."""
-    each = ceil(concurrency / deployment.config.data_parallel_size)
-    return estimated_uncertainty(deployment, load.input_len, load.output_len, each, load.prefix_len)
-
-
-def usual_doubt(deployment: Deployment, load: Load) -> Uncertainty:
-    """Uncertainty of the closed form with a usual number of requests."""
-    return doubt_at(deployment, load, min(deployment.config.max_running, USUAL_BATCH))
-
-
 def at_load(deployment: Deployment, load: Load, slos: Sequence[Slo], by: By, value: float) -> Load:
     """``load`` at a request rate or concurrency, with enough requests for those in flight and for the percentiles."""
     percentile = max((DEFAULT_PERCENTILE if slo.percentile is None else slo.percentile for slo in slos), default=50.0)
@@ -226,7 +215,7 @@ def closed_form_load(
     ``by_noise``: with the margins that noise alone asks for, which no doubt is below."""
     if by_noise and confidence < 0.5:
         return inf
-    upper = partial(least_upper, deployment) if by_noise else (doubt or usual_doubt(deployment, load)).upper
+    upper = partial(least_upper, deployment) if by_noise else (doubt or doubt_at(deployment, load)).upper
     margins = [(slo, upper(slo.key, confidence)) for slo in slos]
 
     def excess(concurrency: int) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 
 from planner import simulator
 from planner.engine import bench_backend
-from planner.planning.defaults import Bench
+from planner.planning.defaults import USUAL_BATCH, Bench
 from planner.planning.deployment import Deployment
 from planner.planning.uncertainty import MOST_PROMPTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps, least_upper
 from planner.timing import Batch
@@ -131,11 +131,7 @@ class Prediction:
     @cached_property
     def result(self) -> dict[str, Any]:
         good = {} if self.classes else _good_between(self.replay, self.goodput, self.uncertainty)
-        return self.with_intervals(self.figures) | good
-
-    def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
-        return self.uncertainty.beside(figures)
+        return self.uncertainty.beside(self.figures) | good
 
     @cached_property
     def rates(self) -> dict[str, float]:
@@ -353,21 +349,18 @@ def estimate(
     return deployment.estimates[key]
 
 
-def estimated_uncertainty(
-    deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int = 0
-) -> Uncertainty:
-    steps = _Steps.of(deployment, input_len, output_len, concurrency, prefix_len)
+def doubt_at(deployment: Deployment, load: Load, concurrency: int = USUAL_BATCH) -> Uncertainty:
+    """Uncertainty of the closed form with ``concurrency`` requests on all DP ranks, as far as they run at once."""
+    each = ceil(min(concurrency, deployment.config.max_running) / deployment.config.data_parallel_size)
+    steps = _Steps.of(deployment, load.input_len, load.output_len, each, load.prefix_len)
     sums = {name: np.array(weights) for name, weights in steps.sums.items()}
-    return UncertaintyOfSteps(deployment, steps.batches, sums, lonely=concurrency == 1)
-
-
-Weights = tuple[float, float, float]
+    return UncertaintyOfSteps(deployment, steps.batches, sums, lonely=each == 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Steps:
     batches: tuple[Batch, ...]  #: a decode step of all; of all but one; and that with a prompt's chunk
-    sums: dict[str, Weights]  #: of these for each latency, and for the time of a throughput
+    sums: dict[str, tuple[float, float, float]]  #: of these for each latency, and for the time of a throughput
 
     @classmethod
     def of(cls, deployment: Deployment, input_len: int, output_len: int, concurrency: int, prefix_len: int) -> "_Steps":

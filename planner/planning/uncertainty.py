@@ -5,10 +5,11 @@
     log measured = log predicted + error of the efficiencies + noise
 
 The error follows from the distribution of the efficiencies (``planner.timing.Belief``). The steps of the replay carry
-it to first order. In an open loop the queue reacts. There the direction in which the whole engine is slower or
-faster is replayed at both ends (sigma points: Julier and Uhlmann, Proceedings of the IEEE 92(3), 2004). The noise, and
-how many deviations hold which share of the measurements, are those of published runs that the fit did not see (split
-conformal prediction: Lei et al., JASA 113(523), 2018).
+it to first order. Where the GPU waits for an asynchronous host, a fast host is timed as well: then the GPU counts. In
+an open loop the queue reacts. There the direction in which the whole engine is slower or faster is replayed at both
+ends (sigma points: Julier and Uhlmann, Proceedings of the IEEE 92(3), 2004). The noise, and how many deviations hold
+which share of the measurements, are those of published runs that the fit did not see (split conformal prediction: Lei
+et al., JASA 113(523), 2018).
 """
 
 from abc import ABC, abstractmethod
@@ -49,6 +50,8 @@ MOST_PROMPTS = 20_000
 GAP_SHARE = 0.3
 LEAST_FACTOR = 0.01  #: between a prediction and a measurement: below even odds nothing better is certain
 _NORMAL = NormalDist()
+_HOST = [PARAMETERS.index(name) for name in ("host_step_s", "host_seq_s")]
+_AWAY = _NORMAL.inv_cdf((1 + LEVEL) / 2)  #: standard deviations from the middle of an interval to its end
 _DEVIATIONS = np.array([0.0, *(_NORMAL.inv_cdf((1 + level) / 2) for level in LEVELS)])
 
 
@@ -88,13 +91,9 @@ class Uncertainty(ABC):
 
     def factors(self, key: str, level: float = LEVEL) -> tuple[float, float] | None:
         """Factors around the figure ``key`` between which the share ``level`` of measurements lies."""
-        figure = Figure.of_key(key)
-        scatter = self.scatter(figure)
-        if figure is None or scatter is None:
+        if self.scatter(Figure.of_key(key)) is None:
             return None
-        reach, away = _reach(scatter, level), _NORMAL.inv_cdf((1 + level) / 2)
-        low, high = exp(-reach * self._sd(figure, above=False)), exp(reach * self._sd(figure, above=True))
-        return low * self._gap_factor(key, -away), high * self._gap_factor(key, away)
+        return self.upper(key, (1 - level) / 2), self.upper(key, (1 + level) / 2)
 
     def deviations(self, key: str) -> tuple[float, float]:
         """Standard deviations of the logarithm of the figure ``key``, downwards and upwards, without noise."""
@@ -123,10 +122,8 @@ class Uncertainty(ABC):
             raise InputError("a confidence must be above 0 and below 1", hint="for example 0.8")
         figure = Figure.of_key(key)
         scatter = self.scatter(figure)
-        if figure is None or scatter is None:
-            return 1.0
         level = 2 * probability - 1
-        if not level:
+        if figure is None or scatter is None or not level:
             return 1.0
         reach = _reach(scatter, abs(level))
         factor = exp((reach if level > 0 else -reach) * self._sd(figure, above=level > 0))
@@ -145,9 +142,17 @@ class Uncertainty(ABC):
         normal = float(np.interp(abs(away / sd), np.maximum.accumulate(reach), grid))
         return _NORMAL.cdf(normal if away > 0 else -normal)
 
-    def _gap_factor(self, key: str, deviations: float) -> float:  # noqa: ARG002  (a closed form has no gaps)
+    def _gap_factor(self, key: str, deviations: float) -> float:
         """Factor on a percentile of ITL where more, or fewer, gaps are long by so many deviations of their share."""
-        return 1.0
+        statistic, _, metric = key.partition("_")
+        text = statistic.removeprefix("p")
+        percentile = float(text) if metric == "itl_ms" and text.replace(".", "", 1).isdigit() else 0.0
+        served = self._served  # a closed form has no gaps
+        if not served or not 75 < percentile < 100 or not len(served.token_runs.steps):
+            return 1.0
+        moved = max(100 - (100 - percentile) * exp(-GAP_SHARE * deviations), 1.0)
+        here_ms, moved_ms = (statistic_ms(Slo("itl", 1.0, one), served) for one in (percentile, moved))
+        return moved_ms / here_ms if here_ms else 1.0
 
     def spread(self, key: str) -> Spread:
         """Sensitivity of the figure ``key`` to the efficiencies, to compare it with that of another engine."""
@@ -180,17 +185,50 @@ class Uncertainty(ABC):
             self._sds[figure, above] = sd
         return self._sds[figure, above]
 
-    def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:  # noqa: ARG002  (not everywhere alike)
-        return sqrt(self._variance(figure) + noise**2)
-
-    def _variance(self, figure: Figure) -> float:
+    def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:
+        here, fast = (self._time(figure, steps) for steps in self._steps)
+        move = log(here[0] / fast[0]) / _AWAY if above == figure.inverse and here[0] else 0.0
+        end_s, slope = fast if move else here  # with a fast host the GPU counts
+        gradient = _relative(slope, end_s)
+        along = float(gradient @ self._slower_host) if move else 0.0
+        rest = max(self.deployment.known.variance(gradient) - along**2, 0.0)
         drafts = self.deployment.config.speculative_config
         accepted = drafts.acceptance_deviation if drafts and figure.of != "ttft" else 0.0  # as if all steps decoded
-        return float(self.deployment.known.variance(self._gradient(figure)[None])[0]) + accepted**2
+        return sqrt(move**2 + rest + accepted**2 + noise**2)
 
-    @abstractmethod
     def _gradient(self, figure: Figure) -> Floats:
         """Derivative of the logarithm of the figure by those of the efficiencies, (parameters,)."""
+        total_s, slope = self._time(figure, self._steps[0])
+        return _relative(slope, -total_s if figure.inverse else total_s)
+
+    @abstractmethod
+    def _time(self, figure: Figure, steps: tuple[Floats, Floats]) -> tuple[float, Floats]:
+        """Seconds of the figure, of a throughput those of the run, and their derivatives, from those of the steps."""
+
+    @abstractmethod
+    def _batches(self) -> Sequence[Batch]: ...
+
+    @cached_property
+    def _steps(self) -> Sequence[tuple[Floats, Floats]]:
+        """Seconds of the steps, and derivatives: as predicted, and where the GPU waits for the host with a fast one."""
+        away = _AWAY * self._slower_host
+        here, fast = step_gradients(self.deployment.timer, self._batches(), (0 * away, -away))
+        waits = here[1][:, _HOST].sum(axis=1) > here[0] / 2
+        return (here, fast) if self.deployment.config.async_scheduling and waits.any() else (here, here)
+
+    @cached_property
+    def _slower_host(self) -> Floats:
+        """One standard deviation of the host's time at the most requests."""
+        seqs = max((batch.decode_seqs + batch.prefill_seqs for batch in self._batches()), default=0)
+        efficiency, gradient = self.deployment.timer.efficiency, np.zeros(len(PARAMETERS))
+        gradient[_HOST] = efficiency.host_step_s, efficiency.host_seq_s * seqs
+        return self._deviation(gradient / gradient.sum())
+
+    def _deviation(self, gradient: Floats) -> Floats:
+        """One standard deviation of what has this gradient: how the efficiencies move together with it."""
+        moved: Floats = self.deployment.known.covariance @ gradient
+        sd = sqrt(max(float(gradient @ moved), 0.0))
+        return moved / sd if sd else moved
 
 
 class UncertaintyOfReplay(Uncertainty):
@@ -229,7 +267,7 @@ class UncertaintyOfReplay(Uncertainty):
             return self._parts[group]
         made = self._parts[group] = copy(self)
         made._sds, made._parts, made._all, made._group, made._served = {}, {}, self, group, self._served.of(group)
-        for kept in ("_timeline", "_step_gradients", "_slower", "_outcome"):
+        for kept in ("_timeline", "_steps", "_slower_host", "_slower", "_outcome"):
             made.__dict__.pop(kept, None)
         return made
 
@@ -237,10 +275,11 @@ class UncertaintyOfReplay(Uncertainty):
         # the link to the host has no part in the steps
         copies = self.load.prefix_cache_hit_rate and self.deployment.config.kv_offloading_size
         link = self._move(figure, above, "link") if copies or self._served.host_tok.any() else 0.0
+        first_order = super()._found_sd(figure, noise, above)
         if not self._replays:
-            return hypot(super()._found_sd(figure, noise, above), link)
+            return hypot(first_order, link)
         along = float(self._gradient(figure) @ self._slower)
-        rest = max(self._variance(figure) - along**2, 0.0) + noise**2
+        rest = max(first_order**2 - along**2, noise**2)
         return sqrt(self._move(figure, above, "engine") ** 2 + link**2 + rest)
 
     def _move(self, figure: Figure, above: bool, slower: str) -> float:
@@ -248,16 +287,6 @@ class UncertaintyOfReplay(Uncertainty):
         key = "duration" if figure.of in ("throughput", "latency") else f"{figure.statistic}_{figure.of}"
         move = log(self._end(slower, above != figure.inverse)[key] / self._outcome[key])
         return max(move if above != figure.inverse else -move, 0.0)
-
-    def _gap_factor(self, key: str, deviations: float) -> float:
-        statistic, _, metric = key.partition("_")
-        text = statistic.removeprefix("p")
-        percentile = float(text) if metric == "itl_ms" and text.replace(".", "", 1).isdigit() else 0.0
-        if not 75 < percentile < 100 or not len(self._served.token_runs.steps):
-            return 1.0
-        moved = max(100 - (100 - percentile) * exp(-GAP_SHARE * deviations), 1.0)
-        here_ms, moved_ms = (statistic_ms(Slo("itl", 1.0, one), self._served) for one in (percentile, moved))
-        return moved_ms / here_ms if here_ms else 1.0
 
     @cached_property
     def _outcome(self) -> Outcome:
@@ -269,32 +298,28 @@ class UncertaintyOfReplay(Uncertainty):
         if (what, slower) not in every._ends:
             by = every._slower
             if what == "link":  # no run has tied what the link to the host reaches to anything else
-                place = PARAMETERS.index("offload_share")
-                by = np.zeros(len(PARAMETERS))
-                by[place] = -sqrt(self.deployment.known.covariance[place, place])
+                by = -self._deviation(np.array([float(name == "offload_share") for name in PARAMETERS]))
             moved = self.deployment.with_efficiencies_moved(by if slower else -by)
             served = moved.replay(self.load, offline=self.offline, keep_gaps=False)
             groups = {group: _outcome(served.of(group)) for group in served.groups}
             every._ends[what, slower] = {"": _outcome(served), **groups}
         return every._ends[what, slower][self._group]
 
-    def _gradient(self, figure: Figure) -> Floats:
-        steps: StepSum | None
+    def _time(self, figure: Figure, steps: tuple[Floats, Floats]) -> tuple[float, Floats]:
         if figure.of == "latency":
-            steps = self._timeline.every_step()
+            weighted: StepSum | None = self._timeline.every_step()
         elif figure.of == "throughput":
-            steps = self._timeline.duration(self._client)
+            weighted = self._timeline.duration(self._client)
         else:
-            steps = self._timeline.latency(figure.of, (figure.statistic,)).get(figure.statistic)
-        if steps is None:
-            return np.zeros(len(PARAMETERS))
-        seconds, derivative = self._step_gradients
-        total_s, slope = float(steps.weights @ seconds) + steps.fixed_s, steps.weights @ derivative
-        for name, times in steps.delays.items():
+            weighted = self._timeline.latency(figure.of, (figure.statistic,)).get(figure.statistic)
+        if weighted is None:
+            return 0.0, np.zeros(len(PARAMETERS))
+        total_s, slope = weighted.fixed_s + float(weighted.weights @ steps[0]), weighted.weights @ steps[1]
+        for name, times in weighted.delays.items():
             delay_s = times * getattr(self._client, name)
             total_s += delay_s
             slope[PARAMETERS.index(name)] += delay_s
-        return _relative(slope, -total_s if figure.inverse else total_s)
+        return total_s, slope
 
     @cached_property
     def _timeline(self) -> Timeline:
@@ -307,19 +332,15 @@ class UncertaintyOfReplay(Uncertainty):
     def _client(self) -> Client:
         return Client() if self.offline else self.deployment.client
 
-    @cached_property
-    def _step_gradients(self) -> tuple[Floats, Floats]:
-        return step_gradients(self.deployment.timer, self._timeline.batches)
+    def _batches(self) -> Sequence[Batch]:
+        return self._timeline.batches
 
     @cached_property
     def _slower(self) -> Floats:
         """One standard deviation of the time of all steps: how the efficiencies move together with it."""
-        seconds, derivative = self._step_gradients
+        seconds, derivative = self._steps[0]
         weights = self._timeline.every_step().weights
-        gradient = _relative(weights @ derivative, float(weights @ seconds))
-        moved: Floats = self.deployment.known.covariance @ gradient
-        sd = sqrt(max(float(gradient @ moved), 0.0))
-        return moved / sd if sd else moved
+        return self._deviation(_relative(weights @ derivative, float(weights @ seconds)))
 
 
 class UncertaintyOfSteps(Uncertainty):
@@ -330,13 +351,14 @@ class UncertaintyOfSteps(Uncertainty):
     ) -> None:
         """``sums``: for ``ttft``, ``tpot``, ``e2el`` and ``throughput`` (its time), the weights of the batches."""
         super().__init__(deployment, lonely=lonely, open_loop=False)
-        self._sums = sums
-        self._seconds, self._derivative = step_gradients(deployment.timer, batches)
+        self._sums, self._every = sums, batches
 
-    def _gradient(self, figure: Figure) -> Floats:
+    def _batches(self) -> Sequence[Batch]:
+        return self._every
+
+    def _time(self, figure: Figure, steps: tuple[Floats, Floats]) -> tuple[float, Floats]:
         weights = self._sums[figure.of]
-        total_s = float(weights @ self._seconds)
-        return _relative(weights @ self._derivative, -total_s if figure.inverse else total_s)
+        return float(weights @ steps[0]), weights @ steps[1]
 
 
 def _relative(slope: Floats, total: float) -> Floats:

@@ -386,9 +386,6 @@ class DpRank:
         self._endings[ends].append(sequence)
 
 
-_rank = attrgetter("rank")
-
-
 class PriorityRank(DpRank):
     """A DP rank under ``--scheduling-policy priority``.
 
@@ -448,7 +445,7 @@ class PriorityRank(DpRank):
     def _claim(self, sequence: Sequence, blocks: int) -> bool:
         while blocks > self.kv.free:
             self._calm = False
-            victim = max((*self._running.values(), *self._leaving), key=_rank)
+            victim = max((*self._running.values(), *self._leaving), key=attrgetter("rank"))
             if victim in self._leaving:  # with asynchronous scheduling it still stands among them
                 self.kv.release(victim.index, self._leaving.pop(victim))
                 continue

@@ -67,10 +67,9 @@ class Known:
         result: Floats = own.T @ own + (known * self.signs) @ known.T
         return result
 
-    def variance(self, gradient: Floats) -> Floats:
-        """Variance of the logarithms of figures whose derivatives are ``gradient``, (figures, parameters)."""
-        result: Floats = np.maximum(np.einsum("ij,jk,ik->i", gradient, self.covariance, gradient), 0.0)
-        return result
+    def variance(self, gradient: Floats) -> float:
+        """Variance of the logarithm of a figure whose derivatives are ``gradient``, (parameters,)."""
+        return max(float(gradient @ self.covariance @ gradient), 0.0)
 
     def spread(self, gradient: Floats) -> Spread:
         """The uncertainty of one figure, whose derivatives are ``gradient``, (parameters,)."""

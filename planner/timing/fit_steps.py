@@ -142,15 +142,20 @@ def _sums(to: Ints, values: Floats, count: int) -> Floats:
     return np.bincount(to, values, count).astype(np.float64, copy=False)
 
 
-def step_gradients(timer: StepModel | SpeculativeStep, batches: Sequence[Batch]) -> tuple[Floats, Floats]:
-    """Seconds of each step, (batches,), and derivatives, (batches, parameters); drafts scale with verification."""
+def step_gradients(
+    timer: StepModel | SpeculativeStep, batches: Sequence[Batch], moves: Iterable[Floats]
+) -> list[tuple[Floats, Floats]]:
+    """Seconds of each step, (batches,), and derivatives, (batches, parameters); drafts scale with verification.
+
+    Once for each of ``moves`` of the logarithms of the efficiencies, of which the first is none."""
     if isinstance(timer, SpeculativeStep):
         target, computed = timer.target, [timer.verified(batch) for batch in batches]
     else:
         target, computed = timer, list(batches)
     values = np.log([[getattr(target.efficiency, name) for name in PARAMETERS]])
-    target_s, derivative = StepTimes((target, batch, 0) for batch in computed).seconds(values)
+    times = StepTimes((target, batch, 0) for batch in computed)
+    timed = [times.seconds(values + move) for move in moves]
     if target is timer:
-        return target_s, derivative
-    step_s = np.array([timer.step_s(batch) for batch in batches])
-    return step_s, derivative * (step_s / target_s)[:, None]
+        return timed
+    scale = np.array([timer.step_s(batch) for batch in batches]) / timed[0][0]
+    return [(step_s * scale, derivative * scale[:, None]) for step_s, derivative in timed]

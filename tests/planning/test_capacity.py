@@ -13,11 +13,11 @@ from planner.engine.published import default_version
 from planner.engine.settings import EngineArgs
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
-from planner.planning.capacity import Capacity, Steady, at_load, doubt_at, measure
+from planner.planning.capacity import Capacity, Steady, at_load, measure
 from planner.planning.defaults import LADDER, TOLERANCE
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.largest import bracket, largest, smallest
-from planner.planning.predict import ServedLoad, estimate
+from planner.planning.predict import ServedLoad, doubt_at, estimate
 from planner.planning.uncertainty import UncertaintyOfReplay
 from planner.simulator.bench import hopeless_at
 from planner.workload.load import Load

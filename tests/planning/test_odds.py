@@ -1,12 +1,18 @@
 """The odds that one figure beats another: by hand, and what must hold whatever the figures are."""
 
+from collections.abc import Iterable
+from math import exp, log
+from statistics import NormalDist
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.planning.uncertainty import Forecast
-from planner.timing import Spread
+from planner.planning import uncertainty
+from planner.planning.uncertainty import Forecast, UncertaintyOfSteps
+from planner.timing import PARAMETERS, Batch, Known, Spread
 from planner.units import percent
 
 _SCALES = st.floats(0.0, 2.0)
@@ -63,3 +69,33 @@ def test_more_of_the_same_never_beats_less_often(one: Forecast, other: Forecast,
 
 def test_no_prediction_is_certain() -> None:
     assert [percent(odds) for odds in (0.001, 0.5, 0.934, 0.9999)] == ["under 1%", "50%", "93%", "over 99%"]
+
+
+@pytest.mark.parametrize("host", [0.1, 0.5, 0.9, 0.99, 1.01, 1.2, 1.6, 3.0])
+def test_with_asynchronous_scheduling_the_larger_of_two_lognormal_times_counts(
+    host: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P(max(gpu, host) < t) is the product of both. The GPU takes 1, known to 13 %, and the host is known to 59 %."""
+    places = [PARAMETERS.index(name) for name in ("weight_bandwidth_16", "host_seq_s")]
+
+    def steps(_timer: object, _batches: object, moves: Iterable[np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
+        times = [np.array([1.0, host]) * np.exp(move[places]) for move in moves]
+        counts = [np.eye(len(PARAMETERS))[places[np.argmax(both)]] for both in times]
+        return [(both[[both.argmax()]], both.max() * one[None]) for both, one in zip(times, counts, strict=True)]
+
+    def probability(factor: float) -> float:
+        normal = NormalDist()
+        late_s = factor * max(1.0, host)
+        return normal.cdf(log(late_s) / 0.13) * normal.cdf(log(late_s / host) / 0.59)
+
+    monkeypatch.setattr(uncertainty, "step_gradients", steps)
+    powers = np.eye(len(PARAMETERS))[places]
+    engine = SimpleNamespace(
+        config=SimpleNamespace(async_scheduling=True, speculative_config=None),
+        timer=SimpleNamespace(efficiency=SimpleNamespace(host_step_s=0.0, host_seq_s=host)),
+        known=Known((("gpu", ()), ("host", ())), np.array([0.13, 0.59]), powers, np.zeros((2, 0)), np.zeros(0)),
+    )
+    below, above = UncertaintyOfSteps(engine, [Batch(1, 1.0)], {"tpot": np.ones(1)}).deviations("mean_tpot_ms")
+    assert 0.015 < probability(exp(-1.645 * below)) < 0.075
+    if host > 1:  # a host that hides behind the GPU counts as hidden
+        assert 0.93 < probability(exp(1.645 * above)) < 0.97

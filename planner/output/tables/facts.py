@@ -27,7 +27,6 @@ HARDWARE_COLUMNS = columns_of(
     **{f"{dtype}_tflop_per_s": _peak(dtype) for dtype in ("bf16", "fp8", "fp4")},
 )
 CATALOG_COLUMNS = columns_of("catalog", billions=_billions)
-MODEL_COLUMNS = columns_of("model", billions=_billions)
 MODEL_FIELDS = columns_of(
     "model_fields",
     attention=lambda found: attention_kinds(found.model),
@@ -40,7 +39,6 @@ MODEL_FIELDS = columns_of(
     },
     notes=lambda found: [*found.notes, *found.model.notes, *found.model.quantization.notes],
 )
-FIGURE_COLUMNS = columns_of("model_figures")
 WORKFLOW_COLUMNS = columns_of("workflows", sources=lambda job: [document.title for document in job.documents])
 FILE_COLUMNS = (Column("file", of="0"), Column("purpose", wraps=True, of="1"))
 
@@ -62,7 +60,7 @@ def print_profile(profile: GpuProfile, output: str) -> None:
     if output == "table":
         print(f"{profile.id}{names}: {profile.name}, {profile.architecture}, {profile.gpus_per_node} in a node\n")
     rows = [_figure(path, fact) for path, fact in profile.figures()]
-    print(records_text(rows, output, FIGURE_COLUMNS), end="")
+    print(records_text(rows, output, columns_of("model_figures")), end="")
     if output != "table":
         return
     print()
@@ -110,7 +108,7 @@ def print_models(rows: Sequence[Mapping[str, Any]], output: str) -> None:
         return
     shown = [row for row in rows if "error" not in row]
     if shown:
-        print(records_text(shown, output, MODEL_COLUMNS), end="")
+        print(records_text(shown, output, columns_of("model", billions=_billions)), end="")
     if output == "table":
         print_notes(f"{row['resolved']}: {remark}" for row in shown for remark in row["notes"])
 

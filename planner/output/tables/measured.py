@@ -328,7 +328,6 @@ class WorkflowAnswer(Answer):
 
 
 WORST = 3  #: figures that the verdict of an evaluation names
-SUMMARY = columns_of("evaluation")
 RUN = ("run_id", "gpu", "model")
 FIGURE = ("measured", "predicted", "lo", "hi", "error")
 ROWS = tuple(map(Column, (*RUN, "metric", *FIGURE, "refused", "calibration")))
@@ -365,7 +364,7 @@ class Evaluation(Answer):
 
     def sentences(self) -> Iterator[str]:
         yield f"{wrapped(self._verdict())}\n"
-        yield table_text(self.summary(), SUMMARY)
+        yield table_text(self.summary(), columns_of("evaluation"))
 
     def _verdict(self) -> str:
         """The share of the figures inside their intervals, and those furthest off."""

@@ -27,14 +27,12 @@ from planner.planning.capacity import (
     at_concurrency,
     at_load,
     closed_form_load,
-    doubt_at,
     idle_load,
     measure,
-    usual_doubt,
 )
 from planner.planning.defaults import TOLERANCE, USUAL_BATCH
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Reading, ServedLoad, estimate
+from planner.planning.predict import Reading, ServedLoad, doubt_at, estimate
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import for_users
 from planner.planning.search.servers import fewest_servers, largest, share_of
@@ -252,7 +250,7 @@ class _Search:
 
     def _usual_doubt(self, deployment: Deployment) -> Uncertainty:
         """Uncertainty of the closed form with a usual number of requests, or as few as the targets allow."""
-        usual, slos, confidence = usual_doubt(deployment, self.load), self.objective.slos, self.objective.confidence
+        usual, slos, confidence = doubt_at(deployment, self.load), self.objective.slos, self.objective.confidence
         if len(self.classes) > 1 or not slos:
             return usual
         few = closed_form_load(deployment, self.load, slos, "concurrency", confidence=confidence, doubt=usual)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import ceil, exp, inf, log, log1p
+from math import exp, inf, log, log1p
 from typing import Any
 
 from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, SpeculativeConfig
@@ -12,7 +12,7 @@ from planner.planning.capacity import Capacity
 from planner.planning.defaults import TOLERANCE, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.fit import WayOut
-from planner.planning.predict import Estimate, Prediction, ServedLoad, estimated_uncertainty
+from planner.planning.predict import Estimate, Prediction, ServedLoad, doubt_at
 from planner.planning.uncertainty import Forecast, Uncertainty
 from planner.units import MS, percent
 from planner.workload import Load
@@ -113,8 +113,7 @@ class Candidate:
 
     def uncertainty(self, load: Load) -> Uncertainty:
         """The uncertainty of its figures under ``load``, by the closed form."""
-        concurrency = ceil(self.estimate.concurrency / self.config.data_parallel_size)
-        return estimated_uncertainty(self.deployment, load.input_len, load.output_len, concurrency, load.prefix_len)
+        return doubt_at(self.deployment, load, self.estimate.concurrency)
 
     def forecast(self, merit: "Merit", load: Load) -> Forecast:
         return Forecast.of(exp(merit.of_candidate(self)), self.uncertainty(load), *merit.figure)

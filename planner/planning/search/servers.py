@@ -14,11 +14,11 @@ from math import ceil, inf, sqrt
 from statistics import NormalDist
 
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, at_load, doubt_at, measure
+from planner.planning.capacity import Capacity, at_load, measure
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket
 from planner.planning.plan import PlannedOffloading, PlannedRung, PlannedTarget, Unaided
-from planner.planning.predict import THROUGHPUT, ServedLoad, estimate
+from planner.planning.predict import THROUGHPUT, ServedLoad, doubt_at, estimate
 from planner.planning.search.candidate import Candidate
 from planner.planning.search.space import Objective, Space
 from planner.planning.uncertainty import Uncertainty, UncertaintyOfReplay
