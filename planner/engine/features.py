@@ -339,7 +339,7 @@ def uses_latent_attention(model: Model) -> bool:
     return any(isinstance(mixer, LatentAttention) for mixer in model.distinct_mixers)
 
 
-Facts = Literal["first", "last", "v1", "mtp", "second_runner", "second_runner_on_rocm", "adapted_tables"]
+Facts = Literal["first", "last", "v1", "mtp", "second_runner", "second_runner_on_rocm", "adapted_tables", "no_adapters"]
 
 
 @cache

@@ -891,12 +891,14 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
         raise IllegalPlanError(cause, hint=hint, **({"max_lora_rank": larger[0]} if larger else {}))
     if in_host < loras:
         cause = f"--max-cpu-loras {in_host} is less than --max-loras {loras}"
-        hint = f"raise it to {loras}: host memory holds a copy of each adapter on the GPU"
-        raise IllegalPlanError(cause, hint=hint, max_cpu_loras=loras)
-    if model.vocab_size > MOST_VOCABULARY and model.architecture in releases("adapted_tables"):
-        most = f"vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows"
-        cause = f"--enable-lora: {most}, and {model.id} has {model.vocab_size:,}"
-        raise IllegalPlanError(cause, hint="leave it out, or merge the adapter into the model")
+        raise IllegalPlanError(cause, hint=f"raise it to {loras}: it counts those on the GPU", max_cpu_loras=loras)
+    refused, tables = "", model.architecture in releases("adapted_tables")
+    if version.release <= releases("no_adapters").get(model.architecture, ()):  # ``load_lora_model`` raises ValueError
+        refused = f"vLLM {version} serves no adapters of {model.architecture}"
+    elif tables and model.vocab_size > MOST_VOCABULARY:
+        refused = f"vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows, and {model.id} has {model.vocab_size:,}"
+    if refused:
+        raise IllegalPlanError(f"--enable-lora: {refused}", hint="leave it out, or merge the adapter into the model")
     if args.fully_sharded_loras and args.enable_expert_parallel:
         cause = "--fully-sharded-loras: vLLM refuses it with --enable-expert-parallel"
         raise IllegalPlanError(cause, hint="leave one of them out")
@@ -904,8 +906,7 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
         cause = f"--max-lora-rank {rank} is not divisible by --tensor-parallel-size {args.tensor_parallel_size}"
         raise IllegalPlanError(f"--fully-sharded-loras: {cause}", hint="raise the rank, or leave it out")
     # routed experts have adapters since FusedMoEWithLoRA (pull request 21229)
-    experts, tables = version.release >= (0, 11, 1), model.architecture in releases("adapted_tables")
-    return LoraConfig(loras, rank, in_host, args.fully_sharded_loras, experts, tables)
+    return LoraConfig(loras, rank, in_host, args.fully_sharded_loras, version.release >= (0, 11, 1), tables)
 
 
 def ignored_lora_flags(args: EngineArgs) -> str:

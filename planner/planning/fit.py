@@ -283,7 +283,6 @@ def _notes(serving: Serving) -> Iterator[str]:
         "learned": learned,
         "mtp": model.mtp and not config.speculative_config,
         "rejection_sampler": config.speculative_config,
-        "adapters": config.lora,
         "swap_space": config.swap_space is not None,
         "used": config.used_gib,
         "images_on_ranks" if whole_images else "images": model.vision,

@@ -1,6 +1,7 @@
 """Adapters, weights and cache in host memory, prefixes: bytes and seconds by hand, and what versions refuse."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +96,22 @@ def test_numbers_of_adapters_mean_nothing_without_the_switch() -> None:
 def test_adapters_that_vllm_refuses(flags: dict[str, Any], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         config(LLAMA, "h100", "0.27.1", enable_lora=True, **flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "served"),
+    [
+        ("moonshotai/Kimi-K2.5", "0.32.0", False),
+        ("XiaomiMiMo/MiMo-V2-Flash", "0.32.0", False),
+        ("openai/gpt-oss-20b", "0.11.0", False),
+        ("openai/gpt-oss-20b", "0.14.0", True),
+        ("deepseek-ai/DeepSeek-V3.2", "0.32.0", True),  # DeepseekV32ForCausalLM(DeepseekV2ForCausalLM)
+    ],
+)
+def test_only_classes_with_supports_lora_take_adapters(name: str, release: str, served: bool) -> None:
+    """``load_lora_model`` of lora_model_runner_mixin.py: "... does not support LoRA yet"."""
+    with nullcontext() if served else pytest.raises(IllegalPlanError, match=f"{release} serves no adapters"):
+        config(name, "h200", release, enable_lora=True, tensor_parallel_size=8)
 
 
 def test_sharded_adapters_and_whole_experts_contradict_each_other() -> None:
