@@ -38,6 +38,7 @@ from .startup_log import StartupLog as StartupLog
 from .startup_log import read_startup_log as read_startup_log
 
 # weights on each rank
+from .overheads import CUT_TOWERS as CUT_TOWERS
 from .overheads import leaves_tower_out as leaves_tower_out
 from .overheads import media_of as media_of
 from .weights import stage_weights as stage_weights

@@ -183,8 +183,9 @@ class Images:
     video_places: float = 0.0  #: places in the prompt that 0.11.0 to 0.13 count for a token of a video
 
 
-_SIZES = tables_of(package_dir("memory") / "sizes.toml")["images"]
-IMAGES = {model_type: Images(**sizes) for model_type, sizes in _SIZES.items()}
+_SIZES = tables_of(package_dir("memory") / "sizes.toml")
+IMAGES = {model_type: Images(**sizes) for model_type, sizes in _SIZES["images"].items()}
+CUT_TOWERS: Sequence[str] = _SIZES["cut_towers"]  #: over the ranks, whatever ``--mm-encoder-tp-mode`` says
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,10 +318,10 @@ def media_of(model: Model) -> list[str]:
     return media if model.vision else []
 
 
-def leaves_tower_out(model: Model, limits: str, release: tuple[int, ...]) -> bool:
+def leaves_tower_out(model: Model, limits: str | None, release: tuple[int, ...]) -> bool:
     """True if ``--limit-mm-per-prompt`` is 0 for all media of the model, and the engine then loads no tower."""
-    counts, since = media_limits(limits), IMAGES.get(model.model_type, Images()).left_out_since
-    return release >= tuple(since) and all(counts.get(name) == 0 for name in media_of(model))
+    counts, since = media_limits(limits or "{}"), IMAGES.get(model.model_type, Images()).left_out_since
+    return bool(model.vision) and release >= tuple(since) and all(counts.get(name) == 0 for name in media_of(model))
 
 
 def largest_media_tok(images: Images, config: EngineConfig, limits: Mapping[str, int]) -> int:
@@ -356,11 +357,10 @@ def encoder_bytes(model: Model, config: EngineConfig, element_bytes: int) -> tup
     if copied and images.video_places and limits.get("video") != 0:
         budget, items, largest = max(budget, int(images.video_tok * images.video_places)), 1, images.video_tok
     rows = items * (budget if copied else largest) if config.engine == "V1" else 0
-    if config.mm_encoder_tp_mode == "data":
+    if config.mm_encoder_tp_mode == "data" and model.model_type not in CUT_TOWERS:
         items, ranks = -(-items // ranks), 1
-    width = ENCODER_HIDDEN * hidden + ENCODER_WIDE * wide // ranks
-    outputs = rows * images.outputs * model.hidden_size
-    return images.patches * items * largest * element_bytes * width, outputs * element_bytes
+    width = element_bytes * (ENCODER_HIDDEN * hidden + ENCODER_WIDE * wide // ranks)
+    return images.patches * items * largest * width, rows * images.outputs * model.hidden_size * element_bytes
 
 
 def _layer_width(layer: Layer, layout: Layout) -> int:

@@ -351,10 +351,9 @@ def remarks(table: str, holds: Mapping[str, object], **values: object) -> Iterat
 
 def served_model(model: Model, args: EngineArgs, version: EngineVersion) -> Model:
     """The model as the engine holds it: 8-bit by ``--quantization``, a vision tower whole, or none without media."""
-    limits = args.limit_mm_per_prompt or "{}"
-    if model.vision and (args.language_model_only or memory.leaves_tower_out(model, limits, version.release)):
+    if args.language_model_only or memory.leaves_tower_out(model, args.limit_mm_per_prompt, version.release):
         model = _without_vision(model)
-    if args.mm_encoder_tp_mode == "data":  # ``disable_tp=is_vit_use_data_parallel()``
+    if args.mm_encoder_tp_mode == "data" and model.model_type not in memory.CUT_TOWERS:
         model = _whole_vision(model)
     return _load_quantized(model, args.quantization) if args.quantization else model
 

@@ -17,7 +17,7 @@ from planner import model as models
 from planner.engine import CPU_KVCACHE_SPACE, FLASHINFER_SAMPLER, EngineConfig, flag_of, flag_status, held_heads
 from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
-from planner.memory import SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens, media_of
+from planner.memory import CUT_TOWERS, SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens, media_of
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
 from planner.planning.deployment import FREE, GRAPHS, LOADING, STATES, Deployment, Verdict, remarks, served_model
 from planner.planning.largest import largest
@@ -272,7 +272,7 @@ def _notes(serving: Serving) -> Iterator[str]:
     engine, model = serving.memory, serving.model
     budget, config, loading = engine.budget, engine.config, engine.loading_bytes
     stage, learned, layers = budget.binding, budget.overheads.own, budget.binding.weights.layers
-    whole_images = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode
+    spread = config.tensor_parallel_size > 1 and not config.mm_encoder_tp_mode and model.model_type not in CUT_TOWERS
     links = engine.profile.interconnect
     origin, logs = learned[0].origin if learned else "", dict.fromkeys(log for fit in learned for log in fit.logs)
     yield from (*model.notes, *model.quantization.notes, *filter(None, [config.version.note]))
@@ -285,7 +285,7 @@ def _notes(serving: Serving) -> Iterator[str]:
         "rejection_sampler": config.speculative_config,
         "swap_space": config.swap_space is not None,
         "used": config.used_gib,
-        "images_on_ranks" if whole_images else "images": model.vision,
+        "images_on_ranks" if spread else "images": model.vision,
         "graphs": stage.graphs.mid and not stage.graphs_in_budget,
         "stages": config.pipeline_parallel_size > 1,
         "links": links.kind not in ("none", "on-package") and not links.bandwidth and not links.link_bandwidth,

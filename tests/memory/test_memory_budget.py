@@ -230,6 +230,14 @@ def test_matrices_of_the_vision_encoder_are_cut_over_the_ranks() -> None:
     assert cut == 65536 * 2 * (3 * 1152 + 5 * 4304 // 4)
 
 
+@pytest.mark.parametrize("name", ["google/gemma-3-27b-it", "mistralai/Ministral-3-14B-Instruct-2512-BF16"])
+def test_a_tower_without_data_parallelism_stays_cut(name: str) -> None:
+    """config/model.py, 0.32.0: "Falling back to `--mm-encoder-tp-mode weights`" without supports_encoder_tp_data."""
+    flags = {"tensor_parallel_size": 2, "max_model_len": 8192}
+    cut, data = (fitted(name, "h100", "0.32.0", **flags, mm_encoder_tp_mode=mode) for mode in (None, "data"))
+    assert data.stage == cut.stage
+
+
 @pytest.mark.parametrize("size", [4, 8])
 def test_a_rank_that_encodes_whole_images_has_the_whole_tower(size: int) -> None:
     """``disable_tp=is_vit_use_data_parallel()`` of qwen2_5_vl.py, 0.32.0: 2 bytes a parameter on each rank."""
