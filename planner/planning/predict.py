@@ -131,7 +131,11 @@ class Prediction:
     @cached_property
     def result(self) -> dict[str, Any]:
         good = {} if self.classes else _good_between(self.replay, self.goodput, self.uncertainty)
-        return self.uncertainty.beside(self.figures) | good
+        return self.with_intervals(self.figures) | good
+
+    def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
+        return self.uncertainty.beside(figures)
 
     @cached_property
     def rates(self) -> dict[str, float]:

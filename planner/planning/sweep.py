@@ -45,7 +45,7 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
         planned = Prediction.of(deployment, load, percentiles=defaults.PERCENTILES)
         for sent in _loads(load, by):
             point = planned if sent is load else Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
-            figures = {**point.result, **point.uncertainty.beside(point.rates)}
+            figures = {**point.result, **point.with_intervals(point.rates)}
             points.append(LoadPoint(sent.value, figures, sent is load))
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")

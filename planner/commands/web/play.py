@@ -126,7 +126,7 @@ def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
     for reading in answer.readings(parse_slos(asked.targets, asked.percentile), asked.confidence):
         odds = answer.uncertainty.probability(reading.slo.key, reading.slo.limit_ms / max(reading.predicted_ms, 1e-9))
         targets[reading.slo.metric] = (reading.predicted_ms, odds)
-    point = planning.LoadPoint(load, {**answer.result, **answer.uncertainty.beside(rates)}, planned=True)
+    point = planning.LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True)
     return output.Probed(point, targets)
 
 

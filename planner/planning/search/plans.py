@@ -105,7 +105,7 @@ def assemble(
         packages=packages,
         usd_per_hour=usd_per_hour,
         usd_per_million_output_tokens=_usd_per_million(packages, usd_per_hour, figures["output_throughput"]),
-        predicted={**figures, **prediction.uncertainty.beside(prediction.rates)},
+        predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
         efficiency_basis=deployment.efficiency.basis,
