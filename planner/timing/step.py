@@ -119,6 +119,7 @@ class StepModel:
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
         self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
         self.graphs = Graphs.of(config, profile)
+        self._piece_kernels = int(constant("piece_launches")) * model.num_layers
         self._lone = lone_steps(model, config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
@@ -203,12 +204,9 @@ class StepModel:
         return self.eager_kernels(batch) * self.efficiency.eager_launch_s
 
     def eager_kernels(self, batch: Batch) -> int:
-        """Kernels that the host launches one by one; none where a captured graph is replayed."""
-        query_tok = batch.decode_query_tok
-        captured = self.graphs.holds(
-            batch.decode_seqs * query_tok, batch.decode_context_tok * query_tok, batch.prefill_tok
-        )
-        return 0 if captured else self.kernels
+        """Kernels that the host launches one by one; between the pieces of a graph of prompts those of attention."""
+        pieces = self._piece_kernels if batch.prefill_tok else 0
+        return pieces if self.graphs.holds(batch) else self.kernels
 
     def _drivers(self, batch: Batch, loads: Sequence[StepLoad]) -> list[tuple[float, float]]:
         share, filled = self._shares(batch)
@@ -256,10 +254,12 @@ class Graphs:
     prefill: bool  #: steps with prompt tokens too, if piece by piece
     max_context_tok: float  #: longest context of a decoding sequence
 
-    def holds(self, decode_seqs: float, decode_context_tok: float, prefill_tok: float) -> bool:
-        """Return True if a step of such a batch replays a graph."""
-        fits = decode_seqs + prefill_tok <= self.max_tok and (self.prefill or not prefill_tok)
-        return fits and decode_context_tok <= self.max_context_tok * max(decode_seqs, 1)
+    def holds(self, batch: Batch) -> bool:
+        """Return True if a step of ``batch`` replays a graph."""
+        query_tok = batch.decode_query_tok
+        decode_tok, context_tok = batch.decode_seqs * query_tok, batch.decode_context_tok * query_tok
+        fits = decode_tok + batch.prefill_tok <= self.max_tok and (self.prefill or not batch.prefill_tok)
+        return fits and context_tok <= self.max_context_tok * max(decode_tok, 1)
 
     @classmethod
     def of(cls, config: EngineConfig, profile: GpuProfile) -> "Graphs":

@@ -1,4 +1,4 @@
-"""What vLLM 0.24.0 took on a real H200, which no fit has seen."""
+"""What vLLM 0.24.0 took on a real H200, which no fit has seen; launches in graphs of prompts are read off it."""
 
 import json
 
@@ -16,9 +16,7 @@ def test_the_logged_kv_cache_is_predicted_within_one_percent(model: str) -> None
     assert predicted == pytest.approx(STEPS["kv_cache_tokens"][model], rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in STEPS["rows"] if row[0].startswith("meta-llama") and (row[1] == "decode" or row[3] >= 1024)]
-)
+@pytest.mark.parametrize("row", [row for row in STEPS["rows"] if row[0].startswith("meta-llama")])
 def test_a_dense_step_is_predicted_within_twenty_percent(row: tuple[str, str, int, int, list[float]]) -> None:
     model, kind, prompts, input_len, repeats = row
     step_s = deployment(model).timer.step_s(batch_of(kind, prompts, input_len))

@@ -417,9 +417,9 @@ def test_rates_that_all_keep_up_with_are_the_throughput_of_all() -> None:
             assert row[f"output_throughput_per_user{end}"] == pytest.approx(1024e3 / row[f"mean_e2el_ms{other}"])
     (order,) = (one for one in answer["orders"] if one["metric"] == "tokens/s per GPU")
     assert order["standings"][0]["tied"]
-    output = run("compare", LLAMA, "--gpu", "h100,mi300x,l4", "--request-rate", "1").out
+    output = run("compare", LLAMA, "--gpu", "h200,mi300x,l4", "--request-rate", "1").out
     assert output.startswith(f"Most tokens per USD of {LLAMA}: ") and ". Most tokens/s per user: " in output
-    assert "tokens/s per GPU: h100-sxm and mi300x are equal" in output and "--gpu mi300x" in output
+    assert "tokens/s per GPU: h200-sxm and mi300x are equal" in output and "--gpu mi300x" in output
 
 
 def test_the_next_command_is_for_a_gpu_that_keeps_up() -> None:

@@ -84,7 +84,7 @@ def test_the_same_of_a_fleet() -> None:
 def test_fewer_gpus_at_even_odds_are_enough_when_they_are_asked_for() -> None:
     """The ladder's number of GPUs at even odds came from an estimate to first order, and was too small."""
     words = ["fleet", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x", "--use-case", "chat"]
-    words += ["--request-rate", "3", "--confidence"]
+    words += ["--request-rate", "5", "--confidence"]
     first, again = (json_of(*words, confidence) for confidence in ("0.8", "0.5"))
     even = first["ladder"][0]
     assert even["confidence"] == 0.5 and again["fleets"][0]["gpus"] <= even["gpus"] < first["fleets"][0]["gpus"]
@@ -158,7 +158,7 @@ def test_prompts_that_wait_for_minutes_are_told_of_a_plan_too() -> None:
 
 def test_one_pool_that_takes_more_than_a_pool_for_each_class_is_said() -> None:
     """Long prompts hold up short ones with a tight target: both commands name the same sizes, with headroom."""
-    chat, long = Load.parse("chat=6:512:128,ttft=150,tpot=40"), Load.parse("long=0.5:12000:128")
+    chat, long = Load.parse("chat=6:512:128,ttft=200,tpot=40"), Load.parse("long=0.5:12000:128")
     answer = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, long), headroom=1.0)
     fleet = size_fleet("Qwen/Qwen3-8B", "l40s", classes=(chat, long), headroom=1.0)
     (doubt,) = [one for one in answer.doubts if one.kind == "pools"]

@@ -23,7 +23,7 @@ from planner.timing.efficiencies import (
     prior_values,
 )
 from planner.timing.fits import LEVELS, Calibration, Effect, efficiency_for, load_calibration, to_text
-from planner.timing.step import Graphs
+from planner.timing.step import Batch, Graphs
 
 HERE = {
     "gpu": "a",
@@ -207,16 +207,18 @@ def test_atom_is_an_engine_of_its_own() -> None:
 
 def test_v0_replays_decode_steps_only_and_v1_any_small_step() -> None:
     old, new = Graphs.of(engine(engine="V0", version=known_version("0.7.3")), gpu()), Graphs.of(engine(), gpu())
-    assert old.holds(8, 8 * 1000, 0) and new.holds(8, 8 * 1000, 0)
-    assert not old.holds(8, 8 * 1000, 100) and new.holds(8, 8 * 1000, 100)
-    assert not new.holds(8, 8 * 1000, 4000)
-    assert not Graphs.of(engine(enforce_eager=True), gpu()).holds(1, 100, 0)
+    decodes = Batch(8, 8 * 1000.0)
+    short, long = (decodes._replace(prefill_seqs=1, prefill_tok=tok) for tok in (100, 4000))
+    assert old.holds(decodes) and new.holds(decodes)
+    assert not old.holds(short) and new.holds(short)
+    assert not new.holds(long)
+    assert not Graphs.of(engine(enforce_eager=True), gpu()).holds(Batch(1, 100.0))
 
 
 def test_the_first_v0_releases_ran_long_contexts_without_graphs() -> None:
     early = Graphs.of(engine(engine="V0", version=known_version("0.4.2")), gpu())
-    assert early.holds(2, 2 * 8000, 0)
-    assert not early.holds(2, 2 * 9000, 0)
+    assert early.holds(Batch(2, 2 * 8000.0))
+    assert not early.holds(Batch(2, 2 * 9000.0))
 
 
 def test_a_shape_is_one_architecture_at_one_size_whoever_trained_it() -> None:
