@@ -339,10 +339,7 @@ def uses_latent_attention(model: Model) -> bool:
     return any(isinstance(mixer, LatentAttention) for mixer in model.distinct_mixers)
 
 
-Facts = Literal["first", "last", "v1", "mtp", "second_runner", "second_runner_on_rocm", "adapted_tables", "no_adapters"]
-
-
 @cache
-def releases(what: Facts) -> Mapping[str, Release]:
+def releases(what: str) -> Mapping[str, Release]:
     entries = tables_of(package_dir("engine") / "architectures.toml")[what]
     return {name: release_of(release) for release, names in entries.items() for name in names}

@@ -892,9 +892,10 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
     if in_host < loras:
         cause = f"--max-cpu-loras {in_host} is less than --max-loras {loras}"
         raise IllegalPlanError(cause, hint=f"raise it to {loras}: it counts those on the GPU", max_cpu_loras=loras)
-    refused, tables = "", model.architecture in releases("adapted_tables")
-    if version.release <= releases("no_adapters").get(model.architecture, ()):  # ``load_lora_model`` raises ValueError
-        refused = f"vLLM {version} serves no adapters of {model.architecture}"
+    name, release, never, refused = model.architecture, version.release, (1,), ""
+    tables = releases("adapted_tables").get(name, never) <= release < releases("plain_tables").get(name, never)
+    if release <= releases("no_adapters").get(name, ()):  # ``load_lora_model`` raises ValueError
+        refused = f"vLLM {version} serves no adapters of {name}"
     elif tables and model.vocab_size > MOST_VOCABULARY:
         refused = f"vLLM adapts an lm_head of at most {MOST_VOCABULARY:,} rows, and {model.id} has {model.vocab_size:,}"
     if refused:
@@ -906,7 +907,8 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
         cause = f"--max-lora-rank {rank} is not divisible by --tensor-parallel-size {args.tensor_parallel_size}"
         raise IllegalPlanError(f"--fully-sharded-loras: {cause}", hint="raise the rank, or leave it out")
     # routed experts have adapters since FusedMoEWithLoRA (pull request 21229)
-    return LoraConfig(loras, rank, in_host, args.fully_sharded_loras, version.release >= (0, 11, 1), tables)
+    experts, joined = release >= (0, 11, 1), releases("joined_experts").get(name, never) <= release
+    return LoraConfig(loras, rank, in_host, args.fully_sharded_loras, experts, tables, joined)
 
 
 def ignored_lora_flags(args: EngineArgs) -> str:

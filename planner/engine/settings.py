@@ -362,6 +362,7 @@ class LoraConfig:
     fully_sharded_loras: bool = False
     adapts_experts: bool = True  #: routed experts have adapters too
     adapts_tables: bool = False  #: embedding and lm_head have
+    joins_gate_up: bool = False  #: gate and up of an expert share one A (``FusedMoE3DWithLoRA``)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -214,8 +214,7 @@ def lora_bytes(model: Model, config: EngineConfig, lora: LoraConfig, stages: tup
     layout, slot = Layout.of(config), lora.max_loras * lora.max_lora_rank * element_bytes(config.dtype)
     sides = {id(one): sum(_sides(weight, layout, lora) for weight in adapted(one, lora)) for one in model.layers}
     for number, stage in enumerate(stages):
-        counts = Counter(id(model.layers[index]) for index in stage.layers)
-        elements = sum(times * sides[layer] for layer, times in counts.items())
+        elements = sum(sides[id(model.layers[index])] for index in stage.layers)
         ends = (number == 0) + (number == len(stages) - 1)  # embedding on the first, lm_head on the last
         if lora.adapts_tables:
             elements += ends * (model.vocab_size + model.hidden_size)
@@ -223,8 +222,11 @@ def lora_bytes(model: Model, config: EngineConfig, lora: LoraConfig, stages: tup
 
 
 def adapted(layer: Layer, lora: LoraConfig) -> list[Weight]:
-    linear = (weight for weight in layer.weights if weight.linear)
-    return [w for w in linear if lora.adapts_experts or w.component is not Component.ROUTED_EXPERT]
+    """Return the matrices with adapters; with ``joins_gate_up``, gate and up of the experts as one matrix."""
+    held = [w for w in layer.weights if w.linear and (lora.adapts_experts or not w.shard.of_experts)]
+    halves = [w for w in held if lora.joins_gate_up and w.shard is Shard.EXPERT_COLUMN]
+    whole = [replace(w, shape=(2 * w.shape[0], w.shape[1])) for w in halves[::2]]
+    return [w for w in held if w not in halves] + whole
 
 
 def _sides(weight: Weight, layout: Layout, lora: LoraConfig) -> int:

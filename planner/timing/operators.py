@@ -381,17 +381,14 @@ def adapter_operators(model: Model, config: EngineConfig) -> tuple[Operator, ...
     kernels: Counter[StepLoad] = Counter()
     matrices: Counter[StepLoad] = Counter()
     sides: Counter[StepLoad] = Counter()  # inputs and outputs of all matrices on a rank
-    layers = {id(layer): layer for layer in model.layers}
-    for key, times in Counter(map(id, model.layers)).items():
-        layer = layers[key]
+    for kind in model.layer_kinds:
+        times = len(kind.indices)
         fused: dict[StepLoad, set[tuple[object, ...]]] = defaultdict(set)
-        for weight in adapted(layer, lora):
-            moe = layer.moe if weight.component is Component.ROUTED_EXPERT else None
+        for weight in adapted(kind.layer, lora):
+            moe = kind.layer.moe if weight.component is Component.ROUTED_EXPERT else None
             load = _expert_load(moe, config) if moe else TOKENS
-            with_it = (
-                (weight.name,) if weight.shard is Shard.ROW else (weight.component, weight.shape[-1], weight.shard)
-            )
-            fused[load].add(() if moe else with_it)
+            key = (weight.name,) if weight.shard is Shard.ROW else (weight.component, weight.shape[-1], weight.shard)
+            fused[load].add(() if moe else key)
             matrices[load] += times
             sides[load] += times * sum(held_piece(weight, Layout.of(config)).shape[-2:])
         for load, weights in fused.items():

@@ -64,7 +64,31 @@ def test_each_expert_has_adapters_of_its_own() -> None:
     layer, tables = attention + (2048 + 128) + 128 * 3 * (2048 + 768), 2 * (151_936 + 2048)
     assert adapters(QWEN_MOE) == 2 * 16 * (48 * layer + tables)
     before = budget(QWEN_MOE, "h100", "0.11.0", enable_lora=True).binding.weights.lora_bytes
-    assert before == 2 * 16 * (48 * (layer - 128 * 3 * (2048 + 768)) + tables)
+    assert before == 2 * 16 * 48 * (layer - 128 * 3 * (2048 + 768))
+
+
+def test_gate_and_up_of_an_expert_share_an_a_where_weights_are_3d() -> None:
+    """gpt-oss-20b: 24 layers of 32 experts of 2,880 x 2,880; ``FusedMoE3DWithLoRA`` has ``_w13_slices`` = 1."""
+    others = 2 * (2880 + 4096) + 2 * (2880 + 512) + (2880 + 32)
+    gate_up, down = 2880 + 2 * 2880, 2880 + 2880
+    assert adapters("openai/gpt-oss-20b") == 2 * 16 * 24 * (others + 32 * (gate_up + down))
+
+
+@pytest.mark.parametrize(
+    ("name", "release", "vocab_size"),
+    [
+        ("mistralai/Mistral-7B-Instruct-v0.3", "0.14.0", 32_768),  # served by LlamaForCausalLM
+        ("mistralai/Mistral-7B-Instruct-v0.3", "0.27.1", None),  # ``embedding_modules = {}`` in mistral.py
+    ],
+)
+def test_tables_have_adapters_where_the_class_names_them(name: str, release: str, vocab_size: int | None) -> None:
+    found = budget(name, "h100", release, enable_lora=True).binding.weights.lora_bytes
+    assert found == 2 * 16 * (32 * LAYER_SIDES + (2 * (vocab_size + 4096) if vocab_size else 0))
+
+
+def test_the_language_model_of_a_vision_model_names_tables_too() -> None:
+    """``get_supported_lora_modules`` walks all modules: Qwen3LLMForCausalLM is a Qwen3ForCausalLM."""
+    assert adapters("Qwen/Qwen3-VL-8B-Instruct") == adapters("Qwen/Qwen3-8B")
 
 
 def test_stages_hold_the_adapters_of_their_layers() -> None:
