@@ -10,6 +10,7 @@ from planner.model.config import COMPLETE, Config
 from planner.model.families import BUILDERS
 from planner.model.precision import UNQUANTIZED
 from planner.model.quantization import read_quantization
+from planner.resources import package_dir, tables_of
 
 #: Names of dtypes in ``torch_dtype`` or ``dtype``, to the words of ``weight_dtype``.
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
@@ -47,10 +48,12 @@ def _unknown(config: Config) -> UnsupportedModelError:
     if not name:
         cause = f"{config.model_id}: config.json names no architecture ('architectures' is missing or empty)"
         return UnsupportedModelError(cause, hint="give the config.json of a language model in Hugging Face format")
-    near = ", ".join(get_close_matches(name, BUILDERS, n=3, cutoff=0.75))
+    table: dict[str, list[str]] = tables_of(package_dir("model") / "names.toml")["not_covered"]
+    kind = next((kind for kind, words in table.items() if any(word in name for word in words)), "")
+    near = "" if kind else ", ".join(get_close_matches(name, BUILDERS, n=3, cutoff=0.75))
     nearest = f"nearest: {near}; " if near else ""
     cause = f"{config.model_id}: the architecture {name} is not understood, so its weights and KV cache are unknown"
-    other = "or add it to planner/model/families" if "For" in name else "as embedding models are not covered"
+    other = f"as {kind} are not covered" if kind else "or add it to planner/model/families"
     return UnsupportedModelError(cause, hint=f"{nearest}see `planner models list`, {other}")
 
 

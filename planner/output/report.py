@@ -381,15 +381,13 @@ PROMISE = ("ttft", "tpot", "e2el")  #: the targets that the page asks for, in ms
 NOWHERE = Path()  #: plans of the page lie in no folder
 
 
-def _setting(plan: Plan | None) -> str | None:
-    return f"{layout_in_words(plan)}, {plan.weight_dtype}, {batch_in_words(plan)}" if plan else None
-
-
 #: The best plan of a search at one confidence level.
 LEVELS = columns_of(
     "report_levels",
     GPU=lambda one: one.plan.gpu if one.plan else "no plan meets the targets with this confidence",
-    setting=lambda one: _setting(one.plan),
+    setting=lambda one: (
+        f"{layout_in_words(one.plan)}, {one.plan.weight_dtype}, {batch_in_words(one.plan)}" if one.plan else None
+    ),
 )
 #: A plan and its main figures.
 PLANS = (

@@ -412,6 +412,21 @@ def test_an_unknown_architecture_is_offered_its_neighbours() -> None:
     assert "LlamaForCausalLM" in refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("XLMRobertaForSequenceClassification", "as rerankers, reward models and classifiers are not covered"),
+        ("WhisperForConditionalGeneration", "as speech and audio models are not covered"),
+        ("XLMRobertaModel", "as embedding models are not covered"),
+        ("InternVLChatModel", "or add it to planner/model/families"),
+    ],
+)
+def test_models_out_of_scope_are_refused_by_their_kind(architecture: str, reason: str) -> None:
+    with pytest.raises(UnsupportedModelError) as refused:
+        build({"architectures": [architecture]})
+    assert refused.value.hint == f"see `planner models list`, {reason}"
+
+
 def test_a_config_that_is_no_object_is_refused() -> None:
     with pytest.raises(UnsupportedModelError, match="not an object"):
         model_from_config([1, 2], model_id="x")  # type: ignore[arg-type]

@@ -242,8 +242,7 @@ def _verdict_of(fleets: planning.Fleets) -> str:
 
 
 def _rented(profile: GpuProfile) -> str:
-    cut = profile.parts > 1
-    return f"{shared.card(profile.whole)} as {shared.card(profile.id)}" if cut else shared.card(profile.id)
+    return (f"{shared.card(profile.whole)} as " if profile.parts > 1 else "") + shared.card(profile.id)
 
 
 def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = False) -> Iterator[str]:
