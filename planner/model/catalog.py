@@ -94,7 +94,7 @@ def catalog_ids() -> list[str]:
 def find_entry(name: str) -> CatalogEntry | None:
     """The entry of a hub id in any case, of an older name of it, or of a name that means one model, see `meant_ids`."""
     ids = [name] if "/" in name else meant_ids(name)
-    record = _record(ids[0]) if len(ids) == 1 else None
+    record = _organisation(ids[0].lower().partition("/")[0]).get(ids[0].lower()) if len(ids) == 1 else None
     if record is None:
         return None
     renamed = () if "/" in name else (f"{name} is taken for {record['id']}",)
@@ -238,10 +238,6 @@ def _organisation(name: str) -> dict[str, Record]:
     path = _files().get(name)
     records: dict[str, Record] = json.loads(path.read_text(encoding="utf-8")) if path else {}
     return {key.lower(): {"id": key, **record} for key, record in records.items()}
-
-
-def _record(name: str) -> Record | None:
-    return _organisation(name.lower().partition("/")[0]).get(name.lower())
 
 
 def _known(name: str) -> Record:

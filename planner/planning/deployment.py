@@ -179,6 +179,11 @@ class Deployment:
         return next(remarks("without_aiter", {"off": self.without_aiter, "unset": True}, words=words))
 
     @property
+    def media_remark(self) -> str:
+        """Caveat for a server of images, which no load holds."""
+        return next(remarks("load", {"images": self.model.vision}), "")
+
+    @property
     def unused_host_remark(self) -> str:
         """Caveat for ``--kv-offloading-size`` under a load of random prompts."""
         unused = "--kv-offloading-size changes no figure here: the requests of this load share no prompts"

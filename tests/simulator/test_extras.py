@@ -273,6 +273,20 @@ def served(**flags: Any) -> Deployment:
     return resolve_deployment(model(LLAMA), load_profile("h100-sxm"), args, parse_version("0.27.1"))
 
 
+@pytest.mark.parametrize(
+    ("name", "flags", "said"),
+    [
+        ("Qwen/Qwen3-VL-8B-Instruct", {}, True),
+        ("Qwen/Qwen3-VL-8B-Instruct", {"language_model_only": True}, False),
+        (LLAMA, {}, False),
+    ],
+)
+def test_a_server_of_images_says_that_loads_are_text(name: str, flags: dict[str, Any], said: bool) -> None:
+    args = EngineArgs(max_model_len=8192, **flags)
+    server = resolve_deployment(model(name), load_profile("h100-sxm"), args, parse_version("0.32.0"))
+    assert ("tokens of images" in server.media_remark) is said
+
+
 def test_prefixes_are_part_of_the_prompts_and_of_no_prefill() -> None:
     plain, shared = Load(4096, 16, 8, max_concurrency=1), Load(1024, 16, 8, max_concurrency=1, prefix_len=3072)
     assert plain.max_total_len == shared.max_total_len

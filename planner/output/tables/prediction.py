@@ -250,7 +250,7 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
     if computed := deployment.profile.emulated.get(config.weight_dtype):
         name = deployment.profile.name
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"
-    yield from filter(None, (deployment.network_remark, deployment.kernels_remark(config.env)))
+    yield from filter(None, (deployment.network_remark, deployment.media_remark, deployment.kernels_remark(config.env)))
     yield from map(str, without_kernels(deployment.profile, config.version))
     if config.decode_context_parallel_size > 1:
         yield f"DCP={config.decode_context_parallel_size} is not calibrated; intervals are those without DCP"

@@ -124,8 +124,8 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def engine_remarks(engine: "Deployment") -> Iterable[str]:
-    """Caveats of a server over several nodes, and of KV blocks in host memory."""
-    return filter(None, (engine.network_remark, engine.unused_host_remark))
+    """Caveats of a server over several nodes, of images, and of KV blocks in host memory."""
+    return filter(None, (engine.network_remark, engine.media_remark, engine.unused_host_remark))
 
 
 def listed(words: Sequence[str], most: int) -> str:

@@ -536,7 +536,7 @@ def _warnings(
         **dict.fromkeys(map(str, unknown), True),
         "unchunked" if not chunked else "cut" if longest > config.max_model_len else "context": shorter,
         "preempts": not objective.targets and held < at_once,
-        deployment.network_remark: True,
+        **dict.fromkeys((deployment.network_remark, deployment.media_remark), True),
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
         "drafts_imposed" if imposed else "drafts": drafts,
