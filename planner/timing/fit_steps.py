@@ -4,7 +4,7 @@ Each cost of each term of each batch is one entry of flat arrays: seconds x unit
 the costs, three things move a step: the share that overlap hides, the experts that a batch touches, and the host.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,6 @@ INDEX = {name: i for i, name in enumerate(PARAMETERS)}
 IS_SHARE = np.array([name in SHARES for name in PARAMETERS])
 NONE = len(PARAMETERS)  #: the column that stands for no efficiency: 1
 WIDTH = NONE + 1
-#: Costs of one kind: their part, efficiencies, whether experts decide them; and their seconds per step, unit and row.
-Kinds = list[tuple[tuple[int, int, int, bool], tuple[float, float, float]]]
 
 
 class StepTimes:
@@ -31,23 +29,21 @@ class StepTimes:
 
     def __init__(self, steps: Iterable[tuple[StepModel, Batch, int]]) -> None:
         self._experts: dict[tuple[int, StepLoad, float], int] = {}
-        self._kinds: dict[int, tuple[Term, Kinds]] = {}
-        batches: list[tuple[float, ...]] = []
-        terms: list[tuple[int, bool]] = []  # the batch of each, and if it hides the shorter of its parts
-        costs: list[tuple[float, ...]] = []
+        rows: list[tuple[float, ...]] = []
+        engines: dict[int, tuple[StepModel, list[int], list[Batch]]] = {}  # which keeps each, and so its id
         for number, (step, batch, run) in enumerate(steps):
             visits = step.config.num_scheduler_steps
             seqs = (batch.decode_seqs + batch.prefill_seqs) / visits
-            batches.append((run, 1 / visits, seqs, step.eager_kernels(batch), step.config.async_scheduling))
-            for term, units, rows in step.work(batch):
-                costs += self._costs(step, batch, run, len(terms), term, units, rows)
-                terms.append((number, term.hides))
-        run_of_batch, self._visits, self._seqs, self._eager, asynchronous = np.array(batches).T
+            rows.append((run, 1 / visits, seqs, step.eager_kernels(batch), step.config.async_scheduling))
+            _, numbers, batches = engines.setdefault(id(step), (step, [], []))
+            numbers.append(number)
+            batches.append(batch)
+        run_of_batch, self._visits, self._seqs, self._eager, asynchronous = np.array(rows).T
         self.run: Ints = run_of_batch.astype(np.int64)
         self._asynchronous = asynchronous.astype(np.int64)
-        self._batch_of_term, self._hides = np.array(terms, dtype=np.int64).T
-        term_of_cost, part, times, over, experts, seconds = np.array(costs).T
-        self._seconds: Floats = seconds
+        terms, costs = zip(*self._entries(engines.values()), strict=True)
+        self._batch_of_term, self._hides = np.hstack(terms)
+        term_of_cost, part, times, over, experts, self._seconds = np.hstack(costs)
         self._part: Ints = (term_of_cost * len(Part) + part).astype(np.int64)
         self._touched: Ints = experts.astype(np.int64)
         batch_of_cost = self._batch_of_term[term_of_cost.astype(np.int64)]
@@ -59,21 +55,27 @@ class StepTimes:
         ).T
         self._run_of_experts: Ints = run.astype(np.int64)
 
-    def _costs(
-        self, step: StepModel, batch: Batch, run: int, number: int, term: Term, units: float, rows: float
-    ) -> Iterable[tuple[float, ...]]:
-        experts = 0
-        if term.load.driver is Driver.EXPERTS:
-            key = (run, term.load, step.expert_tok(term.load, batch))
-            experts = self._experts.setdefault(key, len(self._experts) + 1)
-        found = self._kinds.get(id(term))
-        if found is None:
-            found = self._kinds[id(term)] = term, _kinds_of(term)  # which keeps the term, and so its id
-        for (part, times, over, touches), (step_s, unit_s, row_s) in found[1]:
-            # experts touched are worked out with the efficiencies
-            seconds = step_s + unit_s * (1.0 if touches else units) + row_s * rows
-            if seconds:
-                yield number, part, times, over, experts if touches else 0, seconds
+    def _entries(self, engines: Iterable[tuple[StepModel, list[int], list[Batch]]]) -> Iterator[tuple[Ints, Floats]]:
+        """The batches of each term and if it hides the shorter of its parts; and its costs in them."""
+        first = 0
+        for step, numbers, batches in engines:
+            drivers = np.array([step.drivers(batch, step.loads) for batch in batches])
+            for timed in step.timed:
+                at, load = np.flatnonzero(drivers[:, timed.load, 0]), timed.term.load
+                units, rows = drivers[at, timed.load].T
+                experts = np.zeros(len(at))
+                if load.driver is Driver.EXPERTS:
+                    keys = [(int(self.run[numbers[i]]), load, step.expert_tok(load, batches[i])) for i in at]
+                    experts += [self._experts.setdefault(key, len(self._experts) + 1) for key in keys]
+                kinds = _kinds_of(timed.term)
+                costs: Floats = np.empty((6, len(kinds), len(at)))
+                costs[1], costs[2], costs[3], touches, step_s, unit_s, row_s = kinds.T[:, :, None]
+                costs[0], costs[4] = np.arange(first, first + len(at)), experts * touches
+                # experts touched are worked out with the efficiencies
+                costs[5] = step_s + unit_s * np.where(touches, 1.0, units) + row_s * rows
+                costs = costs[:, costs[5] != 0]
+                yield np.array([np.array(numbers)[at], np.full(len(at), timed.term.hides)]), costs
+                first += len(at)
 
     def seconds(self, log_values: Floats) -> tuple[Floats, Floats]:
         """Seconds of each batch, and derivatives, (batches, parameters); takes (runs, parameters)."""
@@ -129,13 +131,14 @@ class StepTimes:
         return found, slope
 
 
-def _kinds_of(term: Term) -> Kinds:
+def _kinds_of(term: Term) -> Floats:
+    """Costs of one kind in each row: part, efficiencies, whether experts decide; and seconds per step, unit and row."""
     kinds: dict[tuple[int, int, int, bool], list[float]] = {}
     for cost in term.costs:
         touches = cost.per is Per.UNIT and term.load.driver is Driver.EXPERTS
         key = int(cost.part), INDEX.get(cost.times, NONE), INDEX.get(cost.over, NONE), touches
         kinds.setdefault(key, [0.0] * len(Per))[cost.per] += cost.seconds
-    return [(key, (seconds[Per.STEP], seconds[Per.UNIT], seconds[Per.ROW])) for key, seconds in kinds.items()]
+    return np.array([(*key, *seconds) for key, seconds in kinds.items()])
 
 
 def _sums(to: Ints, values: Floats, count: int) -> Floats:

@@ -140,7 +140,7 @@ class TimedTerm:
     @property
     def row(self) -> "Row":
         """The index of its driver and all its numbers, for ``sum_s``."""
-        return self.load, self.fixed_s, *self.compute_s, *self.memory_s, self.overlap
+        return self.load, self.fixed_s, *self.compute_s[::2], *self.memory_s, self.overlap
 
     def shares(self, units: float, rows: float) -> dict[str, float]:
         """Seconds by cause, which add up to ``time_s``: launch, compute, and memory, link or host link.
@@ -155,17 +155,17 @@ class TimedTerm:
         return {"launch": self.fixed_s, longer: longer_s, shorter: shorter_s}
 
 
-#: Numbers of a term: index of its driver, fixed seconds, compute and memory seconds per step, unit and row, overlap.
-Row = tuple[int, float, float, float, float, float, float, float, float]
+#: Numbers of a term: index of its driver, fixed seconds, compute per step and row, memory per unit too, overlap.
+Row = tuple[int, float, float, float, float, float, float, float]
 
 
 def sum_s(terms: Sequence[Row], drivers: Sequence[tuple[float, float]]) -> float:
     """Seconds of the terms that have something to do at ``drivers``, their units and rows. Every step asks for it."""
     total_s = 0.0
-    for load, fixed_s, compute_s, compute_unit_s, compute_row_s, memory_s, memory_unit_s, memory_row_s, hidden in terms:
+    for load, fixed_s, compute_s, compute_row_s, memory_s, memory_unit_s, memory_row_s, hidden in terms:
         units, rows = drivers[load]
         if units:
-            computed_s = compute_s + units * compute_unit_s + rows * compute_row_s
+            computed_s = compute_s + rows * compute_row_s
             moved_s = memory_s + units * memory_unit_s + rows * memory_row_s
             total_s += fixed_s + computed_s + moved_s - hidden * (computed_s if computed_s < moved_s else moved_s)
     return total_s

@@ -8,7 +8,7 @@
 ``launches`` is what the host needs to launch every kernel one by one; replaying a captured graph spares it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, log, sqrt
@@ -21,7 +21,7 @@ from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import efficiency_for
 from planner.timing.links import collective_term, host_read_term, step_collectives
 from planner.timing.operators import Driver, StepLoad, adapter_operators, step_operators
-from planner.timing.roofline import Row, Term, TimedTerm, operator_term, sum_s
+from planner.timing.roofline import Row, TimedTerm, operator_term, sum_s
 
 #: The drivers under names of their own: ``Driver.TOKENS`` takes as long to look up as a term to compute.
 TOKENS, SAMPLED, DECODES, _, CONTEXT, PAIRS, EXPERTS = Driver
@@ -113,13 +113,14 @@ class StepModel:
         self.model, self.profile, self.config = model, profile, config
         self.efficiency = efficiency or efficiency_for(model, profile, config)
         made_of = _parts_of(model, profile, config)
-        self.terms, self._contexts, self._loads = made_of.terms, made_of.contexts, made_of.loads
+        self.terms, self._contexts, self.loads = made_of.terms, made_of.contexts, made_of.loads
         self.kernels = sum(term.count for term in self.terms if term.path == "memory")  #: launches of one step
-        self._timed, self._rows = made_of.timed(self.efficiency)
+        self.timed, self._rows = made_of.timed(self.efficiency)
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
         self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
         self.graphs = Graphs.of(config, profile)
         self._piece_kernels = int(constant("piece_launches")) * model.num_layers
+        self._most_launch_s = max(self.kernels, self._piece_kernels) * self.efficiency.eager_launch_s
         self._lone = lone_steps(model, config, profile)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
@@ -136,25 +137,26 @@ class StepModel:
 
     def device_s(self, batch: Batch) -> float:
         """Seconds of a step on the GPU alone: the cost of a pass that the scheduler does not see."""
-        return max(self._gpu_s(batch), self._launch_s(batch))
+        gpu_s = self._gpu_s(batch)
+        return gpu_s if gpu_s >= self._most_launch_s else max(gpu_s, self._launch_s(batch))
 
     def _gpu_s(self, batch: Batch) -> float:
         if batch.prefill_seqs or batch.prefill_tok or batch.prefill_pair_tok or batch.prefill_finishing:
-            return sum_s(self._rows, self._drivers(batch, self._loads))
+            return sum_s(self._rows, self.drivers(batch, self.loads))
         beside_s = self._beside_context_s(
             batch.decode_seqs, batch.decode_query_tok, batch.decode_sampled, batch.peer_tok
         )
-        return beside_s + sum_s(self._context_rows, self._drivers(batch, self._contexts))
+        return beside_s + sum_s(self._context_rows, self.drivers(batch, self._contexts))
 
     def _without_context_s(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> float:
         batch = Batch(seqs, decode_query_tok=query_tok, decode_sampled=sampled, peer_tok=peer_tok)
-        return sum_s(self._rows, self._drivers(batch, self._loads))
+        return sum_s(self._rows, self.drivers(batch, self.loads))
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         if not batch.decode_seqs + batch.prefill_seqs:
             return StepBreakdown((), 0.0, 0.0, 0.0, 0.0)
-        drivers = self._drivers(batch, self._loads)
-        parts = [self._part(timed, *drivers[timed.load]) for timed in self._timed if drivers[timed.load][0]]
+        drivers = self.drivers(batch, self.loads)
+        parts = [self._part(timed, *drivers[timed.load]) for timed in self.timed if drivers[timed.load][0]]
         gpu_s = sum(part.time_s for part in parts)
         host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
         parts.append(OperatorTime("host", 1, host_s, 0.0, 0.0, {"host": host_s}))
@@ -169,19 +171,13 @@ class StepModel:
         )
 
     def _total_s(self, gpu_s: float, launch_s: float, host_s: float) -> float:
-        asynchronous = self.config.async_scheduling
-        gpu, launch, host = combine_shares(gpu_s, launch_s, host_s, asynchronous, self._unhidden)
+        gpu, launch, host = combine_shares(gpu_s, launch_s, host_s, self.config.async_scheduling, self._unhidden)
         total_s: float = gpu * gpu_s + launch * launch_s + host * host_s
         return total_s
 
     def _host_s(self, seqs: int) -> float:
         visit_s = self.efficiency.host_step_s + self.efficiency.host_seq_s * seqs
         return visit_s / self.config.num_scheduler_steps
-
-    def work(self, batch: Batch) -> Iterator[tuple[Term, float, float]]:
-        """Each term that has something to do, with the units of its driver and the rows of its arithmetic."""
-        drivers = self._drivers(batch, self._loads)
-        return ((timed.term, *drivers[timed.load]) for timed in self._timed if drivers[timed.load][0])
 
     def _shares(self, batch: Batch) -> tuple[float, float]:
         """Shares of the decodes and of the prompts in one of the batches that are under way in a pipeline of p stages.
@@ -208,7 +204,8 @@ class StepModel:
         pieces = self._piece_kernels if batch.prefill_tok else 0
         return pieces if self.graphs.holds(batch) else self.kernels
 
-    def _drivers(self, batch: Batch, loads: Sequence[StepLoad]) -> list[tuple[float, float]]:
+    def drivers(self, batch: Batch, loads: Sequence[StepLoad]) -> list[tuple[float, float]]:
+        """The units and rows of each of ``loads``."""
         share, filled = self._shares(batch)
         decodes, context = batch.decode_seqs * share, batch.decode_context_tok * share
         prefill, pairs = batch.prefill_tok * filled, batch.prefill_pair_tok * filled

@@ -125,7 +125,7 @@ def test_experts_see_the_tokens_of_all_ranks_as_they_are() -> None:
     step = StepModel(moe_model(), gpu(), engine(data_parallel_size=4, enable_expert_parallel=True), perfect())
 
     def rows(batch: Batch) -> Any:
-        return next(rows for operator, _, rows in step.work(batch) if operator.name == "experts")
+        return next(step.drivers(batch, step.loads)[one.load][1] for one in step.timed if one.term.name == "experts")
 
     batch = Batch(decode_seqs=64, decode_context_tok=64)
     # alike: 4 x 64 tokens x 8 experts over 4 ranks are 512 rows on the mean rank
