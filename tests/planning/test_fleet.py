@@ -515,9 +515,9 @@ def test_partitions_of_a_named_gpu_take_part_and_what_is_left_out_says_why() -> 
 @pytest.mark.parametrize(
     ("gpus", "words"),
     [
-        (None, "the load takes 8 GPUs at 50% confidence; no number of such servers is enough at 95%"),
-        (65, "the load takes 8 GPUs at 50%, over 64 GPUs at 95% confidence"),
-        (64, "the load takes 8 GPUs at 50%, 64 GPUs at 95% confidence"),
+        (None, "with such servers the load takes 8 GPUs at 50% confidence; no number of such servers is enough at 95%"),
+        (65, "with such servers the load takes 8 GPUs at 50%, over 64 GPUs at 95% confidence"),
+        (64, "with such servers the load takes 8 GPUs at 50%, 64 GPUs at 95% confidence"),
     ],
 )
 def test_a_size_that_nobody_rents_for_certainty_is_not_printed(gpus: int | None, words: str) -> None:

@@ -89,7 +89,7 @@ def load_takes(sizes: Sequence[tuple[float, int | None]], planned: int) -> str:
     """Return the GPUs that a load takes at each confidence, and the confidences that no number of servers gives."""
     enough = [f"{size_in_words(gpus, planned)} at {confidence:.0%}" for confidence, gpus in sizes if gpus]
     never = [f"{confidence:.0%}" for confidence, gpus in sizes if not gpus]
-    words = [f"the load takes {', '.join(enough)} confidence"] if enough else []
+    words = [f"with such servers the load takes {', '.join(enough)} confidence"] if enough else []
     return "; ".join([*words, f"no number of such servers is enough at {' or '.join(never)}"] if never else words)
 
 
