@@ -181,7 +181,8 @@ def host_kv_gib(plan: Plan) -> int:
 def batch_commands(file: PlanFile) -> str:
     """Commands that split a file of requests and answer the parts with ``vllm run-batch``; empty for plans of users.
 
-    The command came in 0.9.1. Options of the engine are those that ``vllm bench throughput`` takes as well.
+    The command came in 0.9.1. Options of the engine are those that ``vllm bench throughput`` takes as well. A part has
+    its results at its end, so it is no larger than a file of OpenAI's batch API: 50,000 requests.
     """
     plan, taken, words = file.plan, False, list[str]()
     version = engine.parse_version(plan.engine_version)
