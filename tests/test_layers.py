@@ -77,6 +77,9 @@ def imports_of(path: Path) -> list[tuple[str, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in rooms:
             found.append((f"planner.{rooms[node.value.id]}", node.attr))
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"[\w\[\], |.]+", str(node.value)):  # a type in quotes
+            types = re.findall(r"\b(\w+)\.([A-Z]\w*)", str(node.value))
+            found += [(f"planner.{rooms[room]}", name) for room, name in types if room in rooms]
     return found
 
 

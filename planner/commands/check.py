@@ -2,28 +2,20 @@
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from planner import engine, output, planning
+from planner import engine, hardware, output, planning
 from planner.commands import options as opt
 from planner.commands.declare import Argument, Option, command
 from planner.errors import HubError, InputError, UnsupportedModelError, os_errors
 from planner.planning import defaults
 from planner.resources import may_be_path, read_given
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from planner.engine import Launch, ServeLine
-    from planner.hardware import GpuProfile
-    from planner.output import CheckAnswer
-    from planner.planning import GpuName, LineRequest, LineVerdict, Local, Plan
 
 
 def _line_of(words: list[str]) -> str | list[str]:
@@ -42,7 +34,7 @@ Line = Annotated[
         "folder of a plan, '-' for stdin.",
     ),
 ]
-OneGpu = Annotated["GpuName", opt.gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
+OneGpu = Annotated["planning.GpuName", opt.gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
 AsModel = Annotated[
     str | None,
     Option(metavar="MODEL", autocompletion=opt.complete_model, help="Model to assume for a local path in the line."),
@@ -71,7 +63,7 @@ def check_command(
     output_len: opt.RandomOutputLen = None, max_concurrency: Concurrency = None, num_prompts: opt.UsualPrompts = None,
     goal: Goal = "balanced", gpus: Gpus = None, network_gb_per_s: opt.NetworkGbPerS = None,
     calibration: opt.Calibration = None, explain: opt.Explain = False, **hub: Any,
-) -> "CheckAnswer":  # fmt: skip
+) -> "output.CheckAnswer":  # fmt: skip
     """Check whether a ``vllm serve`` line starts on GPUs of this kind, its speed, and faster settings.
 
     ``line`` is the command, its words, or the path of a script, manifest or plan's folder.
@@ -101,20 +93,20 @@ def check_command(
 class _Judge:
     """Judge of the launches of one GPU, version and load."""
 
-    profile: "GpuProfile"
+    profile: "hardware.GpuProfile"
     version: str | None
     as_model: str | None
-    asked: "LineRequest"
-    local: "Local"
+    asked: "planning.LineRequest"
+    local: "planning.Local"
     hub: dict[str, Any]
-    plan: "Plan | None"  #: beside the script: whose server its clients ask
+    plan: "planning.Plan | None"  #: beside the script: whose server its clients ask
     remarks: tuple[str, ...] = field(default=())
 
-    def verdict(self, launch: "Launch") -> "LineVerdict":
+    def verdict(self, launch: "engine.Launch") -> "planning.LineVerdict":
         server = launch.server
         version = planning.version_for(self.version, self.profile, server.image_version if server else "")
 
-        def read_in(one: engine.Found) -> "ServeLine":
+        def read_in(one: engine.Found) -> "engine.ServeLine":
             return engine.read_line(one.argv, version, env=one.env, platform=self.profile.platform)
 
         clients = [read_in(client) for client in launch.clients]
@@ -144,7 +136,7 @@ class _Judge:
             serving = planning.Serving.of(resolved, self.profile, read.args, version, local=self.local)
         return planning.check_line(read, serving, asked)
 
-    def _model(self, read: "ServeLine") -> str:
+    def _model(self, read: "engine.ServeLine") -> str:
         model = self.as_model or read.model
         if model is None:
             raise InputError("the line names no model", hint="write it behind vllm serve")
@@ -159,8 +151,8 @@ class _Judge:
 
 
 def _launches(
-    text: str | list[str], profile: "GpuProfile", variables: "Mapping[str, str] | Sequence[str]"
-) -> "tuple[Launch, ...]":
+    text: str | list[str], profile: "hardware.GpuProfile", variables: Mapping[str, str] | Sequence[str]
+) -> "tuple[engine.Launch, ...]":
     if not isinstance(variables, Mapping):
         variables = dict(str(word).partition("=")[::2] for word in variables)
     given = {str(name): str(value) for name, value in variables.items()}
@@ -176,7 +168,7 @@ def _launches(
 _MANIFEST = re.compile(r"^(?:services|apiVersion|kind)\s*:", re.MULTILINE)
 
 
-def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[str], Plan | None]":
+def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[str], planning.Plan | None]":
     if not isinstance(line, str | PathLike):
         return list(line), None
     if isinstance(line, str) and (not may_be_path() or ((" " in line.strip() or "\n" in line) and not _exists(line))):

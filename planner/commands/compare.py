@@ -1,8 +1,9 @@
 """GPUs side by side: ``planner compare``."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
@@ -14,11 +15,6 @@ from planner.engine import flag_of
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.workload import Load
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from planner.output import ComparisonAnswer
 
 #: Options that the suggested command states itself. It repeats all others.
 STATED = ("model", "gpu", "partitions", "input_len", "output_len", "max_concurrency", "request_rate", "workload",
@@ -71,7 +67,7 @@ def compare_gpus(
     request_rate: RequestRates = None, burstiness: opt.Burstiness = 1.0, random_range_ratio: opt.RangeRatio = 0.0,
     workload: opt.WorkloadName = None, seed: opt.Seed = 0, price: opt.Price = (), explain: opt.Explain = False,
     **options: Any,
-) -> "ComparisonAnswer":  # fmt: skip
+) -> "output.ComparisonAnswer":  # fmt: skip
     """Compare GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, odds.
 
     ``max_concurrency`` (8, 32, 128 requests) or ``request_rate`` are those of all servers of a GPU type; ``price`` is
@@ -102,9 +98,9 @@ def compare_gpus(
 
 
 def _loads(
-    input_len: "int | Sequence[int]", output_len: "int | Sequence[int]",
-    max_concurrency: "int | Sequence[int] | None", request_rate: "float | Sequence[float] | None",
-    rhythm: "Mapping[str, Any]",
+    input_len: int | Sequence[int], output_len: int | Sequence[int],
+    max_concurrency: int | Sequence[int] | None, request_rate: float | Sequence[float] | None,
+    rhythm: Mapping[str, Any],
 ) -> list[Load]:  # fmt: skip
     arrivals: list[dict[str, Any]]
     if request_rate is not None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
@@ -18,9 +18,6 @@ from planner.errors import InputError
 from planner.planning import defaults
 from planner.units import GB
 from planner.workload import LATENCIES, Targets
-
-if TYPE_CHECKING:
-    from planner.output import FleetAnswer
 
 _fleet = partial(opt.panel_option, "Fleet")
 #: Options that the suggested command states itself, for its part of the load. It repeats all others.
@@ -55,7 +52,7 @@ def size_fleet(
     model: opt.ModelOrDefault = defaults.MODEL, gpu: opt.GpusOrDefault | None = None, *,
     partitions: opt.Partitions = False, output: OutputDir = None, force: opt.Force = False,
     explain: opt.Explain = False, command_line: str = "", **options: Any,
-) -> "FleetAnswer":  # fmt: skip
+) -> "out.FleetAnswer":  # fmt: skip
     """Size servers, GPUs, dollars and watts that carry a load under latency targets.
 
     The load is a ``request_rate`` (requests per second, of all servers), ``classes`` or a ``trace``; targets are in ms.

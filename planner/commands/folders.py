@@ -5,7 +5,7 @@ import sys
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
@@ -16,9 +16,6 @@ from planner.commands.measured import TOOLS
 from planner.commands.options import Calibration, Force, PathName, panel_option
 from planner.commands.streams import write
 from planner.errors import InputError
-
-if TYPE_CHECKING:
-    from planner.output import Emission, OfflineValidation, TuningAnswer, ValidationAnswer
 
 
 def _folder(text: str) -> Any:
@@ -141,7 +138,7 @@ def deploy(
     out.note(f"wrote {', '.join(files)} into {output}")
 
 
-def _emission(directory: Path) -> "Emission":
+def _emission(directory: Path) -> "out.Emission":
     file = planning.read_plan(directory)
     plan = file.plan
     try:
@@ -165,7 +162,7 @@ def validate_plan(
         PathName | None,
         Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own."),
     ] = None,
-) -> "ValidationAnswer | OfflineValidation":
+) -> "out.ValidationAnswer | out.OfflineValidation":
     """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
 
     ``result`` is the file of another tool that measured it. ``answer.ok`` is true if every measurement lies within its
@@ -189,7 +186,7 @@ def tune_plan(
     retry: Annotated[bool, Option("--retry", help="Retry settings that failed to start.")] = False,
     calibration: Calibration = None,
     command_line: str = "",
-) -> "TuningAnswer":
+) -> "out.TuningAnswer":
     """Measure the plan of ``directory`` and what may be better, until the best settings are known.
 
     The end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or ``minutes``. All is

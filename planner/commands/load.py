@@ -3,21 +3,17 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import floor, inf, isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner import hardware
 from planner import workload as loads
+from planner.commands.declare import Rivals
 from planner.commands.options import assignments
 from planner.engine import flag_of
 from planner.errors import InputError
 from planner.planning import defaults, price_of
 from planner.resources import package_dir, tables_of
 from planner.units import whole_number
-
-if TYPE_CHECKING:
-    from planner.commands.declare import Rivals
-    from planner.hardware import GpuProfile
-    from planner.workload import Router, Slo
 
 FASTEST_MS = {"ttft": 10, "tpot": 1, "itl": 1, "e2el": 100}  #: below all published runs: seconds are meant
 LENGTHS, PREFIX = ("input_len", "output_len", "random_range_ratio"), "random_prefix_len"
@@ -47,7 +43,7 @@ def refuse_contradictions(given: Mapping[str, Any], *, planned: bool) -> None:
             raise InputError(f"{_flag(rule.option)} and {_flag(both[0])} are both given", hint=rule.hint)
 
 
-def rivals(*, planned: bool) -> "Rivals":
+def rivals(*, planned: bool) -> Rivals:
     """For planner.toml: what the left says on the command line takes the place of what the file says on the right."""
     rules = [rule for rule in EXCLUSIONS if planned or not rule.planned]
     return tuple(
@@ -177,7 +173,7 @@ def planned_load(
 def targets_of(
     load: loads.Load, limits_ms: Mapping[str, float | None], *, percentile: str | None = None,
     confidence: float | None = None, request_rate: float | None = None, max_concurrency: int | None = None,
-    router: "Router | None" = None,
+    router: "loads.Router | None" = None,
 ) -> loads.Targets | None:  # fmt: skip
     """The targets under ``load``, and how much of it all servers carry; None without targets and without a rate."""
     slos = slos_of(load.classes or (load,), limits_ms, percentile)
@@ -206,7 +202,7 @@ def targets_of(
 
 def slos_of(
     classes: Sequence[loads.Load], limits_ms: Mapping[str, float | None], percentile: str | None
-) -> "tuple[Slo, ...]":
+) -> "tuple[loads.Slo, ...]":
     """The targets of all, or of each class its own. Raises InputError for gaps where answers have one token."""
     slos = loads.parse_slos(limits_ms, percentile)
     if any(one.limits_ms for one in classes):
@@ -227,7 +223,7 @@ def gpus_in(size: Mapping[str, Any]) -> list[str] | None:
 
 
 def stock_of(
-    size: dict[str, Any], profiles: "Sequence[GpuProfile]", prices: Mapping[str, float]
+    size: dict[str, Any], profiles: "Sequence[hardware.GpuProfile]", prices: Mapping[str, float]
 ) -> dict[str, int] | None:
     """Whole GPUs by profile id of ``--have`` or ``--budget``, which are taken out of ``size``; None: neither."""
     budget, have = size.pop("budget", None), size.pop("have", ())
@@ -247,7 +243,7 @@ def stock_of(
     return stock
 
 
-def stocks(flag: str, words: Sequence[str], profiles: "Sequence[GpuProfile]") -> dict[str, int]:
+def stocks(flag: str, words: Sequence[str], profiles: "Sequence[hardware.GpuProfile]") -> dict[str, int]:
     """Whole GPUs by profile id, from ``h100=16`` or ``16xh100``. Raises InputError, naming ``flag``."""
     known = {profile.id for profile in profiles} | {profile.whole for profile in profiles}
     stock: dict[str, int] = {}

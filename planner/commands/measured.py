@@ -3,7 +3,7 @@
 from contextlib import suppress
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
@@ -14,10 +14,6 @@ from planner.commands.options import LOAD, Calibration, PathName, complete_model
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.resources import alone_in
-
-if TYPE_CHECKING:
-    from planner.evidence import Stated
-    from planner.output import CalibrationAnswer, Evaluation
 
 RESULTS = "Results without a plan.json"
 TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
@@ -43,7 +39,7 @@ class ResultOptions:
     batch_size: Annotated[Count, Option(panel=LOAD, help="Prompts of a latency result.")] = None
 
 
-def _stated(facts: dict[str, Any]) -> "Stated":
+def _stated(facts: dict[str, Any]) -> "evidence.Stated":
     return evidence.Stated(**taken(facts, ResultOptions), args=planning.engine_args(facts))
 
 
@@ -62,7 +58,7 @@ def evaluate_runs(
         Path | None, Option(metavar="FILE", help="SVG file to draw predicted against measured in.")
     ] = None,
     **facts: Any,
-) -> "Evaluation":
+) -> "out.Evaluation":
     """Predict every measured run of a table (CSV) or of a result file, and compare.
 
     ``facts`` are those that a result does not hold: ``gpu``, ``model``, ``input_len``, settings of the engine, ...
@@ -101,7 +97,7 @@ def calibrate_from(
     ] = None,
     fresh: Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")] = False,
     **facts: Any,
-) -> "CalibrationAnswer":
+) -> "out.CalibrationAnswer":
     """Calibrate with a user's own runs; later predictions use it if it is better.
 
     ``sources`` are tables of runs, results of ``vllm bench`` or folders of plans; ``fresh`` leaves out earlier runs.

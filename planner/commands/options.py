@@ -1,25 +1,20 @@
 """Options that several commands share, each declared once. The load has the names of ``vllm bench``."""
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval
 
-from planner import hardware, model, workload
+from planner import hardware, model, planning, workload
 from planner.commands.declare import Argument, Option
 from planner.engine import SETTINGS
 from planner.errors import InputError
 from planner.planning import defaults
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import DEFAULT_PERCENTILE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from planner.planning import GpuName, ModelName
-    from planner.workload import Load
 
 LOAD = "Load (flags of vllm bench)"
 TARGETS = "Targets"
@@ -44,7 +39,7 @@ def complete_gpu(incomplete: str) -> list[str]:
     return ids or beginning(incomplete, sorted(hardware.aliases()))
 
 
-def beginning(typed: str, names: "Iterable[str]") -> list[str]:
+def beginning(typed: str, names: Iterable[str]) -> list[str]:
     return [typed + name[len(typed) :] for name in names if name.lower().startswith(typed.lower())]
 
 
@@ -64,11 +59,11 @@ def gpu_option(text: str, **settings: Any) -> Any:
 _load, _size = (partial(panel_option, panel) for panel in (LOAD, SIZE))
 _GPUS = "Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas."
 _DEFAULT_GPUS = gpu_option(f"{_GPUS} Default: {' '.join(defaults.GPUS)}.", kind=list[str])
-Model = Annotated["ModelName", model_argument()]
-ModelOrDefault = Annotated["ModelName", model_argument("[MODEL]")]
-Gpu = Annotated["GpuName", gpu_option("Profile id, alias or file; or 'local'.")]
-Gpus = Annotated["GpuName | Iterable[GpuName]", gpu_option(_GPUS, kind=list[str])]
-GpusOrDefault = Annotated["GpuName | Iterable[GpuName]", _DEFAULT_GPUS]
+Model = Annotated["planning.ModelName", model_argument()]
+ModelOrDefault = Annotated["planning.ModelName", model_argument("[MODEL]")]
+Gpu = Annotated["planning.GpuName", gpu_option("Profile id, alias or file; or 'local'.")]
+Gpus = Annotated["planning.GpuName | Iterable[planning.GpuName]", gpu_option(_GPUS, kind=list[str])]
+GpusOrDefault = Annotated["planning.GpuName | Iterable[planning.GpuName]", _DEFAULT_GPUS]
 Partitions = Annotated[bool, Option("--partitions", help="Also the partitions and MIG profiles of these GPUs.")]
 _NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's."
 _CALIBRATION = "File of planner calibrate, or none for the shipped fits. Default: your own calibration, if any."
@@ -85,7 +80,7 @@ _PRICE = Option(kind=list[str], metavar="GPU=USD", help="USD per GPU and hour, i
 Price = Annotated["Mapping[str, float] | Sequence[str]", _PRICE]
 
 
-def assignments(given: "Mapping[str, float] | Sequence[str]") -> list[str]:
+def assignments(given: Mapping[str, float] | Sequence[str]) -> list[str]:
     """``GPU=NUMBER`` for each, as it is typed."""
     return list(given) if not hasattr(given, "items") else [f"{name}={number}" for name, number in given.items()]
 
@@ -158,7 +153,7 @@ TotalRate = Annotated[float | None, _load("Requests per second, of all servers t
 
 
 Classes = Annotated[
-    "Sequence[Load]",
+    "Sequence[workload.Load]",
     _load(
         "Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.",
         "--class",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
@@ -15,10 +15,6 @@ from planner.commands.load import load_of, refuse_contradictions, rivals
 from planner.errors import InputError
 from planner.resources import package_dir, tables_of
 from planner.workload import Load
-
-if TYPE_CHECKING:
-    from planner.output import PredictionAnswer, PredictionRefused
-    from planner.planning import Bench
 
 
 def _percentiles(text: str) -> tuple[float, ...]:
@@ -88,7 +84,7 @@ def predict_serve(
     ] = None,
     explain: opt.Explain = False,
     **options: Any,
-) -> "PredictionAnswer | PredictionRefused":
+) -> "output.PredictionAnswer | output.PredictionRefused":
     """Predict what ``vllm bench serve --dataset-name random`` would measure of a server of ``model`` on ``gpu``.
 
     Lengths are tokens, ``request_rate`` is requests per second (infinite: all at once), ``goodput`` has targets in ms.
@@ -116,7 +112,7 @@ def predict_throughput(
     model: opt.Model, gpu: opt.Gpu, *, input_len: opt.InputLen, output_len: opt.OutputLen,
     num_prompts: opt.NumPrompts = 1000, seed: opt.Seed = 0, random_prefix_len: opt.PrefixLen = 0,
     prefix_cache_hit_rate: opt.PrefixCacheHitRate = 0.0, explain: opt.Explain = False, **options: Any,
-) -> "PredictionAnswer | PredictionRefused":  # fmt: skip
+) -> "output.PredictionAnswer | output.PredictionRefused":  # fmt: skip
     """Predict what ``vllm bench throughput`` would measure: all prompts at once, without a server."""
     load = Load(
         input_len, output_len, num_prompts, seed=seed or 0, prefix_len=random_prefix_len,
@@ -130,15 +126,15 @@ def predict_latency(
     model: opt.Model, gpu: opt.Gpu, *, input_len: opt.InputLen = 32, output_len: opt.OutputLen = 128,
     batch_size: Annotated[int, Interval(ge=1), Option(panel=opt.LOAD, help="Prompts of the one batch.")] = 8,
     explain: opt.Explain = False, **options: Any,
-) -> "PredictionAnswer | PredictionRefused":  # fmt: skip
+) -> "output.PredictionAnswer | output.PredictionRefused":  # fmt: skip
     """Predict what ``vllm bench latency`` would measure: seconds of one batch from start to end."""
     load = Load(input_len, output_len, batch_size)
     return _predict("latency", load, planning.Serving(model, gpu, **options), explain)
 
 
 def _predict(
-    bench: "Bench", load: Load, serving: "planning.Serving", explain: bool, **asked: Any
-) -> "PredictionAnswer | PredictionRefused":
+    bench: "planning.Bench", load: Load, serving: "planning.Serving", explain: bool, **asked: Any
+) -> "output.PredictionAnswer | output.PredictionRefused":
     resolved, notes = serving.resolved, (*serving.notes, *load.notes)
     deployment = serving.engine_of(bench)
     planning.check_load(load, deployment.config.max_model_len, resolved.resolved)

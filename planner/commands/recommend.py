@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from annotated_types import Interval
 
@@ -20,14 +20,9 @@ from planner.planning import defaults
 from planner.units import MOST_FIGURE, counted
 from planner.workload import Targets
 
-if TYPE_CHECKING:
-    from planner.output import Recommendation
-    from planner.planning import ModelName, Plan, Ranking, Search
-    from planner.workload import Load
-
 #: Settings that the search does not choose, so that they can be given.
 GIVEN = tagged("recommend")
-Served = Annotated["ModelName", opt.model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
+Served = Annotated["planning.ModelName", opt.model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
 OutputDir = Annotated[str | None, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
 _NODES = "Nodes that one server may fill. Default: 1, more where one holds too little."
 
@@ -60,7 +55,7 @@ def recommend_plans(
     model: Served | None = None, gpu: opt.GpusOrDefault | None = None, *, partitions: opt.Partitions = False,
     output: OutputDir = None, force: opt.Force = False, explain: opt.Explain = False, command_line: str = "",
     **options: Any,
-) -> "Recommendation":  # fmt: skip
+) -> "out.Recommendation":  # fmt: skip
     """Find the best settings for each GPU, for a goal or for latency targets under a load.
 
     The load is given by lengths in tokens, a ``workload`` by name, a ``trace`` or ``classes``; targets in ms at a
@@ -142,8 +137,8 @@ def _stated(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sized(
-    load: "Load", targets: "Targets | None", *, stocked: bool, headroom: float = 0.0, spares: int = 0
-) -> "tuple[Load, Targets | None]":
+    load: "workload.Load", targets: "Targets | None", *, stocked: bool, headroom: float = 0.0, spares: int = 0
+) -> "tuple[workload.Load, Targets | None]":
     """The load and the targets with the headroom on top. Raises InputError for a margin without a load."""
     if stocked or not (headroom or spares):
         return load, targets or (Targets() if stocked else None)
@@ -152,7 +147,7 @@ def _sized(
     return planning.times(load, 1 + headroom), replace(targets, value=targets.value * (1 + headroom))
 
 
-def script_files(recommendation: "Recommendation") -> dict[str, str]:
+def script_files(recommendation: "out.Recommendation") -> dict[str, str]:
     """Scripts of the picked plans by name, those of several GPUs in a folder for each; empty without a plan."""
     from planner import __version__
 
@@ -172,7 +167,7 @@ def script_files(recommendation: "Recommendation") -> dict[str, str]:
 
 
 def write_scripts(
-    recommendation: "Recommendation", directory: str | PathLike[str], *, force: bool = False
+    recommendation: "out.Recommendation", directory: str | PathLike[str], *, force: bool = False
 ) -> tuple[str, ...]:
     """Write the scripts of the picked plans into ``directory``, all or none; several GPUs get a folder each.
 
@@ -184,7 +179,7 @@ def write_scripts(
     return tuple(files)
 
 
-def _picked(search: "Search", ranking: "Ranking", pick: int) -> "Plan | None":
+def _picked(search: "planning.Search", ranking: "planning.Ranking", pick: int) -> "planning.Plan | None":
     if not ranking.candidates:
         return None
     if pick > len(ranking.candidates):

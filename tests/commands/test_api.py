@@ -521,7 +521,7 @@ def _text(annotation: Any) -> str:
     if get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
-    return re.sub(r"\b(os|collections\.abc|planner(\.\w+)*)\.", "", text)
+    return re.sub(r"\b(os|collections\.abc|planner(\.\w+)*|planning|workload|out)\.", "", text)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from os import PathLike
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from annotated_types import Interval
 from pydantic import TypeAdapter
@@ -19,9 +19,6 @@ from planner.commands.declare import COMMANDS, REQUIRED, Argument, Command, Opti
 from planner.errors import InputError, UnknownNameError
 from planner.planning import typed
 from planner.resources import package_dir, tables_of
-
-if TYPE_CHECKING:
-    from planner.output import Answer
 
 ANSWERED: Mapping[str, list[str]] = tables_of(package_dir("commands") / "web" / "answered.toml")
 #: Closed over HTTP: another server, variables of a shell, a second model, the cache of the hub, what is written.
@@ -39,7 +36,7 @@ class Operation:
 
     path: str
     command: Command
-    function: "Callable[..., Answer]"
+    function: "Callable[..., planner.Answer]"
 
     @cached_property
     def parameters(self) -> Mapping[str, Parameter]:
@@ -51,7 +48,7 @@ class Operation:
             del every["partitions"]
         return {name: one for name, one in every.items() if name not in CLOSED and not _names_a_file(one)}
 
-    def answer(self, query: Iterable[tuple[str, str]]) -> "Answer":
+    def answer(self, query: Iterable[tuple[str, str]]) -> "planner.Answer":
         """Call the function. Raises what it raises, and InputError for a parameter that it does not have."""
         given: dict[str, list[str]] = {}
         for name, text in query:

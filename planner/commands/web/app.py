@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache, partial
 from ipaddress import ip_address
 from socket import gethostname
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, parse_qsl, urlencode
 
 from anyio import BrokenWorkerProcess, CapacityLimiter, create_task_group, move_on_after, to_process
@@ -34,9 +34,6 @@ from planner.commands.web import play
 from planner.commands.web.api import call, openapi, operations
 from planner.errors import HubError, InputError, PlannerError
 from planner.planning import defaults
-
-if TYPE_CHECKING:
-    from planner.output import Asked
 
 SEARCHES = 2  #: at the same time
 REMEMBERED = 24  #: searches
@@ -102,7 +99,7 @@ class Pages:
         named = {"content-disposition": 'attachment; filename="plan.zip"'}
         return Response(content, headers=named, media_type="application/zip")
 
-    async def _searched(self, request: Request, asked: "Asked") -> play.Search:
+    async def _searched(self, request: Request, asked: "output.Asked") -> play.Search:
         key = play.key_of(asked)
         search = self.remembered.get(key)
         if search is None:
@@ -118,11 +115,11 @@ def _query(request: Request) -> dict[str, list[str]]:
     return parse_qs(query_of(request), keep_blank_values=True)
 
 
-def _asked(request: Request) -> "Asked":
+def _asked(request: Request) -> "output.Asked":
     return play.read_asked({name: texts for name, texts in _query(request).items() if name != "of"})
 
 
-def _front(asked: "Asked", answer: str) -> str:
+def _front(asked: "output.Asked", answer: str) -> str:
     return output.front_page(asked, answer, models=model.catalog_ids(), gpus=hardware.load_all(partitions=True))
 
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from io import BytesIO
 from math import ceil, isclose
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 from urllib.parse import urlencode
 
 from planner import output, planning
@@ -19,12 +19,7 @@ from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.resources import names_only
-from planner.workload import parse_slos
-
-if TYPE_CHECKING:
-    from planner.output import Asked, Played, Probed, Recommendation
-    from planner.planning import Deployment, Plan
-    from planner.workload import Load
+from planner.workload import Load, parse_slos
 
 MOST_GPUS = 8  #: of one question
 MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
@@ -36,7 +31,7 @@ class Search(NamedTuple):
     played: bytes
 
 
-def read_asked(query: Mapping[str, list[str]]) -> Asked:
+def read_asked(query: Mapping[str, list[str]]) -> output.Asked:
     """Read the question of an address. Raises InputError, naming the parameter, for an impossible one."""
     known: dict[str, Any] = {field.name: field.type for field in fields(output.Asked)}
     given: dict[str, Any] = {"model": MODEL, "gpu": (GPU,)}
@@ -61,19 +56,19 @@ def read_asked(query: Mapping[str, list[str]]) -> Asked:
     return output.Asked(**{**given, "gpu": tuple(profile.id for profile in profiles)})
 
 
-def address(asked: Asked) -> str:
+def address(asked: output.Asked) -> str:
     pairs = [("model", asked.model), *(("gpu", name) for name in asked.gpu)]
     rest = ((field.name, getattr(asked, field.name)) for field in fields(asked) if field.name not in ("model", "gpu"))
     return urlencode([*pairs, *((name, f"{value:g}" if isinstance(value, float) else value) for name, value in rest
                                 if value is not None)])  # fmt: skip
 
 
-def key_of(asked: Asked) -> str:
+def key_of(asked: output.Asked) -> str:
     """The name of a question while its search is remembered."""
     return sha256(address(asked).encode()).hexdigest()[:16]
 
 
-def search(asked: Asked) -> Search:
+def search(asked: output.Asked) -> Search:
     """Search plans. Raises what ``recommend_plans`` raises."""
     began_s = monotonic()
     answer = _recommended(asked)
@@ -87,7 +82,7 @@ def search(asked: Asked) -> Search:
 
 
 @lru_cache(maxsize=2)  # the scripts of a search often follow it
-def _recommended(asked: Asked) -> Recommendation:
+def _recommended(asked: output.Asked) -> output.Recommendation:
     load: dict[str, Any] = {"request_rate": asked.rate} if asked.by == "rate" else {"max_concurrency": asked.flight}
     if asked.targets:
         load |= {**asked.targets, "percentile": asked.percentile, "confidence": asked.confidence}
@@ -101,7 +96,7 @@ def rungs(searches: Iterable[bytes]) -> str:
     return output.ladder([pickle.loads(one) for one in searches])  # noqa: S301 - written by ``search``
 
 
-def move(before: bytes, asked: Asked) -> str | None:
+def move(before: bytes, asked: output.Asked) -> str | None:
     """The plan of a search at another load, under other targets or at another confidence; None for other changes."""
     played, engine = _remembered(before)
     same = ("model", "gpu", "gpus", "by", "input_len", "output_len", "percentile")
@@ -111,12 +106,12 @@ def move(before: bytes, asked: Asked) -> str | None:
 
 
 @lru_cache(maxsize=4)
-def _remembered(before: bytes) -> tuple[Played, Deployment | None]:
+def _remembered(before: bytes) -> tuple[output.Played, planning.Deployment | None]:
     played = pickle.loads(before)  # noqa: S301 - written by ``search``
     return played, planning.redeploy(played.plan, planning.local_for(None)) if played.plan else None
 
 
-def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
+def _replayed(plan: planning.Plan, engine: planning.Deployment, asked: output.Asked) -> output.Probed:
     sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
     answer = planning.Prediction.of(engine, sent, percentiles=defaults.PERCENTILES)
     rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
@@ -130,7 +125,7 @@ def _replayed(plan: Plan, engine: Deployment, asked: Asked) -> Probed:
     return output.Probed(point, targets)
 
 
-def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
+def _sent(asked: output.Asked, sent: Load, servers: int) -> tuple[Load, float]:
     if asked.by == "rate":
         rate = asked.rate / servers
         if isclose(rate, sent.request_rate):
@@ -143,7 +138,7 @@ def _sent(asked: Asked, sent: Load, servers: int) -> tuple[Load, float]:
     return replace(sent, max_concurrency=flying, num_prompts=prompts), float(flying)
 
 
-def zipped(asked: Asked) -> bytes:
+def zipped(asked: output.Asked) -> bytes:
     """The scripts of the search's plans as a zip file: the same bytes for the same plans."""
     files = script_files(_recommended(asked))
     if not files:
