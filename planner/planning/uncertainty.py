@@ -91,6 +91,9 @@ class Uncertainty(ABC):
 
     def factors(self, key: str, level: float = LEVEL) -> tuple[float, float] | None:
         """Factors around the figure ``key`` between which the share ``level`` of measurements lies."""
+        if key == "output_throughput_per_user" and self.open_loop:  # Little's law: tokens of a request over its E2EL
+            of_e2el = self.factors("mean_e2el_ms", level)
+            return of_e2el and (1 / of_e2el[1], 1 / of_e2el[0])
         if self.scatter(Figure.of_key(key)) is None:
             return None
         return self.upper(key, (1 - level) / 2), self.upper(key, (1 + level) / 2)

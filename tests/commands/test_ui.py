@@ -370,8 +370,12 @@ def test_a_rate_is_answered_in_its_steady_state() -> None:
 
     of_plan, own = figures(found.html)[:2]  # of the verdict, and beside the target
     assert own == pytest.approx(of_plan, abs=0.5)  # which has no decimals
-    moved = move(found.played, replace(asked, rate=20.2))
-    assert figures(moved or "") == [pytest.approx(own, rel=0.1)]
+    moved = move(found.played, replace(asked, rate=20.2)) or ""
+    assert figures(moved) == [pytest.approx(own, rel=0.1)] and "<dt>Speed</dt><dd><b>-" not in moved
+    predicted = pickle.loads(found.played).plan.predicted
+    for end, other in ("", ""), ("_lo", "_hi"), ("_hi", "_lo"):  # Little's law: a user's speed is tokens over E2EL
+        speed = 1024e3 / predicted[f"mean_e2el_ms{other}"]
+        assert predicted[f"output_throughput_per_user{end}"] == pytest.approx(speed, rel=1e-3)
 
 
 def test_another_question_needs_a_search(server: Server) -> None:

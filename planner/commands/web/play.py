@@ -114,14 +114,11 @@ def _remembered(before: bytes) -> tuple[output.Played, planning.Deployment | Non
 def _replayed(plan: planning.Plan, engine: planning.Deployment, asked: output.Asked) -> output.Probed:
     sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
     answer = planning.Prediction.of(engine, sent, percentiles=defaults.PERCENTILES)
-    rates = {"output_throughput_per_gpu": answer.figures["output_throughput"] / plan.num_gpus}
-    if sent.max_concurrency:
-        rates["output_throughput_per_user"] = answer.figures["output_throughput"] / sent.max_concurrency
     targets: dict[str, tuple[float, float]] = {}
     for reading in answer.readings(parse_slos(asked.targets, asked.percentile), asked.confidence):
         odds = answer.uncertainty.probability(reading.slo.key, reading.slo.limit_ms / max(reading.predicted_ms, 1e-9))
         targets[reading.slo.metric] = (reading.predicted_ms, odds)
-    point = planning.LoadPoint(load, {**answer.result, **answer.with_intervals(rates)}, planned=True)
+    point = planning.LoadPoint(load, {**answer.result, **answer.with_intervals(answer.rates)}, planned=True)
     return output.Probed(point, targets)
 
 
