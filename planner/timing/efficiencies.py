@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from planner.engine import EngineConfig, Layout, features_of
-from planner.hardware import GpuProfile, Quantity, constant
+from planner.hardware import GpuProfile, Quantity, constant, constant_of
 from planner.model import FP8_BLOCK, Attention, CompressedAttention, LatentAttention, Model, StateMixer
 from planner.resources import calibration_tables
 from planner.timing.links import bus_bytes_per_s, joined_nodes, latency_factor
@@ -121,7 +121,7 @@ def load_priors() -> dict[str, Prior]:
 def prior_values(profile: GpuProfile, covariates: Mapping[str, str]) -> dict[str, float]:
     """Each efficiency before any fit: from kernel tables of the GPU or its architecture, else the global prior."""
     architecture, weights = (covariates.get(name, "") for name in ("architecture", "weights"))
-    busiest = constant("expert_parallel_flop") if covariates.get("experts") == "ep" else 1.0
+    busiest = constant_of("expert_parallel_flop", architecture) if covariates.get("experts") else 1.0
     values = {
         name: prior.tables.get(architecture, {}).get(weights, prior.value)
         * (busiest if name.startswith("expert_flop") else 1.0)
@@ -195,11 +195,11 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     """The covariates of an engine, which its efficiencies may depend on.
 
     ``gpu`` is the whole GPU of a partition, ``partition`` its mode or empty. ``nodes`` is the number that a network
-    joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``experts`` is ``ep`` where
-    ranks hold whole experts, or empty. ``untabled`` is a platform whose experts have no kernel tables, or empty.
-    ``launches`` is ``rocm`` on AMD, whose GPUs share it. ``release`` is the major and minor version of vLLM, ``shape``
-    one architecture at one size. ``weights`` is ``weight_dtype``, but ``fp8-block`` where scales of blocks have kernels
-    of their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin.
+    joins, or empty. ``bus`` is ``pcie`` where GPUs have no links of their own, or empty. ``experts`` is ``tp`` or
+    ``dp`` where TP or DP ranks hold whole experts, or empty. ``untabled`` is a platform whose experts have no kernel
+    tables, or empty. ``launches`` is ``rocm`` on AMD, whose GPUs share it. ``release`` is the major and minor version
+    of vLLM, ``shape`` one architecture at one size. ``weights`` is ``weight_dtype``, but ``fp8-block`` where scales of
+    blocks have kernels of their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin.
     """
     nodes = joined_nodes(model, profile, config)
     holds_whole = model.is_moe and config.enable_expert_parallel and Layout.of(config).expert_ranks > 1
@@ -224,7 +224,7 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
         "weights": weights,
         "attention": attention_class(model),
         "kind": "moe" if model.is_moe else "dense",
-        "experts": "ep" if holds_whole else "",
+        "experts": ("dp" if config.data_parallel_size > 1 else "tp") if holds_whole else "",
         "tabled": "moe" if model.is_moe and profile.platform == "cuda" else "",
         "untabled": "" if profile.platform == "cuda" else profile.platform,
         "shape": f"{model.model_type or model.architecture}-{model.num_layers}x{model.hidden_size}",

@@ -97,6 +97,7 @@ class StepLoad:
     top_k: int = 0  #: EXPERTS: per token
     ranks: int = 1  #: EXPERTS: over which whole experts are spread
     peers: int = 1  #: EXPERTS: DP ranks whose tokens meet at the experts
+    pads: float = 0.0  #: CONTEXT, PAIRS: pads of a decoding sequence, of a prompt token (constants.toml)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +236,8 @@ def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
         pair_flop = 2 * heads * (mixer.head_dim + mixer.v_head_dim)
         if mixer.indexer is None:
             span = mixer.span_tokens or inf
-            return _attention(row_bytes, pair_flop, pair_flop, StepLoad(Driver.CONTEXT, span), config)
+            seen = StepLoad(Driver.CONTEXT, span, pads=ACTIVATION_BYTES / kv_bytes)
+            return _attention(row_bytes, pair_flop, pair_flop, seen, config, pads=1.0)
         key_bytes = mixer.indexer.head_dim * ACTIVATION_BYTES
         seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
         return [
@@ -249,13 +251,13 @@ def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
 
 def _attention(
     row_bytes: float, decode_flop: float, prefill_flop: float, seen: StepLoad, config: EngineConfig,
-    name: str = "attention",
+    name: str = "attention", pads: float = 0.0,
 ) -> list[Operator]:  # fmt: skip
-    """One attention layer: ``row_bytes`` of cache per token seen, FLOP per (query, key) pair.
+    """One attention layer: ``row_bytes`` of cache per token seen, FLOP per (query, key) pair; ``pads`` of prompts.
 
     With ``--decode-context-parallel-size`` each rank reads its share of the tokens for the heads of all: as many FLOP.
     """
-    pairs = StepLoad(Driver.PAIRS, seen.span, seen.ratio)
+    pairs = StepLoad(Driver.PAIRS, seen.span, seen.ratio, pads=pads)
     row_bytes /= config.decode_context_parallel_size
     return [
         Operator(
@@ -273,7 +275,7 @@ def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> It
     direct_flop = 2 * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
     row_bytes = mixer.kv_elements_per_token * kv_bytes
     if mixer.indexer is None:
-        yield from _attention(row_bytes, latent_flop, direct_flop, StepLoad(Driver.CONTEXT), config)
+        yield from _attention(row_bytes, latent_flop, direct_flop, StepLoad(Driver.CONTEXT), config, pads=1.0)
         return
     seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
     key_bytes = mixer.indexer.head_dim + FP32_BYTES

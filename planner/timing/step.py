@@ -9,15 +9,15 @@
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf, log, sqrt
 from typing import Any, NamedTuple
 
 from planner.engine import EngineConfig, features_of, graph_batches, lone_steps, sorts, tagged
-from planner.hardware import GpuProfile, constant
+from planner.hardware import GpuProfile, constant, constant_of
 from planner.model import Model, PerModel
-from planner.timing.efficiencies import Efficiency
+from planner.timing.efficiencies import SAME_KERNELS, Efficiency
 from planner.timing.fits import efficiency_for
 from planner.timing.links import collective_term, host_read_term, step_collectives
 from planner.timing.operators import Driver, StepLoad, adapter_operators, step_operators
@@ -117,11 +117,14 @@ class StepModel:
         self.kernels = sum(term.count for term in self.terms if term.path == "memory")  #: launches of one step
         self.timed, self._rows = made_of.timed(self.efficiency)
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
+        self._other_rows = tuple(row for row in self._rows if row[0] >= len(self._contexts))
         self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
         self.graphs = Graphs.of(config, profile)
         self._piece_kernels = int(constant("piece_launches")) * model.num_layers
         self._most_launch_s = max(self.kernels, self._piece_kernels) * self.efficiency.eager_launch_s
         self._lone = lone_steps(model, config, profile)
+        kernels = SAME_KERNELS.get(profile.architecture, profile.architecture)
+        self._prefill_pad, self._decode_pad = constant_of("prefill_pad", kernels), constant_of("decode_pad", kernels)
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
     def __reduce__(self) -> tuple[Any, ...]:  # for another process, without its caches
@@ -150,25 +153,24 @@ class StepModel:
 
     def _without_context_s(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> float:
         batch = Batch(seqs, decode_query_tok=query_tok, decode_sampled=sampled, peer_tok=peer_tok)
-        return sum_s(self._rows, self.drivers(batch, self.loads))
+        return sum_s(self._other_rows, self.drivers(batch, self.loads))
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         if not batch.decode_seqs + batch.prefill_seqs:
             return StepBreakdown((), 0.0, 0.0, 0.0, 0.0)
         drivers = self.drivers(batch, self.loads)
-        parts = [self._part(timed, *drivers[timed.load]) for timed in self.timed if drivers[timed.load][0]]
+        done = self.drivers(batch, [replace(load, pads=0.0) for load in self.loads])
+        parts = [self._part(one, drivers[one.load], *done[one.load]) for one in self.timed if drivers[one.load][0]]
         gpu_s = sum(part.time_s for part in parts)
         host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
         parts.append(OperatorTime("host", 1, host_s, 0.0, 0.0, {"host": host_s}))
         return StepBreakdown(tuple(parts), gpu_s, launch_s, host_s, self._total_s(gpu_s, launch_s, host_s))
 
-    def _part(self, timed: TimedTerm, units: float, rows: float) -> OperatorTime:
+    def _part(self, timed: TimedTerm, padded: tuple[float, float], units: float, rows: float) -> OperatorTime:
         term = timed.term
         moved_bytes = term.fixed_bytes + units * term.bytes_per_unit + rows * term.bytes_per_row
-        time_s = timed.time_s(units, rows)
-        return OperatorTime(
-            term.name, term.count, time_s, rows * term.flop_per_row, moved_bytes, timed.shares(units, rows)
-        )
+        time_s, shares = timed.time_s(*padded), timed.shares(*padded)
+        return OperatorTime(term.name, term.count, time_s, rows * term.flop_per_row, moved_bytes, shares)
 
     def _total_s(self, gpu_s: float, launch_s: float, host_s: float) -> float:
         gpu, launch, host = combine_shares(gpu_s, launch_s, host_s, self.config.async_scheduling, self._unhidden)
@@ -219,9 +221,10 @@ class StepModel:
                 units, rows = tokens, tokens
             elif driver is CONTEXT:
                 units = _seen(context / load.ratio, decodes, load.span)  # read once, whatever asks
+                units += load.pads * self._decode_pad * decodes
                 rows = units * query_tok
             elif driver is PAIRS:
-                units = rows = _seen(pairs / load.ratio, prefill, load.span)
+                units = rows = _seen(pairs / load.ratio, prefill, load.span) + load.pads * self._prefill_pad * prefill
             elif driver is EXPERTS:
                 units, rows = self._experts(load, self.expert_tok(load, batch))
             elif driver is SAMPLED:

@@ -15,6 +15,7 @@ from planner.timing.efficiencies import (
     PARAMETERS,
     SAME_KERNELS,
     SHARES,
+    Efficiency,
     attention_class,
     covariates_of,
     engine_generation,
@@ -23,7 +24,7 @@ from planner.timing.efficiencies import (
     prior_values,
 )
 from planner.timing.fits import LEVELS, Calibration, Effect, efficiency_for, load_calibration, to_text
-from planner.timing.step import Batch, Graphs
+from planner.timing.step import Batch, Graphs, StepModel
 
 HERE = {
     "gpu": "a",
@@ -76,6 +77,39 @@ def test_experts_start_from_the_tables_of_their_architecture(case: tuple[str, st
     rate = values[f"expert_bandwidth_{int(bits)}"] * profile.memory.bandwidth.base
     read_s = top_k * 3 * hidden * inner * bits / 8 / rate  # gate, up and down
     assert values["expert_launch_s"] + read_s == pytest.approx(EXPERTS_US[case] * 1e-6, rel=0.25)
+
+
+#: The same of the attention of one layer, us: 32 heads and 8 KV heads of 128, 16-bit cache.
+#: GPU, one prompt or 256 decoding sequences, tokens of each, window.
+ATTENTION_US = {
+    ("h100-sxm", "prefill", 1024, None): 35.520,
+    ("h100-sxm", "prefill", 16384, None): 3310.384,
+    ("h100-sxm", "prefill", 16384, 128): 325.904,
+    ("b200-sxm", "prefill", 1024, None): 28.629,
+    ("b200-sxm", "prefill", 16384, None): 1768.219,
+    ("b200-sxm", "prefill", 16384, 128): 199.989,
+    ("l40s", "prefill", 1024, None): 75.776,
+    ("l40s", "prefill", 16384, None): 11825.152,
+    ("h100-sxm", "decode", 127, None): 87.867,
+    ("h100-sxm", "decode", 1023, None): 364.384,
+    ("b200-sxm", "decode", 1023, None): 158.283,
+    ("l40s", "decode", 1023, None): 1522.171,
+}
+
+
+@pytest.mark.parametrize("case", ATTENTION_US)
+def test_attention_starts_from_its_tables(case: tuple[str, str, int, int | None]) -> None:
+    name, phase, length, window = case
+    profile = load_profile(name)
+    architecture = SAME_KERNELS.get(profile.architecture, profile.architecture)
+    believed = Efficiency(**prior_values(profile, {"architecture": architecture}))
+    decoding = Batch(decode_seqs=256, decode_context_tok=256 * length)
+    prompt = Batch(prefill_seqs=1, prefill_tok=length, prefill_pair_tok=length * (length + 1) / 2)
+    step = StepModel(llama_8b(window=window), profile, engine(), believed)
+    (found,) = (
+        p for p in step.breakdown(decoding if phase == "decode" else prompt).parts if p.name == f"attention {phase}"
+    )
+    assert found.time_s / 32 == pytest.approx(ATTENTION_US[case] * 1e-6, rel=0.25)
 
 
 def test_experts_without_a_table_start_from_the_global_prior() -> None:

@@ -21,6 +21,7 @@ from planner.timing.drafts import speculative_step
 from planner.timing.step import Batch, OperatorTime, StepModel
 
 BYTES_PER_S, FLOP_PER_S, FP8_FLOP_PER_S, LINK_BYTES_PER_S = 3.35e12, 989e12, 1979e12, 450e9
+PROMPT_PAD, DECODE_PAD = 550, 160  #: of an H100: pairs of a prompt token, tokens of a sequence (constants.toml)
 HIDDEN = 0.9  #: share of the shorter of arithmetic and memory traffic that the longer one hides
 STATED = perfect(
     weight_bandwidth_16=0.80, weight_bandwidth_8=0.71, weight_bandwidth_4=0.62,
@@ -110,7 +111,7 @@ def test_two_ranks_hold_half_of_each_matrix() -> None:
 
 @pytest.mark.parametrize(("dtype", "element_bytes", "share"), [("bf16", 2, 0.84), ("fp8", 1, 0.73)])
 def test_attention_decode(dtype: str, element_bytes: int, share: float) -> None:
-    seen = 64 * 4096
+    seen = 64 * (4096 + DECODE_PAD * 2 / element_bytes)  # the pad moves as many bytes whatever their precision
     moved_bytes = seen * 32 * 8 * (128 + 128) * element_bytes
     flop = seen * 32 * 32 * 4 * 128
     expected = roofline(32 * 11e-6, flop / (0.27 * FLOP_PER_S), moved_bytes / (share * BYTES_PER_S))
@@ -118,15 +119,16 @@ def test_attention_decode(dtype: str, element_bytes: int, share: float) -> None:
 
 
 def test_attention_decode_sees_its_window() -> None:
-    # 64 x 1,000 rows of 131,072 bytes, and not 64 x 4,096
-    moved_bytes, flop = 64_000 * 131_072, 64_000 * 32 * 32 * 4 * 128
+    # 64 x 1,000 rows of 131,072 bytes and their pad, and not 64 x 4,096
+    seen = 64 * (1000 + DECODE_PAD)
+    moved_bytes, flop = seen * 131_072, seen * 32 * 32 * 4 * 128
     expected = roofline(32 * 11e-6, flop / (0.27 * FLOP_PER_S), moved_bytes / (0.84 * BYTES_PER_S))
     assert parts(llama_8b(window=1000), MANY)["attention decode"].time_s == expected
 
 
 def test_attention_prefill() -> None:
-    # 8,192 x 8,193 / 2 pairs of a query and a key, 4 FLOP for each of 32 x 128 elements, in 32 layers
-    flop = 8192 * 8193 / 2 * 32 * 32 * 4 * 128
+    # 8,192 x 8,193 / 2 pairs of a query and a key with their pad, 4 FLOP for each of 32 x 128 elements, in 32 layers
+    flop = 8192 * (8193 / 2 + PROMPT_PAD) * 32 * 32 * 4 * 128
     expected = roofline(32 * 11e-6, flop / (0.37 * FLOP_PER_S), 0.0)
     assert parts(llama_8b(), PROMPT)["attention prefill"].time_s == expected
 
@@ -134,10 +136,10 @@ def test_attention_prefill() -> None:
 def test_latent_attention() -> None:
     """DeepSeek-V3, one layer: 576 elements of cache a token, 128 heads; 192 and 128 wide where they are not latent."""
     decode, prefill = parts(mla_model(), MANY)["attention decode"], parts(mla_model(), PROMPT)["attention prefill"]
-    seen = 64 * 4096
+    seen, pairs = 64 * 4096, 8192 * (8193 / 2 + PROMPT_PAD)
     flop = seen * 2 * 128 * (576 + 512)
     assert decode.time_s == roofline(11e-6, flop / (0.27 * FLOP_PER_S), seen * 576 * 2 / (0.84 * BYTES_PER_S))
-    assert prefill.time_s == roofline(11e-6, 8192 * 8193 / 2 * 2 * 128 * (192 + 128) / (0.37 * FLOP_PER_S), 0.0)
+    assert prefill.time_s == roofline(11e-6, pairs * 2 * 128 * (192 + 128) / (0.37 * FLOP_PER_S), 0.0)
 
 
 def test_sparse_attention_and_its_indexer() -> None:
