@@ -139,6 +139,37 @@ def test_rendering_replays_nothing(kind: str, explain: bool, offline: None, monk
     assert isinstance(answer.shown_notes, tuple)
 
 
+def header(answer: Answer) -> list[str]:
+    return answer.to_text("csv").splitlines()[0].split(",")
+
+
+@pytest.mark.parametrize("kind", ["fit", "fits", "compare", "check", "recommend", "targets", "fleet"])
+def test_csv_names_the_engine(kind: str, offline: None) -> None:
+    """A DP + EP engine of 8 GPUs was a row with ``tensor_parallel_size`` 1, as that of one GPU."""
+    axes = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"}
+    layout = {"layout"} if kind == "fleet" else axes | {"speculative_config"}
+    engine = {"gpu", "engine_version", "weight_dtype", "kv_cache_dtype", *layout}
+    assert engine <= set(header(answered(kind))) and {"num_gpus", "gpus"} & set(header(answered(kind)))
+    assert all(row[key] not in (None, "") for row in answered(kind).rows() for key in engine - {"speculative_config"})
+
+
+def test_csv_has_the_targets_with_their_upper_bounds(offline: None) -> None:
+    answer: Any = answered("targets")
+    (row,), (ttft, tpot) = answer.rows(), answer.best.targets
+    assert [row[f"p95_ttft_{end}_ms"] for end in ("predicted", "upper", "limit")] == [
+        ttft.predicted_ms, ttft.upper_ms, 2000,
+    ]  # fmt: skip
+    assert row["p95_tpot_upper_ms"] == tpot.upper_ms > row["p95_tpot_predicted_ms"]
+
+
+@pytest.mark.parametrize("kind", ["targets", "fleet"])
+def test_an_answer_without_rows_has_the_same_header(kind: str, offline: None) -> None:
+    ask: Any = recommend_plans if kind == "targets" else size_fleet
+    refused = ask(LLAMA, "l4", request_rate=1, **{**TARGETS, "ttft": 1})
+    assert not refused.rows() and header(refused) == header(answered(kind))
+    assert refused.to_dict().get("minimised", "usd") == "usd", "an L4 has a price"
+
+
 def test_every_replay_of_planning_goes_through_the_deployment() -> None:
     """Else the test above would miss some."""
     planning = Path(planner.planning.__file__ or "").parent

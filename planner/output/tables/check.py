@@ -8,7 +8,7 @@ from typing import Any
 from planner.engine import Layout, has_both_engines, shell_word
 from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
-from planner.output.render import columns_of, pair_lines, table_text, wrapped
+from planner.output.render import at, columns_of, pair_lines, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.fit import fit_object
 from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served, cache_remark
@@ -41,8 +41,8 @@ class JudgedLaunch:
         """The line, and ``most`` of the better plans, under its load."""
         line = self.record
         other = "same model, other settings"
-        plans = [_row(plan.model if plan.model != line.model else other, plan) for plan in self.better[:most]]
-        return [*([_row("this line", line.served)] if line.served else []), *plans]
+        plans = [_row(plan.model if plan.model != line.model else other, line, plan) for plan in self.better[:most]]
+        return [*([_row("this line", line, line.served)] if line.served else []), *plans]
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,8 +83,8 @@ class CheckAnswer(Answer):
 
     def _records(self) -> list[dict[str, Any]]:
         if self.branches:
-            return [_row(record.line.command, record.served) for record in self.branches]
-        unserved = [] if self.record.served else [_row("this line", None)]
+            return [_row(record.line.command, record, record.served) for record in self.branches]
+        unserved = [] if self.record.served else [_row("this line", self.record)]
         return [*unserved, *self.launches[0].rows()]
 
     def sentences(self) -> Iterator[str]:
@@ -168,8 +168,10 @@ def _figures(served: Served) -> dict[str, Any]:
     return {**served.result, "output_throughput_per_gpu": per_gpu, "num_gpus": served.config.num_gpus}
 
 
-def _row(what: str, served: Served | None) -> dict[str, Any]:
-    return {"what": what, **(_figures(served) if served else {})}
+def _row(what: str, line: LineVerdict, served: Served | None = None) -> dict[str, Any]:
+    known = {"what": what, **fields_of(line.serving, "gpu=profile.id", "engine_version=version")}
+    known |= {"model": served.model if served else line.model, "config": at(served or line.fit, "config")}
+    return known | (_figures(served) if served else {})
 
 
 def _headline(record: LineVerdict) -> str:

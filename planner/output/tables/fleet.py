@@ -1,6 +1,6 @@
 """``planner fleet``: a line for each fleet, best first, then those with prefill and decode on servers of their own."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from planner import planning
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import SPACE, Column, columns_of, command_lines, known_table, table_text, wrapped
+from planner.output.render import SPACE, at, columns_of, command_lines, known_table, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
 from planner.units import counted, figure
@@ -23,6 +23,17 @@ _TAKEN: dict[str, Callable[[Any], Any]] = {
     "bound_by": lambda fleet: fleet.busiest.load.bound_by or fleet.busiest.load.binding,
 }
 COLUMNS, BRIEF = columns_of("fleets", **_TAKEN), columns_of("fleets_brief", **_TAKEN)
+#: A fleet in JSON and CSV; of several kinds of servers the words of each.
+FIELDS = columns_of(
+    "fleet_fields",
+    gpu=_TAKEN["gpu"],
+    spare_servers=lambda fleet: sum(count for _, count in fleet.spares),
+    layout=_TAKEN["servers"],
+    model=lambda fleet: _of_pools(fleet, "kind.candidate.resolved.resolved"),
+    weight_dtype=lambda fleet: _of_pools(fleet, "kind.deployment.config.weight_dtype"),
+    kv_cache_dtype=lambda fleet: _of_pools(fleet, "kind.deployment.config.kv_cache_dtype"),
+    engine_version=lambda fleet: _of_pools(fleet, "kind.deployment.config.version"),
+)
 DISAGGREGATED = columns_of(
     "fleet_disaggregated",
     prefill=lambda plan: _side_words(plan, *sides_of(plan)[0][1:]),
@@ -41,6 +52,7 @@ class FleetAnswer(Answer):
     """Servers, GPUs, dollars and watts for a load, best fleet first: ``planner fleet``."""
 
     verdict_first = True
+    columns, records = FIELDS, "fleets"
     record: planning.Fleets
     doubts: tuple[planning.Doubt, ...]  #: figures of a suspicious size in the best fleet
     divided: tuple[planning.Disaggregated | planning.Refused, ...] = ()  #: disaggregated serving of each GPU
@@ -85,17 +97,14 @@ class FleetAnswer(Answer):
             "carries": planning.interval_figures("request_rate", best.carries if best else None),
             "prefix_cache_share": best.reuse if best else {},
             "kv_offloading": _offloading(best) if best else None,
-            "fleets": list(map(_row, fleets.fleets)),
+            "fleets": [
+                row | {"pools": [_pool_object(fleet, pool) for pool in fleet.pools]}
+                for row, fleet in zip(self.rows(), self.fleets, strict=True)
+            ],
             "disaggregated": list(map(divided_object, self.divided)),
             "prices": shared.price_rows(space.gpus, space.prices),
             "refused": to_plain(fleets.refused),
         }
-
-    def _records(self) -> list[dict[str, Any]]:
-        return list(map(_row, self.fleets))
-
-    def _columns(self) -> Sequence[Column]:
-        return [Column(key) for key in next(iter(self._records()), ("gpu",)) if key != "pools"]
 
     def sentences(self) -> Iterator[str]:
         fleets, best = self.record, self.record.best
@@ -304,17 +313,8 @@ def _servers_words(fleet: planning.Fleet) -> str:
     return ", ".join([*words, f"{spares} spare"] if spares else words)
 
 
-def _row(fleet: planning.Fleet) -> dict[str, Any]:
-    return {
-        "gpu": " + ".join(rented.profile.id for rented in fleet.rented),
-        "servers": fleet.servers,
-        "spare_servers": sum(count for _, count in fleet.spares),
-        **fields_of(fleet, "gpus", "nodes", "request_rate", "requests_in_flight"),
-        **planning.interval_figures("usd_per_hour", fleet.usd_per_h),
-        **planning.interval_figures(USD_PER_1M, fleet.usd_per_million_tok),
-        **fields_of(fleet, "power_w", "output_tokens_per_joule=tok_per_joule", "proven", "sessions_at_once"),
-        "pools": [_pool_object(fleet, pool) for pool in fleet.pools],
-    }
+def _of_pools(fleet: planning.Fleet, path: str) -> str:
+    return ", ".join(dict.fromkeys(str(at(pool, path)) for pool in fleet.pools))
 
 
 def _pool_object(fleet: planning.Fleet, pool: planning.Pool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from math import ceil
 from typing import Any
 
@@ -219,7 +220,12 @@ class Recommendation(Answer):
         return self.best_first
 
     def _columns(self) -> Sequence[Column]:
-        return TARGET_COLUMNS if self.objective.targets else COLUMNS
+        targets = [
+            Column("_".join(filter(None, words)), of=f"service.targets.{place}.{words[-1]}", aside=True)
+            for place, slo in enumerate(self.objective.slos)
+            for words in product([slo.group], [slo.statistic], [slo.metric], ["predicted_ms", "upper_ms", "limit_ms"])
+        ]
+        return (*TARGET_COLUMNS, *targets) if self.objective.targets else COLUMNS
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self._verdict())

@@ -427,7 +427,7 @@ class _Solver:
                 refused.append(Refused(serving.profile.id, self._why_none(own, of_classes)))
         minimise = self.terms.minimise
         priced = [kind for kind in kinds if price_of(kind.profile, self.search.space.prices)]
-        if minimise == "usd" and not priced:
+        if minimise == "usd" and kinds and not priced:
             minimise = "gpus"
         known = priced if minimise == "usd" else kinds
         mixes = len({kind.profile.id for kind in known}) > 1 and not self.demands[0].reused
