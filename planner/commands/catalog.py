@@ -5,6 +5,8 @@ from typing import Annotated, Any
 from planner import hardware, model, output, planning
 from planner.commands.declare import Argument, Option, command
 from planner.commands.options import Format, HubOptions, complete_gpu, complete_model
+from planner.commands.streams import complain
+from planner.errors import PlannerError
 
 _GPU = "Profile id, alias or file; or 'local'."
 _MODELS = "Hub ids, folders with a config.json, or config.json files."
@@ -39,9 +41,6 @@ def print_model_facts(
     format: Format = "table", **hub: Any,
 ) -> int:  # fmt: skip
     """Print models. Exit status 2 or 3 if one of them cannot be shown; the others are shown all the same."""
-    from planner.commands.streams import complain
-    from planner.errors import PlannerError
-
     rows: list[dict[str, Any]] = []
     errors: list[PlannerError] = []
     for name in model:

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from planner import __version__
+from planner import __version__, engine
 from planner.commands import INTERRUPTED
 from planner.commands.adapter import FILE, FROM_FILE, Typed, add_command, read_defaults, source_of
 from planner.commands.declare import COMMANDS as DECLARED
@@ -132,12 +132,10 @@ def _run(typed: Typed) -> int:
 
 def _print_version(value: bool) -> None:
     if value:
-        from planner.engine import NEWEST, RELEASES, release_text
-
         texts = [path.read_text("utf-8") for path in data_dir("hardware").glob("*.toml")]  # parsing takes 0.1 s
         facts, prices = (max(re.findall(line, "".join(texts), re.MULTILINE)) for line in (FACTS, PRICES))
         print(f"planner {__version__}")
-        newest = f"{release_text(NEWEST)} of {RELEASES[NEWEST]}"
+        newest = f"{engine.release_text(engine.NEWEST)} of {engine.RELEASES[engine.NEWEST]}"
         print(f"newest vLLM known: {newest}; GPU facts of {facts}, prices of {prices}")
         raise typer.Exit
 
@@ -173,9 +171,7 @@ def _cause(error: Exception, words: Sequence[str]) -> str:
 def _usage_hint(error: Exception, words: Sequence[str]) -> str:
     context, message = getattr(error, "ctx", None), str(getattr(error, "message", ""))
     if option := getattr(error, "option_name", ""):
-        from planner.engine import SETTINGS
-
-        if row := next((row for row in SETTINGS.values() if option in row.flags), None):
+        if row := next((row for row in engine.SETTINGS.values() if option in row.flags), None):
             searched = words[0] in ("recommend", "fleet") and "searched" in row.tags.split()
             first = "fit" if row.only == "memory" else "predict"
             takes = "planner fit takes" if row.ours and first == "fit" else f"planner {first} and planner check take"

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
+from planner import __version__, planning, workload
 from planner import output as out
-from planner import planning, workload
 from planner.commands import options as opt
 from planner.commands.declare import COMMANDS, Option, command, taken
 from planner.commands.load import gpus_in, planned_load, rivals, stock_of, with_use_case
@@ -149,8 +149,6 @@ def _sized(
 
 def script_files(recommendation: "out.Recommendation") -> dict[str, str]:
     """Scripts of the picked plans by name, those of several GPUs in a folder for each; empty without a plan."""
-    from planner import __version__
-
     command, goal, files = recommendation.command, recommendation.objective.goal, dict[str, str]()
     for ranking, plan in zip(recommendation.rankings, recommendation.plans, strict=True):
         if plan is None:

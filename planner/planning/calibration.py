@@ -16,15 +16,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from planner import timing  # it is loaded where it is used
 from planner.errors import InputError, os_errors
 from planner.memory import Constants, FittedConstant, parse_constants, shipped
 from planner.resources import read_toml, user_data_dir, write_then_rename
 from planner.units import FACTORS
-
-if TYPE_CHECKING:
-    from planner.timing import Calibration, LocalFits
 
 #: Units that the constants of memory are written in; shares and copies have none.
 UNITS = {"memory": "GiB", "unexplained": "GiB", "non_torch": "GiB", "graphs": "GiB", "graph_each": "MiB"}
@@ -41,14 +39,12 @@ class Local:
 
     path: Path | None = None
     memory: tuple[FittedConstant, ...] = ()
-    efficiency: LocalFits | None = None
+    efficiency: timing.LocalFits | None = None
 
     @property
     def is_stale(self) -> bool:
         """True if the factors belong to other shipped fits than the present ones, and so mean nothing."""
-        from planner.timing import base_digest
-
-        return self.efficiency is not None and self.efficiency.base != base_digest()
+        return self.efficiency is not None and self.efficiency.base != timing.base_digest()
 
     @cached_property
     def constants(self) -> Constants:
@@ -56,16 +52,14 @@ class Local:
         return Constants(self.memory).before(shipped()) if self.memory else shipped()
 
     @cached_property
-    def calibration(self) -> Calibration:
+    def calibration(self) -> timing.Calibration:
         """Efficiencies: ours under the user's factors. Raises InputError for stale ones of a named file."""
-        from planner.timing import load_calibration
-
         if self.is_stale and self.path != local_path():
             cause = f"{self.path} was fitted on older efficiencies than those shipped now"
             raise InputError(cause, hint=f"fit its runs again: planner calibrate -o {self.path}")
         if self.efficiency is None or self.is_stale:
-            return load_calibration()
-        return load_calibration().with_own(self.efficiency.effects, str(self.path))
+            return timing.load_calibration()
+        return timing.load_calibration().with_own(self.efficiency.effects, str(self.path))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -99,16 +93,16 @@ def _is_there(path: Path) -> bool:
 
 def read_local(path: Path) -> Local:
     """The content of a file. Raises InputError naming what is wrong with it."""
-    from planner.timing import parse_local
-
     with os_errors(str(path), hint=_HINT):
         table = read_toml(path, hint=_HINT)
     content = table.pop(EFFICIENCY, None)
-    efficiency = None if content is None else parse_local(content, str(path))
+    efficiency = None if content is None else timing.parse_local(content, str(path))
     return Local(path, parse_constants(table, str(path), hint=_HINT), efficiency)
 
 
-def save(learned: Iterable[FittedConstant] = (), efficiency: LocalFits | None = None, path: Path | None = None) -> Path:
+def save(
+    learned: Iterable[FittedConstant] = (), efficiency: timing.LocalFits | None = None, path: Path | None = None
+) -> Path:
     """Add constants of memory to the file, replace its factors where ``efficiency`` is given, and return its path.
 
     Constants of the same name under the same conditions are replaced. Raises InputError where it cannot be written.

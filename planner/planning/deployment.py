@@ -9,7 +9,7 @@ from math import ceil, exp
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, Literal
 
-from planner import engine, memory, simulator, timing  # loaded where they are used: ``fit`` needs no time
+from planner import engine, memory, simulator, timing, workload  # loaded where they are used: ``fit`` needs no time
 from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layout, features_of, recipe_for, resolve
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from planner.planning.predict import Estimate
-    from planner.simulator import Client, Hopeless, Replay, SchedulerLimits
-    from planner.timing import Calibration, Efficiency, Known, SpeculativeStep, StepBreakdown, StepModel
-    from planner.workload import Load
 
 _load_quantized = PerModel(load_quantized)
 _without_vision = PerModel(lambda model: replace(model, vision=()))
@@ -42,11 +39,11 @@ class Deployment:
     profile: GpuProfile
     config: EngineConfig
     basis: Basis = SHIPPED_BASIS  #: overheads of memory: ours, or those that a user's own logs taught
-    calibration: Calibration | None = None  #: efficiencies and their intervals; None: those that we ship
+    calibration: timing.Calibration | None = None  #: efficiencies and their intervals; None: those that we ship
     checkpoint: Model | None = None  #: as it is stored, where the engine quantises it while it loads
     least_cache_bytes: int = 0  #: on each GPU, whatever the budget says: the engine was seen to run
     least_cache_tok: int = 0  #: likewise, tokens of each DP rank
-    moved: Efficiency | None = None  #: other efficiencies than those of the fits
+    moved: timing.Efficiency | None = None  #: other efficiencies than those of the fits
     without_aiter: bool = False  #: it starts without AMD's kernels, which nearly all measured servers had
 
     @cached_property
@@ -86,7 +83,7 @@ class Deployment:
         rest = rest if left or weights > memory else f" leave none of its {memory:.1f} GiB for the KV cache"
         return f"does not fit: {weights:.1f} GiB of weights on each GPU{rest}"
 
-    def refusal(self, load: Load) -> str:
+    def refusal(self, load: workload.Load) -> str:
         """The reason why the KV cache does not hold the longest request of ``load``; empty where it does."""
         if self.requests_held(load.longest_len) >= 1:
             return ""
@@ -116,11 +113,11 @@ class Deployment:
         return timing.covariates_of(self.model, self.profile, self.config)
 
     @cached_property
-    def efficiency(self) -> Efficiency:
+    def efficiency(self) -> timing.Efficiency:
         return self.moved or timing.efficiency_for(self.model, self.profile, self.config, self.calibration)
 
     @cached_property
-    def timer(self) -> StepModel | SpeculativeStep:
+    def timer(self) -> timing.StepModel | timing.SpeculativeStep:
         """Seconds of a step. Raises InputError where it is not known how many drafted tokens are accepted."""
         steps = timing.StepModel(self.model, self.profile, self.config, self.efficiency)
         drafts = self.config.speculative_config
@@ -190,7 +187,7 @@ class Deployment:
         return unused if self.config.kv_offloading_size else ""
 
     @cached_property
-    def known(self) -> Known:
+    def known(self) -> timing.Known:
         return (self.calibration or timing.load_calibration()).known(self.covariates)
 
     def with_efficiencies_moved(self, by: NDArray[np.float64]) -> Deployment:
@@ -217,7 +214,7 @@ class Deployment:
             return self
         return self.with_settings(num_scheduler_steps=steps)
 
-    def typical_steps(self, served: Replay) -> dict[str, StepBreakdown]:
+    def typical_steps(self, served: simulator.Replay) -> dict[str, timing.StepBreakdown]:
         """The average decode step and the average step with prompt tokens of a replay, operator by operator."""
         batches = {"decode step": served.decode.batch, "prefill step": served.prefill.batch}
         return {name: self.timer.breakdown(batch) for name, batch in batches.items() if batch is not None}
@@ -229,7 +226,7 @@ class Deployment:
             return float(self.config.max_num_seqs)
         return pool.max_concurrency(int(blocks), total_len) if blocks >= 1 else 0.0
 
-    def requests_of(self, load: Load, *, pessimistic: bool = False) -> float:
+    def requests_of(self, load: workload.Load, *, pessimistic: bool = False) -> float:
         """Requests of ``load`` that decode at once, see ``requests_served``."""
         held_len = load.held_len(caching=self.config.enable_prefix_caching)
         return self.requests_served(held_len, load.common_len, pessimistic=pessimistic)
@@ -247,7 +244,7 @@ class Deployment:
         held = pool.max_concurrency(int(most), total_len, common_len) if most >= 1 else 0.0
         return max(held, (self.least_cache_tok - common_len) / (total_len - common_len))
 
-    def limits(self, total_len: int, common_len: int = 0) -> SchedulerLimits:
+    def limits(self, total_len: int, common_len: int = 0) -> simulator.SchedulerLimits:
         """The limits of the scheduler for requests of ``total_len``. Raises InputError where not one fits."""
         config, features = self.config, self.budget.features
         if config.engine == "V0" and config.scheduling_policy == "priority":
@@ -265,29 +262,26 @@ class Deployment:
         )
 
     @property
-    def client(self) -> Client:
+    def client(self) -> simulator.Client:
         """The delays of a request on its way to the scheduler."""
-        from planner.simulator import Client
-
-        return Client(**{name: getattr(self.efficiency, name) for name in timing.CLIENT_DELAYS})
+        return simulator.Client(**{name: getattr(self.efficiency, name) for name in timing.CLIENT_DELAYS})
 
     def replay(
-        self, load: Load, *, offline: bool = False, keep_steps: bool = False, keep_gaps: bool = True,
-        hopeless: Hopeless | None = None,
-    ) -> Replay:  # fmt: skip
+        self, load: workload.Load, *, offline: bool = False, keep_steps: bool = False, keep_gaps: bool = True,
+        hopeless: simulator.Hopeless | None = None,
+    ) -> simulator.Replay:  # fmt: skip
         """Serve ``load``, ``offline`` without a front end; ``hopeless`` ends it early.
 
         Raises InputError where a request never fits."""
-        from planner.simulator import Client, replay  # they need numpy, which ``fit`` is spared
-
         config, longest = self.config, load.max_total_len if load.recorded is None else load.recorded.max_total_len
         limits = self.with_prefixes(self.limits(longest + config.drafted_tok, load.common_len), load)
         if load.reused and config.kv_offloading_size:
             limits = self.with_host_blocks(limits)
         lists = {"keep_steps": keep_steps, "keep_gaps": keep_gaps}
-        return replay(self.timer, load, limits, Client() if offline else self.client, **lists, hopeless=hopeless)
+        client = simulator.Client() if offline else self.client
+        return simulator.replay(self.timer, load, limits, client, **lists, hopeless=hopeless)
 
-    def with_prefixes(self, limits: SchedulerLimits, load: Load) -> SchedulerLimits:
+    def with_prefixes(self, limits: simulator.SchedulerLimits, load: workload.Load) -> simulator.SchedulerLimits:
         """``limits`` with what the prefix cache spares; ``--kv-offloading-size`` brings all but the common prefix.
 
         Raises InputError for hits in a cache that is switched off."""
@@ -301,14 +295,14 @@ class Deployment:
         load_s = self._token_bytes / self._host_bytes_per_s if loaded else 0.0
         return replace(limits, prefix_cache_hit_rate=rate, shared_prefix_tok=load.prefix_len, load_s_per_tok=load_s)
 
-    def resent(self, load: Load) -> Load:
+    def resent(self, load: workload.Load) -> workload.Load:
         """``load`` as sent a second time: its prompts are cached, if the cache keeps them all."""
         keeps = self.config.enable_prefix_caching and (
             load.num_prompts * load.total_len <= self.limits(load.max_total_len).kv_cache_tokens
         )
         return replace(load, prefix_cache_hit_rate=1.0) if keeps else load
 
-    def with_host_blocks(self, limits: SchedulerLimits) -> SchedulerLimits:
+    def with_host_blocks(self, limits: simulator.SchedulerLimits) -> simulator.SchedulerLimits:
         """``limits`` with the host blocks of ``--kv-offloading-size``. Raises InputError as ``check_host_blocks``."""
         self.check_host_blocks()
         blocks = host_kv_tokens(self.config, self._token_bytes) // limits.block_size
@@ -366,7 +360,7 @@ def served_model(model: Model, args: EngineArgs, version: EngineVersion) -> Mode
 def resolve_deployment(
     model: Model, profile: GpuProfile, args: EngineArgs, version: EngineVersion, *, offline: bool = False,
     as_started: bool = False, known_to_run: bool = False, basis: Basis = SHIPPED_BASIS,
-    calibration: Calibration | None = None,
+    calibration: timing.Calibration | None = None,
 ) -> Deployment:  # fmt: skip
     """The engine that ``args`` describe. Raises IllegalPlanError for settings that vLLM refuses whatever the memory.
 

@@ -10,11 +10,12 @@ from inspect import signature
 from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
 
 from planner import engine as vllm
+from planner import planning, workload
 from planner.engine import SETTINGS, EngineArgs, EngineVersion, Environment, default_version, existing_version, flag_of
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import GpuProfile, counted_name, load_all, load_profile, local_profile, profile_ids
@@ -26,11 +27,6 @@ from planner.planning.defaults import Bench
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.fit import Fit, fit_of
 from planner.units import in_range, meant
-
-if TYPE_CHECKING:
-    from planner.planning.capacity import Capacity
-    from planner.planning.predict import Prediction
-    from planner.workload import Load
 
 #: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
 ModelName = str | PathLike[str] | ResolvedModel
@@ -177,12 +173,10 @@ class Serving:
 
         return fit_with_log(self, Path(startup_log))
 
-    def predict(self, load: Load, *, bench: Bench = "serve", **asked: Any) -> Prediction:
+    def predict(self, load: workload.Load, *, bench: Bench = "serve", **asked: Any) -> planning.Prediction:
         """Predict what ``vllm bench`` measures of ``load``; ``asked``: ``percentiles``, ``goodput`` in ms by metric.
 
         Raises as ``memory`` and ``check_load``, and InputError where KV cache or ``bench`` do not take such a load."""
-        from planner.planning.predict import Prediction
-
         if bench != "serve" and (load.open or load.recorded is not None):
             cause = f"vllm bench {bench} sends all requests at once: neither --request-rate nor --trace has an effect"
             raise InputError(cause, hint="leave out bench, or give a load of lengths alone")
@@ -191,25 +185,23 @@ class Serving:
         if why := engine.refusal(load):
             raise InputError(f"{self!r}: {why}", hint="fit() and planner fit show what would make it fit")
         load = engine.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts
-        return Prediction.of(engine, load, bench=bench, **asked)
+        return planning.Prediction.of(engine, load, bench=bench, **asked)
 
     def capacity(
-        self, load: Load, *, ttft_ms: float | None = None, tpot_ms: float | None = None, itl_ms: float | None = None,
-        e2el_ms: float | None = None, percentile: float | str = 95, confidence: float = defaults.CONFIDENCE,
-    ) -> Capacity:  # fmt: skip
+        self, load: workload.Load, *, ttft_ms: float | None = None, tpot_ms: float | None = None,
+        itl_ms: float | None = None, e2el_ms: float | None = None, percentile: float | str = 95,
+        confidence: float = defaults.CONFIDENCE,
+    ) -> planning.Capacity:  # fmt: skip
         """The largest load like ``load`` that meets the targets: a concurrency of a closed loop, else a request rate.
 
         ``capacity.largest()`` is that load, None where even one request misses a target; ``capacity.interval()`` has 90
         %. Targets are met at ``percentile`` (95, ``"mean"``) with probability ``confidence``. Raises as ``predict``."""
-        from planner.planning.capacity import Capacity
-        from planner.workload import Targets
-
         check_context(load, self.deployment.config.max_model_len, self.resolved.resolved)
-        targets = Targets.of(
+        targets = workload.Targets.of(
             ttft_ms=ttft_ms, tpot_ms=tpot_ms, itl_ms=itl_ms, e2el_ms=e2el_ms, percentile=percentile,
             confidence=confidence, by="concurrency" if load.max_concurrency else "rate",
         )  # fmt: skip
-        return Capacity(self.deployment, load, targets)
+        return planning.Capacity(self.deployment, load, targets)
 
     def engine_of(self, bench: Bench) -> Deployment:
         """The engine that a benchmark measures. Raises as ``memory``."""
@@ -326,7 +318,7 @@ def version_for(text: str | None, profile: GpuProfile, image: str = "") -> Engin
     return replace(default, note=f"image {image} names no version; taken as vLLM {default}: --engine-version sets it")
 
 
-def check_load(load: Load, max_model_len: int, model: str) -> None:
+def check_load(load: workload.Load, max_model_len: int, model: str) -> None:
     """Raise InputError for arrivals over more seconds than a replay can follow, and as ``check_context``."""
     arrivals_s, most_s = load.num_prompts / load.request_rate, defaults.LONGEST_REPLAY_S
     if arrivals_s > most_s:
@@ -335,7 +327,7 @@ def check_load(load: Load, max_model_len: int, model: str) -> None:
     check_context(load, max_model_len, model)
 
 
-def check_context(load: Load, max_model_len: int, model: str) -> None:
+def check_context(load: workload.Load, max_model_len: int, model: str) -> None:
     """Raise InputError where a request of the load is longer than the context: the server would refuse it."""
     longer = f"""--hf-overrides '{{"max_position_embeddings": {max(load.longest_len, load.max_total_len)}}}'"""
     served = f"more than the {max_model_len} that {model} is served with"

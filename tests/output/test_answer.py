@@ -173,5 +173,6 @@ def test_an_answer_without_rows_has_the_same_header(kind: str, offline: None) ->
 def test_every_replay_of_planning_goes_through_the_deployment() -> None:
     """Else the test above would miss some."""
     planning = Path(planner.planning.__file__ or "").parent
-    callers = {path.name for path in planning.rglob("*.py") if re.search(r"import .*\breplay\b", path.read_text())}
+    replays = re.compile(r"import .*\breplay\b|\bsimulator\.replay\b")
+    callers = {path.name for path in planning.rglob("*.py") if replays.search(path.read_text())}
     assert callers == {"deployment.py"}

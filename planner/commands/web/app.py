@@ -124,9 +124,7 @@ def _front(asked: "output.Asked", answer: str) -> str:
 
 
 async def _asset(_: Request, kind: str) -> Response:
-    from planner.output import script, style
-
-    return Response({"css": style, "javascript": script}[kind](), media_type=f"text/{kind}")
+    return Response({"css": output.style, "javascript": output.script}[kind](), media_type=f"text/{kind}")
 
 
 async def _called(request: Request, path: str, places: "Places") -> Response:

@@ -2,23 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from planner import planning, workload  # loaded where they are used: ``fit`` needs no numpy
 from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.output.answer import fields_of
 from planner.output.render import SPACE, Quote, at, command_lines, wrapped
 from planner.output.scripts.text import with_option
-from planner.planning import defaults, interval_figures, price_of
 from planner.units import HOUR_S, MS, Interval, counted, figure
 
-if TYPE_CHECKING:  # they need numpy, which ``fit`` is spared
-    from planner.planning import Deployment, Doubt, Plan, PlannedWorkload
-    from planner.workload import Load, Slo
 
-
-def local_argv(plan: "Plan") -> list[str]:
+def local_argv(plan: "planning.Plan") -> list[str]:
     """The plan's command for the machine itself; of several nodes for the first."""
     words = with_option(plan.serve_argv, "--host", LOOPBACK)  # only in a container does it listen on all addresses
     return [*words, *head_node_words(plan, plan.nodes, parse_version(plan.engine_version))]
@@ -99,7 +95,7 @@ def asked_load(value: float, unit: str = "requests/s") -> str:
     return f"{value:,.{digits}g}{SPACE}{unit.replace('requests', 'request') if value == 1 else unit}"
 
 
-def sent_words(load: "Load") -> str:
+def sent_words(load: "workload.Load") -> str:
     """Return the requests of a load, such as ``1,000 requests of 1,024 + 128 tokens, all at once``."""
     words = [f"{counted(load.num_prompts, 'request')} of {load.input_len:,} + {load.output_len:,} tokens"]
     words += [f"varied by {load.range_ratio:.0%}"] if load.range_ratio else []
@@ -110,7 +106,7 @@ def sent_words(load: "Load") -> str:
     return ", ".join(words)
 
 
-def of_tokens(sent: "Load | PlannedWorkload") -> str:
+def of_tokens(sent: "workload.Load | planning.PlannedWorkload") -> str:
     """Mean lengths of a request: `` of 1,024 + 256 tokens``."""
     return f" of {sent.prefix_len + sent.input_len:,} + {sent.output_len:,} tokens"
 
@@ -123,7 +119,7 @@ def grouped(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     return {first: list(seconds) for first, seconds in by_first.items()}
 
 
-def engine_remarks(engine: "Deployment") -> Iterable[str]:
+def engine_remarks(engine: "planning.Deployment") -> Iterable[str]:
     """Caveats of a server over several nodes, of images, and of KV blocks in host memory."""
     return filter(None, (engine.network_remark, engine.media_remark, engine.unused_host_remark))
 
@@ -165,8 +161,8 @@ def price_rows(profiles: Iterable[GpuProfile], prices: Mapping[str, float]) -> l
     """The price of each GPU in USD per (logical) GPU and hour, and where it comes from."""
     rows = []
     for profile in profiles:
-        price = price_of(profile, prices)
-        figures = interval_figures("usd_per_gpu_hour", price.usd_per_h if price else None)
+        price = planning.price_of(profile, prices)
+        figures = planning.interval_figures("usd_per_gpu_hour", price.usd_per_h if price else None)
         rows.append({"gpu": profile.id, **figures, "origin": price.origin if price else None})
     return rows
 
@@ -190,7 +186,7 @@ def price_notes(profiles: Sequence[GpuProfile], prices: Mapping[str, float]) -> 
     rows = [row for row in price_rows(profiles, prices) if row["origin"] not in (None, "--price")]
     if dated := [f"{row['gpu']} {row['usd_per_gpu_hour']:.2f} ({row['origin']})" for row in rows]:
         yield f"USD per GPU and hour, on demand: {', '.join(dated)}; give your own with --price GPU=USD"
-    if unknown := dict.fromkeys(profile.whole for profile in profiles if price_of(profile, prices) is None):
+    if unknown := dict.fromkeys(profile.whole for profile in profiles if planning.price_of(profile, prices) is None):
         yield f"no price is known for {', '.join(unknown)}: give one with --price GPU=USD"
 
 
@@ -250,14 +246,14 @@ def margin_lines(headroom: float, spares: int, gpus: int, with_margin: int | Non
     if headroom or spares:
         yield f"{margin_words(headroom, spares)}: {counted(gpus)}"
     elif with_margin:
-        yield f"{margin_words(*defaults.MARGIN)} it would take {counted(with_margin)}"
+        yield f"{margin_words(*planning.defaults.MARGIN)} it would take {counted(with_margin)}"
 
 
-def limits_of(slos: "Iterable[Slo]") -> list[dict[str, Any]]:
+def limits_of(slos: "Iterable[workload.Slo]") -> list[dict[str, Any]]:
     """Targets as JSON has them; ``class`` where a target is of one class."""
     return [{"metric": slo.key, "limit_ms": slo.limit_ms} | ({"class": slo.group} if slo.group else {}) for slo in slos]
 
 
-def doubts_of(doubts: "Iterable[Doubt]") -> list[dict[str, Any]]:
+def doubts_of(doubts: "Iterable[planning.Doubt]") -> list[dict[str, Any]]:
     """Figures of a suspicious size as JSON has them."""
     return [fields_of(doubt, "kind", "gpu", "said", "change") for doubt in doubts]
