@@ -1,7 +1,7 @@
 """The load and the targets that are asked for: which options exclude each other, and what they mean."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import floor, inf, isfinite
 from typing import Any
 
@@ -20,37 +20,23 @@ LENGTHS, PREFIX = ("input_len", "output_len", "random_range_ratio"), "random_pre
 SPELLED = {"input_len": "--random-input-len", "output_len": "--random-output-len", "classes": "--class"}
 
 
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """An option, those that cannot be given beside it, and the reason."""
-
-    option: str
-    excluded: tuple[str, ...]
-    hint: str
-    planned: bool = False  #: only where servers are planned: a benchmark sends both
-
-
-_TABLE = tables_of(package_dir("commands") / "exclusions.toml")
-EXCLUSIONS = tuple(Exclusion(**{**rule, "excluded": tuple(rule["excluded"])}) for rule in _TABLE["exclusions"])
+#: An option, those that cannot be given beside it, the reason, and whether only planned servers exclude them.
+EXCLUSIONS: list[dict[str, Any]] = tables_of(package_dir("commands") / "exclusions.toml")["exclusions"]
 
 
 def refuse_contradictions(given: Mapping[str, Any], *, planned: bool) -> None:
     """Raise InputError for two options of ``EXCLUSIONS`` that are both said; ``planned``: servers are planned."""
     present = [name for name, value in given.items() if value is not None and value != () and value != ""]
     for rule in EXCLUSIONS:
-        both = [name for name in rule.excluded if name in present]
-        if rule.option in present and both and (planned or not rule.planned):
-            raise InputError(f"{_flag(rule.option)} and {_flag(both[0])} are both given", hint=rule.hint)
+        both = [name for name in rule["excluded"] if name in present]
+        if rule["option"] in present and both and (planned or not rule.get("planned")):
+            raise InputError(f"{_flag(rule['option'])} and {_flag(both[0])} are both given", hint=rule["hint"])
 
 
 def rivals(*, planned: bool) -> Rivals:
     """For planner.toml: what the left says on the command line takes the place of what the file says on the right."""
-    rules = [rule for rule in EXCLUSIONS if planned or not rule.planned]
-    return tuple(
-        pair
-        for rule in rules
-        for pair in (((rule.option,), rule.excluded), *(((name,), (rule.option,)) for name in rule.excluded))
-    )
+    rules = (((rule["option"],), tuple(rule["excluded"])) for rule in EXCLUSIONS if planned or not rule.get("planned"))
+    return tuple(pair for one, others in rules for pair in ((one, others), *(((name,), one) for name in others)))
 
 
 def _flag(name: str) -> str:
