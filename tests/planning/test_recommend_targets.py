@@ -37,7 +37,7 @@ from planner.planning.search.by_targets import alone, missed_for_certain
 from planner.planning.search.candidate import Merit, Ranking
 from planner.planning.search.plans import plans_in_order
 from planner.planning.search.search import Search
-from planner.planning.search.servers import fewest_servers, largest, share_of
+from planner.planning.search.servers import Servers, fewest_servers, share_of
 from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
 from planner.workload.load import Load, mixed
@@ -453,7 +453,7 @@ def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most(
         ranking = ranked(asked)
         best = ranking.best
         assert best is not None
-        most = largest(asked.space, asked.objective, best)
+        most = Servers(asked.space, asked.objective, best).most
         assert most is not None
         rates[goal] = most.output_tok_per_s / best.config.num_gpus
         service = asked.plan(ranking, best).service
@@ -549,7 +549,7 @@ def test_the_room_of_a_server_for_a_trace_does_not_follow_the_rate_that_is_asked
         asked = search_for(targets, "h100", load=load, gpus_per_node=1, args=budget)
         best = ranked(asked).best
         assert best and best.servers == 1
-        most = largest(asked.space, asked.objective, best)
+        most = Servers(asked.space, asked.objective, best).most
         assert most and len(most.replay.sent_s) == 600
         room.append(most.value)
     assert room[0] > 1.1 and room[1] == pytest.approx(room[0], rel=0.1)

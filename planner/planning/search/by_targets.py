@@ -35,7 +35,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.predict import Reading, ServedLoad, doubt_at, estimate
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import for_users
-from planner.planning.search.servers import fewest_servers, largest, share_of
+from planner.planning.search.servers import Servers, fewest_servers, share_of
 from planner.planning.search.space import Choices, Objective
 from planner.planning.uncertainty import Uncertainty, least_upper
 from planner.timing import Batch
@@ -448,7 +448,7 @@ class _Search:
             if goal == "min-latency":
                 return cost, candidate.e2el_s
             if goal == "max-throughput" and cost == cheapest:  # others are not looked at
-                most = largest(self.choices.space, self.objective, candidate) or load
+                most = Servers(self.choices.space, self.objective, candidate).most or load
                 return cost, -most.output_tok_per_s / candidate.config.num_gpus
             unscaled, other = self.choices.beside_recipe(candidate.resolved, candidate.config)
             slack = max(load.excess, least * (1 + TOLERANCE)), candidate.config.data_parallel_size, other, load.excess

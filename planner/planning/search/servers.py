@@ -96,42 +96,6 @@ def fewest_servers(
     return (None if high == inf else int(high)), met, failed
 
 
-def capacity_of(objective: Objective, candidate: Candidate) -> Capacity:
-    """Return the capacity of one server of ``candidate``; of recorded requests, for those that the router sends it.
-
-    The search's replays are reused, but where prompts share prefixes not that of fewer servers: it found more.
-    """
-    own = (candidate.load, candidate.too_much)
-    known = [one for one in (own[:1] if objective.load.reused else own) if one]
-    load = objective.dealt(candidate.servers)
-    return Capacity(candidate.deployment, load, objective.targets or Targets(), known=known)
-
-
-def largest(
-    space: Space, objective: Objective, candidate: Candidate, capacity: Capacity | None = None
-) -> ServedLoad | None:
-    """Largest load of one server under the targets; None where many GPUs are compared."""
-    if objective.value is None:
-        return candidate.load
-    if space.coarse or candidate.load is None:
-        return None
-    capacity = capacity or candidate.capacity or capacity_of(objective, candidate)
-    most, confidence = capacity.largest(), objective.confidence
-    if most is None or most.value < candidate.load.value:  # the search stops a little below the edge
-        return replace(candidate.load, bound_by=most.bound_by if most else "")
-    if objective.load.unsendable and not objective.load.drawn:  # all requests of a trace, not the last ones alone
-        sent, engine = capacity.load, capacity.deployment
-
-        def entire(rate: float) -> ServedLoad:
-            every_one = sent.at_rate(rate, sent.count)
-            return measure(engine, every_one, capacity.slos, confidence=confidence, whole=False, exactly=True)
-
-        asked = candidate.load
-        met, missed = bracket(entire, most.value, asked.value, most.value, defaults.NEAR_EDGE, known=[asked])
-        return replace(met or asked, bound_by=missed.binding if missed else most.bound_by)
-    return most
-
-
 @dataclass(frozen=True, slots=True)
 class NextRun:
     """One run of ``vllm bench serve``."""
@@ -194,12 +158,39 @@ class Servers:
 
     @cached_property
     def capacity(self) -> Capacity:
-        return self.candidate.capacity or capacity_of(self.objective, self.candidate)
+        """The capacity of one of them; of recorded requests, for those that the router sends it.
+
+        The search's replays are reused, but where prompts share prefixes not that of fewer servers: it found more.
+        """
+        candidate, objective = self.candidate, self.objective
+        if candidate.capacity:
+            return candidate.capacity
+        own = (candidate.load, None if objective.load.reused else candidate.too_much)
+        load, targets = objective.dealt(candidate.servers), objective.targets or Targets()
+        return Capacity(candidate.deployment, load, targets, known=[one for one in own if one])
 
     @cached_property
     def most(self) -> ServedLoad | None:
-        """Largest load of one of them at the asked confidence; None where it was not looked for."""
-        return largest(self.space, self.objective, self.candidate, self.capacity)
+        """Largest load of one of them under the targets; None where many GPUs are compared."""
+        asked, objective = self.candidate.load, self.objective
+        if objective.value is None:
+            return asked
+        if self.space.coarse or asked is None:
+            return None
+        capacity, confidence = self.capacity, objective.confidence
+        most = capacity.largest()
+        if most is None or most.value < asked.value:  # the search stops a little below the edge
+            return replace(asked, bound_by=most.bound_by if most else "")
+        if objective.load.unsendable and not objective.load.drawn:  # all requests of a trace, not the last ones alone
+            sent, engine = capacity.load, capacity.deployment
+
+            def entire(rate: float) -> ServedLoad:
+                every_one = sent.at_rate(rate, sent.count)
+                return measure(engine, every_one, capacity.slos, confidence=confidence, whole=False, exactly=True)
+
+            met, missed = bracket(entire, most.value, asked.value, most.value, defaults.NEAR_EDGE, known=[asked])
+            return replace(met or asked, bound_by=missed.binding if missed else most.bound_by)
+        return most
 
     @cached_property
     def by_confidence(self) -> tuple[PlannedRung, ...]:
