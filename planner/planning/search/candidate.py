@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import exp, inf, log, log1p
 from typing import Any
 
-from planner.engine import EngineArgs, EngineConfig, EngineVersion, Layout, SpeculativeConfig
+from planner.engine import EngineConfig, EngineVersion, Layout, SpeculativeConfig
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.planning.capacity import Capacity
@@ -44,13 +44,6 @@ class Rejected:
         settings = {**engine.config.choice, "speculative_config": engine.config.speculative_config}
         names = engine.profile.id, resolved.resolved
         return cls(*names, reason=reason, probability_behind=probability_behind, **settings)
-
-    @classmethod
-    def of_args(cls, profile: GpuProfile, resolved: ResolvedModel, args: EngineArgs, reason: str) -> "Rejected":
-        settings: dict[str, Any] = args.settings("axes") | args.settings("batch")
-        settings |= {"weight_dtype": resolved.model.quantization.weight_dtype, "kv_cache_dtype": args.kv_cache_dtype}
-        settings["speculative_config"] = args.speculative_config
-        return cls(profile.id, resolved.resolved, reason=reason, **settings)
 
 
 @dataclass(frozen=True)

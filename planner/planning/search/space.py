@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, product
 from math import ceil, inf
+from typing import Any
 
 from planner import engine
 from planner.errors import IllegalPlanError, InputError, PlannerError
@@ -304,11 +305,13 @@ class Choices:
         servers = self.servers_in_stock(num_gpus)
         return num_gpus if self.most_gpus is None else self.most_gpus / servers if servers else inf
 
-    def reject(self, model: str, reason: str, **settings: str | int | None) -> None:
-        self.rejected.append(Rejected(self.profile.id, model, reason=reason, **settings))  # type: ignore[arg-type]
+    def reject(self, model: str, reason: str, **settings: Any) -> None:
+        self.rejected.append(Rejected(self.profile.id, model, reason=reason, **settings))
 
     def reject_args(self, resolved: ResolvedModel, args: engine.EngineArgs, reason: str) -> None:
-        self.rejected.append(Rejected.of_args(self.profile, resolved, args, reason))
+        chosen = {"kv_cache_dtype": args.kv_cache_dtype, "speculative_config": args.speculative_config}
+        settings = {"weight_dtype": resolved.model.quantization.weight_dtype, **chosen}
+        self.reject(resolved.resolved, reason, **args.settings("axes"), **args.settings("batch"), **settings)
 
     def left_out(self) -> Iterator[Rejected]:
         """Yield what this search does not look at, with the reasons."""
