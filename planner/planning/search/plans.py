@@ -1,7 +1,7 @@
 """Turn a candidate into a plan: every word that is launched, the figures that are predicted, and the reasons."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from functools import partial
@@ -39,6 +39,9 @@ from planner.simulator import statistic_ms
 from planner.units import DAY_S, GB, GIB, HOUR_S, Interval, counted, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
 
+#: The line of ``vllm bench serve`` that sends a load to the planned server.
+Client = Callable[..., list[str]]
+
 
 def assemble(
     space: Space, objective: Objective, ranking: Ranking, candidate: Candidate, *, image: engine.Image | None = None,
@@ -60,15 +63,18 @@ def assemble(
     host, recipe = engine.EVERYWHERE if image.name else engine.LOOPBACK, recipe_of(deployment)
     extra = {**recipe.flags, "revision": candidate.resolved.revision}
     serve_argv = tuple(engine.serve_argv(config, model, host=host, extra=extra))
-    sender = _Sender(model, deployment, image, serve_argv)
+    client = partial(
+        engine.bench_serve_argv, model_ref=model, percentiles=defaults.PERCENTILES, platform=profile.platform,
+        version=engine.options_version(config.version, profile.platform, image.name), serving=serve_argv,
+    )  # fmt: skip
     prediction, service, asked = None, None, tuple[Load, ...]()
     if load is None:
         servers = Servers(space, objective, candidate)
         prediction, asked, load = candidate.prediction, objective.load.classes, servers.benchmark()
         if candidate.load and objective.targets:
-            service = _service(servers, sender, servers.most if sized else None, best=best)
+            service = _service(servers, client, servers.most if sized else None, best=best)
     prediction = prediction or _benchmarked(objective, candidate, load)
-    classes = tuple(sender.of_classes(asked, prediction, load))
+    classes = tuple(_classes(client, asked, prediction, load))
     if classes:
         load = replace(load, num_prompts=sum(one.workload.num_prompts for one in classes))
     network = profile.interconnect.network_bandwidth
@@ -98,7 +104,7 @@ def assemble(
         docker_args=tuple(engine.docker_args(profile, config.num_gpus)) if image.name else (),
         serve_argv=serve_argv,
         benchmark_line=_benchmark_line(objective, candidate, load, model, host, extra),
-        bench_argv=() if classes else sender.argv(load),
+        bench_argv=() if classes else tuple(client(load)),
         classes=classes,
         workload=PlannedWorkload.of(load),
         service=service,
@@ -165,29 +171,18 @@ def _benchmark_line(
     )
 
 
-class _Sender:
-    def __init__(self, model: str, deployment: Deployment, image: engine.Image, serving: Sequence[str]) -> None:
-        platform = deployment.profile.platform
-        version = engine.options_version(deployment.config.version, platform, image.name)
-        line = partial(engine.bench_serve_argv, model_ref=model, version=version, percentiles=defaults.PERCENTILES)
-        self.line = partial(line, platform=platform, serving=serving)
-
-    def argv(self, load: Load, priority: int = 0) -> tuple[str, ...]:
-        """The line of ``vllm bench serve`` that sends ``load``."""
-        return tuple(self.line(load, priority=priority))
-
-    def of_classes(self, asked: Sequence[Load], prediction: Prediction, load: Load) -> Iterator[PlannedClass]:
-        sent = benchmarks(load.classes, load.num_prompts, seed=load.seed, burstiness=load.burstiness) if asked else ()
-        for one, of_it, figures in zip(asked, sent, prediction.classes, strict=True):
-            yield PlannedClass(
-                name=one.name,
-                request_rate=one.request_rate,
-                priority=one.priority,
-                targets_ms=dict(figures.targets_ms),
-                workload=PlannedWorkload.of(of_it),
-                bench_argv=self.argv(of_it, one.priority),
-                predicted={key: value for key, value in figures.result.items() if value is not None},
-            )
+def _classes(client: Client, asked: Sequence[Load], prediction: Prediction, load: Load) -> Iterator[PlannedClass]:
+    sent = benchmarks(load.classes, load.num_prompts, seed=load.seed, burstiness=load.burstiness) if asked else ()
+    for one, of_it, figures in zip(asked, sent, prediction.classes, strict=True):
+        yield PlannedClass(
+            name=one.name,
+            request_rate=one.request_rate,
+            priority=one.priority,
+            targets_ms=dict(figures.targets_ms),
+            workload=PlannedWorkload.of(of_it),
+            bench_argv=tuple(client(of_it, priority=one.priority)),
+            predicted={key: value for key, value in figures.result.items() if value is not None},
+        )
 
 
 def served_name(resolved: ResolvedModel) -> str:
@@ -216,7 +211,7 @@ def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
     }
 
 
-def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best: bool) -> Service:
+def _service(servers: Servers, client: Client, most: ServedLoad | None, *, best: bool) -> Service:
     space, objective, candidate = servers.space, servers.objective, servers.candidate
     load, profile, config, reused = candidate.load, candidate.profile, candidate.config, objective.load.reused
     assert load is not None
@@ -268,11 +263,11 @@ def _service(servers: Servers, sender: _Sender, most: ServedLoad | None, *, best
         kv_offloading=servers.offloading(load) if best else None,
         gpus_with_margin=servers.with_margin if best else None,
         ladder=rungs,
-        measure_next=_next_run(servers, sender) if rungs else None,
+        measure_next=_next_run(servers, client) if rungs else None,
     )
 
 
-def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
+def _next_run(servers: Servers, client: Client) -> PlannedRun | None:
     """The run that is worth most: it takes fewer servers for the load, or without one puts more load on a server."""
 
     def worth(rung: PlannedRung) -> float:
@@ -286,7 +281,7 @@ def _next_run(servers: Servers, sender: _Sender) -> PlannedRun | None:
     return PlannedRun(
         script="benchmark.sh" if run.own else "measure_next.sh",
         workload=sent,
-        bench_argv=sender.argv(sent.sent),
+        bench_argv=tuple(client(sent.sent)),
         duration_s=run.duration_s,
         figure=run.figure,
         deviation_factor=run.factor,
