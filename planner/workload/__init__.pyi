@@ -13,11 +13,11 @@ from .load import NAMED_DISTRIBUTIONS as NAMED_DISTRIBUTIONS
 from .load import benchmarks as benchmarks
 from .load import check_classes as check_classes
 from .load import check_workload as check_workload
-from .load import joined as joined
 from .load import too_rare as too_rare
 
 # what is sent, and to which server
 from .requests import Requests as Requests
+from .requests import joined as joined
 from .targets import Router as Router
 
 # loads of several turns, by name

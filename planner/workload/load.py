@@ -21,10 +21,7 @@ from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload.targets import OF_A_REQUEST
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from planner.workload.requests import Requests, Tokens
+    from planner.workload.requests import Requests
     from planner.workload.targets import Router
     from planner.workload.trace import Trace
 
@@ -247,7 +244,7 @@ class Load:
         """Tokens, input and output, of the longest request that may be drawn, which max_model_len must hold."""
         if self.length_distribution == "conversation":
             return self.requests().max_total_len
-        return self.prefix_len + self._bounds(self.input_len)[1] + self._bounds(self.output_len)[1]
+        return self.prefix_len + bounds_of(self, self.input_len)[1] + bounds_of(self, self.output_len)[1]
 
     @property
     def common_len(self) -> int:
@@ -263,41 +260,17 @@ class Load:
         return max(round(float((sent.input_len + sent.output_len).mean()) - shared_tok), 1)
 
     def longest(self, num_prompts: int) -> Load:
-        input_len, output_len = self._bounds(self.input_len)[1], self._bounds(self.output_len)[1]
+        input_len, output_len = bounds_of(self, self.input_len)[1], bounds_of(self, self.output_len)[1]
         return replace(
             self, input_len=input_len, output_len=output_len, num_prompts=num_prompts, range_ratio=0.0,
             length_distribution="symmetric",
         )  # fmt: skip
 
     def requests(self) -> Requests:
-        """The requests that are sent, drawn as ``vllm bench`` does: numpy's default generator for lengths (inputs
-        first), its legacy global one for arrivals. Tokens that the tokeniser adds are part of ``input_len``."""
-        import numpy as np
+        """The requests that are sent. Tokens that the tokeniser adds are part of ``input_len``."""
+        from planner.workload.requests import drawn
 
-        from planner.workload.requests import Requests
-
-        if self.recorded is not None:
-            return self.recorded
-        if self.steady:
-            return self._staggered()
-        rng = np.random.default_rng(self.seed)
-        return Requests(
-            input_len=self._draw_lengths(self.input_len, "input", rng) + self.prefix_len,
-            output_len=self._draw_lengths(self.output_len, "output", rng),
-            arrival_s=self._draw_arrivals(),
-        )
-
-    def _staggered(self) -> Requests:
-        """Three cycles of requests. The first ones end at random moments, as all after them do, so the second cycle is
-        steady; the last ones last until it ends."""
-        import numpy as np
-
-        from planner.workload.requests import Requests
-
-        each, whole = self.num_prompts, self.output_len
-        first = np.sort(np.random.default_rng(self.seed).integers(1, whole + 1, each))
-        output_len = np.concatenate([first, np.full(each, whole), np.maximum(whole - first, 1)])
-        return Requests(np.full(3 * each, self.input_len), output_len, np.zeros(3 * each))
+        return drawn(self) if self.recorded is None else self.recorded
 
     @property
     def count(self) -> int:
@@ -415,40 +388,12 @@ class Load:
         shape = self.burstiness * (1 if places or router == "random" else servers)
         return replace(self, request_rate=rate, max_concurrency=places, num_prompts=prompts, burstiness=shape)
 
-    def _bounds(self, length: int) -> tuple[int, int]:
-        if self.length_distribution == "below":
-            return max(int(length * self.range_ratio), 1), length
-        return max(floor(length * (1 - self.range_ratio)), 1), ceil(length * (1 + self.range_ratio))
 
-    def _draw_lengths(self, length: int, kind: Literal["input", "output"], rng: np.random.Generator) -> Tokens:
-        import numpy as np
-
-        lengths: Tokens
-        if self.length_distribution == "conversation":
-            known = calibration_tables("workload")["conversation"]
-            shape = known[f"{kind}_shape"]
-            drawn = rng.beta(shape, shape * (known["longest"] - 1), self.num_prompts)
-            shortest = min(CONVERSATION_MIN_TOK, length)
-            lengths = np.maximum(np.rint(drawn * (length / drawn.mean())), shortest).astype(np.int64)
-        else:
-            low, high = self._bounds(length)
-            lengths = rng.integers(low, high + 1, size=self.num_prompts)
-        return lengths
-
-    def _draw_arrivals(self) -> NDArray[np.float64]:
-        """Arrival times in s: cumulated gamma gaps, stretched so that the last falls on num_prompts / rate."""
-        import numpy as np
-
-        if self.request_rate == inf:
-            return np.zeros(self.num_prompts)
-        if not isfinite(self.burstiness):
-            return np.arange(1, self.num_prompts + 1) / self.request_rate
-        scale = 1 / (self.request_rate * self.burstiness)
-        gaps = np.random.RandomState(self.seed).gamma(self.burstiness, scale, size=self.num_prompts)
-        times: NDArray[np.float64] = gaps.cumsum()
-        if times[-1]:  # gaps of next to no burstiness are too small for a float; vLLM stretches none then, either
-            times *= self.num_prompts / self.request_rate / times[-1]
-        return times
+def bounds_of(load: Load, length: int) -> tuple[int, int]:
+    """The least and the most tokens of a length that varies."""
+    if load.length_distribution == "below":
+        return max(int(length * load.range_ratio), 1), length
+    return max(floor(length * (1 - load.range_ratio)), 1), ceil(length * (1 + load.range_ratio))
 
 
 Demand = Load.of_class  #: the name of a class of requests in earlier releases
@@ -479,22 +424,10 @@ def benchmarks(
 
 def mixed(classes: Sequence[Load], num_prompts: int, *, seed: int = 0, burstiness: float = 1.0) -> Requests:
     """About ``num_prompts`` requests of all classes, by their rates, in the order of arrival; see ``benchmarks``."""
+    from planner.workload.requests import joined
+
     sent = benchmarks(classes, num_prompts, seed=seed, burstiness=burstiness)
     return joined(classes, [one.requests() for one in sent])
-
-
-def joined(classes: Sequence[Load], parts: Sequence[Requests]) -> Requests:
-    import numpy as np
-
-    from planner.workload.requests import Requests
-
-    group = np.repeat(np.arange(len(parts)), [len(part.arrival_s) for part in parts])
-    everything = Requests(
-        np.concatenate([part.input_len for part in parts]), np.concatenate([part.output_len for part in parts]),
-        np.concatenate([part.arrival_s for part in parts]), priority=np.array([one.priority for one in classes])[group],
-        group=group, groups=tuple(one.name for one in classes),
-    )  # fmt: skip
-    return everything.chosen(np.argsort(everything.arrival_s, kind="stable"))
 
 
 def check_classes(classes: Sequence[Load], policy: str | None) -> None:

@@ -15,11 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
-from typing import Any
+from math import inf, isfinite
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.resources import calibration_tables
+from planner.workload.load import CONVERSATION_MIN_TOK, Load, bounds_of
 from planner.workload.targets import Router
 
 Tokens = NDArray[np.int64]
@@ -328,3 +331,61 @@ def _nearest_kept(parent: Nodes, remains: NDArray[np.bool_]) -> Nodes:
     for above in parent.tolist():
         nearest.append(above if above < 0 or stays[above] else nearest[above])
     return np.array(nearest, dtype=np.int64)
+
+
+def drawn(load: Load) -> Requests:
+    """Requests as ``vllm bench`` draws them: numpy's default generator for lengths (inputs first), its legacy global
+    one for arrivals."""
+    if load.steady:
+        return _staggered(load)
+    rng = np.random.default_rng(load.seed)
+    return Requests(
+        input_len=_lengths(load, load.input_len, "input", rng) + load.prefix_len,
+        output_len=_lengths(load, load.output_len, "output", rng),
+        arrival_s=_arrivals(load),
+    )
+
+
+def _staggered(load: Load) -> Requests:
+    """Three cycles of requests. The first ones end at random moments, as all after them do, so the second cycle is
+    steady; the last ones last until it ends."""
+    each, whole = load.num_prompts, load.output_len
+    first = np.sort(np.random.default_rng(load.seed).integers(1, whole + 1, each))
+    output_len = np.concatenate([first, np.full(each, whole), np.maximum(whole - first, 1)])
+    return Requests(np.full(3 * each, load.input_len), output_len, np.zeros(3 * each))
+
+
+def _lengths(load: Load, length: int, kind: Literal["input", "output"], rng: np.random.Generator) -> Tokens:
+    if load.length_distribution != "conversation":
+        low, high = bounds_of(load, length)
+        return rng.integers(low, high + 1, size=load.num_prompts)
+    known = calibration_tables("workload")["conversation"]
+    shape = known[f"{kind}_shape"]
+    shares = rng.beta(shape, shape * (known["longest"] - 1), load.num_prompts)
+    shortest = min(CONVERSATION_MIN_TOK, length)
+    lengths: Tokens = np.maximum(np.rint(shares * (length / shares.mean())), shortest).astype(np.int64)
+    return lengths
+
+
+def _arrivals(load: Load) -> NDArray[np.float64]:
+    """Arrival times in s: cumulated gamma gaps, stretched so that the last falls on num_prompts / rate."""
+    if load.request_rate == inf:
+        return np.zeros(load.num_prompts)
+    if not isfinite(load.burstiness):
+        return np.arange(1, load.num_prompts + 1) / load.request_rate
+    scale = 1 / (load.request_rate * load.burstiness)
+    gaps = np.random.RandomState(load.seed).gamma(load.burstiness, scale, size=load.num_prompts)
+    times: NDArray[np.float64] = gaps.cumsum()
+    if times[-1]:  # gaps of next to no burstiness are too small for a float; vLLM stretches none then, either
+        times *= load.num_prompts / load.request_rate / times[-1]
+    return times
+
+
+def joined(classes: Sequence[Load], parts: Sequence[Requests]) -> Requests:
+    group = np.repeat(np.arange(len(parts)), [len(part.arrival_s) for part in parts])
+    everything = Requests(
+        np.concatenate([part.input_len for part in parts]), np.concatenate([part.output_len for part in parts]),
+        np.concatenate([part.arrival_s for part in parts]), priority=np.array([one.priority for one in classes])[group],
+        group=group, groups=tuple(one.name for one in classes),
+    )  # fmt: skip
+    return everything.chosen(np.argsort(everything.arrival_s, kind="stable"))
