@@ -15,8 +15,8 @@ from shell_checks import check_scripts
 
 from planner.engine.flags import flag_status
 from planner.engine.version import parse_version
-from planner.output.deploy.hosts import ROUTED_PORT
 from planner.output.scripts.text import option
+from planner.planning.search.disaggregated import DECODE_PORT
 
 #: What is launched on each side is the same with fewer choices.
 PINNED = ("--max-num-seqs", "128", "--max-num-batched-tokens", "8192", "--no-speculation")
@@ -102,7 +102,7 @@ def test_servers_of_one_machine_take_nothing_from_each_other(gpu: str, tmp_path:
             assert done.returncode == 0 and "ready: " in done.stdout, done.stderr
             words = [call for call in host.calls("docker") if call[0] == "run"][-1]
             assert "VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.5" in words
-            first = {"prefill": 8000, "decode": ROUTED_PORT}[side["role"]]
+            first = {"prefill": 8000, "decode": DECODE_PORT}[side["role"]]
             assert words[-4:] == ["--host", "127.0.0.1", "--port", str(first + number)]
             planned = [one for one in side["serve_argv"][1:] if one not in ("--host", "0.0.0.0", "--port", str(first))]
             at = words.index("serve")

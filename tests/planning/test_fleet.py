@@ -401,7 +401,7 @@ def divided(gpu: str = "h100", tpot_ms: float = 60.0, bytes_per_s: float | None 
 def test_both_sides_launch_the_revision_that_was_asked_for() -> None:
     """Without it vLLM reads the hub's default branch (``revision`` in its config/model.py)."""
     for revision in (None, "v1.0"):
-        sides = replace(divided(), revision=revision).launches(8200)
+        sides = replace(divided(), revision=revision).launches()
         assert [option(side.serve_argv, "--revision") for side in sides] == [revision, revision]
 
 

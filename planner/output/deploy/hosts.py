@@ -21,7 +21,6 @@ _HEALTH = (
     "import urllib.request as r;r.build_opener(r.ProxyHandler({{}})).open('http://127.0.0.1:{port}/health', timeout=5)"
 )
 _MODELS = "${HF_HOME:-${HOME}/.cache/huggingface}/hub"  # not the folder above it, in which hf keeps the token
-ROUTED_PORT = 8200  #: first port of decode servers; prefill servers have vLLM's own
 #: Variables of a side that its script sets itself.
 _SIDE_PLACED = {*scripts.PLACEMENT_VARIABLES, "VLLM_NIXL_SIDE_CHANNEL_PORT"}
 
@@ -157,7 +156,7 @@ def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
     """
     if plan.model.startswith("/"):
         raise IllegalPlanError(f"{plan.model} is a folder, which machines do not share", hint="name a model of the hub")
-    files = {f"{side.role}.sh": _side_script(plan, side, command) for side in plan.launches(ROUTED_PORT)}
+    files = {f"{side.role}.sh": _side_script(plan, side, command) for side in plan.launches()}
     refuse_tokens(files)
     return files
 

@@ -34,10 +34,8 @@ def divided_object(plan: Disaggregated | Refused) -> dict[str, Any]:
 
 def launches_of(plan: Disaggregated) -> tuple[SideLaunch, ...] | None:
     """The commands of both sides; None where the version has no connector for it."""
-    from planner.output.deploy.hosts import ROUTED_PORT  # and with it jinja2, which few answers need
-
     try:
-        return plan.launches(ROUTED_PORT)
+        return plan.launches()
     except IllegalPlanError:
         return None
 

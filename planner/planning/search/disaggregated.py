@@ -40,6 +40,7 @@ from planner.workload import Load, Slo, Targets
 NIXL_SINCE = (0, 9, 0)
 KV_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 PREFILL_PORT, NIXL_PORT = 8000, 5600  #: vLLM's own defaults
+DECODE_PORT = 8200  #: the first of decode servers
 OPTIMISM = defaults.OPTIMISM[True]  #: a side carries at most so many times the closed form, as servers that do both
 
 
@@ -119,15 +120,15 @@ class Disaggregated:
         """(Logical) GPUs without spares, as ``aggregated_gpus`` counts."""
         return self.prefill_servers * self.prefill.num_gpus + self.decode_servers * self.decode.num_gpus
 
-    def launches(self, decode_port: int) -> tuple[SideLaunch, SideLaunch]:
-        """Both sides as they are started, with vLLM's NIXL connector; decode servers listen on ``decode_port``.
+    def launches(self) -> tuple[SideLaunch, SideLaunch]:
+        """Both sides as they are started, with vLLM's NIXL connector.
 
         The router decides which side is asked first, not ``kv_role`` (vLLM's page "NixlConnector Usage Guide").
         Raises IllegalPlanError for versions without it.
         """
         sides: tuple[tuple[Literal["prefill", "decode"], Side, int, int], ...] = (
             ("prefill", self.prefill, self.prefill_servers, PREFILL_PORT),
-            ("decode", self.decode, self.decode_servers, decode_port),
+            ("decode", self.decode, self.decode_servers, DECODE_PORT),
         )
         launches = []
         for role, side, servers, port in sides:
@@ -159,10 +160,6 @@ class Apart:
     packages: float  #: whole GPUs that its GPUs are, or are partitions of
     usd_per_hour: float | None  #: where the GPU has a price
     load: float  #: that it carries
-
-    def cost(self, usd: float) -> tuple[float, float]:
-        each = usd if self.usd_per_hour is None else self.usd_per_hour / ceil(self.packages)
-        return self.packages * each / self.load, self.packages / self.load
 
 
 def beside(
@@ -243,15 +240,15 @@ def apart_from(search: Search, plan: Plan, division: Disaggregated) -> Apart | N
         return None
     rented = search.space.rented(division.profile, division.num_gpus, whole=value is not None)
     apart = Apart(division, plan, *rented, value or division.aggregated_rate)
-    return apart if apart.cost(1.0) < cost(plan, 1.0) else None
+    return apart if cost(apart, 1.0) < cost(plan.service, 1.0) else None
 
 
 def cheapest_apart(plans: Iterable[Plan], apart: Iterable[Apart]) -> Apart | None:
     """Return the cheapest disaggregated servers; None where there are none, or one of ``plans`` is cheaper."""
     plans = list(plans)
     usd = mean_usd(plans)
-    cheapest = min(apart, key=lambda one: one.cost(usd), default=None)
-    return None if cheapest is None or any(cost(plan, usd) < cheapest.cost(usd) for plan in plans) else cheapest
+    cheapest = min(apart, key=lambda one: cost(one, usd), default=None)
+    return None if any(cost(plan.service, usd) < cost(cheapest, usd) for plan in plans if cheapest) else cheapest
 
 
 def transfer_rate(profile: GpuProfile, within_node: bool, given_bytes_per_s: float | None) -> tuple[float, str]:

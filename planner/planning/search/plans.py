@@ -301,12 +301,10 @@ def mean_usd(plans: Iterable[Plan]) -> float:
     return fmean(known) if known else 1.0
 
 
-def cost(plan: Plan, usd: float) -> tuple[float, float]:
-    """Cost of a plan for a unit of its load: USD per hour, of a GPU without a price ``usd``; then whole GPUs."""
-    service = plan.service
-    assert service is not None
-    carried, packages = service.load or 1.0, service.packages
-    each = usd if service.usd_per_hour is None else service.usd_per_hour / ceil(packages)
+def cost(servers: Any, usd: float) -> tuple[float, float]:
+    """Cost of a ``Service`` or ``Apart`` per unit of load: USD per hour (``usd`` for a GPU without a price), GPUs."""
+    carried, packages = servers.load or 1.0, servers.packages
+    each = usd if servers.usd_per_hour is None else servers.usd_per_hour / ceil(packages)
     return packages * each / carried, packages / carried
 
 
@@ -328,7 +326,7 @@ def plans_in_order(plans: Iterable[Plan], merit: Merit) -> tuple[list[Plan], str
     elif any(service.stock is not None for service in services):
         words, weights = "the largest load first", [-(service.load or 0.0) for service in services]
     else:
-        words, weights = "USD per hour, the cheapest first", [cost(plan, usd) for plan in plans]
+        words, weights = "USD per hour, the cheapest first", [cost(service, usd) for service in services]
         if unpriced := [plan.gpu for plan in plans if plan.service and plan.service.usd_per_hour is None]:
             names = ", ".join(dict.fromkeys(unpriced))
             words += f"; no price is known for {names}: counted at {usd:,.2f} USD/h each, the mean of the others"
