@@ -19,7 +19,8 @@ from planner.model.architecture import (
     SparseIndexer,
     Weight,
 )
-from planner.model.blocks import attention_weights, embeddings, linear, mlp, norms
+from planner.model.blocks import attention_weights, decoder, linear, mlp, norms
+from planner.model.config import Config
 from planner.model.precision import BF16, Precision, Quantization
 from planner.timing.efficiencies import PARAMETERS, SHARES, Efficiency
 
@@ -78,6 +79,7 @@ def engine(tp: int = 1, **changes: Any) -> EngineConfig:
 def model(layer: Layer, num_layers: int, hidden: int, vocab: int, *, tied: bool = False, fp8: bool = False) -> Model:
     """``num_layers`` times ``layer`` between an embedding and an lm_head."""
     quantization = Quantization("fp8", BF16, method="fp8", linear=FP8) if fp8 else Quantization("bf16", BF16)
+    config = Config({"hidden_size": hidden, "vocab_size": vocab}, model_id="test/model")
     return Model(
         id="test/model",
         architecture="LlamaForCausalLM",
@@ -87,7 +89,7 @@ def model(layer: Layer, num_layers: int, hidden: int, vocab: int, *, tied: bool 
         max_position_embeddings=131072,
         dtype="bf16",
         layers=(layer,) * num_layers,
-        outer=embeddings(vocab, hidden, tied=tied),
+        outer=decoder(config, (), tied=tied).outer,
         quantization=quantization,
         tied_embeddings=tied,
     )

@@ -120,21 +120,6 @@ def experts(hidden_size: int, moe: Moe, *, prefix: str = "mlp.", names: tuple[st
     )
 
 
-def embeddings(
-    vocab_size: int, hidden_size: int, names: OuterNames = LLAMA_NAMES, *, tied: bool, norm_bias: bool = False,
-    head_bias: bool = False,
-) -> tuple[Weight, ...]:  # fmt: skip
-    weights = (
-        Weight(names.embed, Component.EMBEDDING, (vocab_size, hidden_size), shard=Shard.VOCAB),
-        *norms(hidden_size, names.norm, bias=norm_bias),
-    )
-    if tied:
-        return weights
-    head = Weight(names.head, Component.LM_HEAD, (vocab_size, hidden_size), shard=Shard.VOCAB, linear=True)
-    bias = Weight(f"{names.head}.bias", Component.LM_HEAD, (vocab_size,), shard=Shard.VOCAB)
-    return (*weights, head, bias) if head_bias else (*weights, head)
-
-
 #: Rotary forms that stretch the context beyond ``max_position_embeddings``, by their ``factor``.
 STRETCHING = ("linear", "dynamic", "ntk")
 
@@ -223,11 +208,16 @@ def decoder(
     hidden, vocab = config.hidden_size, config.size("vocab_size")
     key = "tie_word_embeddings"  # the outer level decides, then the text level, then the class
     tied = config.outer.flag(key, default=config.flag(key, default=tied))
+    embedding = Weight(names.embed, Component.EMBEDDING, (vocab, hidden), shard=Shard.VOCAB)
+    outer = (embedding, *norms(hidden, names.norm, bias=norm_bias))
+    if not tied:
+        head = Weight(names.head, Component.LM_HEAD, (vocab, hidden), shard=Shard.VOCAB, linear=True)
+        bias = Weight(f"{names.head}.bias", Component.LM_HEAD, (vocab,), shard=Shard.VOCAB)
+        outer += (head, bias) if head_bias else (head,)
     return ModelParts(
-        layers=layers,
-        outer=embeddings(vocab, hidden, names, tied=tied, norm_bias=norm_bias, head_bias=head_bias) + extra,
-        hidden_size=hidden, vocab_size=vocab, max_position_embeddings=context_tokens(config), tied_embeddings=tied,
-        mtp=mtp, layer_prefix=names.layers, requires_remote_code=remote_code, notes=notes,
+        layers=layers, outer=outer + extra, hidden_size=hidden, vocab_size=vocab, mtp=mtp, tied_embeddings=tied,
+        max_position_embeddings=context_tokens(config), layer_prefix=names.layers, requires_remote_code=remote_code,
+        notes=notes,
     )  # fmt: skip
 
 
