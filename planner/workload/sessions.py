@@ -6,16 +6,14 @@ one request rate. The clock goes round: at its beginning sessions are in their f
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from math import ceil, log, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.resources import calibration_tables
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from planner.workload.requests import Requests
-    from planner.workload.targets import Router
+from planner.workload.requests import POOLED, Prefixes, Requests, answer_s, share
+from planner.workload.targets import Router
 
 KEPT = 20_000  #: requests of a load, the last ones of those that are drawn
 MOST = 100_000  #: that are drawn
@@ -31,7 +29,7 @@ class Drawn:
     mean: float
     median: float | None = None
 
-    def draw(self, count: int, dice: "np.random.Generator") -> "NDArray[np.float64]":
+    def draw(self, count: int, dice: np.random.Generator) -> NDArray[np.float64]:
         if self.median is None:
             return dice.exponential(self.mean, count)
         return dice.lognormal(log(self.median), sqrt(2 * log(self.mean / self.median)), count)
@@ -46,12 +44,8 @@ class Sessions:
     pause_s: Drawn  #: from the end of an answer to the next turn
     most_tok: int  #: of a prompt and its answer; then the next turn begins anew
 
-    def requests(self, rate: float, seed: int = 0, count: int = KEPT) -> "Requests":
+    def requests(self, rate: float, seed: int = 0, count: int = KEPT) -> Requests:
         """``count`` requests, two or more times in a row: at every rate the same ones, in another order."""
-        import numpy as np
-
-        from planner.workload.requests import Prefixes, Requests, answer_s
-
         # each quantity has dice of its own, so that more sessions begin with the same ones
         of_turns, of_starts, of_inputs, of_outputs, of_pauses = np.random.default_rng(seed).spawn(5)
         turns = np.clip(np.rint(self.turns.draw(count, of_turns)), 1, MOST_TURNS).astype(np.int64)
@@ -86,10 +80,8 @@ class Sessions:
 
 
 @lru_cache(maxsize=32)  # engines are compared by the same shares
-def shares(name: str, rate: float, servers: int, router: "Router", seed: int) -> "Requests":
+def shares(name: str, rate: float, servers: int, router: Router, seed: int) -> Requests:
     """Load of ``POOLED`` of ``servers`` under ``rate`` requests per second, ``POOL_PROMPTS`` in all."""
-    from planner.workload.requests import POOLED, share
-
     few = min(servers, POOLED)
     # such a router leaves sessions where they are, so those of a few servers can be drawn alone
     dealt = few if router == "prefix-aware" else servers

@@ -19,6 +19,8 @@ from math import inf, isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
+
 from planner.errors import InputError, os_errors
 from planner.resources import check_file, package_dir, tables_of
 from planner.workload.load import BURSTIEST, EVENEST, MOST_TOK
@@ -72,8 +74,6 @@ class Trace:
     @property
     def burstiness(self) -> float:
         """Shape of the gamma distribution whose gaps vary as those of the busiest stretch: 1 / (sd / mean)^2."""
-        import numpy as np
-
         gaps = np.diff(self.busiest.arrival_s)
         variation = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else 1.0
         return round(min(max(1 / variation**2, BURSTIEST), EVENEST), 3) if variation > 0 else EVENEST
@@ -305,8 +305,6 @@ class _Summary:
 
     def trace(self, path: str, sha256: str) -> Trace:
         """The trace, after the last row. Raises InputError for rows that make no load."""
-        import numpy as np
-
         stretch = self.busiest or list(self.window)
         rows, span_s = _between_pauses(stretch), self.last_s - self.first_s
         if len(rows) < 2 or rows[-1][0] <= rows[0][0]:
