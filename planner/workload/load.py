@@ -136,8 +136,7 @@ class Load:
     @classmethod
     def named(cls, workload: str, **more: Any) -> Load:
         check_workload(workload, NAMED)
-        lengths = NAMED[workload]
-        return cls(lengths.input_len, lengths.output_len, range_ratio=lengths.range_ratio, **more)
+        return replace(NAMED[workload], **more)
 
     @classmethod
     def classes_of(
@@ -461,14 +460,8 @@ def _require(holds: bool, cause: str, hint: str) -> None:
         raise InputError(cause, hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
-class NamedWorkload:
-    """Usual lengths of prompts and answers, uniform in [(1 - r) L, (1 + r) L], which ``vllm bench serve`` can send."""
-
-    input_len: int
-    output_len: int
-    range_ratio: float
-    about: str
-
-
-NAMED = {name: NamedWorkload(**row) for name, row in calibration_tables("workload")["named"].items()}
+#: Usual lengths of prompts and answers, uniform in [(1 - r) L, (1 + r) L], which ``vllm bench serve`` can send.
+NAMED = {
+    name: Load(row["input_len"], row["output_len"], range_ratio=row["range_ratio"])
+    for name, row in calibration_tables("workload")["named"].items()
+}

@@ -37,7 +37,6 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    about: str
     turns: Drawn
     input_tok: Drawn  #: that a turn adds
     output_tok: Drawn
@@ -97,4 +96,4 @@ def named_sessions() -> dict[str, Sessions]:
 def _read(entry: dict[str, Any]) -> Sessions:
     names = ("turns", "input_tok", "output_tok", "pause_s")
     drawn = {name: Drawn(entry[name]["mean"], entry[name].get("median")) for name in names}
-    return Sessions(entry["about"], **drawn, most_tok=entry["most_tok"]["value"])
+    return Sessions(**drawn, most_tok=entry["most_tok"]["value"])
