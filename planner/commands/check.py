@@ -111,7 +111,8 @@ class _Judge:
 
         clients = [read_in(client) for client in launch.clients]
         if server is None and self.plan:
-            server = engine.Found(self.plan.serve_argv, self.plan.env)
+            joined = engine.head_node_words(self.plan, self.plan.nodes, engine.parse_version(self.plan.engine_version))
+            server = engine.Found((*self.plan.serve_argv, *joined), self.plan.env)
         elif server is None:
             server = engine.Found(("vllm", "serve", *filter(None, [clients[0].model])), {})
             self.remarks += ("there is no server in this: its client is judged with vllm serve and vLLM's defaults",)
@@ -151,8 +152,10 @@ class _Judge:
 
 
 def _launches(
-    text: str | list[str], profile: "hardware.GpuProfile", variables: Mapping[str, str] | Sequence[str]
+    text: str | list[str] | None, profile: "hardware.GpuProfile", variables: Mapping[str, str] | Sequence[str]
 ) -> "tuple[engine.Launch, ...]":
+    if text is None:
+        return (engine.Launch(None),)  # the plan's own
     if not isinstance(variables, Mapping):
         variables = dict(str(word).partition("=")[::2] for word in variables)
     given = {str(name): str(value) for name, value in variables.items()}
@@ -168,20 +171,23 @@ def _launches(
 _MANIFEST = re.compile(r"^(?:services|apiVersion|kind)\s*:", re.MULTILINE)
 
 
-def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[str], planning.Plan | None]":
+def _text_of(line: "str | PathLike[str] | Sequence[str]") -> "tuple[str | list[str] | None, planning.Plan | None]":
     if not isinstance(line, str | PathLike):
         return list(line), None
     if isinstance(line, str) and (not may_be_path() or ((" " in line.strip() or "\n" in line) and not _exists(line))):
         return line, None  # the text itself
     path = Path(line)
     # ValueError: a NUL in the name
-    with os_errors(str(path)[:200], ValueError, hint="give a script, or a folder with a launch.sh"):
-        script = path / "launch.sh" if path.is_dir() else path
+    with os_errors(str(path)[:200], ValueError, hint="give a script, or a folder with a launch.sh or plan.json"):
+        files = (path / name for name in ("launch.sh", "plan.json"))
+        script = next(filter(Path.is_file, files), path)
+        plan = planning.read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None
+        if plan and script.name == "plan.json":  # kept without its scripts
+            return None, plan
         try:
-            text = read_given(script)
+            return read_given(script), plan
         except UnicodeDecodeError as error:
             raise InputError(f"{path} is no script: {error.reason}", hint="give a shell script") from error
-    return text, planning.read_plan(script.parent).plan if (script.parent / "plan.json").is_file() else None
 
 
 def _exists(text: str) -> bool:

@@ -636,6 +636,16 @@ def test_the_line_of_a_plan_cannot_be_improved_much(tmp_path: Path) -> None:
     assert said["better"] == []
     client = run("check", str(tmp_path / "plan" / "benchmark.sh"))  # asks the plan's server
     assert client.status == 0 and "there is no server" not in client.err
+    (tmp_path / "plan" / "launch.sh").unlink()
+    for place in (tmp_path / "plan", tmp_path / "plan" / "plan.json"):
+        assert answer(str(place), "--goal", "max-throughput") == said, "plan.json without its scripts is the same line"
+
+
+def test_a_plan_over_nodes_is_checked_without_its_scripts(tmp_path: Path) -> None:
+    """``vllm serve`` of it alone takes 16 GPUs of a machine with 8, which vLLM refuses."""
+    where, network = tmp_path / "plan", ("--nodes", "2", "--network-gb-per-s", "50")
+    run("recommend", "deepseek-ai/DeepSeek-R1", "--gpu", "h100", *network, "--max-concurrency", "8", "-o", str(where))
+    assert answer(str(where / "benchmark.sh"))["starts"] and answer(str(where / "plan.json"))["starts"]
 
 
 @pytest.mark.parametrize("merit", [Merit("max-throughput"), Merit("min-latency"), Merit("balanced", 0.7, 1.3)])
