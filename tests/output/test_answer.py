@@ -162,10 +162,16 @@ def test_csv_has_the_targets_with_their_upper_bounds(offline: None) -> None:
     assert row["p95_tpot_upper_ms"] == tpot.upper_ms > row["p95_tpot_predicted_ms"]
 
 
-@pytest.mark.parametrize("kind", ["targets", "fleet"])
+NO_ROWS: dict[str, Callable[[], Answer]] = {
+    "targets": lambda: answered("refused"),
+    "fleet": lambda: size_fleet(LLAMA, "l4", request_rate=1, **{**TARGETS, "ttft": 1}),
+    "compare": lambda: compare_gpus("meta-llama/Llama-3.1-405B", ["l4"], max_concurrency=[4], **SHORT),
+}
+
+
+@pytest.mark.parametrize("kind", NO_ROWS)
 def test_an_answer_without_rows_has_the_same_header(kind: str, offline: None) -> None:
-    ask: Any = recommend_plans if kind == "targets" else size_fleet
-    refused = ask(LLAMA, "l4", request_rate=1, **{**TARGETS, "ttft": 1})
+    refused = NO_ROWS[kind]()
     assert not refused.rows() and header(refused) == header(answered(kind))
     assert refused.to_dict().get("minimised", "usd") == "usd", "an L4 has a price"
 

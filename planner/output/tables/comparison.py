@@ -51,6 +51,7 @@ class ComparisonAnswer(Answer):
     """GPUs side by side: ``planner compare``. A table for each load, then the leaders."""
 
     verdict_first = True
+    columns, records = FIELDS, "record.points"
     record: planning.Comparison
     orders: tuple[planning.Order, ...]  #: the leaders by each metric along each axis
     doubts: tuple[planning.Doubt, ...]  #: GPUs with answers of a suspicious size
@@ -98,12 +99,6 @@ class ComparisonAnswer(Answer):
             "prices": shared.price_rows(self.profiles, self.prices),
             "refused": to_plain(self.record.refused),
         }
-
-    def _records(self) -> Sequence[planning.ComparedPoint]:
-        return self.record.points
-
-    def _columns(self) -> Sequence[Column]:
-        return FIELDS if self.record.points else FIELDS[:1]
 
     def sentences(self) -> Iterator[str]:
         yield wrapped(self._verdict())

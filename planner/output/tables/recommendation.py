@@ -44,6 +44,7 @@ class Recommendation(Answer):
     """The plan of each GPU, with reasons: ``planner recommend``."""
 
     verdict_first = True
+    records = "best_first"
     search: planning.Search
     rankings: tuple[planning.Ranking, ...]  #: of each GPU: candidates, best first, and rejected settings
     plans: tuple[planning.Plan | None, ...]  #: the picked plan of each GPU; None where there is none
@@ -215,9 +216,6 @@ class Recommendation(Answer):
             served = best.service
             size, usd = (served.total_gpus, served.usd_per_hour) if served else (best.num_gpus, best.usd_per_hour)
         return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
-
-    def _records(self) -> list[planning.Plan]:
-        return self.best_first
 
     def _columns(self) -> Sequence[Column]:
         targets = [
@@ -395,7 +393,7 @@ class Recommendation(Answer):
                 yield f"disaggregated serving is not compared{on}: {division.reason}"
 
     def _odds_words(self) -> str:
-        first, *others = self._records()
+        first, *others = self.best_first
         behind = self._behind([first, *others])[1] if others else None
         return f"; {first.gpu} is ahead of {others[0].gpu} with {percent(behind)} probability" if behind else ""
 
