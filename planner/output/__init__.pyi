@@ -40,7 +40,6 @@ from .report import page as page
 # the page of planner ui
 from .report import Asked as Asked
 from .report import Played as Played
-from .report import Probed as Probed
 from .report import front_page as front_page
 from .report import ladder as ladder
 from .report import live_answer as live_answer

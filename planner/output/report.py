@@ -15,13 +15,14 @@ from planner.engine import PLANNED, tagged
 from planner.evidence import PlanFolder, PlanFolders, compare
 from planner.hardware import GpuProfile
 from planner.output import charts
+from planner.output.answer import fields_of
 from planner.output.render import NAMES, SPACE, Column, columns_of, command_parts
 from planner.output.scripts.text import render_template
 from planner.output.tables.recommendation import Recommendation, plan_in_words
 from planner.output.tables.shared import BASIS, batch_in_words, card, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.units import GIB, MOST_FIGURE, MS, US, counted, percent
-from planner.workload import NAMED, OF_A_REQUEST, use_cases
+from planner.workload import NAMED, OF_A_REQUEST, parse_slos, use_cases
 
 PIECES, FIGURES = NAMES["memory_parts"], NAMES["plan_figures"]
 FREE = "unused"  #: the rest of the memory
@@ -178,17 +179,16 @@ def _rates(
     return charts.Series(name, x, y, place, style, marker, *bounds, strong=strong)
 
 
-def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float] | None = None) -> charts.Chart | None:
-    """Median and p99 latencies at several loads, with ``limits_ms`` or the plan's targets; None without a replay."""
+def latency_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
+    """Median latencies at several loads, and the statistic of the targets, else p99; None without a replay."""
     if not swept.points:
         return None
-    if limits_ms is None:
-        targets = entry.plan.service.targets if entry.plan.service else ()
-        limits_ms = {one.slo.metric: one.limit_ms for one in targets if not one.of_class}
+    limits_ms = {slo.metric: slo.limit_ms for slo in swept.slos}
+    tail = swept.slos[0].statistic if swept.slos else "p99"
     axis = "requests/s" if swept.by == "rate" else "concurrent requests"
     columns = [Column(axis, of=lambda point: f"{point.load:,.4g}{' (plan)' if point.planned else ''}")]
     for metric in OF_A_REQUEST:
-        for statistic in ("median", "p99"):
+        for statistic in ("median", tail):
             key = f"{statistic}_{metric}_ms"
             of = partial(lambda key, point: f"{number(point.figures[key])} ({interval_of(point.figures, key)})", key)
             columns.append(Column(f"{statistic} {metric.upper()}, ms", of=of))
@@ -196,7 +196,8 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
         "latency",
         f"Latency against load: {layout_of(entry.plan)}",
         "Each load is a replay of this server. Shades: the interval that holds 90\u00a0% of measurements. Vertical "
-        f"line: the load of the plan. At most {entry.plan.max_running:,} requests run at once; others wait.",
+        f"line: the load of the plan. At most {entry.plan.max_running:,} requests run at once; others wait."
+        + (" The curve of a target leaves out the opening burst, as the target does." if limits_ms else ""),
         tuple(_latency_panel(metric, axis, entry, swept, limits_ms.get(metric)) for metric in OF_A_REQUEST),
         columns,
         swept.points,
@@ -206,7 +207,8 @@ def latency_chart(entry: PlanFolder, swept: Sweep, limits_ms: Mapping[str, float
 def _latency_panel(metric: str, axis: str, entry: PlanFolder, swept: Sweep, limit_ms: float | None) -> charts.LinePanel:
     planned = next((point.load for point in swept.points if point.planned), None)
     x, figures, lines = tuple(point.load for point in swept.points), [point.figures for point in swept.points], []
-    styles: tuple[tuple[str, charts.Style, str], ...] = (("median", "solid", "o"), ("p99", "dashed", "s"))
+    tail = swept.slos[0].statistic if swept.slos else "p99"
+    styles: tuple[tuple[str, charts.Style, str], ...] = (("median", "solid", "o"), (tail, "dashed", "s"))
     result = entry.measured.result if entry.measured else {}
     for color, (statistic, style, marker) in enumerate(styles):
         keys = (f"{statistic}_{metric}_ms{end}" for end in ("", "_lo", "_hi"))
@@ -412,25 +414,20 @@ class Asked:
     gpus: Annotated[int, Interval(ge=1, le=72)] = 8  #: of a node
     goal: defaults.Goal = defaults.GOAL
     by: Literal["flight", "rate"] = "flight"  #: how the load is given
-    flight: Annotated[int, Interval(ge=1, le=4096)] = 32  #: requests in flight
+    flight: Annotated[int | None, Interval(ge=1, le=4096)] = 32  #: requests in flight; None: the best, or the most
     rate: Annotated[float, Interval(ge=0.1, le=1000)] = 2.0  #: requests per second
+    workload: str = ""  #: by name: its spread of lengths, and its turns
     input_len: Annotated[int, Interval(ge=1, le=1_000_000)] = 1024
     output_len: Annotated[int, Interval(ge=1, le=1_000_000)] = 1024
-    ttft: Annotated[float, Interval(ge=1, le=60_000)] | None = None
-    tpot: Annotated[float, Interval(ge=1, le=1000)] | None = None
-    e2el: Annotated[float, Interval(ge=1, le=600_000)] | None = None
+    ttft: Annotated[float | None, Interval(ge=1, le=60_000)] = None
+    tpot: Annotated[float | None, Interval(ge=1, le=1000)] = None
+    e2el: Annotated[float | None, Interval(ge=1, le=600_000)] = None
     percentile: Literal["50", "90", "95", "99", "mean"] = "95"
     confidence: Annotated[float, _CONFIDENCES] = defaults.CONFIDENCE  #: with which the targets are met
 
     @property
     def targets(self) -> dict[str, float]:
         return {name: value for name in PROMISE if (value := getattr(self, name)) is not None}
-
-
-@dataclass(frozen=True)
-class Probed:
-    point: LoadPoint
-    targets: Mapping[str, tuple[float, float]]  #: predicted ms of each, and the probability that it is met
 
 
 @dataclass(frozen=True)
@@ -442,7 +439,8 @@ class Played:
     goal: defaults.Goal
     plan: Plan | None
     sweep: Sweep
-    own: Probed | None = None  #: at the load of the search
+    chances: Mapping[str, tuple[float, float]]  #: ms of each target, probability
+    moved: LoadPoint | None = None  #: another load than that of the search
 
 
 def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Iterable[GpuProfile]) -> str:
@@ -452,10 +450,11 @@ def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Iterab
         facts = f"{one.memory_bytes / GIB:,.0f} GiB" + (f", {one.price.typical.base:,.2f} USD/h" if one.price else "")
         groups[one.vendor.upper() + (" partitions" if one.partition else "")].append((one.id, one.name, facts))
     presets: dict[str, dict[str, Any]] = {}
-    for name, load in NAMED.items():  # a load of several turns has no lengths to fill in
-        case = {field: value for field, value in use_cases()[name].items() if field != "source"}
+    for name, case in use_cases().items():  # turns come at a rate, and have no lengths to fill in
+        load = fields_of(NAMED[name], "input_len", "output_len") if name in NAMED else {"by": "rate"}
         rest = {**dict.fromkeys(PROMISE, ""), "percentile": "95", "goal": defaults.GOAL}
-        presets[name] = {"input_len": load.input_len, "output_len": load.output_len, **rest, **case}
+        batch = {"by": "flight", "flight": ""} if "goal" in case else {}
+        presets[name] = {**load, **batch, **rest, **{field: case[field] for field in case if field != "source"}}
     context = {"asked": asked, "answer": answer, "models": models, "gpus": groups, "use_cases": presets}
     return _render("page.html.j2", {**context, "planner_version": __version__})
 
@@ -493,7 +492,7 @@ def whole_answer(played: Played, search: Recommendation, query: str, *, key: str
     context = {
         "key": key,
         "seconds": f"{seconds:.1f}",
-        "live": live_answer(played, None, said[0]) if plan else "",
+        "live": live_answer(played, said[0]) if plan else "",
         "plan": plan,
         "verdict": said[0],
         "achievable": [words[2:] for words in said[1:]],  # after the mark
@@ -510,22 +509,22 @@ def whole_answer(played: Played, search: Recommendation, query: str, *, key: str
     return _render("answer.html.j2", context)
 
 
-def live_answer(played: Played, moved: Probed | None, verdict: str = "") -> str:
-    """The plan at the load of ``moved``, or at its own with the ``verdict``; the curve has a mark there."""
-    plan = played.plan
+def live_answer(played: Played, verdict: str = "") -> str:
+    """The plan at the load that it is moved to, or at its own with the ``verdict``; the curve has a mark there."""
+    plan, point = played.plan, played.moved
     if plan is None:
         return ""
-    point, probed = (moved.point if moved else None), moved or played.own
     figures: Mapping[str, Any] = point.figures if point else plan.predicted
-    sweep, asked = played.sweep, played.asked
+    asked, sweep = played.asked, replace(played.sweep, slos=parse_slos(played.asked.targets, played.asked.percentile))
     if point:
         others = (replace(one, planned=False) for one in sweep.points if one.load != point.load)
         sweep = replace(sweep, points=tuple(sorted((*others, point), key=lambda one: one.load)))
     many = f"{plan.service.replicas} servers of " if plan.service and plan.service.replicas > 1 else ""
-    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else counted(asked.flight, "concurrent request")
+    flying = asked.flight or plan.workload.max_concurrency or 0
+    load = f"{asked.rate:,.4g} requests/s" if asked.by == "rate" else counted(flying, "concurrent request")
     rate = f"{number(figures.get('output_throughput'))} output tokens/s per server"
     statistic, targets = "mean" if asked.percentile == "mean" else f"p{asked.percentile}", []
-    for name, (predicted_ms, chance) in (probed.targets if probed else {}).items():  # a word: never by colour alone
+    for name, (predicted_ms, chance) in played.chances.items():  # a word: never by colour alone
         expected = f"{number(predicted_ms)} ms predicted, met with {percent(chance)} probability"
         word = "met" if chance >= asked.confidence else "open" if chance >= 0.5 else "missed"
         limit = f"{statistic} {name.upper()} at most {asked.targets[name]:,.10g} ms"
@@ -539,7 +538,7 @@ def live_answer(played: Played, moved: Probed | None, verdict: str = "") -> str:
         "figures": figures_of(figures),
         "targets": targets,
         "why": plan.why[len(targets) + bool(targets) :][:3] if point is None else (),
-        "latency": picture(latency_chart(_entry(played, plan), sweep, asked.targets)),
+        "latency": picture(latency_chart(_entry(played, plan), sweep)),
         "missing": sweep.missing,
         "moved": point is not None,
     }

@@ -43,6 +43,7 @@ from .startup import read_start as read_start
 from .predict import ClassFigures as ClassFigures
 from .capacity import Capacity as Capacity
 from .capacity import steady_per_s as steady_per_s
+from .capacity import at_load as at_load
 from .predict import Prediction as Prediction
 from .sweep import LoadPoint as LoadPoint
 from .sweep import Sweep as Sweep

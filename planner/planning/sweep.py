@@ -1,6 +1,6 @@
 """A plan's server at other loads: its replay, repeated below and above its own load."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,10 +10,10 @@ from planner.planning.calibration import SHIPPED, Local
 from planner.planning.check import redeploy
 from planner.planning.defaults import BELOW, BEYOND, SAME_REPLAY
 from planner.planning.deployment import Deployment
-from planner.planning.plan import Plan
-from planner.planning.predict import Prediction
+from planner.planning.plan import Plan, PlannedTarget
+from planner.planning.predict import Prediction, Reading
 from planner.timing import StepBreakdown
-from planner.workload import Load
+from planner.workload import Load, Slo
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class LoadPoint:
     figures: Mapping[str, Any]
     planned: bool = False  #: the load of the plan
 
+    @classmethod
+    def of(cls, point: Prediction, readings: Iterable[Reading | PlannedTarget], *, planned: bool = True) -> "LoadPoint":
+        """The figures of targets are those of ``readings``, which leave out the opening burst."""
+        counted = {one.slo.key: one.predicted_ms for one in readings}
+        figures = {**point.result, **point.with_intervals({**point.rates, **counted})}
+        return cls(point.load.value, figures, planned)
+
 
 @dataclass(frozen=True)
 class Sweep:
@@ -31,6 +38,7 @@ class Sweep:
 
     by: str = "concurrency"  #: or ``rate``
     points: tuple[LoadPoint, ...] = ()
+    slos: tuple[Slo, ...] = ()  #: targets of all requests
     steps: Mapping[str, StepBreakdown] = field(default_factory=dict)  #: decode step, prefill step
     basis: str = ""  #: gpu, architecture or global: where the efficiencies were measured
     missing: str = ""
@@ -40,17 +48,20 @@ class Sweep:
 def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
     """Replay ``plan`` at loads around its own. Never raises for a plan that cannot be: ``missing`` says why."""
     by, points = "rate" if plan.workload.request_rate else "concurrency", list[LoadPoint]()
+    targets = [one for one in plan.targets if not one.of_class]
+    slos = tuple(one.slo for one in targets)
+    percentiles = sorted({*defaults.PERCENTILES, *(slo.percentile or 50 for slo in slos)})
     try:
         load, deployment = plan.load, redeploy(plan, local)
-        planned = Prediction.of(deployment, load, percentiles=defaults.PERCENTILES)
+        planned = Prediction.of(deployment, load, percentiles=percentiles)
         for sent in _loads(load, by):
-            point = planned if sent is load else Prediction.of(deployment, sent, percentiles=defaults.PERCENTILES)
-            figures = {**point.result, **point.with_intervals(point.rates)}
-            points.append(LoadPoint(sent.value, figures, sent is load))
+            point = planned if sent is load else Prediction.of(deployment, sent, percentiles=percentiles)
+            readings = targets if sent is load else point.readings(slos, defaults.CONFIDENCE)
+            points.append(LoadPoint.of(point, readings, planned=sent is load))
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")
     notes, steps = _notes(plan, deployment, planned.figures), deployment.typical_steps(planned.replay)
-    return Sweep(by, tuple(points), steps, deployment.timer.efficiency.basis, notes=tuple(notes))
+    return Sweep(by, tuple(points), slos, steps, deployment.timer.efficiency.basis, notes=tuple(notes))
 
 
 def _loads(workload: Load, by: str) -> Iterator[Load]:

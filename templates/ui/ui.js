@@ -8,7 +8,7 @@ let searching = null, living = false, again = false, quiet = 0;
 
 function asked() {
   const found = new URLSearchParams();
-  for (const [name, value] of new FormData(form)) if (value !== "") found.append(name, value);
+  for (const [name, value] of new FormData(form)) if (value !== "" || name === "flight") found.append(name, value);
   return found;
 }
 
@@ -82,10 +82,17 @@ function changed(event) {
   arrange();
   history.replaceState(null, "", "/?" + asked());
   clearTimeout(quiet);
-  const field = event.target, name = field.name || field.previousElementSibling.name;  // a slider has none
-  if (field !== useCase && name in JSON.parse(useCase.value)) useCase.value = "{}";
+  const field = event.target;
   if (field.closest("[data-live]") && !("search" in field.dataset)) live();
-  quiet = setTimeout(() => { if (form.checkValidity()) search(); }, 450);
+  quiet = setTimeout(() => {
+    const wrong = form.querySelector(":invalid:not(fieldset)");
+    if (!wrong) search();
+    else status.textContent = "not searched, the answer is that of the last question: " + wrong.labels[0].textContent.trim() + ": " + wrong.validationMessage;
+  }, 450);
+}
+
+function presetOf(select) {
+  return JSON.parse(select.selectedOptions[0].dataset.fields);
 }
 
 function arrange() {
@@ -93,6 +100,8 @@ function arrange() {
   for (const one of form.querySelectorAll("[data-when]")) one.hidden = one.dataset.when !== by;
   const chosen = [...form.querySelectorAll("[name=gpu]:checked")].map(one => one.value);
   document.getElementById("chosen").textContent = chosen.join(", ") || "none";
+  form.querySelector("[name=gpu]").setCustomValidity(chosen.length ? "" : "Choose a GPU.");
+  form.querySelector("[data-lengths]").hidden = useCase.value !== "" && !("input_len" in presetOf(useCase));
 }
 
 const STEPS = 200;
@@ -118,9 +127,9 @@ for (const field of form.querySelectorAll("[data-slider]")) {
   mirror();
 }
 useCase.addEventListener("input", () => {
-  for (const [name, value] of Object.entries(JSON.parse(useCase.value))) {
+  for (const [name, value] of Object.entries(presetOf(useCase))) {
     form.elements[name].value = value;
-    form.elements[name].dispatchEvent(new Event("input"));  // moves its slider
+    if (form.elements[name].dispatchEvent) form.elements[name].dispatchEvent(new Event("input"));  // moves its slider
   }
 });
 form.addEventListener("input", changed);

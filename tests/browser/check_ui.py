@@ -174,7 +174,9 @@ def test_a_use_case_fills_the_form(browser: Browser, address: str) -> None:
     assert page.get_by_label("Prompt tokens, slider").get_attribute("aria-valuetext") == "4096"
     until(page, "document.querySelectorAll('.targets li').length === 2")
     page.fill("#tpot", "50")
-    assert page.input_value("#use-case") == "{}"
+    assert page.input_value("#use-case") == "rag"  # its spread of lengths stays
+    page.select_option("#use-case", label="multi-turn-chat")
+    assert page.is_checked("input[value=rate]") and not page.is_visible("#input_len")
 
 
 def test_the_keyboard_alone_is_enough(browser: Browser, address: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 import pytest
 import uvicorn
@@ -376,6 +376,33 @@ def test_a_rate_is_answered_in_its_steady_state() -> None:
     for end, other in ("", ""), ("_lo", "_hi"), ("_hi", "_lo"):  # Little's law: a user's speed is tokens over E2EL
         speed = 1024e3 / predicted[f"mean_e2el_ms{other}"]
         assert predicted[f"output_throughput_per_user{end}"] == pytest.approx(speed, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "load"), [("rag", "by=flight&flight=40"), ("offline", ""), ("multi-turn-chat", "rate=2")]
+)
+def test_a_use_case_is_that_of_the_command(server: Server, name: str, load: str) -> None:
+    """Spread of lengths, turns, and a concurrency that is searched: rag was planned with equal lengths."""
+    (case,) = re.findall(rf'<option data-fields="([^"]*)">{name}</option>', server.get("/").text)
+    fields = {"model": MODEL, "gpu": GPU, "workload": name, **dict(parse_qsl(load)), **json.loads(html.unescape(case))}
+    page = html.unescape(server.get("/answer", fields).text)
+    flag = {"flight": ("--max-concurrency", "40"), "rate": ("--request-rate", "2")}
+    words = next((flag[key] for key in flag if key in load), ())
+    verdict = run("recommend", MODEL, "--gpu", GPU, "--use-case", name, *words).out.partition("\n\n")[0]
+    assert f'<h2 id="verdict">{" ".join(verdict.split())}</h2>' in page
+
+
+def test_the_targets_and_their_curve_are_those_of_the_plan() -> None:
+    """437 ms in the verdict stood over 292 ms in the row, as each came from a replay of its own length."""
+    typed = {"model": MODEL, "gpu": GPU, "flight": "40", "output_len": "256", "ttft": "2000", "tpot": "50"}
+    found = search(read_asked({name: [value] for name, value in typed.items()}))
+    played = pickle.loads(found.played)
+    (planned,) = [point for point in played.sweep.points if point.planned]
+    for target in played.plan.service.targets:
+        metric = target.metric.split("_")[1]
+        assert played.chances[metric][0] == planned.figures[target.metric] == pytest.approx(target.predicted_ms)
+    moved = move(found.played, replace(played.asked, flight=41)) or ""
+    assert ">p95</text>" in found.html and ">p95</text>" in moved and ">p99</text>" not in found.html + moved
 
 
 def test_another_question_needs_a_search(server: Server) -> None:

@@ -19,7 +19,7 @@ from planner.commands.recommend import recommend_plans, script_files
 from planner.errors import InputError, UnknownNameError
 from planner.planning import defaults
 from planner.resources import names_only
-from planner.workload import Load, parse_slos
+from planner.workload import NAMED, named_sessions, parse_slos
 
 MOST_GPUS = 8  #: of one question
 MODEL, GPU = "meta-llama/Llama-3.3-70B-Instruct", "h100-sxm"
@@ -45,8 +45,8 @@ def read_asked(query: Mapping[str, list[str]]) -> output.Asked:
             raise UnknownNameError(name, text[:80], words, see="the page")
         elif words or known[name] is str:
             given[name] = text
-        elif text:
-            given[name] = planning.typed(name, text, known[name], flag=name, strict=False)
+        elif text or name == "flight":
+            given[name] = planning.typed(name, text or None, known[name], flag=name, strict=False)
     with names_only():
         profiles, _ = planning.find_gpus(given["gpu"])
     if len(profiles) > MOST_GPUS:
@@ -57,10 +57,9 @@ def read_asked(query: Mapping[str, list[str]]) -> output.Asked:
 
 
 def address(asked: output.Asked) -> str:
-    pairs = [("model", asked.model), *(("gpu", name) for name in asked.gpu)]
-    rest = ((field.name, getattr(asked, field.name)) for field in fields(asked) if field.name not in ("model", "gpu"))
-    return urlencode([*pairs, *((name, f"{value:g}" if isinstance(value, float) else value) for name, value in rest
-                                if value is not None)])  # fmt: skip
+    known = {field.name: getattr(asked, field.name) for field in fields(asked)} | {"flight": asked.flight or ""}
+    texts = {name: f"{value:g}" if isinstance(value, float) else value for name, value in known.items()}
+    return urlencode({name: text for name, text in texts.items() if text is not None}, doseq=True)
 
 
 def key_of(asked: output.Asked) -> str:
@@ -74,9 +73,9 @@ def search(asked: output.Asked) -> Search:
     answer = _recommended(asked)
     plan = answer.best
     sweep = planning.sweep_loads(plan, planning.local_for(None)) if plan else planning.Sweep()
-    played = output.Played(asked, answer.command, answer.objective.goal, plan, sweep)
-    if plan:
-        played = replace(played, own=_replayed(plan, planning.redeploy(plan, planning.local_for(None)), asked))
+    served = next((one.candidates[0].load for one in answer.rankings if plan and one.profile.id == plan.gpu), None)
+    chances = _chances(served.prediction, asked) if served else {}
+    played = output.Played(asked, answer.command, answer.objective.goal, plan, sweep, chances)
     shown = output.whole_answer(played, answer, address(asked), key=key_of(asked), seconds=monotonic() - began_s)
     return Search(shown, pickle.dumps(played))
 
@@ -88,8 +87,12 @@ def _recommended(asked: output.Asked) -> output.Recommendation:
         load |= {**asked.targets, "percentile": asked.percentile, "confidence": asked.confidence}
     elif asked.by != "rate":
         load["goal"] = asked.goal
-    load |= {"gpus": asked.gpus, "input_len": asked.input_len, "output_len": asked.output_len}
-    return recommend_plans(asked.model, asked.gpu, **load)
+    lengths, named = {"input_len": asked.input_len, "output_len": asked.output_len}, NAMED.get(asked.workload)
+    if asked.workload and (not named or all(getattr(named, name) == lengths[name] for name in lengths)):
+        load["workload"] = asked.workload
+    else:
+        load |= lengths | ({"random_range_ratio": named.range_ratio} if named else {})
+    return recommend_plans(asked.model, asked.gpu, gpus=asked.gpus, **load)
 
 
 def rungs(searches: Iterable[bytes]) -> str:
@@ -97,42 +100,39 @@ def rungs(searches: Iterable[bytes]) -> str:
 
 
 def move(before: bytes, asked: output.Asked) -> str | None:
-    """The plan of a search at another load, under other targets or at another confidence; None for other changes."""
+    """The plan of a search at another load, under other targets or at another confidence; None for other changes.
+
+    Its server is replayed with as many requests as the search judges targets by."""
     played, engine = _remembered(before)
-    same = ("model", "gpu", "gpus", "by", "input_len", "output_len", "percentile")
-    if not played.plan or not engine or any(getattr(played.asked, name) != getattr(asked, name) for name in same):
+    same, plan = ("model", "gpu", "gpus", "by", "workload", "input_len", "output_len", "percentile"), played.plan
+    if not plan or not engine or any(getattr(played.asked, name) != getattr(asked, name) for name in same):
         return None
-    return output.live_answer(replace(played, asked=asked), _replayed(played.plan, engine, asked))
+    sent, slos = plan.workload.sent, parse_slos(asked.targets, asked.percentile)
+    servers = plan.service.replicas if plan.service else 1
+    if asked.by == "rate":
+        load = planning.at_load(engine, sent, slos, "rate", asked.rate / servers)
+    else:
+        places = ceil(asked.flight / servers) if asked.flight else sent.value
+        load = planning.at_load(engine, sent, slos, "concurrency", places)
+    load = replace(load, num_prompts=min(load.num_prompts, max(LIVE_PROMPTS, 2 * (load.max_concurrency or 0))))
+    answer = planning.Prediction.of(engine, load, percentiles=defaults.PERCENTILES)
+    known = [replace(point, planned=True) for point in played.sweep.points if isclose(point.load, load.value)]
+    moved = known[0] if known else planning.LoadPoint.of(answer, answer.readings(slos, asked.confidence))
+    return output.live_answer(replace(played, asked=asked, moved=moved, chances=_chances(answer, asked)))
 
 
 @lru_cache(maxsize=4)
 def _remembered(before: bytes) -> tuple[output.Played, planning.Deployment | None]:
     played = pickle.loads(before)  # noqa: S301 - written by ``search``
-    return played, planning.redeploy(played.plan, planning.local_for(None)) if played.plan else None
+    movable = played.plan and played.asked.workload not in named_sessions()  # turns are dealt anew at each rate
+    return played, planning.redeploy(played.plan, planning.local_for(None)) if movable else None
 
 
-def _replayed(plan: planning.Plan, engine: planning.Deployment, asked: output.Asked) -> output.Probed:
-    sent, load = _sent(asked, plan.workload.sent, plan.service.replicas if plan.service else 1)
-    answer = planning.Prediction.of(engine, sent, percentiles=defaults.PERCENTILES)
-    targets: dict[str, tuple[float, float]] = {}
-    for reading in answer.readings(parse_slos(asked.targets, asked.percentile), asked.confidence):
-        odds = answer.uncertainty.probability(reading.slo.key, reading.slo.limit_ms / max(reading.predicted_ms, 1e-9))
-        targets[reading.slo.metric] = (reading.predicted_ms, odds)
-    point = planning.LoadPoint(load, {**answer.result, **answer.with_intervals(answer.rates)}, planned=True)
-    return output.Probed(point, targets)
-
-
-def _sent(asked: output.Asked, sent: Load, servers: int) -> tuple[Load, float]:
-    if asked.by == "rate":
-        rate = asked.rate / servers
-        if isclose(rate, sent.request_rate):
-            return sent, rate
-        return replace(sent, request_rate=rate, num_prompts=min(sent.num_prompts, LIVE_PROMPTS)), rate
-    flying = ceil(asked.flight / servers)
-    if flying == sent.max_concurrency:
-        return sent, float(flying)
-    prompts = min(max(3 * flying, 24), max(LIVE_PROMPTS, 2 * flying))
-    return replace(sent, max_concurrency=flying, num_prompts=prompts), float(flying)
+def _chances(answer: planning.Prediction, asked: output.Asked) -> dict[str, tuple[float, float]]:
+    """The predicted ms of each target, and the probability that it is met."""
+    chance, slos = answer.uncertainty.probability, parse_slos(asked.targets, asked.percentile)
+    ms = {one.slo: one.predicted_ms for one in answer.readings(slos, asked.confidence)}
+    return {slo.metric: (ms[slo], chance(slo.key, slo.limit_ms / max(ms[slo], 1e-9))) for slo in slos}
 
 
 def zipped(asked: output.Asked) -> bytes:
