@@ -9,7 +9,7 @@ from math import inf, log, sqrt
 from typing import Any
 
 import pytest
-from command_line import json_of, run
+from command_line import answer_of, json_of, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from searches import choices, search_for
@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("short_loops")
 
 PROMPTS_PER_SLOT = defaults.PROMPTS_PER_SLOT  #: as shipped
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
+PER_GPU = "output_throughput_per_gpu"
 
 
 def request(goal: Goal, *gpus: str, model: str = LLAMA, load: Load | None = None, **asked: Any) -> Search:
@@ -409,7 +410,7 @@ def test_what_an_fp8_kv_cache_would_give_is_said_and_given_when_asked_for() -> N
     named = re.search(r"--kv-cache-dtype fp8 would give ([\d,]+) output tokens/s per GPU, (\d+)% more", said)
     assert named and int(named[2]) > 40
     plan, *_ = json_of(*words, "--kv-cache-dtype", "fp8")["plans"]
-    assert plan["predicted"]["output_throughput_per_gpu"] == pytest.approx(float(named[1].replace(",", "")), rel=0.01)
+    assert plan["predicted"][PER_GPU] == pytest.approx(float(named[1].replace(",", "")), rel=0.01)
 
 
 def test_a_cache_that_is_too_small_for_the_load_is_told_of_fp8_whatever_the_goal() -> None:
@@ -464,6 +465,27 @@ def test_who_lost_says_how_likely() -> None:
         assert rejected.reason.endswith(f"{percent(rejected.probability_behind)} likely to be slower")
     balanced = [one.reason for one in ranked("balanced", "h100-sxm").rejected if one.probability_behind is not None]
     assert balanced and all("likely to be worse" in reason for reason in balanced)  # one of its two rates is larger
+
+
+@pytest.mark.parametrize(("gpu", "goal"), [("h200", "max-throughput"), ("b200", "min-latency")])
+def test_plans_are_compared_under_one_load_and_listed_as_they_are_picked(gpu: str, goal: Goal) -> None:
+    """DeepSeek-R1's best had 1,000 tokens/s under equal lengths, the next 883 where lengths vary: 1,081 under equal."""
+    answer = answer_of("recommend", "deepseek-ai/DeepSeek-R1", "--gpu", gpu, "--goal", goal)
+    (ranking,), plans, values = answer.rankings, answer.to_dict()["plans"], []
+    for plan, one in zip(plans, ranking.candidates[:3], strict=True):
+        assert plan["serve_argv"] == list(answer.search.plan(ranking, one).serve_argv)
+        varied = defaults.USUAL_RANGE_RATIO if plan["data_parallel_size"] > 1 else 0.0
+        sent = replace(answer.objective.closed_loop(one.estimate.concurrency), range_ratio=varied)
+        replayed = Prediction.of((one.searched or one).deployment, sent)
+        truth = replayed.figures["mean_e2el_ms"] / 1e3 if goal == "min-latency" else 1 / replayed.rates[PER_GPU]
+        value = float(re.findall(r"([\d,.]+) (?:s\b|output)", plan["why"][0])[0].replace(",", ""))
+        values.append(value if goal == "min-latency" else 1 / value)
+        assert values[-1] == pytest.approx(truth, rel=0.02)
+        assert (" where lengths vary by 20%" in plan["why"][0]) is (varied > 0)
+    tied = "; within 3% the recipe's layout and fewer GPUs go first"
+    assert min(values) == values[0] or ", the first of " in plans[0]["why"][0]
+    for value, plan in zip(values[1:], plans[1:], strict=True):
+        assert value > values[0] / (1 + defaults.TOLERANCE) and plan["why"][0].endswith(tied * (value < values[0]))
 
 
 def test_a_picked_plan_is_not_its_own_next_best() -> None:

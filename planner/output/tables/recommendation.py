@@ -37,6 +37,7 @@ BRIEF_REFUSED = 3  #: GPUs without a plan that are listed with the reason
 LISTED = 3  #: plans of each GPU in the JSON
 SHOWN_GPUS = 8  #: with more GPUs only the best plan is explained
 SHOWN_REJECTED = 3  #: models for each GPU in the text; JSON has all
+_Candidates = Mapping[int, planning.Candidate] | None  #: by the id of their plan; None: of the picked ones
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +108,7 @@ class Recommendation(Answer):
     @property
     def best_first(self) -> list[planning.Plan]:
         """Every plan that is printed, from the best to the last."""
-        return self._best_first(self._made)
+        return self._sorted(self._made)[0]
 
     @property
     def best(self) -> planning.Plan | None:
@@ -159,41 +160,42 @@ class Recommendation(Answer):
     def _merit(self) -> planning.Merit:
         return planning.Merit.among((c for ranking in self.rankings for c in ranking.candidates), self.objective.goal)
 
-    def _best_first(self, plans: Iterable[planning.Plan]) -> list[planning.Plan]:
-        return planning.plans_in_order(plans, self._merit)[0]
+    def _sorted(self, plans: Sequence[planning.Plan], of: _Candidates = None) -> tuple[list[planning.Plan], str]:
+        scores = [self._merit.of_candidate((of or self._candidates)[id(plan)]) for plan in plans]
+        return planning.plans_in_order(plans, self._merit, scores)
 
-    def _behind(
-        self, plans: Sequence[planning.Plan], more: Iterable[tuple[planning.Plan, planning.Candidate]] = ()
-    ) -> list[float | None]:
+    def _behind(self, plans: Sequence[planning.Plan], of: _Candidates = None) -> list[float | None]:
         """Probability that the first of ``plans`` serves the goal better than each; None where targets are given."""
         if self.objective.targets or not plans:
             return [None for _ in plans]
-        candidates = self._candidates | {id(plan): candidate for plan, candidate in more}
+        candidates = of or self._candidates
         best, *others = (candidates[id(plan)] for plan in plans)
         return [None, *(self._merit.odds(self.objective.load, best, other) for other in others)]
 
     def _object(self) -> dict[str, Any]:
         objective, rankings = self.objective, self.rankings
         sized = objective.goal == "max-throughput"  # which orders plans by their largest loads
-        others = [  # only JSON has them
-            (self.search.plan(ranking, candidate, sized=sized), candidate)
-            for ranking in rankings
-            for place, candidate in enumerate(ranking.candidates[:LISTED], 1)
-            if place != self.pick
+        listed = [  # only JSON has more than those that are picked
+            (made if made and place == self.pick else self.search.plan(ranking, candidate, sized=sized), candidate)
+            for ranking, made in zip(rankings, self.plans, strict=True)
+            for place, candidate in enumerate(ranking.candidates, 1)
+            if place <= LISTED or place == self.pick
         ]
+        of = {id(plan): candidate for plan, candidate in listed}
+        ranked, order = self._sorted([plan for plan, _ in listed], of)
         targets = objective.targets
         limits = targets and {"confidence": targets.confidence, "limits": shared.limits_of(targets.slos)}
         first = self.best_first[:1]  # what is printed and written
-        plans = first + self._best_first(p for p in (*self._made, *(plan for plan, _ in others)) if p not in first)
+        plans = first + [plan for plan in ranked if plan not in first]
         return {
             "goal": objective.goal,
             "workload": _workload(self.search),
             "targets": limits,
             "defaults_taken": [f"{name} = {taken_words(value)}" for name, value in self.defaults_taken.items()],
-            "order": planning.plans_in_order(self._made, self._merit)[1] if self._made else None,
+            "order": order if listed else None,
             "doubts": shared.doubts_of(self.doubts),
             "plans": [plan.model_dump(mode="json") for plan in plans],
-            "probability_behind": self._behind(plans, others),
+            "probability_behind": self._behind(plans, of),
             "pareto": [_point(objective.load, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [planning.closest_point(ranking.closest) for ranking in rankings if ranking.closest],
             "disaggregated": list(map(divided_object, self.divisions.values())),
@@ -376,7 +378,7 @@ class Recommendation(Answer):
             yield wrapped(f"\nno plan: {', '.join(without)}; --format json gives the reasons", rest="  ")
 
     def _in_order(self) -> list[tuple[planning.Ranking, planning.Plan | None]]:
-        order = {id(plan): place for place, plan in enumerate(self._best_first(self._made))}
+        order = {id(plan): place for place, plan in enumerate(self.best_first)}
         pairs = zip(self.rankings, self.plans, strict=True)
         return sorted(pairs, key=lambda pair: order.get(id(pair[1]), len(order)))
 
@@ -400,7 +402,7 @@ class Recommendation(Answer):
     def _notes(self) -> Iterator[str]:
         yield from self._engines()
         if len(self._made) > 1:
-            yield f"order: {planning.plans_in_order(self._made, self._merit)[1]}{self._odds_words()}"
+            yield f"order: {self._sorted(self._made)[1]}{self._odds_words()}"
         yield from self._taken()
         if not self.wrote and self._made:
             yield f"write the scripts with: {self.command} -o plans"

@@ -74,11 +74,13 @@ def with_figures(objective: Objective, candidate: Candidate, *, ranked: bool = F
 
     Under equal lengths they read prompts in the same steps, as the traffic of users never does.
     """
-    load, model = objective.closed_loop(candidate.estimate.concurrency), candidate.deployment.model
-    if ranked and model.is_moe and candidate.config.data_parallel_size > 1:
-        load = replace(load, range_ratio=max(load.range_ratio, defaults.USUAL_RANGE_RATIO))
+    load = objective.closed_loop(candidate.estimate.concurrency)
+    in_phase = candidate.in_phase(load)
+    if ranked and in_phase:
+        load = replace(load, range_ratio=defaults.USUAL_RANGE_RATIO)
     prediction = Prediction.of(candidate.deployment, load, percentiles=defaults.PERCENTILES)
-    return replace(candidate, figures={**prediction.figures, **prediction.rates}, prediction=prediction)
+    ranked_it = candidate.figures if candidate.searched and in_phase else None
+    return replace(candidate, figures=ranked_it or {**prediction.figures, **prediction.rates}, prediction=prediction)
 
 
 def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Iterator[Candidate]:
@@ -125,6 +127,5 @@ def _runners_up(objective: Objective, candidates: Sequence[Candidate]) -> Iterat
         if best_of[candidate.engine] is candidate:
             behind = merit.odds(objective.load, candidates[0], candidate)
             reason = f"{merit.words(candidate)} against {merit.words(candidates[0])}, {merit.odds_words(behind)}"
-            faster = merit.of_candidate(candidate) > merit.of_candidate(candidates[0])
-            within = f"; within {defaults.TOLERANCE:.0%} the recipe's layout and fewer GPUs go first" * faster
-            yield Rejected.of(candidate.resolved, candidate.deployment, reason + within, behind)
+            reason += merit.tie_words(candidates[0], candidate)
+            yield Rejected.of(candidate.resolved, candidate.deployment, reason, behind)

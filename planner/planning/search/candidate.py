@@ -75,6 +75,10 @@ class Candidate:
         config = self.config
         return self.resolved.resolved, Layout.of(config), config.kv_cache_dtype, config.drafted_tok
 
+    def in_phase(self, load: Load) -> bool:
+        """Return True if its DP ranks share experts and read prompts of one length in the same steps."""
+        return self.deployment.model.is_moe and self.config.data_parallel_size > 1 and not load.range_ratio
+
     @property
     def num_gpus(self) -> int:
         return self.servers * self.config.num_gpus
@@ -107,9 +111,6 @@ class Candidate:
     def uncertainty(self, load: Load) -> Uncertainty:
         """The uncertainty of its figures under ``load``, by the closed form."""
         return doubt_at(self.deployment, load, self.estimate.concurrency)
-
-    def forecast(self, merit: "Merit", load: Load) -> Forecast:
-        return Forecast.of(exp(merit.of_candidate(self)), self.uncertainty(load), *merit.figure)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,8 @@ class Merit:
 
     def odds(self, load: Load, one: Candidate, other: Candidate) -> float:
         """Probability that measurements of ``one`` serve the goal better than those of ``other``."""
-        return one.forecast(self, load).beats(other.forecast(self, load))
+        pair = (Forecast.of(exp(self.of_candidate(c)), c.uncertainty(load), *self.figure) for c in (one, other))
+        return next(pair).beats(next(pair))
 
     def words(self, candidate: Candidate) -> str:
         if self.goal == "min-latency":
@@ -208,6 +210,11 @@ class Merit:
         if self.goal == "max-throughput":
             return f"{candidate.tok_per_s_per_gpu:,.0f} output tokens/s per GPU"
         return f"{candidate.tok_per_s_per_gpu:,.0f} tokens/s per GPU at {candidate.tok_per_s_per_user:.0f} per user"
+
+    def tie_words(self, first: Candidate, other: Candidate) -> str:
+        """Return why ``first`` goes before an ``other`` that is better; empty where none is."""
+        better = self.of_candidate(other) > self.of_candidate(first)
+        return f"; within {TOLERANCE:.0%} the recipe's layout and fewer GPUs go first" * better
 
     def odds_words(self, behind: float) -> str:
         """``93% likely to be slower``, or faster; ``balanced`` weighs two rates, of which one may be larger."""

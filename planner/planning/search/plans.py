@@ -308,13 +308,12 @@ def cost(servers: Any, usd: float) -> tuple[float, float]:
     return packages * each / carried, packages / carried
 
 
-def plans_in_order(plans: Iterable[Plan], merit: Merit) -> tuple[list[Plan], str]:
-    """Sort plans of different GPUs, best first, and name the order. An unknown price is the mean of the others."""
-    plans = list(plans)
+def plans_in_order(plans: Sequence[Plan], merit: Merit, scores: Sequence[float] = ()) -> tuple[list[Plan], str]:
+    """Sort plans, those of one GPU as ranked, and name the order. An unknown price is the mean of the others."""
     services, usd = [plan.service for plan in plans if plan.service], mean_usd(plans)
     weights: list[Any]
     if len(services) < len(plans):
-        weights = [-merit.of(plan.predicted) for plan in plans]
+        weights = [-score for score in scores]
         words = {
             "min-latency": "mean E2EL, the shortest first",
             "max-throughput": "output tokens/s per GPU, the most first",
@@ -333,7 +332,8 @@ def plans_in_order(plans: Iterable[Plan], merit: Merit) -> tuple[list[Plan], str
         if unpriced and len(unpriced) == len(plans):
             words = "whole GPUs, the fewest first; no price is known"
     places = sorted(range(len(plans)), key=weights.__getitem__)
-    return [plans[place] for place in places], words
+    of_gpu = {plan.gpu: iter([one for one in plans if one.gpu == plan.gpu]) for plan in plans}
+    return [next(of_gpu[plans[place].gpu]) for place in places], words
 
 
 def _why(
@@ -357,9 +357,12 @@ def _why(
 def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Candidate, place: int) -> Iterator[str]:
     merit, count = Merit.among(ranking.candidates, objective.goal), len(ranking.candidates)
     best = ranking.candidates[0] if ranking.candidates else winner
-    among = "the best" if place == 1 else f"number {place}, behind {merit.words(best)},"
-    place_words = f"{among} of {count} settings that fit" if count > 1 else "the only setting that fits"
-    yield f"{objective.goal}: {merit.words(winner)}, {place_words}"
+    rival = winner if place > 1 else max(ranking.candidates[1:], key=merit.of_candidate, default=best)
+    tied = merit.tie_words(best.searched or best, rival)
+    among = f"number {place}, behind {merit.words(best)}," if place > 1 else "the first" if tied else "the best"
+    place_words = f"{among} of {count} settings that fit{tied}" if count > 1 else "the only setting that fits"
+    varied = f" where lengths vary by {defaults.USUAL_RANGE_RATIO:.0%}" * winner.in_phase(objective.load)
+    yield f"{objective.goal}: {merit.words(winner)}{varied}, {place_words}"
     of_layout: dict[engine.Layout, Candidate] = {}  # the best with the winner's checkpoint; the ranking is best first
     for candidate in ranking.candidates:
         if candidate.resolved.resolved == winner.resolved.resolved:
@@ -518,7 +521,6 @@ def _warnings(
     unsent = any(one.priority for one in load.classes) and not sends("--extra-body")
     quick_reduce = config.num_gpus > 1 and recipe.env.get("VLLM_ROCM_QUICK_REDUCE_QUANTIZATION", "FP") != "FP"
     imposed = drafts and engine.with_imposed_acceptance(drafts, config.version) != drafts
-    in_phase = model.is_moe and config.data_parallel_size > 1 and not load.range_ratio and not objective.targets
     varied = (candidate.searched or candidate).tok_per_s_per_gpu
     context = min(deployment.model.max_position_embeddings, defaults.LONGEST_CONTEXT)
     shorter = config.max_model_len < context and not space.args.max_model_len
@@ -533,7 +535,7 @@ def _warnings(
         deployment.unused_host_remark: not load.reused,
         **dict.fromkeys(candidate.resolved.notes, True),
         "drafts_imposed" if imposed else "drafts": drafts,
-        "in_phase": in_phase,
+        "in_phase": not objective.targets and candidate.in_phase(load),
         "few_bits": chosen,
         "fp8_cache": fp8_chosen and not model.quantization.kv_cache_dtype,
         "unsendable": load.unsendable,
