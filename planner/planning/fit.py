@@ -179,7 +179,7 @@ class Fit:
         envs = ({FLASHINFER_SAMPLER: value} for value in ("0", "1"))
         engines = ((env, self.serving.changed(env=env).memory) for env in envs)
         return tuple(
-            Outcome(env, engine.verdict, round(engine.probability_fits, 3), **_held(engine))
+            Outcome(env, engine.verdict, engine.probability_fits, **_held(engine))
             for env, engine in (engines if self.budget.features.sampler == "unknown" else ())
         )
 
@@ -232,7 +232,7 @@ class Fit:
 
 def _held(engine: Deployment) -> dict[str, Any]:
     budget, blocks = engine.budget, engine.budget.num_blocks.mid
-    held = budget.logged_tokens(blocks), round(budget.concurrency(blocks), 2)
+    held = budget.logged_tokens(blocks), budget.concurrency(blocks)
     return dict(zip(("kv_cache_tokens", "max_concurrency"), held, strict=True))
 
 

@@ -18,7 +18,7 @@ from planner.planning import defaults
 from planner.planning.defaults import Goal
 from planner.resources import read_given
 from planner.secrets import is_secret
-from planner.units import DAY_S, LEAST_FIGURE, MOST_FIGURE
+from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import Latency, Load, Slo, joined, parse_percentile
 
 if TYPE_CHECKING:
@@ -200,9 +200,10 @@ class Service(_Record):
     largest_load: float | None = None  #: of one server, in the unit of the load; None: not looked for
     largest_load_lo: float | None = None  #: 95 % of measurements carry more; of the best plan
     largest_load_hi: float | None = None  #: 5 % carry more
+    largest_load_output_throughput_per_gpu: float | None = None  #: tokens/s
     node_load: float | None = None  #: of all servers of one node
     bound_by: str = ""  #: the target that a larger load misses
-    output_throughput_per_gpu: float | None = None  #: tokens/s under the targets, at that load where it was looked for
+    output_throughput_per_gpu: float | None = None  #: tokens/s at the load; of older plans at ``largest_load``
     usd_per_hour: float | None = None  #: of the whole GPUs of all servers, where the GPU's profile has a price
     usd_per_million_output_tokens: float | None = None  #: at that load, with the rest of a part's GPU as busy
     output_tokens_per_day: float | None = None
@@ -223,11 +224,6 @@ class Service(_Record):
     def load(self) -> float | None:
         """Load of all servers together, in ``load_unit``."""
         return self.request_rate if self.request_rate is not None else self.max_concurrency
-
-    @property
-    def tok_per_s_per_gpu(self) -> float | None:
-        """Output tokens/s per GPU, spares included, at the load of all servers."""
-        return self.output_tokens_per_day and self.output_tokens_per_day / DAY_S / self.total_gpus
 
     @property
     def load_unit(self) -> str:
@@ -289,7 +285,7 @@ class Plan(_Record):
     service: Service | None = None  #: where there are targets
     packages: float | None = None  #: whole GPUs that those of this server are, or are partitions of
     usd_per_hour: float | None = None  #: of this server alone, on whole GPUs, where the GPU's profile has a price
-    usd_per_million_output_tokens: float | None = None  #: as predicted, with the rest of a part's GPU as busy
+    usd_per_million_output_tokens: float | None = None  #: of ``service``, without one as predicted; a part's likewise
     predicted: dict[str, Any]
     job: dict[str, Any] = Field(default_factory=dict)  #: of ``--num-prompts`` at the planned load: seconds, cost
     memory: dict[str, Any]

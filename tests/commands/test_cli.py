@@ -102,9 +102,12 @@ def test_all_gpus_are_answered_even_those_that_refuse_the_settings() -> None:
     assert not answers["mi300x-cpx"]["fits"]
     assert "TP" in answers["mi300x-cpx"]["error"] or "tensor parallel" in answers["mi300x-cpx"]["error"]
     assert answers["mi300x-cpx"]["hint"]
-    rows = {row["gpu"]: row["verdict"] for row in table(run(*command, "csv").out)}
+    rows = {row["gpu"]: row for row in table(run(*command, "csv").out)}
     assert rows.keys() == listed
-    assert rows["mi300x-cpx"] == "refused"
+    assert rows["mi300x-cpx"]["verdict"] == "refused"
+    held = answers["l4"]["max_concurrency"]  # full in both; one layout of all layers, so exactly the logged tokens
+    assert held == float(rows["l4"]["max_concurrency"])
+    assert held * answers["l4"]["max_model_len"] == pytest.approx(answers["l4"]["kv_cache_tokens"], rel=1e-9)
 
 
 def test_all_stands_for_its_gpus_beside_others(tmp_path: Path) -> None:
@@ -412,9 +415,15 @@ def test_plans_are_listed_by_the_goal_and_explained_in_that_order() -> None:
     assert words in " ".join(for_goal.to_text().split())
     most = run("recommend", LLAMA_7B, *names, *load, "--goal", "max-throughput", "--format", "json")
     answer = json.loads(most.out)
-    rates = [plan["service"]["output_throughput_per_gpu"] for plan in answer["plans"]]
+    rates = [plan["service"]["largest_load_output_throughput_per_gpu"] for plan in answer["plans"]]
     assert rates == sorted(rates, reverse=True)
     assert answer["order"] == "output tokens/s per GPU under the targets, the most first"
+    for plan in answer["plans"]:  # by hand: 1 request/s of 64 tokens
+        service, per_hour = plan["service"], 64 * 3600
+        assert service["output_throughput_per_gpu"] == pytest.approx(64 / service["total_gpus"])
+        usd = service["usd_per_hour"] and service["usd_per_hour"] / per_hour * 1e6
+        assert plan["usd_per_million_output_tokens"] == service["usd_per_million_output_tokens"] == pytest.approx(usd)
+    assert answer["answer"]["total_gpus"] == answer["plans"][0]["service"]["total_gpus"]
 
 
 def test_flags_of_adapters_without_adapters_are_said_to_do_nothing() -> None:

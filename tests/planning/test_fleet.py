@@ -733,7 +733,7 @@ def test_the_largest_load_of_a_stock_by_hand() -> None:
     most, service = one.service.load or 0.0, three.service
     assert service.request_rate == pytest.approx(3 * most, rel=0.03) and service.usd_per_hour == 6.0
     assert service.output_tokens_per_day == pytest.approx((service.request_rate or 0.0) * 64 * 86_400)
-    assert service.tok_per_s_per_gpu == pytest.approx((service.request_rate or 0.0) * 64 / 3)
+    assert service.output_throughput_per_gpu == pytest.approx((service.request_rate or 0.0) * 64 / 3)
     assert one.service.output_throughput_per_gpu == pytest.approx(most * 64), "what it carries, not a drawn sample"
     # Little: rate x mean E2EL, without the ramp and the drain of the benchmark
     flying = (service.request_rate or 0.0) * three.predicted["mean_e2el_ms"] / 1000

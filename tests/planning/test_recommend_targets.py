@@ -426,7 +426,7 @@ def test_a_gpu_without_a_price_counts_at_the_mean_of_the_others() -> None:
     assert plan.service is not None
 
     def costing(name: str, usd: float | None, packages: float, rate: float) -> Plan:
-        known = {"usd_per_hour": usd, "packages": packages, "output_throughput_per_gpu": rate}
+        known = {"usd_per_hour": usd, "packages": packages, "largest_load_output_throughput_per_gpu": rate}
         assert plan.service is not None
         return plan.model_copy(update={"gpu": name, "service": plan.service.model_copy(update=known)})
 
@@ -457,7 +457,7 @@ def test_max_throughput_takes_of_equally_many_gpus_the_server_that_carries_most(
         assert most is not None
         rates[goal] = most.output_tok_per_s / best.config.num_gpus
         service = asked.plan(ranking, best).service
-        assert service is not None and service.output_throughput_per_gpu == pytest.approx(rates[goal])
+        assert service is not None and service.largest_load_output_throughput_per_gpu == pytest.approx(rates[goal])
     assert rates["max-throughput"] >= rates["balanced"]
 
 

@@ -217,7 +217,7 @@ class Recommendation(Answer):
             shape, gpu = "aggregated", best.gpu
             served = best.service
             size, usd = (served.total_gpus, served.usd_per_hour) if served else (best.num_gpus, best.usd_per_hour)
-        return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd}
+        return {"shape": shape, "gpu": gpu, "num_gpus": size, "usd_per_hour": usd, "total_gpus": size}
 
     def _columns(self) -> Sequence[Column]:
         targets = [
@@ -320,7 +320,7 @@ class Recommendation(Answer):
     def _cheapest(self) -> Iterator[str]:
         """Yield the GPU of the cheapest tokens, where throughput puts another one first."""
         plans = self.best_first if self.objective.goal == "max-throughput" else []
-        priced = [(usd, plan) for plan in plans if (usd := (plan.service or plan).usd_per_million_output_tokens)]
+        priced = [(usd, plan) for plan in plans if (usd := plan.usd_per_million_output_tokens)]
         usd, cheapest = min(priced, key=lambda one: round(one[0], 2), default=(0.0, self.best))
         if cheapest and cheapest is not self.best:
             words = f"cheapest: {shared.card(cheapest.gpu)}, {usd:,.2f} USD per 1M output tokens"
@@ -577,7 +577,7 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
         return f"{value:{form}}" + (f" ({low:{form}} to {high:{form}})" if low is not None and high is not None else "")
 
     yield f"output throughput  {ranged('output_throughput', ',.0f')} tokens/s"
-    steady = plan.service.tok_per_s_per_gpu if plan.service else None
+    steady = plan.service.output_throughput_per_gpu if plan.service else None
     more = f", start and end of the benchmark included; {steady:,.0f} in steady state" if steady else ""
     yield f"per GPU            {ranged('output_throughput_per_gpu', ',.0f')} tokens/s{more}"
     for name in ("ttft", "tpot", "itl", "e2el"):
@@ -656,7 +656,7 @@ def _load_note(plan: planning.Plan, service: planning.Service) -> str:
     if flying and per_day and (sessions or not service.load_asked):
         words.append(shared.load_in_words(flying, sessions, per_day))
     if service.largest_load is not None and service.node_load is not None:
-        rate, held = service.output_throughput_per_gpu, plan.gpus_per_node // plan.num_gpus
+        rate, held = service.largest_load_output_throughput_per_gpu, plan.gpus_per_node // plan.num_gpus
         tokens = f", {figure(rate)} output tokens/s per GPU" if rate is not None else ""
         if not words[0].startswith("one server"):
             ends = service.largest_load_lo, service.largest_load_hi

@@ -80,6 +80,7 @@ def assemble(
     network = profile.interconnect.network_bandwidth
     figures = {key: value for key, value in prediction.result.items() if value is not None}
     packages, usd_per_hour = space.rented(profile, config.num_gpus)
+    usd_per_million = _usd_per_million(packages, usd_per_hour, figures["output_throughput"])
     env = {**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)}
     departures = tuple(Departures(space, objective, ranking, candidate).of())
     apart = {f"adds {said.split()[1]}" for said in departures}  # what tool calls need is not left to that line
@@ -110,7 +111,7 @@ def assemble(
         service=service,
         packages=packages,
         usd_per_hour=usd_per_hour,
-        usd_per_million_output_tokens=_usd_per_million(packages, usd_per_hour, figures["output_throughput"]),
+        usd_per_million_output_tokens=service.usd_per_million_output_tokens if service else usd_per_million,
         predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
@@ -206,7 +207,7 @@ def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
         "kv_cache_bytes_lo": round(stage.available.low),
         "kv_cache_bytes_hi": round(stage.available.high),
         "kv_cache_tokens": budget.logged_tokens(budget.num_blocks.mid),
-        "requests_held": round(deployment.requests_held(total_len), 2),
+        "requests_held": deployment.requests_held(total_len),
         "checkpoint_bytes": stored_weight_bytes(deployment.model),
     }
 
@@ -250,9 +251,10 @@ def _service(servers: Servers, client: Client, most: ServedLoad | None, *, best:
         largest_load=most.value if most else None,
         largest_load_lo=interval[0] if interval else None,
         largest_load_hi=interval[1] if interval else None,
+        largest_load_output_throughput_per_gpu=most_tok_per_s / config.num_gpus if most else None,
         node_load=most.value * per_node if most and per_node else None,
         bound_by=most.bound_by if most else "",
-        output_throughput_per_gpu=most_tok_per_s / config.num_gpus,
+        output_throughput_per_gpu=output_tok_per_s / total_gpus,
         usd_per_hour=usd_per_hour,
         usd_per_million_output_tokens=_usd_per_million(packages, usd_per_hour, output_tok_per_s),
         output_tokens_per_day=output_tok_per_s * DAY_S,
@@ -321,7 +323,7 @@ def plans_in_order(plans: Sequence[Plan], merit: Merit, scores: Sequence[float] 
         }[merit.goal]
     elif merit.goal == "max-throughput":
         words = "output tokens/s per GPU under the targets, the most first"
-        weights = [-(service.output_throughput_per_gpu or 0.0) for service in services]
+        weights = [-(service.largest_load_output_throughput_per_gpu or 0.0) for service in services]
     elif any(service.stock is not None for service in services):
         words, weights = "the largest load first", [-(service.load or 0.0) for service in services]
     else:
