@@ -16,7 +16,7 @@ from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, StageBudget, host_kv_tokens, memory_budget
 from planner.model import Model, PerModel, Shard, as_quantized, load_quantized
 from planner.resources import package_dir, tables_of
-from planner.units import GB, GIB, Interval, format_bytes
+from planner.units import GB, GIB, Interval, format_bytes, percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -74,14 +74,17 @@ class Deployment:
 
     @property
     def why_not(self) -> str:
-        """The reason why not one request fits."""
+        """The reason why not one request fits for certain."""
         stage, space = self.budget.binding, self.config.cpu_kvcache_space
-        memory, left = self.budget.memory_bytes / GIB, max(stage.left.low, 0) / GIB
+        weights, memory = stage.weights.loaded_bytes / GIB, self.budget.memory_bytes / GIB
+        least, left, most = (end / GIB for end in (stage.left.low, stage.left.mid, stage.left.high))
         given = f", {engine.CPU_KVCACHE_SPACE} is {space}" if space else ""
-        weights = stage.weights.loaded_bytes / GIB
-        rest = f" leave {left:.1f} GiB for the KV cache{given}" if left else f", which has {memory:.1f} GiB"
-        rest = rest if left or weights > memory else f" leave none of its {memory:.1f} GiB for the KV cache"
-        return f"does not fit: {weights:.1f} GiB of weights on each GPU{rest}"
+        rest = f" leave {left:.1f} GiB ({least:.1f} to {most:.1f}) for the KV cache{given}"
+        if most <= 0:
+            rest = f", which has {memory:.1f} GiB{': none is left for the KV cache' if weights <= memory else ''}"
+        odds = f"too close to call: starts with {percent(self.probability_fits)} probability; "
+        verdict = odds if self.verdict == "too close to call" else "does not fit: "
+        return f"{verdict}{weights:.1f} GiB of weights on each GPU{rest}"
 
     def refusal(self, load: workload.Load) -> str:
         """The reason why the KV cache does not hold the longest request of ``load``; empty where it does."""

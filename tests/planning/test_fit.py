@@ -51,6 +51,12 @@ def test_llama_3_3_70b_in_fp8_on_one_h100() -> None:
     short = Serving.of(fp8, gpu, EngineArgs(max_model_len=8192), version(newest)).fit()
     assert short.verdict == "too close to call" and 0.05 < short.deployment.probability_fits < 0.95
     assert short.verdict_words.startswith("too close to call: starts with ")
+    assert short.deployment.why_not.startswith(f"{short.verdict_words}; ")  # as recommend says
+    cards = "ibnzterrell/Meta-Llama-3.3-70B-Instruct-AWQ-INT4", "--gpu", "rtx-4090", "--max-model-len", "4096"
+    home = run("recommend", *cards, "--gpus", "2", "--max-concurrency", "1").out
+    alone = run("fit", *cards, "-tp", "2", "--max-num-seqs", "1").out
+    (odds,) = {re.search(r"too close to call: starts with (\d+%)", " ".join(text.split()))[1] for text in (home, alone)}
+    assert odds != "100%"
     assert 0 < short.largest_max_model_len < 131_072
 
 

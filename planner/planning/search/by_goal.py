@@ -92,7 +92,7 @@ def _batches(choices: Choices, resolved: ResolvedModel, args: EngineArgs) -> Ite
     try:
         largest = min(choices.largest_batch(resolved, args) * ranks, bound)
         if largest < 1:
-            choices.reject_args(resolved, args, choices.deployed(resolved, args).why_not)
+            choices.reject_args(resolved, args, choices.deployed(resolved, choices.sized(args, given or 1)).why_not)
             return
         if wanted and wanted > largest:
             largest = min(choices.largest_batch(resolved, args, cautious=False) * ranks, bound)

@@ -175,7 +175,7 @@ class _Search:
         lone = choices.deployed(resolved, replace(small, max_num_seqs=args.max_num_seqs or 1))
         held = int(lone.requests_of(self.load, pessimistic=True))
         if held < 1 and choices.largest_batch(resolved, small) < 1:
-            choices.reject_args(resolved, args, choices.deployed(resolved, args).why_not)
+            choices.reject_args(resolved, args, lone.why_not)
             return None
         most_seqs = args.max_num_seqs or min(defaults.MAX_NUM_SEQS, max(held, 1))
         engines = [choices.deployed(resolved, one) for one in self._each_budget(resolved, args, most_seqs)]
