@@ -7,7 +7,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import inf
 from statistics import mean, median
@@ -72,6 +72,8 @@ class PredictedFigure:
     def error(self) -> float:
         return self.predicted / self.measured - 1
 
+    error_vs_measured = error
+
     @property
     def covered(self) -> bool | None:
         return None if self.lo is None or self.hi is None else self.lo <= self.measured <= self.hi
@@ -115,10 +117,6 @@ def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = Fal
 
 def simulate(case: Case) -> Prediction:
     return Prediction.of(case.deployment, case.workload, bench=case.run.bench)
-
-
-def predict(case: Case) -> dict[str, float]:
-    return figures_in_columns(case, simulate(case))
 
 
 def figures_in_columns(case: Case, prediction: Prediction) -> dict[str, float]:
@@ -349,12 +347,3 @@ def statistics(figures: Sequence[PredictedFigure]) -> dict[str, Any]:
         "bias": mean(figure.error for figure in figures),
         "coverage_90": sum(covered) / len(covered) if covered else None,
     }
-
-
-def evaluation_json(evaluated: Sequence[Evaluated]) -> dict[str, Any]:
-    rows = []
-    for one in evaluated:
-        metrics = {name: asdict(figure) for name, figure in one.figures.items()}
-        stated = {"run_id": one.run.run_id, "refused": one.refused, "calibration": one.calibration}
-        rows.append({**stated, "metrics": metrics})
-    return {"rows": rows, "summary": summary(evaluated)}

@@ -69,6 +69,8 @@ class ComparedLine:
     def error(self) -> float:
         return self.measured / self.predicted - 1 if self.predicted else 0.0
 
+    error_vs_predicted = error
+
 
 def compare_plan(measured: MeasuredPlan) -> tuple[ComparedLine, ...]:
     """Compare every metric that was both predicted and measured: rates, latencies, memory."""

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fit.leave_out import REFITTED_RUNS, Miss, leave_out, replayed_misses, scatters
-from planner.evidence.evaluation import case_of, predict
+from planner.evidence.evaluation import case_of, figures_in_columns, simulate
 from planner.evidence.observations import Observed, observe
 from planner.evidence.runs import MeasuredRun
 
@@ -23,7 +23,7 @@ BATCH = MeasuredRun(
 
 def measured(run: MeasuredRun, slower: float) -> MeasuredRun:
     """``run`` with the figures of a machine whose times are ``slower`` than predicted, but where the load decides."""
-    found = predict(case_of(run))
+    found = figures_in_columns(case_of(run), simulate(case_of(run)))
     keys = ["avg_latency_s"] if run.bench == "latency" else ["mean_tpot_ms", "mean_ttft_ms"]
     figures = {key: found[key] * slower for key in keys}
     if run.bench == "serve":

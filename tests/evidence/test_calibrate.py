@@ -27,7 +27,7 @@ from workflow_cases import OfShortRequests
 
 from planner.errors import InputError
 from planner.evidence.calibration import CalibrationOutcome, calibrate, mean_error
-from planner.evidence.evaluation import case_of, evaluate, predict, run_workload, simulate
+from planner.evidence.evaluation import case_of, evaluate, figures_in_columns, run_workload, simulate
 from planner.evidence.fitting import OF_ITS_LOAD, effects_of, fit_own
 from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, check_run, runs_of
 from planner.evidence.sources import Sources, Stated, read_sources
@@ -61,7 +61,7 @@ def measured(
     prompts = 3 * concurrency
     one = replace(BASE, run_id=name, input_len=input_len, output_len=output_len, max_concurrency=concurrency,
                   num_prompts=prompts, **more)  # fmt: skip
-    found, scatter = predict(case_of(one, truth)), random.Random(name)
+    found, scatter = figures_in_columns(case_of(one, truth), simulate(case_of(one, truth))), random.Random(name)
     return replace(one, metrics={metric: found[metric] * (1 + scatter.gauss(0, noise)) for metric in METRICS})
 
 
@@ -138,7 +138,7 @@ def test_another_gpu_keeps_what_is_shipped(tmp_path: Path) -> None:
 @given(st.floats(0.7, 1.5), st.integers(2, 48))
 def test_a_prediction_moves_towards_what_was_measured(truth: float, concurrency: int) -> None:
     one = measured(machine(slowdown=truth), concurrency, 600, 100, noise=0)
-    before = predict(case_of(one))["mean_tpot_ms"]
+    before = figures_in_columns(case_of(one), simulate(case_of(one)))["mean_tpot_ms"]
     try:
         answer = calibrate(Sources((one,)), Path("nowhere.toml"))
     except InputError:  # too near to what is shipped to say anything
@@ -729,7 +729,7 @@ def test_the_total_throughput_alone_is_enough(tmp_path: Path) -> None:
     """``vllm bench throughput`` writes no other rate into its file; half of what is predicted is worth learning."""
     one = MeasuredRun("t", "throughput", "h100-sxm", MODEL, engine_version="0.11.0", input_len=512, output_len=128,
               arrival="offline", num_prompts=200)  # fmt: skip
-    rate = predict(case_of(one))["total_token_throughput"] / 2
+    rate = figures_in_columns(case_of(one), simulate(case_of(one)))["total_token_throughput"] / 2
     answer = learn(tmp_path, replace(one, metrics={"total_token_throughput": rate}))
     assert answer.kept and mean_error(answer.after) < mean_error(answer.before)
 

@@ -11,13 +11,12 @@ from planner.evidence.evaluation import (
     PredictedFigure,
     case_of,
     evaluate,
-    evaluation_json,
     resent,
     run_workload,
     statistics,
     summary,
 )
-from planner.evidence.runs import MeasuredRun, read_runs
+from planner.evidence.runs import MeasuredRun
 from planner.output import Evaluation
 
 RUN = MeasuredRun("a", "serve", "h100-sxm", "meta-llama/Llama-3.1-8B-Instruct", input_len=1024, output_len=128)
@@ -48,11 +47,14 @@ def test_a_row_that_cannot_be_predicted_is_counted_not_dropped(tmp_path: Path) -
         "no-load,serve,h100-sxm,meta-llama/Llama-3.1-8B-Instruct,256,32,,,7\n"
         "too-big,serve,rtx-4090,meta-llama/Llama-3.1-405B-Instruct,256,32,2,4,7\n"
     )
-    rows = {row["run_id"]: row for row in evaluation_json(evaluate(read_runs(path)))["rows"]}
+    rows = {row["run_id"]: row for row in evaluate_runs(path).to_dict()["rows"]}
     assert list(rows) == ["good", "no-gpu", "no-model", "no-load", "too-big"]
     assert rows["good"]["refused"] is None
     assert rows["good"]["metrics"]["mean_tpot_ms"]["measured"] == 7
-    assert rows["good"]["metrics"]["mean_tpot_ms"]["predicted"] > 0
+    figure = rows["good"]["metrics"]["mean_tpot_ms"]
+    assert figure["error_vs_measured"] == figure["error"] == pytest.approx(figure["predicted"] / 7 - 1)
+    assert (rows["good"]["gpu"], rows["no-gpu"]["gpu"]) == ("h100-sxm", "h1000")
+    assert rows["no-model"]["model"] == "nobody/nothing"
     for name in ("no-gpu", "no-model", "no-load", "too-big"):
         assert rows[name]["refused"] and rows[name]["metrics"] == {}
 

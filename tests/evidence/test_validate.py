@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,7 @@ def test_blocks_of_v0_are_tokens(folder: Folder) -> None:
     )
     line = next(line for line in validate(folder(log=log)).lines if line.metric == "kv_cache_tokens")
     assert (line.measured, line.error) == (1_179_648, 0.0)
+    assert replace(line, predicted=11_206.7, measured=8_965.4).error_vs_predicted == pytest.approx(-0.2, abs=1e-4)
 
 
 def test_accuracy_is_shown_without_a_prediction(folder: Folder) -> None:

@@ -199,7 +199,7 @@ def _measured(point: evidence.PlannedPoint, measured: float) -> dict[str, Any]:
         "unit": "s" if point.key == "avg_latency" else "tokens/s",
         **fields_of(point, "published", "predicted", "lo", "hi"),
         "measured": measured,
-        "error": measured / predicted - 1 if predicted else None,
+        **dict.fromkeys(("error", "error_vs_predicted"), measured / predicted - 1 if predicted else None),
         "verdict": ("slower" if slower else "faster") if outside else "inside" if predicted else "not predicted",
     }
 
@@ -329,8 +329,8 @@ class WorkflowAnswer(Answer):
 
 WORST = 3  #: figures that the verdict of an evaluation names
 RUN = ("run_id", "gpu", "model")
-FIGURE = ("measured", "predicted", "lo", "hi", "error")
-ROWS = tuple(map(Column, (*RUN, "metric", *FIGURE, "refused", "calibration")))
+FIGURE = ("measured", "predicted", "lo", "hi", "error", "error_vs_measured")
+ROWS = tuple(map(Column, (*RUN, "metric", *FIGURE[:-1], "refused", "calibration", FIGURE[-1])))
 
 
 @dataclass(frozen=True, repr=False)
@@ -352,7 +352,15 @@ class Evaluation(Answer):
         return svg(chart)
 
     def _object(self) -> dict[str, Any]:
-        return evidence.evaluation_json(self.evaluated)
+        rows = [
+            {
+                **fields_of(one, "run.run_id", "refused", "calibration"),
+                "metrics": {name: fields_of(figure, *FIGURE) for name, figure in one.figures.items()},
+                **fields_of(one.run, "gpu", "model"),
+            }
+            for one in self.evaluated
+        ]
+        return {"rows": rows, "summary": self.summary()}
 
     def _records(self) -> Iterator[dict[str, Any]]:
         for one in self.evaluated:
