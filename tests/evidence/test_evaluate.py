@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import run
 
 from planner.commands.measured import evaluate_runs
 from planner.evidence.evaluation import (
@@ -57,6 +58,10 @@ def test_a_row_that_cannot_be_predicted_is_counted_not_dropped(tmp_path: Path) -
     assert rows["no-model"]["model"] == "nobody/nothing"
     for name in ("no-gpu", "no-model", "no-load", "too-big"):
         assert rows[name]["refused"] and rows[name]["metrics"] == {}
+    head, good, *refused = path.read_text().splitlines()
+    for left, status in (([good, *refused], 0), (refused, 1)):
+        path.write_text("\n".join([head, *left]))
+        assert run("evaluate", str(path)).status == status
 
 
 def test_figures_of_two_units_are_named(tmp_path: Path) -> None:

@@ -117,23 +117,22 @@ class ValidationAnswer(Answer):
         record, names = self.record, ("gpu", "num_gpus", "model", "engine_version", "calibration")
         plan = ("measured.plan.digest", "goal=measured.file.goal", *(f"measured.plan.{name}" for name in names))
         keys = [column.key for column in LINES if column.key != "published"]
-        published = [{"published": record.measured.plan.published.get(line.metric)} for line in record.lines]
-        further = [
-            {
-                "load": one.load,
-                "result": f"results/{one.result_name}",
-                "lines": [fields_of(x, *keys) for x in one.lines],
-            }
-            for one in record.further
-        ]
+        published = record.measured.plan.published
         return {
             **fields_of(record, "inside", "as_planned", *plan),
             "result": f"results/{record.measured.result_name}",
-            "lines": [fields_of(line, *keys) | also for line, also in zip(record.lines, published, strict=True)],
+            "lines": [fields_of(line, *keys) | {"published": published.get(line.metric)} for line in record.lines],
             "targets": [fields_of(one, *TARGETS) for one in record.targets],
             "findings": [fields_of(one, "cause", "evidence", "next_step") for one in record.findings],
             "accuracy": to_plain(record.measured.accuracy),
-            "further": further,
+            "further": [
+                {
+                    "load": one.load,
+                    "result": f"results/{one.result_name}",
+                    "lines": [fields_of(x, *keys) for x in one.lines],
+                }
+                for one in record.further
+            ],
             "notes": record.notes,
         }
 
@@ -339,6 +338,11 @@ class Evaluation(Answer):
 
     columns = ROWS
     evaluated: tuple[evidence.Evaluated, ...]  #: each run with its figures, or why it was refused
+
+    @property
+    def ok(self) -> bool:
+        """True if any run was predicted."""
+        return any(one.figures for one in self.evaluated)
 
     def summary(self) -> list[dict[str, Any]]:
         """Errors by GPU, bench and metric, as fractions."""
