@@ -12,7 +12,7 @@ from annotated_types import Interval
 
 from planner import engine, hardware, output, planning
 from planner.commands import options as opt
-from planner.commands.declare import Argument, Option, command
+from planner.commands.declare import COMMANDS, Argument, Option, command
 from planner.errors import HubError, InputError, UnsupportedModelError, os_errors
 from planner.planning import defaults
 from planner.resources import may_be_path, read_given
@@ -107,7 +107,11 @@ class _Judge:
         version = planning.version_for(self.version, self.profile, server.image_version if server else "")
 
         def read_in(one: engine.Found) -> "engine.ServeLine":
-            return engine.read_line(one.argv, version, env=one.env, platform=self.profile.platform)
+            read = engine.read_line(one.argv, version, env=one.env, platform=self.profile.platform)
+            ours = {"--format", *(one.flag for one in COMMANDS["check"].parameters.values())}
+            mine = {one for one in read.problems if one.word in ours and one.cause.startswith("unknown")}
+            hint = "of planner check: put it in front of --"
+            return replace(read, problems=tuple(replace(p, hint=hint) if p in mine else p for p in read.problems))
 
         clients = [read_in(client) for client in launch.clients]
         if server is None and self.plan:

@@ -181,7 +181,8 @@ def _usage_hint(error: Exception, words: Sequence[str]) -> str:
         of_commands = ((name, one) for name, command in DECLARED.items() for one in command.parameters.values())
         if (takers := [f"planner {name}" for name, one in of_commands if one.flag == option]) and context:
             load = "--workload NAME is its load; " * (option == "--use-case" and words[0] in ("compare", "predict"))
-            return f"{load}{' and '.join(takers)} take{'s' * (len(takers) == 1)} {option}"
+            named = f"{', '.join(takers[:3])} and others" if takers[3:] else " and ".join(takers)
+            return f"{load}{named} take{'s' * (len(takers) == 1)} {option}"
     if choices := re.search(r"'(.*)' is not one of (.*)", message):
         names = re.findall(r"'([^']+)'", choices[2])
         if near := get_close_matches(choices[1], names, n=2, cutoff=0.5):

@@ -90,7 +90,7 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False) -> Calibrati
     if all(np.linalg.eigvalsh(fit.fitted.covariance)[0] >= DETERMINED**2 for fit in fits):  # not even a sum of them
         cause = f"the runs determine none of the factors ({_meanings(factors)}): nothing was changed"
         raise InputError(cause, hint="add runs of other loads, or more metrics of these runs")
-    failed, new_names = {run.run_id for run, _ in refused}, {run.run_id for run in new}
+    failed, known = {run.run_id for run, _ in refused}, {run.run_id for run in old}
     used = [run for run in runs if run.run_id not in failed]
     names = {run.run_id for run in used}
     left_out = _left_out(used, fits)
@@ -102,10 +102,10 @@ def calibrate(sources: Sources, path: Path, *, fresh: bool = False) -> Calibrati
     if there.efficiency and not there.is_stale:
         before = tuple(evaluate(used, Local(path, efficiency=there.efficiency)))
     answer = CalibrationOutcome(
-        path=path, base=load_calibration().fitted_on, runs=tuple(used), new_runs=len(new_names - failed),
+        path=path, base=load_calibration().fitted_on, runs=tuple(used), new_runs=len(names - known),
         factors=factors, before=before, after=tuple(evaluate(used, Local(path, efficiency=efficiency))),
         left_out=left_out, refused=(*unusable, *refused), memory=memory, efficiency=efficiency,
-        notes=(*remarks, *_notes(used, len(names - new_names), factors, left_out)),
+        notes=(*remarks, *_notes(used, len(names - {run.run_id for run in new}), factors, left_out)),
     )  # fmt: skip
     return replace(answer, reason=_reason(shipped, answer))
 

@@ -66,6 +66,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "option that is mistyped": ((*FIT, "--tensor-paralel-size", "2"), "(Possible options: --tensor-parallel-size)", ""),
     "option of memory alone": ((*LATENCY, "--used-gib", "3"), "No such option: --used-gib", "planner fit takes"),
     "option of others": (("compare", "--use-case", "chat"), "No such option: --use-case", "--workload NAME is its"),
+    "option of many": (("deploy", "plans", "--explain"), "No such option: --explain", "and others take --explain"),
     "option of another": ((*FIT, "--stock", "h100=1"), "No such option: --stock", "planner fleet takes --stock"),
     "none of a GPU": ((*RECOMMEND, "--have", "h100=0"), "--have 'h100=0' is not", "leave it out of --gpu"),
     "option like none": ((*RECOMMEND, "--num-gpus", "2"), "No such option: --num-gpus", "planner recommend --help"),

@@ -437,6 +437,11 @@ def test_what_is_not_modelled_is_not_called_refused(words: str, told: str) -> No
     assert checked.status == 1 and f"vLLM 0.32.0: {told} x --" in " ".join(checked.out.split())
 
 
+def test_an_option_of_planner_in_the_line_is_sent_in_front_of_it() -> None:
+    checked = run("check", "--gpu", "h100", "--", "vllm", "serve", LLAMA, "--goal", "balanced")
+    assert "--goal: unknown to vLLM (of planner check: put it in front of --)" in checked.out
+
+
 def test_a_given_number_of_blocks_is_named_beside_the_size_of_the_cache() -> None:
     """``may_override_num_blocks`` of v1/core/kv_cache_utils.py (0.32.0): the number replaces the profiled one."""
     told = run("check", "--gpu", "h100", "--", "vllm", "serve", LLAMA, "--num-gpu-blocks-override", "400").out

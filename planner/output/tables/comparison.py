@@ -14,12 +14,11 @@ from planner.output.tables import shared
 from planner.units import MS, counted
 from planner.workload import Load
 
-USD_PER_1M = "usd_per_million_output_tokens"
 _TAKEN: dict[str, Callable[[Any], Any]] = {
     "load": lambda point: _load_in_row(point),
     "servers": lambda point: _servers_words(point),
     "output_throughput_per_gpu": lambda point: shared.with_interval(point.tok_per_s_per_gpu, ",.0f"),
-    USD_PER_1M: lambda point: shared.with_interval(point.usd_per_million_tok, ",.2f"),
+    "usd_per_million_output_tokens": lambda point: shared.with_interval(point.usd_per_million_tok, ",.2f"),
     "ttft": lambda point: _mean_and_p99(point, "ttft", MS, ",.3g"),
     "tpot": lambda point: _mean_and_p99(point, "tpot", 1, ",.1f"),
 }

@@ -14,12 +14,11 @@ from planner.output.tables.disaggregated import divided_object, equal_words, nee
 from planner.units import counted, figure
 from planner.workload import targets_in_words
 
-USD_PER_1M = "usd_per_million_output_tokens"
 _TAKEN: dict[str, Callable[[Any], Any]] = {
     "gpu": lambda fleet: " + ".join(rented.profile.id for rented in fleet.rented),
     "servers": lambda fleet: _servers_words(fleet),
     "request_rate": lambda fleet: fleet.request_rate if _stocked(fleet) else None,
-    USD_PER_1M: lambda fleet: shared.with_interval(fleet.usd_per_million_tok, ",.2f"),
+    "usd_per_million_output_tokens": lambda fleet: shared.with_interval(fleet.usd_per_million_tok, ",.2f"),
     "bound_by": lambda fleet: fleet.busiest.load.bound_by or fleet.busiest.load.binding,
 }
 COLUMNS, BRIEF = columns_of("fleets", **_TAKEN), columns_of("fleets_brief", **_TAKEN)
