@@ -436,7 +436,7 @@ def test_what_is_out_of_reach_is_answered_as_the_command_does(server: Server) ->
     said = run("recommend", MODEL, "--gpu", GPU, "--gpus", "1", "--request-rate", "2", "--tpot", "1", *lengths).out
     verdict, achievable = (" ".join(part.split()) for part in said.split("\n  x ")[:2])
     assert f">{verdict}<" in page and f">{achievable}<" in page
-    assert "achievable, for a server as idle: --tpot" in achievable
+    assert "achievable by an idle server only: --tpot" in achievable
     assert "tensor_parallel_size" not in page  # a field, and no word of the page
 
 

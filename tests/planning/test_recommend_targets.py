@@ -611,7 +611,7 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
     words = (*words, *FIXED)
     none = run("recommend", *words, *itertools.chain(*limits.items()))
     assert none.status == 1
-    named = " ".join(none.out.split()).partition("for a server as idle: ")[2].split()
+    named = " ".join(none.out.split()).partition("by an idle server only: ")[2].split()
     met = limits | {flag: ms for flag, ms in itertools.pairwise(named) if flag in limits}
     assert met != limits
     assert run("recommend", *words, *itertools.chain(*met.items())).status == 0

@@ -532,7 +532,7 @@ def _why_none(ranking: planning.Ranking, confidence: float) -> str:
     ]
     even = f"even with {planning.little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)}"
     misses = f"misses {' and '.join(missed)} at {confidence:.0%} confidence"
-    return f"{even} {misses}; achievable, for a server as idle: {planning.met_limits(closest.load.readings)}"
+    return f"{even} {misses}; achievable by an idle server only: {planning.met_limits(closest.load.readings)}"
 
 
 def _cache_lines(service: planning.Service) -> Iterator[str]:
