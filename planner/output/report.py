@@ -150,7 +150,7 @@ def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[st
 
 def _own_points(entry: PlanFolder) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
     if entry.plan.predicted.get(GPU_RATE) and entry.plan.predicted.get(USER_RATE):
-        yield "plan", "o", entry.plan.predicted
+        yield "plan", "o", steady_figures(entry.plan)
     if entry.measured:
         keys = "output_throughput", "request_throughput", "mean_e2el_ms"
         total, rate, e2el_ms = (_positive(entry.measured.result, key) for key in keys)
@@ -310,6 +310,19 @@ def figures_of(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
+def steady_figures(plan: Plan) -> Mapping[str, Any]:
+    """The predicted figures, with the tokens/s per GPU that cost is counted by: without start and end of the benchmark.
+
+    At a rate they are those that arrive, without an interval."""
+    service, benched = plan.service, plan.predicted.get(GPU_RATE)
+    if not (service and service.output_throughput_per_gpu and benched):
+        return plan.predicted
+    scale = None if service.request_rate else service.output_throughput_per_gpu / benched
+    ends = {key: plan.predicted[key] for key in (f"{GPU_RATE}_lo", f"{GPU_RATE}_hi") if key in plan.predicted}
+    ends = {key: scale and value * scale for key, value in ends.items()}
+    return {**plan.predicted, **ends, GPU_RATE: service.output_throughput_per_gpu}
+
+
 def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     plan = entry.plan
     anchor = "plan-" + re.sub(r"[^A-Za-z0-9]", "-", plan.gpu)
@@ -331,7 +344,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "anchor": anchor,
         "layout": layout_of(plan),
         "size": size_of(plan) + ("" if usd is None else f", {usd:,.2f} USD/h"),
-        "figures": figures_of(plan.predicted),
+        "figures": figures_of(steady_figures(plan)),
         "arrival": ", ".join(arrival) or "all requests sent at once",
         "command": command_text(plan),
         "settings": [
@@ -484,7 +497,7 @@ def ladder(searches: Sequence[Played]) -> str:
 def whole_answer(played: Played, search: Recommendation, query: str, *, key: str, seconds: float) -> str:
     """The answer of a search; ``query`` is the address that asks it, ``key`` names it while it is remembered."""
     answer, plan = search.to_dict(), played.plan
-    plans = [(one, figures_of(one.predicted)) for one in search.best_first]
+    plans = [(one, figures_of(steady_figures(one))) for one in search.best_first]
     folders = PlanFolders(NOWHERE, tuple(_entry(played, one) for one, _ in plans), answer)
     sweeps = [played.sweep, *[Sweep()] * (len(plans) - 1)]
     lines = "\0".join(" ".join(sentence.split()) for sentence in search.sentences())
@@ -514,7 +527,7 @@ def live_answer(played: Played, verdict: str = "") -> str:
     plan, point = played.plan, played.moved
     if plan is None:
         return ""
-    figures: Mapping[str, Any] = point.figures if point else plan.predicted
+    figures: Mapping[str, Any] = point.figures if point else steady_figures(plan)
     asked, sweep = played.asked, replace(played.sweep, slos=parse_slos(played.asked.targets, played.asked.percentile))
     if point:
         others = (replace(one, planned=False) for one in sweep.points if one.load != point.load)
@@ -537,6 +550,7 @@ def live_answer(played: Played, verdict: str = "") -> str:
         "headline": verdict or moved_words,
         "figures": figures_of(figures),
         "targets": targets,
+        "burst": targets and asked.by == "flight",
         "why": plan.why[len(targets) + bool(targets) :][:3] if point is None else (),
         "latency": picture(latency_chart(_entry(played, plan), sweep)),
         "missing": sweep.missing,

@@ -372,7 +372,9 @@ def test_a_rate_is_answered_in_its_steady_state() -> None:
     assert own == pytest.approx(of_plan, abs=0.5)  # which has no decimals
     moved = move(found.played, replace(asked, rate=20.2)) or ""
     assert figures(moved) == [pytest.approx(own, rel=0.1)] and "<dt>Speed</dt><dd><b>-" not in moved
-    predicted = pickle.loads(found.played).plan.predicted
+    plan = pickle.loads(found.played).plan
+    per_gpu, predicted = 20 * 1024 / plan.service.total_gpus, plan.predicted  # what arrives: cost is counted by it
+    assert f"<dt>Throughput</dt><dd><b>{per_gpu:,.0f}</b>" in found.html
     for end, other in ("", ""), ("_lo", "_hi"), ("_hi", "_lo"):  # Little's law: a user's speed is tokens over E2EL
         speed = 1024e3 / predicted[f"mean_e2el_ms{other}"]
         assert predicted[f"output_throughput_per_user{end}"] == pytest.approx(speed, rel=1e-3)
