@@ -55,9 +55,10 @@ def layout_of(plan: Plan) -> str:
 
 
 def size_of(plan: Plan) -> str:
-    """The GPUs in all and the servers: ``6 GPUs: 3 x TP 2``."""
+    """The GPUs or partitions in all and the servers: ``6 GPUs: 3 x TP 2``."""
     servers, gpus = (plan.service.replicas, plan.service.total_gpus) if plan.service else (1, plan.num_gpus)
-    return f"{counted(gpus)}: {servers:,} x {layout_in_words(plan)}"
+    unit = "partition" if ((plan.service or plan).packages or gpus) < gpus else "GPU"
+    return f"{counted(gpus, unit)}: {servers:,} x {layout_in_words(plan)}"
 
 
 def charts_of(folder: PlanFolders, local: Local, name: ChartName) -> list[charts.Chart]:
@@ -143,7 +144,7 @@ def _front(folder: PlanFolders, entry: PlanFolder) -> list[tuple[str, Mapping[st
     known = folder.recommendation.get("pareto", ())
     rows = [row for row in known if row["gpu"] == entry.plan.gpu and row.get(GPU_RATE) and row.get(USER_RATE)]
     return [
-        (f"TP {row.get('tensor_parallel_size')}, batch {row.get(BATCH)}, {row.get('weight_dtype')}", row)
+        (f"{_setting_words(row)}, {row.get('weight_dtype')} weights", row)
         for row in sorted(rows, key=lambda row: float(row[USER_RATE]))
     ]
 
@@ -175,7 +176,7 @@ def _rates(
     )
     strong = style == "points"  # one point, whose interval is a cross
     lo, hi, x_lo, x_hi = (values if len(values) == len(x) else () for values in ends)
-    bounds = (lo, hi, x_lo, x_hi) if strong else (lo, hi, (), ())
+    bounds = (lo, hi, x_lo, x_hi) if strong or len(x) == 1 else (lo, hi, (), ())
     return charts.Series(name, x, y, place, style, marker, *bounds, strong=strong)
 
 
@@ -251,7 +252,7 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
 
 _NUMBER = re.compile(r"-|[-+]?\d[\d,.]*(?: ?%| to \d[\d,.]*| \(.*\))?")
 MEASURED = columns_of("report_validation", number=number, bounds=lambda it: f"{number(it.lo)} to {number(it.hi)}")
-REJECTED = columns_of("report_rejected", setting=lambda row: _rejected_words(row))
+REJECTED = columns_of("report_rejected", setting=lambda row: _setting_words(row))
 
 
 def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
@@ -364,10 +365,13 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     }
 
 
-def _rejected_words(row: Mapping[str, Any]) -> str:
+def _setting_words(row: Mapping[str, Any]) -> str:
     sizes = [f"{name} {row[key]}" for key, name in SIZES if row.get(key) and (row[key] != 1 or name == "TP")]
-    cache = row.get("kv_cache_dtype") or "auto"
-    return ", ".join(sizes + ([] if cache == "auto" else [f"{cache} KV cache"])) or "-"
+    cache, drafts = row.get("kv_cache_dtype") or "auto", row.get("speculative_config")
+    sizes += ["EP"] * bool(row.get("enable_expert_parallel")) + [f"{cache} KV cache"] * (cache != "auto")
+    if isinstance(drafts, Mapping):
+        sizes.append(f"{str(drafts.get('method')).upper()} {drafts.get('num_speculative_tokens')}")
+    return ", ".join(sizes) or "-"
 
 
 def picture(chart: charts.Chart | None, within: str = "") -> dict[str, Any] | None:

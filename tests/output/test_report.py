@@ -18,7 +18,7 @@ from script_plans import GOLDEN
 
 from planner.evidence.folder import read_plan_folders
 from planner.evidence.validation import validate
-from planner.output.report import command_text, page
+from planner.output.report import _setting_words, command_text, page, size_of
 from planner.planning.plan import PlanFile, PlannedWorkload
 from planner.planning.sweep import sweep_loads
 from planner.workload.load import Load
@@ -192,6 +192,16 @@ def test_every_figure_of_every_plan_is_there(made: Path, pages: dict[str, str]) 
         assert " ".join(row["reason"].split()) in text
     for row in recommendation["pareto"]:
         assert spelled(row["output_throughput_per_gpu"]) in text
+
+
+def test_settings_and_sizes_name_what_sets_them_apart(one: Path) -> None:
+    drafts = {"method": "mtp", "num_speculative_tokens": 2}
+    row = {"tensor_parallel_size": 4, "max_num_seqs": 178, "enable_expert_parallel": True, "speculative_config": drafts}
+    assert _setting_words(row) == "TP 4, batch 178, EP, MTP 2"
+    plan = plan_of(one).plan.model_copy(
+        update={"service": None, "num_gpus": 2, "packages": 2 / 7}
+    )  # of a H100 in seven
+    assert size_of(plan).startswith("2 partitions: ")
 
 
 def spelled(value: float) -> str:

@@ -627,6 +627,8 @@ def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
         "model": candidate.resolved.resolved,
         **fields_of(candidate.config, "tensor_parallel_size", "weight_dtype", "kv_cache_dtype", "max_num_seqs"),
         **candidate.uncertainty(load).beside(candidate.rates),
+        **fields_of(candidate.config, "pipeline_parallel_size", "data_parallel_size"),
+        **fields_of(candidate.config, "enable_expert_parallel", "speculative_config"),
     }
 
 
