@@ -530,7 +530,8 @@ def test_bad_addresses_are_told_on_the_page(server: Server, query: dict[str, lis
     with pytest.raises(InputError) as refused:
         read_asked(query)
     assert words in refused.value.cause and refused.value.hint
-    answer = server.get("/", query)
+    answer = server.get("/", {"output_len": ["77"], **query})
+    assert 'name="output_len" type="number" min="1" max="1000000" step="1" value="77"' in answer.text  # stays
     assert answer.status == 200 and refused.value.cause.replace("'", "&#39;") in answer.text
 
 

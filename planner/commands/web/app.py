@@ -71,7 +71,7 @@ class Pages:
             answer = (await self._searched(request, asked)).html
         except PlannerError as error:
             answer, status, headers = _on_page(error)
-        page = await run_in_threadpool(_front, asked or play.read_asked({}), answer)
+        page = await run_in_threadpool(_front, asked or play.readable(_query(request)), answer)
         return HTMLResponse(page, status, headers)
 
     async def answer(self, request: Request) -> Response:

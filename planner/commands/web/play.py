@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -16,7 +17,7 @@ from urllib.parse import urlencode
 
 from planner import output, planning
 from planner.commands.recommend import recommend_plans, script_files
-from planner.errors import InputError, UnknownNameError
+from planner.errors import InputError, PlannerError, UnknownNameError
 from planner.planning import defaults
 from planner.resources import names_only
 from planner.workload import NAMED, named_sessions, parse_slos
@@ -54,6 +55,16 @@ def read_asked(query: Mapping[str, list[str]]) -> output.Asked:
     if not given["model"]:
         raise InputError("no model is named", hint="name one of the catalog, or any id of the hub")
     return output.Asked(**{**given, "gpu": tuple(profile.id for profile in profiles)})
+
+
+def readable(query: Mapping[str, list[str]]) -> output.Asked:
+    """Read the parameters of an address that are possible ones, each alone."""
+    known: dict[str, list[str]] = {}
+    for name, texts in query.items():
+        with suppress(PlannerError):
+            _ = read_asked({name: texts})
+            known[name] = texts
+    return read_asked(known)
 
 
 def address(asked: output.Asked) -> str:
