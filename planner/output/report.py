@@ -319,8 +319,8 @@ def steady_figures(plan: Plan) -> Mapping[str, Any]:
     if not (service and service.output_throughput_per_gpu and benched):
         return plan.predicted
     scale = None if service.request_rate else service.output_throughput_per_gpu / benched
-    ends = {key: plan.predicted[key] for key in (f"{GPU_RATE}_lo", f"{GPU_RATE}_hi") if key in plan.predicted}
-    ends = {key: scale and value * scale for key, value in ends.items()}
+    known = {key: plan.predicted.get(key) for key in (f"{GPU_RATE}_lo", f"{GPU_RATE}_hi")}
+    ends = {key: value and scale and value * scale for key, value in known.items()}
     return {**plan.predicted, **ends, GPU_RATE: service.output_throughput_per_gpu}
 
 
@@ -464,7 +464,8 @@ def front_page(asked: Asked, answer: str, *, models: Sequence[str], gpus: Iterab
     """The whole page, with ``gpus`` to choose from by vendor."""
     groups: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
     for one in gpus:
-        facts = f"{one.memory_bytes / GIB:,.0f} GiB" + (f", {one.price.typical.base:,.2f} USD/h" if one.price else "")
+        price = f"{one.price.typical.base:,.2f} USD/h, {one.price.date}" if one.price else "no price"
+        facts = f"{one.memory_bytes / GIB:,.0f} GiB, {price}"
         groups[one.vendor.upper() + (" partitions" if one.partition else "")].append((one.id, one.name, facts))
     presets: dict[str, dict[str, Any]] = {}
     for name, case in use_cases().items():  # turns come at a rate, and have no lengths to fill in

@@ -454,7 +454,10 @@ def test_gpus_are_listed_by_vendor_with_memory_and_price(server: Server) -> None
     listed = dict(vendors)
     h100 = load_profile("h100")
     assert h100.price and f"{h100.price.typical.base:,.2f} USD/h" in listed["NVIDIA"].partition('value="h100-sxm"')[2]
-    assert f"{h100.memory_bytes / 2**30:,.0f} GiB" in listed["NVIDIA"]
+    assert (
+        f"{h100.memory_bytes / 2**30:,.0f} GiB" in listed["NVIDIA"] and f" USD/h, {h100.price.date}" in listed["NVIDIA"]
+    )
+    assert "GiB, no price" in listed["NVIDIA"].partition('value="h20"')[2].partition("</label>")[0]
     assert "192 GiB" in listed["AMD"] and "mi300x-cpx" in listed["AMD partitions"]
 
 
