@@ -267,7 +267,7 @@ def test_more_requests_than_memory_cost_their_row(cell: str, tmp_path: Path) -> 
     row = f"throughput,h100-sxm,{LLAMA},128,128,{cell},1000"
     (tmp_path / "runs.csv").write_text(f"bench,gpu,model,input_len,output_len,num_prompts,output_throughput\n{row}\n")
     outcome = run("evaluate", "runs.csv")
-    assert outcome.status == 0
+    assert outcome.status == 1, "it was the only row"
     assert "--num-prompts must be at most 1,000,000" in outcome.err
 
 
