@@ -14,7 +14,7 @@ from planner.engine import AITER, EngineArgs, EngineConfig, EngineVersion, Layou
 from planner.errors import IllegalPlanError, InputError
 from planner.hardware import GpuProfile, constant
 from planner.memory import SHIPPED_BASIS, Basis, MemoryBudget, StageBudget, host_kv_tokens, memory_budget
-from planner.model import Model, PerModel, Shard, as_quantized, load_quantized
+from planner.model import LatentAttention, Model, PerModel, Shard, as_quantized, load_quantized
 from planner.resources import package_dir, tables_of
 from planner.units import GB, GIB, Interval, format_bytes, percent
 
@@ -165,9 +165,14 @@ class Deployment:
         return recipe if recipe.env.get(AITER) == "1" else None
 
     @property
+    def _latent(self) -> bool:
+        return any(isinstance(mixer, LatentAttention) for mixer in self.model.mixers())
+
+    @property
     def slow_steps(self) -> Mapping[str, list[float]]:
         """Published factors on steps without AITER (``factors``) by ``context_tok``; empty for an engine with it."""
-        table: dict[str, list[float]] = tables_of(package_dir("planning") / "remarks.toml")["slow_steps"]
+        name = "slow_steps_latent" if self._latent else "slow_steps"
+        table: dict[str, list[float]] = tables_of(package_dir("planning") / "remarks.toml")[name]
         return table if self.without_aiter and self._with_aiter else {}
 
     def kernels_remark(self, env: Mapping[str, str]) -> str:
@@ -176,7 +181,9 @@ class Deployment:
             return ""
         moe, backend = recipe.env.get(f"{AITER}_MOE"), recipe.flags.get("attention-backend")
         words = f"{AITER}=1" + f" {AITER}_MOE=0" * (moe == "0") + (f" --attention-backend {backend}" if backend else "")
-        return next(remarks("without_aiter", {"off": self.without_aiter, "unset": True}, words=words))
+        off, latent = self.without_aiter, self._latent
+        cases = {"off_latent": off and latent, "off": off, "unset_latent": latent, "unset": True}
+        return next(remarks("without_aiter", cases, words=words))
 
     @property
     def media_remark(self) -> str:

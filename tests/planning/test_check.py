@@ -989,6 +989,16 @@ def test_intervals_without_amds_kernels_hold_what_was_published(prompt_len: int,
     assert highs_ms["0"] / highs_ms["1"] == pytest.approx(98 / published, rel=0.05)
 
 
+@pytest.mark.parametrize(("concurrency", "published_ms"), [(10, 77_830), (100, 183_350)])
+def test_the_same_of_latent_attention(concurrency: int, published_ms: float) -> None:
+    """Kimi-K2.5 on four MI325X without AITER, p99 E2EL of docs.vultr.com, 1,245 + 512 tokens."""
+    load = Load.closed_loop(concurrency, 1245, 512, num_prompts=100)
+    line = Serving("moonshotai/Kimi-K2.5", "mi325x", tensor_parallel_size=4, engine_version="0.15.0", env={AITER: "0"})
+    answer = line.predict(load)
+    assert answer.result["p99_e2el_ms_lo"] < published_ms < answer.result["p99_e2el_ms_hi"]
+    assert "8.6 times as long" in answer.deployment.kernels_remark({AITER: "0"})
+
+
 def test_the_verdict_says_where_settings_of_the_checkpoint_are_assumed() -> None:
     """The bundled catalog has no config.json of this one (kind ``form``)."""
     answer = run("check", "--gpu", "h100", "--", "vllm serve nvidia/Qwen3-8B-FP8 --max-model-len 8192")
