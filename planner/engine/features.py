@@ -339,6 +339,15 @@ def uses_latent_attention(model: Model) -> bool:
     return any(isinstance(mixer, LatentAttention) for mixer in model.distinct_mixers)
 
 
+def takes_aiter_attention(model: Model) -> bool:
+    """Return True if all layers suit ``AiterFlashAttentionBackend`` (``v1/attention/backends/rocm_aiter_fa.py``)."""
+    mixers = [mixer for mixer in model.distinct_mixers if isinstance(mixer, Attention) and mixer.indexer is None]
+    heads = {size for mixer in mixers for size in (mixer.head_dim, mixer.v_head_dim)}
+    windows = {mixer.window for mixer in mixers if mixer.window}
+    plain = len(mixers) == len(model.distinct_mixers) and not any(mixer.chunk or mixer.cross for mixer in mixers)
+    return plain and heads <= {64, 128, 256} and len(windows) <= 1
+
+
 @cache
 def releases(what: str) -> Mapping[str, Release]:
     entries = tables_of(package_dir("engine") / "architectures.toml")[what]

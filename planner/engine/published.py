@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from typing import Any
 
-from planner.engine.features import default_engine, uses_latent_attention
+from planner.engine.features import default_engine, takes_aiter_attention, uses_latent_attention
 from planner.engine.flags import AITER, FlagProblem, VllmCommand, env_status, flag_status, is_on, key_list, value_status
 from planner.engine.settings import Engine, EngineConfig
 from planner.engine.version import READ_ON, RELEASES, EngineVersion, Release, known_version, release_of, release_text
@@ -264,6 +264,7 @@ def _matches(layer: dict[str, Any], model: Model, profile: GpuProfile, version: 
         "weight_dtype": lambda asked: model.quantization.weight_dtype in asked,
         "moe": lambda asked: model.is_moe is asked,
         "latent": lambda asked: uses_latent_attention(model) is asked,
+        "aiter_attention": lambda asked: takes_aiter_attention(model) is asked,
         "since": lambda asked: version.release >= release_of(asked),
         "until": lambda asked: version.release < release_of(asked),
     }

@@ -34,6 +34,8 @@ from planner.units import counted, whole_number
 from planner.workload import Load, Targets
 
 _TABLE = tables_of(package_dir("planning") / "check.toml")
+#: What chooses the attention backend, the newest word first.
+_ATTENTION = ("--attention-backend", "--attention-config.backend", "VLLM_ATTENTION_BACKEND")
 SETTINGS = tuple(dict.fromkeys((*engine.tagged("axes"), "weight_dtype", *engine.tagged("plan"), *_TABLE["compared"])))
 
 
@@ -124,7 +126,8 @@ class Served:
         if "--tool-call-parser" in refused:  # with a parser of the recipe comes the switch
             refused.add("--enable-auto-tool-choice")
         keyed = {name: value for name, value in others.items() if name in refused - fatal and value.startswith("{")}
-        others = {n: value for n, value in others.items() if n not in refused and n.replace(".", " ") not in fatal}
+        dotted = {n for n, v in others.items() if {key := n.replace(".", " "), f"{key} {v}"} & fatal}
+        others = {n: value for n, value in others.items() if n not in refused | dotted}
         spelled = engine.spelled_options(keyed, self.config.version)
         others |= {f"--{name}": json.dumps(value, separators=(",", ":")) for name, value in spelled.items()}
         host, port = others.pop("--host", engine.LOOPBACK), others.pop("--port", "8000")
@@ -453,7 +456,7 @@ def _doubts(
         given |= {f"--attention-config.{key}": str(value) for key, value in keyed}
     fp8, capability = config.kv_cache_dtype.startswith("fp8"), profile.compute_capability or (9, 0)
     reads = {"TRITON_ATTN": capability >= (8, 9), "FLASH_ATTN": capability[0] in (9, 10)}  # v1/attention/backends
-    for word in ("--attention-backend", "--attention-config.backend", "VLLM_ATTENTION_BACKEND"):
+    for word in _ATTENTION:
         name = given.get(word, "").upper()
         kernels = next((home for start, home in _TABLE["kernels"].items() if name.startswith(start)), profile.platform)
         if word.startswith("--") and kernels != profile.platform:
@@ -461,6 +464,10 @@ def _doubts(
         elif fp8 and config.engine == "V1" and not reads.get(name, True):
             cause = f"{given[word]} does not read an fp8 KV cache on {profile.name}"
             yield engine.FlagProblem(word, cause, "leave it out, or --kv-cache-dtype")
+    backend = engine.recipe_for(model, profile, version).flags.get("attention-backend", "")
+    if "AITER" in backend and engine.is_on(line.env, engine.AITER) and not given.keys() & {*_ATTENTION}:
+        cause = f"vLLM {version} takes ROCM_ATTN, 22 to 31 % slower in published runs; predicted is {backend}"
+        yield engine.FlagProblem(_ATTENTION[0], cause, f"give {backend}", fatal=False)
     cuts = version.release >= (0, 32) and engine.cuts_expert_blocks(model, engine.Layout.of(config))
     chosen = "moe_backend" in " ".join((*line.others, *line.others.values())).replace("-", "_")
     for name, moe, default in _TABLE["forced_experts"] if cuts and not chosen else ():

@@ -223,7 +223,12 @@ def test_experts_whose_blocks_are_cut_are_left_to_triton(
         ("Qwen/Qwen3-Coder-Next-FP8", "0.32.0", "ROCM_AITER_UNIFIED_ATTN"),
         ("Qwen/Qwen3-VL-235B-A22B-Instruct-FP8", "0.27.1", "ROCM_AITER_FA"),
         ("zai-org/GLM-4.7", "0.27.1", "ROCM_AITER_FA"),
-        ("Qwen/Qwen3.5-122B-A10B-FP8", "0.18.1", None), ("zai-org/GLM-4.6", "0.27.1", None),
+        ("meta-llama/Llama-3.3-70B-Instruct", "0.30.0", "ROCM_AITER_FA"),
+        ("google/gemma-3-27b-it", "0.32.0", "ROCM_AITER_FA"),  # heads of 128, one window
+        ("openai/gpt-oss-120b", "0.32.0", "ROCM_AITER_UNIFIED_ATTN"),
+        ("Qwen/Qwen3.5-122B-A10B-FP8", "0.18.1", None), ("meta-llama/Llama-3.3-70B-Instruct", "0.18.1", None),
+        ("microsoft/Phi-3-mini-4k-instruct", "0.32.0", None),  # heads of 96
+        ("deepseek-ai/DeepSeek-R1", "0.32.0", None), ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "0.32.0", None),
     ],
 )  # fmt: skip
 def test_attention_of_amd_is_named_where_aiter_alone_does_not_bring_it(

@@ -585,7 +585,8 @@ def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:
     aiter = "VLLM_ROCM_USE_AITER"
     assert flags("0.9.1", f"{aiter}=1", *mixtral, "fp8") == [aiter]
     assert flags("0.9.1", f"{aiter}=0", *mixtral, "fp8") == flags("0.9.1", f"{aiter}=1", *mixtral, "auto") == []
-    assert flags("0.27.1", f"{aiter}=1", *mixtral, "fp8") == [], "said of the image of 0.9.1 only"
+    backend = ("--attention-backend", "ROCM_AITER_FA")
+    assert flags("0.27.1", f"{aiter}=1", *mixtral, "fp8", *backend) == [], "said of the image of 0.9.1 only"
     deepseek = ("vllm", "serve", "deepseek-ai/DeepSeek-V3", "-tp", "8", "--block-size=1", "--max-model-len")
     assert flags("0.9.1", *deepseek, "131072") == ["--max-model-len"] and flags("0.9.1", *deepseek, "32768") == []
 
@@ -972,7 +973,7 @@ def test_a_server_without_amds_kernels_is_told_so(gpu: str, env: dict[str, str],
     predicted = run("predict", "serve", "Qwen/Qwen3-8B", "--gpu", gpu, *words, *load)
     line = " ".join([*(f"{name}={value}" for name, value in env.items()), "vllm serve", "Qwen/Qwen3-8B"])
     cut = Serving("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", gpu, tensor_parallel_size=8)  # 192 channels, blocks of 128
-    assert ("VLLM_ROCM_USE_AITER_MOE=0;" in cut.deployment.kernels_remark(env)) is said
+    assert ("VLLM_ROCM_USE_AITER_MOE=0 " in cut.deployment.kernels_remark(env)) is said
     for outcome in (predicted, run("check", line, "--gpu", gpu)):
         assert ("set VLLM_ROCM_USE_AITER=1" in " ".join((outcome.out + outcome.err).split())) is said
 

@@ -494,6 +494,24 @@ def test_an_option_that_v1_overwrites_is_a_remark(version: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("env", "options", "version", "said_of"),
+    [
+        ("VLLM_ROCM_USE_AITER=1", "", "0.30.0", {"--attention-backend": False}),
+        ("VLLM_ROCM_USE_AITER=1", "--attention-backend ROCM_AITER_FA", "0.30.0", {}),
+        ("VLLM_ROCM_USE_AITER=1", "", "0.18.1", {}),  # whose priorities have AITER first
+        ("VLLM_ROCM_USE_AITER=0", "", "0.30.0", {}),  # a note says what AITER as a whole would bring
+    ],
+)
+def test_attention_that_vllm_picks_before_aiters_is_a_remark(
+    env: str, options: str, version: str, said_of: dict[str, bool]
+) -> None:
+    """Llama-3.3-70B-FP8 on an MI300X, 32 prompts of 8,192 tokens at once: 155 tokens/s by default, 226 with AITER's."""
+    said = answer("mi300x", f"{env} vllm serve {LLAMA} {options}", "--engine-version", version)
+    assert flags(said) == said_of
+    assert version == "0.18.1" or env[-1] == "0" or all("ROCM_AITER_FA" in plan for plan in better(said))
+
+
+@pytest.mark.parametrize(
     ("gpu", "words", "word"),
     [
         # what 0.32.0 says: "Unknown attention backend: 'NOPE'", "invalid choice: 'nope'", KeyError of the enumeration
@@ -519,7 +537,7 @@ def test_an_option_that_v1_overwrites_is_a_remark(version: str) -> None:
 def test_a_value_outside_of_its_list_is_refused(gpu: str, words: str, word: str) -> None:
     said = answer(gpu, f"vllm serve {LLAMA} {words}", "--engine-version", "0.32.0", status=int(bool(word)))
     assert flags(said) == ({word: True} if word else {})
-    assert not word or all(word.split()[0] not in plan for plan in better(said))
+    assert not word or all(words.split()[1] not in plan for plan in better(said))
 
 
 @pytest.mark.parametrize(("version", "who"), [("0.32.0", "vLLM refuses"), ("0.23.0", "planner does not model")])
