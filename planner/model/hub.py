@@ -1,5 +1,5 @@
 """Fetches the two small files that describe a model into the local hub cache: the only code that uses the network.
-huggingface_hub does the work, in a thread that is given up after a time. Its variables are read at each call."""
+huggingface_hub does the work, in a thread with limits of time and bytes. Its variables are read at each call."""
 
 import errno
 import json
@@ -22,6 +22,7 @@ CONFIG = "config.json"
 SIDECAR = "hf_quant_config.json"  #: NVIDIA's modelopt checkpoints keep their quantisation here
 DEFAULT_ENDPOINT = "https://huggingface.co"
 DEFAULT_TIMEOUT_S = 30.0  #: for both files together
+MOST_BYTES = 64_000_000  #: of both files together; the largest published config.json has 3 MB
 PROXY = "check HF_ENDPOINT, and whether a proxy or a login page stands in between"
 FOLDER = "give a folder with the model's config.json"
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}  #: errors of a disk, also without a file
@@ -89,6 +90,7 @@ def fetch_snapshot(repo_id: str, revision: str | None = None, *, timeout_s: floa
     if fetch.error is not None:
         raise fetch.error
     if fetch.folder is None:
+        fetch.left_bytes = 0  # the thread ends with the next part of an answer
         cause = f"{fetch.host} took longer than {timeout_s:.3g} s to answer"
         raise HubError(cause, hint=f"give it more time with --timeout, or {FOLDER}")
     return Snapshot(fetch.folder, complete=True)
@@ -106,6 +108,7 @@ class _Fetch(Thread):
         self.repo_id, self.revision, self.endpoint = repo_id, revision, endpoint
         #: The endpoint as it may be printed: without a user name and password.
         self.host = urlsplit(endpoint).netloc.rpartition("@")[2] or "the hub"
+        self.left_bytes: float = MOST_BYTES
         self.folder: Path | None = None
         self.error: BaseException | None = None
 
@@ -136,6 +139,7 @@ class _Fetch(Thread):
             _library().hf_hub_download(
                 self.repo_id, name, revision=revision, endpoint=self.endpoint, cache_dir=_cache_dir(),
                 force_download=True,  # it also keeps huggingface_hub from retrying for 20 s when there is no network
+                tqdm_class=self._limit(),
             )
         )  # fmt: skip
         if not _holds_object(path):
@@ -143,6 +147,26 @@ class _Fetch(Thread):
             path.unlink(missing_ok=True)
             raise HubError(f"{self.host}: its answer for {name} is not a JSON object", hint=PROXY)
         return path
+
+    def _limit(self) -> type:
+        """Return a progress bar that shows nothing. It ends a download whose stated or received bytes are too many."""
+        fetch = self
+
+        class Limit(_library().utils.tqdm):  # type: ignore[misc]
+            def __init__(self, *args: Any, **options: Any) -> None:
+                super().__init__(*args, **options | {"disable": True})
+                fetch._check(options.get("total") or 0)
+
+            def update(self, n: float | None = 1) -> None:
+                fetch.left_bytes -= n or 0
+                fetch._check(0)
+
+        return Limit
+
+    def _check(self, coming_bytes: float) -> None:
+        if self.left_bytes < coming_bytes:
+            cause = f"{self.host} answers with more than {MOST_BYTES / 1e6:.0f} MB, which describes no model"
+            raise HubError(cause, hint=f"check the model's repository and HF_ENDPOINT, or {FOLDER}")
 
     def _explained(self, error: BaseException) -> HubError:
         errors = _library().errors
@@ -177,21 +201,16 @@ def _library() -> Any:
 
 @contextmanager
 def _quiet(library: Any) -> Iterator[None]:
-    log, bar = logging.getLogger("huggingface_hub"), "huggingface_hub.http_get"
-    level, shown = log.level, not library.utils.are_progress_bars_disabled(bar)
+    log = logging.getLogger("huggingface_hub")
+    level, reports_nothing = log.level, library.constants.HF_HUB_DISABLE_TELEMETRY
     log.setLevel(logging.CRITICAL)
-    reports_nothing = library.constants.HF_HUB_DISABLE_TELEMETRY
     library.constants.HF_HUB_DISABLE_TELEMETRY = True  # it asks the hub for a list of agents, to name the sender
-    if shown:
-        library.utils.disable_progress_bars(bar)
     try:
         with catch_warnings(action="ignore"):  # of a file too large for the disk, for example
             yield
     finally:
         log.setLevel(level)
         library.constants.HF_HUB_DISABLE_TELEMETRY = reports_nothing
-        if shown:
-            library.utils.enable_progress_bars(bar)
 
 
 def _cache_dir() -> Path | None:

@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -156,6 +158,32 @@ def _drip(text: bytes, every_s: float = 0.2) -> Iterator[bytes]:
 
 def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size > 1000]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "timeout_s", "cause"),
+    [
+        ("", repeat(b" " * 2**16), 60, "more than 3 MB, which describes no model"),
+        ("Content-Length: 999999999999\r\n", repeat(b""), 60, "more than 3 MB"),  # as stated, before the first byte
+        ("", (time.sleep(0.05) or b" " * 2**14 for _ in repeat(0)), 1, "took longer than 1 s"),
+    ],
+    ids=["endless", "stated", "given up"],
+)
+def test_a_download_ends_at_its_limit_and_leaves_no_file(
+    server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    headers: str, body: Iterable[bytes], timeout_s: float, cause: str,
+) -> None:  # fmt: skip
+    """Also where a process lives on after its answer, as a notebook does."""
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 2**16)  # 10 MB, otherwise
+    monkeypatch.setattr(hub, "MOST_BYTES", 3_000_000)
+    server.misbehave = lambda handler: _only_get(handler, headers, body)
+    with pytest.raises(HubError, match=cause):
+        hub.fetch_snapshot("org/model", timeout_s=timeout_s)
+    for thread in threading.enumerate():
+        if isinstance(thread, hub._Fetch) and thread.endpoint == server.endpoint:
+            thread.join(60)
+            assert not thread.is_alive()
+    assert [path for path in tmp_path.rglob("*") if path.suffix == ".incomplete"] == _files(tmp_path) == []
 
 
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
