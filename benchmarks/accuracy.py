@@ -7,23 +7,27 @@
 
 What is left out together says what is asked: a new load, a new combination, a pair of GPU and model, a model, a GPU or
 a source that was never seen. Every run is replayed with the fit that did not see it. Coverage is that of intervals
-found without the same runs. Takes some 15 minutes on two cores. With ``--steps`` the runs of most sections keep the
-steps that the fit to all runs replayed: right but for queues that grow with the time of a step.
+found without the same runs. The page says how long it took. With ``--steps`` the runs of most sections keep the
+steps that the fit to all runs replayed: right but for queues that grow with the time of a step. ``causes.toml`` has
+the likely causes of the worst runs.
 """
 
 import argparse
 import csv
 import datetime
 import subprocess
+import time
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from fit.design import Structure, effects_of, posterior
-from fit.leave_out import LEFT_OUT, REFITTED_RUNS, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
+from fit.leave_out import GAPS, LEFT_OUT, REFITTED_RUNS, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
 from planner.evidence.fitting import Fitted, scatter_of
 from planner.evidence.observations import Observed
 from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
@@ -41,6 +45,28 @@ AIMS = {
     "TTFT, lone prompt": "10 %, 85 %",
     "TPOT, ATOM": "9 %, 85 %",
 }
+#: What is wanted of runs that the fit did not see: median error, and share within 20 % or inside the 90 % interval.
+WANTED = {
+    "TPOT or ITL, all": "8 %, 85 %",
+    "TPOT, dense, B200 and B300": "8 %, 90 %",
+    "TPOT, MoE, Hopper": "9 %",
+    "TPOT, MoE, Blackwell (B200 to GB300)": "9 %",
+    "TPOT, MoE, AMD": "9 %",
+    "output throughput": "8 %, 85 %",
+    "TTFT, closed loop": "12 %, 72 %",
+    "TTFT, lone prompt": "20 %, 85 % inside",
+    "latency tables, MI300X": "4 %, 97 %",
+    "TPOT, ATOM": "9 %",
+    "p99 ITL, closed loop": "20 %",
+}
+#: Lines that another page has.
+ELSEWHERE = {
+    "experts against kernel tables": ("80 % between 0.8 and 1.25", "Today's operators beside the tables"),
+    "tables alone, by source": ("each source", "Whole steps from tables alone, by source"),
+}
+CAUSES = Path(__file__).parent / "causes.toml"
+VENDORS = {"nvidia": "NVIDIA", "amd": "AMD"}
+BLACKWELL = ("sm_100", "sm_103")  #: architectures of data centres
 #: GPUs with fewer figures than this have no coverage of their own.
 LEAST_FIGURES = 50
 #: What is left out together, and what that asks.
@@ -86,6 +112,70 @@ def kinds(one: Observed, run: MeasuredRun, metric: str) -> Iterator[str]:
         yield metric
 
 
+def wanted_lines(one: Observed, run: MeasuredRun, metric: str) -> list[str]:
+    """The lines of ``WANTED`` that a metric of a run counts in. Those of TPOT and throughput are of stock vLLM."""
+    has = run.metrics.keys()
+    tpot, gap, ttft = (
+        next((name for name in (f"mean_{of}_ms", f"median_{of}_ms") if name in has), None)
+        for of in ("tpot", "itl", "ttft")
+    )
+    closed = run.arrival == "closed-loop"
+    lines = {
+        "TPOT or ITL, all": metric == (tpot or gap),
+        of_tpot(one, run): metric == tpot,
+        "output throughput": metric == "output_throughput" and run.engine_build == "vllm",
+        "TTFT, closed loop": metric == ttft and closed,
+        "TTFT, lone prompt": metric == ttft and run.max_concurrency == 1,
+        "latency tables, MI300X": metric == "avg_latency_s" and run.gpu == "mi300x",
+        "p99 ITL, closed loop": metric == "p99_itl_ms" and closed,
+    }
+    return [line for line, counts in lines.items() if line and counts]
+
+
+def of_tpot(one: Observed, run: MeasuredRun) -> str:
+    """The line of ``WANTED`` for the TPOT of a run; empty where it has none."""
+    if run.engine_build != "vllm":
+        return "TPOT, ATOM"
+    architecture = one.profile.architecture
+    if not one.model.is_moe:
+        return "TPOT, dense, B200 and B300" if architecture in BLACKWELL and run.gpu.startswith("b") else ""
+    if one.profile.vendor == "amd":
+        return "TPOT, MoE, AMD"
+    places = {"sm_90": "Hopper"} | dict.fromkeys(BLACKWELL, "Blackwell (B200 to GB300)")
+    return f"TPOT, MoE, {places[architecture]}" if architecture in places else ""
+
+
+def wanted(
+    observed: Sequence[Observed], runs: Mapping[str, MeasuredRun], misses: Mapping[str, Sequence[Miss]]
+) -> Iterator[str]:
+    """``WANTED`` beside the median error, the share within 20 % and the share inside, by what was left out."""
+    yield "| | wanted | figures | sources left out | inside 90 % | pairs left out | inside 90 % |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    cells: dict[str, list[str]] = defaultdict(list)
+    for name in ("source", JUDGED):
+        told = [miss for miss in misses[name] if miss.metric not in GAPS]
+        inside = {
+            (one.miss.run, one.miss.metric): one.inside
+            for one in held_intervals(observed, stated(told, observed, runs), LEFT_OUT[name])
+        }
+        found: dict[str, list[tuple[float, bool | None]]] = defaultdict(list)
+        for miss in misses[name]:
+            one = observed[miss.run]
+            for line in wanted_lines(one, runs[one.run_id], miss.metric):
+                found[line].append((abs(np.expm1(miss.error)), inside.get((miss.run, miss.metric), miss.inside)))
+        for line in WANTED:
+            error = np.array([off for off, _ in found[line]])
+            covered = [holds for _, holds in found[line] if holds is not None]
+            if name == "source":
+                cells[line].append(str(len(error)))
+            cells[line].append(f"{np.median(error):.1%}, {np.mean(error <= 0.2):.0%}" if len(error) else "")
+            cells[line].append(f"{np.mean(covered):.0%}" if covered else "")
+    for line, aim in WANTED.items():
+        yield f"| {line} | {aim} | {' | '.join(cells[line])} |"
+    for line, (aim, section) in ELSEWHERE.items():
+        yield f'| {line} | {aim} | | [kernels](kernels.md): "{section}" | | | |'
+
+
 def table(observed: Sequence[Observed], runs: dict[str, MeasuredRun], misses: Sequence[Miss]) -> Iterator[str]:
     """Median error, share within 20 %, and bias, by kind of metric, beside what we aim at."""
     found: dict[str, list[float]] = defaultdict(list)
@@ -109,9 +199,18 @@ class Held:
 
     kind: str
     gpu: str
-    error: float
+    vendor: str
+    miss: Miss
     half: float  #: half the width of the interval
     plain: float  #: the same of an interval of one width for all figures of the kind
+
+    @property
+    def error(self) -> float:
+        return self.miss.error
+
+    @property
+    def inside(self) -> bool:
+        return abs(self.error) <= self.half
 
     def score(self, half: float) -> float:
         """The interval score: width, and 2 / (1 - level) x what is outside (Gneiting and Raftery, JASA 102(477))."""
@@ -136,21 +235,27 @@ def held_intervals(
             if scatter := known.get(kind):
                 half = scatter.reach[LEVELS.index(LEVEL)] * float(np.hypot(miss.deviation, scatter.noise))
                 plain = float(np.quantile(widths[kind], LEVEL))
-                found.append(Held(kind, observed[miss.run].covariates["gpu"], miss.error, half, plain))
+                profile = observed[miss.run].profile
+                found.append(Held(kind, profile.id, VENDORS[profile.vendor], miss, half, plain))
     return found
 
 
-def coverage(held: Sequence[Held]) -> Iterator[str]:
-    """Share of measurements inside their intervals, width (highest over lowest) and score, by metric and by GPU."""
+def coverage(held: Sequence[Held], lone: Container[int]) -> Iterator[str]:
+    """Share of measurements inside their intervals, width (highest over lowest) and score, by metric, GPU and vendor.
+
+    ``lone``: numbers of the runs with one prompt in flight.
+    """
     found: dict[str, list[Held]] = defaultdict(list)
     for one in held:
-        for name in ("all", one.kind, one.gpu):
+        for name in ("all", one.kind, one.gpu, f"all of {one.vendor}"):
             found[name].append(one)
+        if one.miss.run in lone:
+            found["lone prompts, TTFT" if "ttft" in one.kind else "lone prompts, other figures"].append(one)
     yield "| | figures | inside the 90 % interval | median width | interval score | with one width for all |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for name, ones in sorted(found.items()):
         if len(ones) >= LEAST_FIGURES:
-            inside = np.mean([abs(one.error) <= one.half for one in ones])
+            inside = np.mean([one.inside for one in ones])
             width = np.exp(2 * np.median([one.half for one in ones]))
             score, plain = (np.mean([one.score(getattr(one, half)) for one in ones]) for half in ("half", "plain"))
             yield f"| {name} | {len(ones)} | {inside:.0%} | {width:.2f} | {score:.2f} | {plain:.2f} |"
@@ -173,23 +278,29 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FILE")
     parser.add_argument("--steps", action="store_true")
     arguments = parser.parse_args()
+    start = time.monotonic()
     every = {run.run_id: run for run in read_runs(arguments.runs)}
     without, refused = leave_out_of(every.values(), processes=PROCESSES)
     replayed = REPLAYED if arguments.steps else tuple(SECTIONS)
     misses = {name: misses_of(name, without, every, replayed=name in replayed) for name in SECTIONS}
-    lines = list(report(without, misses, refused, every, replayed))
+    fitted = {name: [miss for miss in found if miss.metric not in GAPS] for name, found in misses.items()}
+    if arguments.write:
+        write(without, [fitted[name] for name in REPLAYED], arguments.runs, arguments.write)
+    figures = list(wanted(without.observed, every, misses))
+    lines = list(report(without, fitted, refused, every, replayed, figures, time.monotonic() - start))
     print("\n".join(lines))
     if arguments.record:
         arguments.record.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if arguments.write:
-        write(without, [misses[name] for name in REPLAYED], arguments.runs, arguments.write)
 
 
 def misses_of(name: str, without: LeaveOut, runs: Mapping[str, MeasuredRun], *, replayed: bool) -> list[Miss]:
     """The misses of a section."""
     if not replayed:
         return without.misses([LEFT_OUT[name](one) for one in without.observed])
-    return replayed_misses(without, runs.values(), LEFT_OUT[name], processes=PROCESSES, uncertain=name in COVERED)
+    return replayed_misses(
+        without, runs.values(), LEFT_OUT[name],
+        processes=PROCESSES, uncertain=name in COVERED, gaps=name in REPLAYED,
+    )  # fmt: skip
 
 
 def report(
@@ -198,9 +309,12 @@ def report(
     refused: Sequence[tuple[MeasuredRun, str]],
     runs: dict[str, MeasuredRun],
     replayed: Sequence[str],
+    figures: Sequence[str],
+    taken_s: float,
 ) -> Iterator[str]:
-    """The page that ``--record`` writes."""
+    """The page that ``--record`` writes, with the lines of ``wanted``."""
     observed = without.observed
+    lone = {number for number, one in enumerate(observed) if runs[one.run_id].max_concurrency == 1}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     yield "# Accuracy on runs that the fit did not see"
     yield ""
@@ -210,13 +324,20 @@ def report(
         yield f"- {run.run_id} {run.gpu} {run.model}: {why}"
     yield "A fit without a group is one step from the fit to everything (`benchmarks/fit/leave_out.py`)."
     yield f"Without {REFITTED_RUNS} runs or more it goes on from there to its own optimum."
+    yield f"The fit, all that was left out and all replays took {taken_s / 60:.0f} minutes in {PROCESSES} processes."
+    yield from ("", "## Figures wanted", "")
+    yield "Median error and share within 20 %. Each run is replayed with the fit that did not see its source, or its"
+    yield "pair of GPU and model. The p99 ITL is held against the shipped intervals, all else against intervals without"
+    yield "the run's group. The aims of later sections are older, and for pairs left out."
+    yield from ("", *figures)
     for name, title in SECTIONS.items():
         how = (
             "replayed with the fit that did not see it" if name in replayed else "over the steps of the fit to all runs"
         )
         yield from ("", f"## {title}", "", f"Each run {how}.", "", *table(observed, runs, misses[name]))
         if name in COVERED:
-            yield from ("", *coverage(held_intervals(observed, stated(misses[name], observed, runs), LEFT_OUT[name])))
+            held = held_intervals(observed, stated(misses[name], observed, runs), LEFT_OUT[name])
+            yield from ("", *coverage(held, lone))
     yield from ("", "## Bias by GPU, pairs of GPU and model left out", "", *bias(observed, misses[JUDGED]))
     yield from ("", "## Each source, left out", "", *by_source(observed, misses["source"]))
     yield from ("", f"## The worst {WORST} runs of sources left out", "", *worst(observed, misses["source"]))
@@ -270,12 +391,25 @@ def worst(observed: Sequence[Observed], misses: Sequence[Miss]) -> Iterator[str]
         key = one.source, one.covariates["gpu"], one.covariates["shape"], one.covariates["weights"]
         if key not in found or abs(miss.error) > abs(found[key].error):
             found[key] = miss
-    yield "| source | GPU | model | weights | TP | vLLM | metric | predicted / measured |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    yield "| source | GPU | model | weights | TP | vLLM | metric | predicted / measured | likely cause |"
+    yield "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
     for key, miss in sorted(found.items(), key=lambda item: -abs(item[1].error))[:WORST]:
         has = observed[miss.run].covariates
-        what = (has["tp"], has["release"], miss.metric, f"{np.exp(miss.error):.2f}")
+        what = (has["tp"], has["release"], miss.metric, f"{np.exp(miss.error):.2f}", likely_cause(*key))
         yield f"| {' | '.join((*key, *what))} |"
+
+
+@cache
+def causes() -> tuple[dict[str, str], ...]:
+    """The entries of ``causes.toml``."""
+    return tuple(tomllib.loads(CAUSES.read_text(encoding="utf-8"))["cause"])
+
+
+def likely_cause(source: str, gpu: str, model: str, weights: str) -> str:
+    """What the first entry that fits says."""
+    row = {"source": source, "gpu": gpu, "model": model, "weights": weights}
+    fits = (one["likely"] for one in causes() if all(row[key].startswith(one.get(key, "")) for key in row))
+    return next(fits, "unknown")
 
 
 def parameters(without: LeaveOut) -> Iterator[str]:

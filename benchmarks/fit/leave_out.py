@@ -47,6 +47,7 @@ class Miss:
     metric: str  #: as observed: a run without an output throughput has a total one in its place
     error: float  #: log(predicted / measured)
     deviation: float  #: predicted standard deviation of the logarithm, towards the measurement, without noise
+    inside: bool | None = None  #: of a figure that no fit sees: whether it lies in the interval by the shipped scatters
 
 
 class LeaveOut:
@@ -258,6 +259,8 @@ def _quasi_newton(problem: FitProblem, rows: NDArray[np.int64], start: Floats, w
 
 #: What stands for a metric in runs that lack it, as in ``observe``.
 STANDS_IN = {"output_throughput": "total_token_throughput", "avg_latency_s": "output_throughput"}
+#: Figures that no fit sees.
+GAPS = ("mean_itl_ms", "median_itl_ms", "p99_itl_ms")
 
 
 def replayed_misses(
@@ -267,15 +270,16 @@ def replayed_misses(
     *,
     processes: int = 1,
     uncertain: bool = False,
+    gaps: bool = False,
 ) -> list[Miss]:
     """Every figure of every run, each by a fit without the runs of its ``left_out`` group.
 
     ``runs`` holds at least those that were observed. With several ``processes`` the groups are dealt out among them.
-    Unless ``uncertain``, deviations are zero.
+    Unless ``uncertain``, deviations are zero. With ``gaps`` those of ``GAPS`` too.
     """
     runs = list(runs)
     _ = without.belief if uncertain else None  # once, before there are several processes
-    replayer = _Replayer(without, {run.run_id: run for run in runs}, resent(runs), uncertain)
+    replayer = _Replayer(without, {run.run_id: run for run in runs}, resent(runs), uncertain, gaps)
     members = list(without.members([left_out(one) for one in without.observed]))
     if processes == 1:
         return sorted(replayer.misses(members), key=_place)
@@ -297,6 +301,7 @@ class _Replayer:
     runs: Mapping[str, MeasuredRun]
     resent: frozenset[str]
     uncertain: bool
+    gaps: bool = False
 
     def misses(self, members: Iterable[list[int]]) -> list[Miss]:
         """Those of the runs in ``members``."""
@@ -315,6 +320,11 @@ class _Replayer:
                 error = log(predicted[name] / run.metrics[name])
                 deviations = prediction.uncertainty.deviations(name) if self.uncertain else (0.0, 0.0)
                 yield Miss(number, metric.name, error, deviations[error < 0])
+            for name in GAPS if self.gaps else ():
+                if name in run.metrics and name in predicted:
+                    factors = prediction.uncertainty.factors(name) if self.uncertain else None
+                    off = run.metrics[name] / predicted[name]
+                    yield Miss(number, name, -log(off), 0.0, factors and factors[0] <= off <= factors[1])
 
 
 def held_out(without: LeaveOut, runs: Sequence[int], *, uncertain: bool = True) -> Calibration:
