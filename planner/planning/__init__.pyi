@@ -86,15 +86,15 @@ from .search.plans import little_in_words as little_in_words
 from .search.plans import bottleneck as bottleneck
 
 # Which GPU?
-from .comparison import cache_remark as cache_remark
-from .comparison import limit_in_words as limit_in_words
-from .comparison import Question as Question
-from .comparison import Refused as Refused
-from .comparison import ComparedPoint as ComparedPoint
-from .comparison import Comparison as Comparison
-from .comparison import Order as Order
-from .comparison import compare_hardware as compare_hardware
-from .comparison import compare_partitions as compare_partitions
+from .limits import cache_remark as cache_remark
+from .limits import limit_in_words as limit_in_words
+from .search.comparison import Question as Question
+from .search.candidate import Refused as Refused
+from .search.comparison import ComparedPoint as ComparedPoint
+from .search.comparison import Comparison as Comparison
+from .search.comparison import Order as Order
+from .search.comparison import compare_hardware as compare_hardware
+from .search.comparison import compare_partitions as compare_partitions
 
 # How many?
 from .search.fleet import Terms as Terms

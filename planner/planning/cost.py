@@ -14,7 +14,7 @@ The low end of a cost is that of the cheapest offer at the fastest end of the pr
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import ceil, isfinite, nan
 from typing import Any
 
 from planner.errors import InputError
@@ -59,6 +59,32 @@ def price_of(profile: GpuProfile, given: Mapping[str, float] | None = None) -> P
     price = profile.price
     low, high = (price.low or price.typical).base, (price.high or price.typical).base
     return Price(Interval(price.typical.base, low, high), price.date)
+
+
+@dataclass(frozen=True, slots=True)
+class Rented:
+    """GPUs of one type that are paid for, with their cost and power."""
+
+    profile: GpuProfile
+    price: Price | None
+    num_gpus: int  #: logical ones
+
+    @property
+    def gpus(self) -> int:
+        return self.num_gpus // self.profile.parts
+
+    @property
+    def nodes(self) -> int:
+        return ceil(self.gpus / max(self.profile.gpus_per_node // self.profile.parts, 1))
+
+    @property
+    def usd_per_h(self) -> Interval | None:
+        return self.price.usd_per_h.scaled(self.num_gpus) if self.price else None
+
+    @property
+    def power_w(self) -> float | None:
+        watts = power_w(self.profile)
+        return watts * self.num_gpus if watts else None
 
 
 def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[str, float]:

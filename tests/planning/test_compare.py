@@ -16,21 +16,19 @@ from planner.engine import EngineArgs, default_version
 from planner.hardware.profiles import load_profile
 from planner.output.render import rows_of
 from planner.output.tables.comparison import FIELDS
-from planner.planning.comparison import (
+from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.predict import Prediction
+from planner.planning.search.comparison import (
     ComparedPoint,
     Comparison,
     Question,
-    Refused,
-    Setup,
     compare_hardware,
     dealt,
     describe_order,
-    find_setups,
+    find_engines,
     flips,
     standings,
 )
-from planner.planning.deployment import resolve_deployment
-from planner.planning.predict import Prediction
 from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.workload.load import Load
@@ -54,27 +52,27 @@ def point(comparison: Comparison, gpu: str, load: float) -> ComparedPoint:
     return found
 
 
-def setup(gpu: str, num_gpus: int = 1) -> Setup:
-    found = find_setups(question(sizes=(1,)), load_profile(gpu), num_gpus, 2048)
-    assert not isinstance(found, Refused)
+def engine(gpu: str) -> Deployment:
+    found = find_engines(asked := question(sizes=(1,)), asked.rented(load_profile(gpu)), 2048)
+    assert isinstance(found, list)
     return found[0]
 
 
 def test_a_package_equals_a_package() -> None:
     """One MI300X in SPX mode against all eight of its CPX partitions, each a server of its own."""
     comparison = compared("mi300x", "mi300x-cpx", "h100-mig-1g.20gb")
-    shapes = {p.gpu: (p.setup.num_gpus, p.setup.servers, p.setup.counted_gpus) for p in comparison.points}
+    shapes = {p.gpu: (p.rented.num_gpus, p.candidate.servers, p.counted_gpus) for p in comparison.points}
     assert shapes == {"mi300x": (1, 1, 1.0), "mi300x-cpx": (8, 8, 1.0), "h100-mig-1g.20gb": (4, 4, 1.0)}
 
 
 def test_a_node_equals_a_node() -> None:
     comparison = compared("mi300x", "mi300x-cpx", per="node")
-    assert {p.gpu: p.setup.num_gpus for p in comparison.points} == {"mi300x": 8, "mi300x-cpx": 64}
+    assert {p.gpu: p.rented.num_gpus for p in comparison.points} == {"mi300x": 8, "mi300x-cpx": 64}
 
 
 def test_a_partition_may_stand_for_itself() -> None:
     comparison = compared("mi300x", "mi300x-cpx", per="gpu")
-    assert {p.gpu: (p.setup.num_gpus, p.setup.counted_gpus) for p in comparison.points} == {
+    assert {p.gpu: (p.rented.num_gpus, p.counted_gpus) for p in comparison.points} == {
         "mi300x": (1, 1),
         "mi300x-cpx": (1, 1),
     }
@@ -84,7 +82,7 @@ def test_all_get_the_fewest_packages_on_which_the_model_fits_everywhere() -> Non
     """70 billion parameters in bf16 are 141 GB: one MI300X (192 GiB) would do, an H100 (80 GB) takes two."""
     comparison = compared("mi300x", "h100-sxm", model="meta-llama/Llama-3.3-70B-Instruct")
     assert comparison.share == 2
-    assert {p.setup.num_gpus for p in comparison.points} == {2}
+    assert {p.rented.num_gpus for p in comparison.points} == {2}
 
 
 def test_what_cannot_hold_the_model_says_why_and_stops_nobody() -> None:
@@ -97,10 +95,10 @@ def test_what_cannot_hold_the_model_says_why_and_stops_nobody() -> None:
 @given(st.integers(1, 300), st.integers(1, 64))
 @settings(max_examples=60)
 def test_requests_are_dealt_evenly_and_all_of_them(places: int, servers: int) -> None:
-    shares = dealt(setup("h100-sxm").deployment, Load(8, 8, 1, max_concurrency=places), servers)
-    sizes = [share.workload.max_concurrency or 0 for share in shares]
-    assert sum(size * share.servers for size, share in zip(sizes, shares, strict=True)) == places
-    assert sum(share.servers for share in shares) == min(servers, places)
+    shares = dealt(engine("h100-sxm"), Load(8, 8, 1, max_concurrency=places), servers)
+    sizes = [share.max_concurrency or 0 for _, share in shares]
+    assert sum(size * count for size, (count, _) in zip(sizes, shares, strict=True)) == places
+    assert sum(count for count, _ in shares) == min(servers, places)
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sorted(sizes, reverse=True)
 
@@ -109,7 +107,7 @@ def test_one_server_is_predicted_as_predict_serve_does() -> None:
     found = point(compared("h100-sxm"), "h100-sxm", 8)
     profile, asked = load_profile("h100-sxm"), question()
     deployment = resolve_deployment(asked.serving.model, profile, EngineArgs(), default_version(profile))
-    expected = Prediction.of(deployment, found.shares[0].workload).result
+    expected = Prediction.of(deployment, found.busiest.load).result
     (row,) = rows_of([found], FIELDS)
     for key in ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms"):
         for ending in ("", "_lo", "_hi"):
@@ -122,16 +120,16 @@ def test_each_server_gets_every_nth_arrival() -> None:
     found = point(compare_hardware(question(sizes=(2,), share=8), [load_profile("h100")], [load]), "h100-sxm", 40)
     every, fourth = load.requests(), slice(None, None, 4)
     sent = Requests(every.input_len[fourth], every.output_len[fourth], every.arrival_s[fourth])
-    expected = Prediction.of(found.setup.deployment, Load.of_requests(sent, 10.0)).figures
-    assert found.setup.servers == 4 and found.shares[0].workload.num_prompts == len(sent.arrival_s)
+    expected = Prediction.of(found.candidate.deployment, Load.of_requests(sent, 10.0)).figures
+    assert found.candidate.servers == 4 and found.busiest.load.num_prompts == len(sent.arrival_s)
     mean = found.latency_ms("mean_ttft_ms")
     assert mean and mean.mid == pytest.approx(expected["mean_ttft_ms"], rel=0.05)
 
 
 def test_two_servers_of_half_the_load_put_out_twice_what_one_does() -> None:
-    half = dealt(setup("h100-sxm").deployment, Load(1024, 1024, 1, max_concurrency=8), 1)[0].workload
+    half = dealt(engine("h100-sxm"), Load(1024, 1024, 1, max_concurrency=8), 1)[0][1]
     two = point(compare_hardware(question(sizes=(1,), share=2), [load_profile("h100")], [_closed(16)]), "h100-sxm", 16)
-    alone = Prediction.of(setup("h100-sxm").deployment, half).figures
+    alone = Prediction.of(engine("h100-sxm"), half).figures
     assert two.tok_per_s.mid == pytest.approx(2 * alone["output_throughput"])
     assert two.tok_per_s_per_user and two.tok_per_s_per_user.mid == pytest.approx(alone["output_throughput"] / 8)
 

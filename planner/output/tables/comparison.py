@@ -28,7 +28,7 @@ BRIEF = columns_of("comparison_brief", **_TAKEN)
 #: A point in JSON and CSV.
 FIELDS = columns_of(
     "comparison_fields",
-    engine_version=lambda point: str(point.setup.deployment.config.version),
+    engine_version=lambda point: str(point.candidate.config.version),
     request_rate=lambda point: point.load if point.workload.open else None,
 )
 LENGTHS = (
@@ -78,7 +78,11 @@ class ComparisonAnswer(Answer):
         return {
             **fields_of(self.record, "model=question.serving.model.id", "question.per", "share"),
             "rows": [
-                {**rows_of([point], FIELDS)[0], **fields_of(point.setup.deployment, *shared.EVIDENCE), "departures": of}
+                {
+                    **rows_of([point], FIELDS)[0],
+                    **fields_of(point.candidate.deployment, *shared.EVIDENCE),
+                    "departures": of,
+                }
                 for point, of in self.departures
             ],
             "doubts": shared.doubts_of(self.doubts),
@@ -125,7 +129,7 @@ class ComparisonAnswer(Answer):
         apart = [one for one in self.orders if any(len(place.equal) < len(place.order) for place in one.standings)]
         first = {order.metric: order.words.replace(" leads", "", 1) for order in reversed(apart)}
         ranked = [point for point in self._keeping if self.record.ranks_usd(point)]
-        owned = any(point.price and not self.record.ranks_usd(point) for point in self._keeping)
+        owned = any(point.rented.price and not self.record.ranks_usd(point) for point in self._keeping)
         figures = {
             "tokens/s per GPU": [(p.tok_per_s_per_gpu.mid, p.tok_per_s_per_gpu, "", p) for p in self._keeping],
             "tokens per USD": [(-d.mid, d, "USD/1M", p) for p in ranked if (d := p.usd_per_million_tok)],
@@ -179,8 +183,8 @@ class ComparisonAnswer(Answer):
             named = {cause: gpus if len(gpus) <= BRIEF_REASONS else [counted(len(gpus))] for cause, gpus in causes}
             words = (f"{cause} on {', '.join(gpus)}" for cause, gpus in named.items())
             yield from shared.items("-", [f"bottleneck: {'; '.join(words)}"])
-        if self.record.question.per == "node" and len({point.setup.num_gpus for point in points}) > 1:
-            sizes = ", ".join(dict.fromkeys(f"{point.setup.num_gpus} of {point.gpu}" for point in points))
+        if self.record.question.per == "node" and len({point.rented.num_gpus for point in points}) > 1:
+            sizes = ", ".join(dict.fromkeys(f"{point.rented.num_gpus} of {point.gpu}" for point in points))
             yield from shared.items("!", [f"nodes of {sizes} get one load each: figures per GPU favour the small ones"])
         if overloaded := [point for point in points if not point.keeps_up]:
             by_load = shared.grouped((_load_in_row(point), point.gpu) for point in overloaded)
@@ -190,7 +194,7 @@ class ComparisonAnswer(Answer):
         (beside,) = (planning.beside_recipe(of) for point, of in self.departures if point is fastest)
         yield from shared.items("-", beside)
         model = self.record.question.serving.model.id
-        command = [*shared.recommend_words(model, fastest.setup.profile, self.prices), *self.stated]
+        command = [*shared.recommend_words(model, fastest.rented.profile, self.prices), *self.stated]
         sent = ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
         by = "--max-concurrency" if load.max_concurrency else "--request-rate"
         sent += [by, f"{fastest.load:g}"] * (load.open or len(loads) == 1)
@@ -213,7 +217,7 @@ class ComparisonAnswer(Answer):
             yield f"left out: {shared.listed(refused, BRIEF_DOUBTS)}"
         if self.record.share > 1 and not self.record.question.share:
             yield f"{self._hardware}: the fewest on which every GPU holds the model; --packages sets another number"
-        yield from shared.price_caveats({p.gpu: p.setup.profile for p in points}.values(), self.prices)
+        yield from shared.price_caveats({p.gpu: p.rented.profile for p in points}.values(), self.prices)
         yield from self._engine_notes()
         yield "; ".join([*self._fits(), *(HOW_TO_READ if points else ()), shared.MORE])
 
@@ -221,14 +225,14 @@ class ComparisonAnswer(Answer):
         yield from self._fits()
         yield from (f"{refused.gpu} is left out: {refused.reason}" for refused in self.record.refused)
         yield from self._engine_notes()
-        setups = [point.setup for point in self.record.points]
-        profiles = [profile for profile in self.profiles if profile.id in {setup.profile.id for setup in setups}]
+        points = self.record.points
+        profiles = [profile for profile in self.profiles if profile.id in {point.gpu for point in points}]
         yield from shared.price_notes(profiles, self.prices)
-        if setups:
+        if points:
             yield "brackets: 90 % interval, for USD with the range of prices; joules assume boards at their TDP"
         if len(profiles) > 1:
             yield "percentages: probability that the ranking is correct, at typical prices"
-        idle = dict.fromkeys((s.profile.id, s.idle_gpus, s.num_gpus, s.deployment.config.num_gpus) for s in setups)
+        idle = dict.fromkeys((p.gpu, p.idle_gpus, p.rented.num_gpus, p.candidate.config.num_gpus) for p in points)
         words = "{}: paid for and idle: {} of {} GPUs, as each server takes {}"
         yield from (words.format(*one) for one in idle if one[1])
         if busy := [one.id for one in profiles if one.partition and not one.partition.isolated_bandwidth]:
@@ -236,12 +240,12 @@ class ComparisonAnswer(Answer):
         yield from self.said
 
     def _fits(self) -> Iterator[str]:
-        engines = [point.setup.deployment for point in self.record.points]
+        engines = [point.candidate.deployment for point in self.record.points]
         yield from shared.engine_note(str(engine.config.version) for engine in engines)
         yield from shared.calibration_note(engine.evidence for engine in engines)
 
     def _engine_notes(self) -> Iterator[str]:
-        engines = [point.setup.deployment for point in self.record.points]
+        engines = [point.candidate.deployment for point in self.record.points]
         yield from dict.fromkeys(str(one) for e in engines for one in without_kernels(e.profile, e.config.version))
         yield from dict.fromkeys(words for engine in engines for words in shared.engine_remarks(engine))
 
@@ -272,5 +276,5 @@ def _mean_and_p99(point: planning.ComparedPoint, metric: str, unit: float, form:
 
 def _servers_words(point: planning.ComparedPoint) -> str:
     """``8 x mi300x-cpx``, ``1 x mi300x TP 2``."""
-    size = point.setup.deployment.config.tensor_parallel_size
-    return f"{point.setup.servers} x {point.gpu}" + (f" TP {size}" if size > 1 else "")
+    size = point.candidate.config.tensor_parallel_size
+    return f"{point.candidate.servers} x {point.gpu}" + (f" TP {size}" if size > 1 else "")

@@ -185,7 +185,7 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
         cause = f"{resolved.resolved} fits neither {whole.name} nor its partitions: {'; '.join(rejected)}"
         raise IllegalPlanError(cause, hint="choose a smaller model")
     # partition.sh of any partition leads back to whole GPUs
-    cut = next((point.gpu for point in points if point.setup.profile.partition), None)
+    cut = next((point.gpu for point in points if point.rented.profile.partition), None)
     back = (f"{cut}/partition.sh", "--leave") if cut else ("compare.sh.nothing",)
     rows = [_row(point, _plan(point, serving), back) for point in points]
     calibration = ", ".join(dict.fromkeys(row["plan"].calibration for row in rows))
@@ -212,18 +212,19 @@ def _comparison(workflow: Workflow, choice: Choice, command: str) -> dict[str, s
 
 
 def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ...]) -> dict[str, Any]:
-    setup, partition, size = point.setup, point.setup.profile.partition, plan.tensor_parallel_size
-    tokens = setup.deployment.budget.logged_tokens(setup.deployment.budget.num_blocks.mid)
+    served, profile, size = point.candidate, point.rented.profile, plan.tensor_parallel_size
+    partition = profile.partition
+    tokens = served.deployment.budget.logged_tokens(served.deployment.budget.num_blocks.mid)
     mode = f"{partition.compute_mode}/{partition.memory_mode}" if partition else f"SPX/NPS1, tensor parallel {size}"
     return {
         "plan": plan,
-        "profile": setup.profile,
+        "profile": profile,
         "folder": point.gpu if partition else f"{point.gpu}-tp{size}",
         "cells": (
-            *(mode, setup.servers, plan.num_gpus, f"{point.tok_per_s.mid:,.0f}"),
+            *(mode, served.servers, plan.num_gpus, f"{point.tok_per_s.mid:,.0f}"),
             f"{at(point, 'latencies.mean_ttft_ms.mid'):,.0f}",
             f"{at(point, 'latencies.mean_tpot_ms.mid'):,.1f}",
-            f"{setup.servers * tokens:,}",
+            f"{served.servers * tokens:,}",
         ),
         "predicted": f"{point.tok_per_s.mid:.1f}",
         "result": f"results/{plan.node_result_name}",
@@ -232,7 +233,7 @@ def _row(point: planning.ComparedPoint, plan: planning.Plan, back: tuple[str, ..
 
 
 def _plan(point: planning.ComparedPoint, serving: planning.Serving) -> planning.Plan:
-    space, load = planning.Space((serving.changed(profile=point.setup.profile),)), point.shares[0].workload
+    space, load = planning.Space((serving.changed(profile=point.rented.profile),)), point.busiest.load
     sent = Load(load.input_len, load.output_len, max_concurrency=load.max_concurrency)
     search = planning.Search(space, planning.Objective("balanced", sent, num_prompts=load.num_prompts))
-    return search.plan(search.of_one(point.setup.deployment))
+    return search.plan(search.of_one(point.candidate.deployment))

@@ -46,6 +46,14 @@ class Rejected:
         return cls(*names, reason=reason, probability_behind=probability_behind, **settings)
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A GPU without an answer, and why."""
+
+    gpu: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class Candidate:
     """One engine that fits, at one concurrency; under targets, the servers that carry the load together."""

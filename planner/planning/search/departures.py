@@ -9,9 +9,9 @@ from typing import Any
 from planner import engine
 from planner.errors import IllegalPlanError, brief
 from planner.planning.advice import TO_CAPTURE, captures_by_context
-from planner.planning.comparison import ComparedPoint, Comparison
 from planner.planning.deployment import Deployment
 from planner.planning.search.candidate import Candidate, Merit, Ranking
+from planner.planning.search.comparison import ComparedPoint, Comparison
 from planner.planning.search.space import Objective, Space
 from planner.units import counted
 
@@ -88,11 +88,10 @@ class Departures:
 def departures_in(comparison: Comparison) -> Iterator[tuple[ComparedPoint, tuple[str, ...]]]:
     """Yield each point that is compared, and where its engine departs from the recipe, each with the reason."""
     for point in comparison.points:
-        serving = comparison.question.serving.changed(profile=point.setup.profile)
-        engines = {id(one): Candidate(serving.resolved, one.deployment, at) for one, at in point.tried}
-        ranking = Ranking(serving.profile, serving.version, tuple(engines.values()), ())
+        serving, served = comparison.question.serving.changed(profile=point.rented.profile), point.candidate
+        ranking = Ranking(serving.profile, serving.version, point.tried, ())
         asked = Space((serving,)), Objective("min-latency", point.workload)
-        yield point, tuple(Departures(*asked, ranking, engines[id(point.setup)], "vLLM's default").of())
+        yield point, tuple(Departures(*asked, ranking, served, "vLLM's default").of())
 
 
 def beside_recipe(departures: Sequence[str]) -> list[str]:

@@ -22,13 +22,12 @@ from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, Steady, closed_form_load
-from planner.planning.comparison import Refused
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import Plan
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate
+from planner.planning.search.candidate import Candidate, Refused
 from planner.planning.search.departures import recipe_of
 from planner.planning.search.plans import cost, mean_usd, served_name
 from planner.planning.search.search import Search

@@ -13,11 +13,11 @@ from math import ceil
 from typing import Literal
 
 from planner.planning import defaults
-from planner.planning.comparison import Comparison
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, Service
 from planner.planning.predict import Reading
 from planner.planning.search.candidate import Candidate, Ranking
+from planner.planning.search.comparison import Comparison
 from planner.planning.search.fleet import Fleet, Fleets, Terms, divided_fleets
 from planner.planning.search.plans import load_words
 from planner.planning.search.search import Search

@@ -17,15 +17,14 @@ from planner.engine import EngineConfig
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, Steady
-from planner.planning.comparison import Refused
-from planner.planning.cost import MILLION_PER_S, Price, power_w, price_of
+from planner.planning.cost import MILLION_PER_S, Rented, power_w, price_of
 from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import PlannedOffloading, PlannedRung
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate, Ranking
+from planner.planning.search.candidate import Candidate, Ranking, Refused
 from planner.planning.search.departures import Departures
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.plans import for_users
@@ -90,28 +89,6 @@ class Pool:
     kind: Kind
     servers: int
     load: ServedLoad  #: the largest of one of them
-
-
-@dataclass(frozen=True)
-class Rented:
-    """GPUs of one type, with their cost."""
-
-    profile: GpuProfile
-    price: Price | None
-    gpus: int  #: whole ones that are paid for
-
-    @property
-    def nodes(self) -> int:
-        return ceil(self.gpus / max(self.profile.gpus_per_node // self.profile.parts, 1))
-
-    @property
-    def usd_per_h(self) -> Interval | None:
-        return self.price.usd_per_h.scaled(self.gpus * self.profile.parts) if self.price else None
-
-    @property
-    def power_w(self) -> float | None:
-        watts = power_w(self.profile)
-        return watts * self.gpus * self.profile.parts if watts else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -515,7 +492,7 @@ class _Solver:
         offers = [Offer(places[kind.profile.id], kind.num_gpus, capacity) for kind, capacity in pairs]
         mix = cheapest_mix([one.request_rate for one in self.demands], offers, rents, self.search.objective.spares)
         rented = tuple(
-            Rented(profile, prices[profile.id], units * rent.gpus // profile.parts)
+            Rented(profile, prices[profile.id], units * rent.gpus)
             for profile, rent, units in zip(profiles.values(), rents, mix.units if mix else (), strict=bool(mix))
             if units
         )

@@ -1,6 +1,5 @@
 """Turn a candidate into a plan: every word that is launched, the figures that are predicted, and the reasons."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
@@ -16,9 +15,9 @@ from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import measure
-from planner.planning.comparison import SAID, find_limit, limit_in_words
 from planner.planning.cost import MILLION_PER_S, interval_figures, interval_of
 from planner.planning.deployment import Deployment, remarks
+from planner.planning.limits import find_limit, limit_in_words, what_limits
 from planner.planning.plan import (
     BenchmarkLine,
     Plan,
@@ -30,7 +29,7 @@ from planner.planning.plan import (
     PlannedWorkload,
     Service,
 )
-from planner.planning.predict import THROUGHPUT, Prediction, ServedLoad
+from planner.planning.predict import Prediction, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.departures import Departures, beside_recipe, recipe_of
 from planner.planning.search.servers import Servers
@@ -446,24 +445,6 @@ def bottleneck(space: Space, objective: Objective, candidate: Candidate) -> str:
     sent = Servers(space, objective, candidate).benchmark()
     served = candidate.prediction.replay if candidate.prediction else candidate.deployment.replay(sent)
     return limit_in_words(find_limit(candidate.deployment, served, sent))
-
-
-def what_limits(deployment: Deployment, load: ServedLoad) -> str:
-    """The tightest target, and the bound of the steps behind it."""
-    steps = {"prefill": load.replay.prefill.batch, "decode": load.replay.decode.batch}
-    worst = load.worst
-    if worst is None or not load.stable:
-        return THROUGHPUT
-    behind = {"ttft": ("prefill",), "e2el": ("decode", "prefill")}.get(worst.slo.metric, ("decode",))
-    for kind in behind:
-        if (batch := steps[kind]) is not None:
-            bounds: dict[str, float] = defaultdict(float)
-            for part in deployment.timer.breakdown(batch).parts:
-                for bound, time_s in part.shares.items():
-                    bounds[bound] += time_s
-            most = max(bounds, key=lambda b: bounds[b])
-            return f"{worst.slo}; {kind} steps are limited by {SAID.get(most, most)}"
-    return str(worst.slo)
 
 
 def load_words(by: str) -> str:

@@ -3,7 +3,6 @@
 Equal hardware is as many whole GPUs of each type, under equal servers of the best legal TP size for each load.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,74 +16,16 @@ from planner.errors import PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency, in_flight, most_held, steady_per_s
-from planner.planning.cost import MILLION_PER_S, Price, interval_of, power_w, price_of
+from planner.planning.cost import MILLION_PER_S, Price, Rented, interval_of, price_of
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
-from planner.planning.predict import Estimate, Prediction
+from planner.planning.limits import find_limit
+from planner.planning.predict import Prediction
+from planner.planning.search.candidate import Candidate, Refused
 from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
-from planner.simulator import Replay
-from planner.timing import OperatorKind, StepBreakdown, step_collectives, step_operators
-from planner.units import GIB, HOUR_S, Interval, counted, percent
+from planner.units import GIB, HOUR_S, Interval, percent
 from planner.workload import Load
-
-#: Kinds of operators whose memory traffic is the KV cache's, or a recurrent state's, and not the weights'.
-CACHE_READERS = (OperatorKind.ATTENTION, OperatorKind.STATE)
-#: Causes whose word alone says too little in a sentence.
-SAID = {"launches": "kernel launches", "links": "collectives over links", "host": "work of the host"}
-SAID |= {"launch": "kernel launches", "link": "collectives over links", "memory": "memory bandwidth"}
-SAID["host link"] = "weights read from host memory"
-
-
-def find_limit(deployment: Deployment, served: Replay, load: Load) -> str:
-    """The cause that keeps one server from serving more of ``load``.
-
-    Else the largest share of the engine's time, of the average steps of the replay ``served``."""
-    config, in_flight = deployment.config, load.max_concurrency or served.mean_in_flight
-    held = deployment.requests_served(load.max_total_len, load.common_len) * config.data_parallel_size
-    if min(in_flight, config.max_running) > held and served.kv_cache_usage_peak > defaults.ROOMY:
-        return f"KV capacity: holds {counted(int(held), 'request')}"
-    if in_flight > config.max_running:
-        return f"queueing: max_num_seqs {config.max_num_seqs}"
-    spent_s = {"decode step": served.decode.time_s, "prefill step": served.prefill.time_s}
-    total: dict[str, float] = defaultdict(float)
-    for name, step in deployment.typical_steps(served).items():
-        for cause, time_s in _causes(deployment, step).items():
-            total[cause] += time_s / step.total_s * spent_s[name]
-    cause = max(total, key=lambda one: total[one], default="nothing")
-    return f"{cause} {total[cause] / (sum(total.values()) or 1.0):.0%}"
-
-
-def cache_remark(record: Prediction) -> str:
-    """Return a note on a KV cache too small for the load, with its preemptions; empty where it is no bottleneck."""
-    limit, preempted = find_limit(record.deployment, record.replay, record.load), int(record.replay.preemptions.sum())
-    return f"bottleneck: {limit} at once; {counted(preempted, 'preemption')}" if limit.startswith("KV") else ""
-
-
-def limit_in_words(limit: str) -> str:
-    """The answer of ``find_limit`` for a sentence: ``weights bandwidth, 61% of the engine's time``."""
-    cause, _, share = limit.rpartition(" ")
-    return f"{SAID.get(cause, cause)}, {share} of the engine's time" if share.endswith("%") else limit
-
-
-def _causes(deployment: Deployment, step: StepBreakdown) -> dict[str, float]:
-    """Seconds of one step by cause, which add up to its time."""
-    operators = step_operators(deployment.model, deployment.config, sorts=True)
-    kinds = {operator.name: operator.kind for operator in operators}
-    exchanges = step_collectives(deployment.model, deployment.profile, deployment.config)
-    collectives = {collective.name for collective in exchanges}
-    causes: dict[str, float] = defaultdict(float)
-    causes["host"] = step.total_s - max(step.gpu_s, step.launch_s)
-    if step.launch_s > step.gpu_s:
-        causes["launches"] += step.launch_s
-        return causes
-    for part in step.parts:
-        if part.name != "host":
-            reads = "KV bandwidth" if kinds.get(part.name) in CACHE_READERS else "weights bandwidth"
-            named = {"launch": "launches", "compute": "compute", "host link": "host link"}
-            for bound, time_s in part.shares.items():
-                causes["links" if part.name in collectives else named.get(bound, reads)] += time_s
-    return causes
 
 
 @dataclass(frozen=True)
@@ -96,56 +37,35 @@ class Question:
     share: int | None = None  #: whole GPUs of each type, or logical ones; None: the fewest on which all hold the model
     sizes: tuple[int, ...] = ()  #: tensor-parallel sizes to try; empty: all that are legal
 
-
-@dataclass(frozen=True)
-class Setup:
-    """GPUs of one type, and the equal servers on them that share a load."""
-
-    deployment: Deployment
-    num_gpus: int  #: logical GPUs that are paid for
-    servers: int
-    counted_gpus: float  #: GPUs in figures per GPU: whole ones, or with ``per`` of ``gpu`` logical ones
-
-    @property
-    def profile(self) -> GpuProfile:
-        return self.deployment.profile
-
-    @property
-    def idle_gpus(self) -> int:
-        return self.num_gpus - self.servers * self.deployment.config.num_gpus
+    def rented(self, profile: GpuProfile, share: int = 1, price: Price | None = None) -> Rented:
+        """A whole node, or ``share`` GPUs as ``per`` counts them."""
+        if self.per == "node":
+            return Rented(profile, price, profile.gpus_per_node)
+        return Rented(profile, price, share * (profile.parts if self.per == "package" else 1))
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A GPU without an answer, and why."""
-
-    gpu: str
-    reason: str
-
-
-def find_setups(question: Question, profile: GpuProfile, num_gpus: int, longest_len: int) -> list[Setup] | Refused:
-    """Every way to put servers that hold one request of ``longest_len`` tokens on ``num_gpus`` logical GPUs."""
-    serving, reasons, setups = question.serving, ["no tensor-parallel size is legal"], list[Setup]()
+def find_engines(question: Question, rented: Rented, longest_len: int) -> list[Deployment] | Refused:
+    """The engines, one for each tensor-parallel size, that hold one request of ``longest_len`` tokens."""
+    serving, profile, num_gpus = question.serving, rented.profile, rented.num_gpus
+    reasons, engines = ["no tensor-parallel size is legal"], list[Deployment]()
     unvalidated = serving.args.allow_unvalidated
     legal = legal_tensor_parallel_sizes(serving.model, profile, allow_unvalidated=unvalidated, fp8_blocks="refined")
     powers = [size for size in legal if size & (size - 1) == 0 and size <= num_gpus]
-    counted = num_gpus if question.per == "gpu" else num_gpus / profile.parts
     for size in question.sizes or powers or (1,):  # the last is refused in the engine's own words
         try:
             deployment = serving.changed(profile=profile, tensor_parallel_size=size).deployment
         except PlannerError as error:
             reasons.append(error.cause)
             continue
-        servers = num_gpus // deployment.config.num_gpus
-        if not servers:
+        if deployment.config.num_gpus > num_gpus:
             reasons.append(f"one server takes {deployment.config.num_gpus} GPUs, there are {num_gpus}")
         elif deployment.requests_held(longest_len) < 1:
             stage = deployment.budget.binding
             weights, left = stage.weights.loaded_bytes / GIB, max(stage.available.mid, 0) / GIB
             reasons.append(f"TP {size}: {weights:.1f} GiB of weights on each GPU leave {left:.1f} GiB for the KV cache")
         else:
-            setups.append(Setup(deployment, num_gpus, servers, counted))
-    return setups or Refused(profile.id, reasons[-1])
+            engines.append(deployment)
+    return engines or Refused(profile.id, reasons[-1])
 
 
 def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: int) -> int:
@@ -153,68 +73,66 @@ def find_share(question: Question, profiles: Sequence[GpuProfile], longest_len: 
     shares = [question.share or 1]
     for profile in () if question.share else profiles:
         share = 1
-        while (num_gpus := count_gpus(question, profile, share)) <= profile.gpus_per_node:
-            if not isinstance(find_setups(question, profile, num_gpus, longest_len), Refused):
+        while (rented := question.rented(profile, share)).num_gpus <= profile.gpus_per_node:
+            if not isinstance(find_engines(question, rented, longest_len), Refused):
                 shares.append(share)
                 break
             share *= 2
     return max(shares)
 
 
-def count_gpus(question: Question, profile: GpuProfile, share: int) -> int:
-    if question.per == "node":
-        return profile.gpus_per_node
-    return share * (profile.parts if question.per == "package" else 1)
-
-
 LATENCIES = tuple(f"{statistic}_{metric}_ms" for metric in ("ttft", "tpot", "e2el") for statistic in ("mean", "p99"))
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The load of each of several equal servers."""
-
-    servers: int
-    workload: Load
 
 
 @dataclass(frozen=True)
 class ComparedPoint:
-    """One setup under one load. Means are over all requests, the 99th percentile is the busiest server's."""
+    """One type of GPU under one load. Means are over all requests, the 99th percentile is the busiest server's."""
 
-    setup: Setup
+    per: Per
+    rented: Rented
+    candidate: Candidate  #: the servers, and the closed form of the busiest
     workload: Load
-    price: Price | None
-    shares: tuple[Share, ...]
-    predictions: tuple[Prediction, ...]
-    tried: tuple[tuple[Setup, Estimate], ...] = ()  #: every setup, this one too, at the load of its busiest server
+    served: tuple[tuple[int, Prediction], ...]  #: the busiest servers first: how many get an equal share, and one's
+    tried: tuple[Candidate, ...]  #: every tensor-parallel size, this one too
 
     @property
     def gpu(self) -> str:
-        return self.setup.profile.id
+        return self.rented.profile.id
 
     @property
     def load(self) -> float:
         return self.workload.value
 
+    @property
+    def busiest(self) -> Prediction:
+        return self.served[0][1]
+
+    @property
+    def counted_gpus(self) -> float:
+        """GPUs in figures per GPU: whole ones, or with ``per`` of ``gpu`` logical ones."""
+        return self.rented.num_gpus / (1 if self.per == "gpu" else self.rented.profile.parts)
+
+    @property
+    def idle_gpus(self) -> int:
+        return self.rented.num_gpus - self.candidate.num_gpus
+
     @cached_property
     def keeps_up(self) -> bool:
         """True if no queue grows without end; a closed loop always keeps up."""
-        deployment, share = self.setup.deployment, self.shares[0].workload
-        return not self.workload.open or share.request_rate <= steady_per_s(deployment, share) * (1 + TOLERANCE)
+        share = self.busiest.load
+        return not share.open or share.request_rate <= steady_per_s(self.candidate.deployment, share) * (1 + TOLERANCE)
 
     @cached_property
     def tok_per_s(self) -> Interval:
         """Output tokens per second of all servers; of an open loop that keeps up, as many as are asked for."""
         if self.workload.open and self.keeps_up:
             return Interval.exact(self.workload.output_tok_per_s)
-        pairs = zip(self.shares, self.predictions, strict=True)
-        return Interval.sum(interval_of(one.result, "output_throughput").scaled(share.servers) for share, one in pairs)
+        return Interval.sum(interval_of(one.result, "output_throughput").scaled(count) for count, one in self.served)
 
     @property
     def tok_per_s_per_gpu(self) -> Interval:
         """Output tokens per second and GPU, whole or logical as ``per`` says."""
-        return self.tok_per_s.scaled(1 / self.setup.counted_gpus)
+        return self.tok_per_s.scaled(1 / self.counted_gpus)
 
     @property
     def tok_per_s_per_user(self) -> Interval | None:
@@ -225,30 +143,22 @@ class ComparedPoint:
         return Interval.exact(each * 1e3).over(e2el_ms) if e2el_ms else None
 
     @property
-    def usd_per_h(self) -> Interval | None:
-        return self.price.usd_per_h.scaled(self.setup.num_gpus) if self.price else None
-
-    @property
     def usd_per_million_tok(self) -> Interval | None:
         """USD per 1M output tokens; None where no price is known, or it is zero."""
-        usd = self.usd_per_h
+        usd = self.rented.usd_per_h
         return usd.scaled(MILLION_PER_S).over(self.tok_per_s) if usd and usd.mid else None
 
     @property
     def tok_per_usd(self) -> Interval | None:
         """Output tokens for one USD; None likewise."""
-        usd = self.usd_per_h
+        usd = self.rented.usd_per_h
         return self.tok_per_s.scaled(HOUR_S).over(usd) if usd and usd.low else None
-
-    @property
-    def power_w(self) -> float | None:
-        watts = power_w(self.setup.profile)
-        return watts * self.setup.num_gpus if watts else None
 
     @property
     def tok_per_joule(self) -> Interval | None:
         """Output tokens for one joule at board power; None where the power is not known."""
-        return self.tok_per_s.scaled(1 / self.power_w) if self.power_w else None
+        watts = self.rented.power_w
+        return self.tok_per_s.scaled(1 / watts) if watts else None
 
     def forecast(self, span: Interval | None, *, per_user: bool = False) -> Forecast | None:
         """The middle of ``span``, a rate, as uncertain as the throughput; ``per_user`` of an open loop as mean E2EL."""
@@ -256,73 +166,72 @@ class ComparedPoint:
             return None
         queued = per_user and self.workload.max_concurrency is None
         key, power = ("mean_e2el_ms", -1.0) if queued else ("output_throughput", 1.0)
-        return Forecast.of(span.mid, self.predictions[0].uncertainty, key, power)
+        return Forecast.of(span.mid, self.busiest.uncertainty, key, power)
 
     def latency_ms(self, key: str) -> Interval | None:
         """Such as ``mean_ttft_ms``; None where a queue grows without end."""
         if not self.keeps_up:
             return None
-        results = [prediction.result for prediction in self.predictions]
         if not key.startswith("mean_"):
-            return interval_of(results[0], key)
-        pairs = zip(self.shares, results, strict=True)
-        rates = [share.servers * result["request_throughput"] for share, result in pairs]
-        means = zip(results, rates, strict=True)
-        return Interval.sum(interval_of(result, key).scaled(rate / sum(rates)) for result, rate in means)
+            return interval_of(self.busiest.result, key)
+        rates = [count * one.result["request_throughput"] for count, one in self.served]
+        means = zip(self.served, rates, strict=True)
+        return Interval.sum(interval_of(one.result, key).scaled(rate / sum(rates)) for (_, one), rate in means)
 
     @cached_property
     def bound_by(self) -> str:
         if not self.keeps_up:
             return "queueing: more arrives than is served"
-        share, served = self.shares[0].workload, self.predictions[0].replay
-        return find_limit(self.setup.deployment, served, share)
+        return find_limit(self.candidate.deployment, self.busiest.replay, self.busiest.load)
 
     @cached_property
     def latencies(self) -> dict[str, Interval | None]:
         return {key: self.latency_ms(key) for key in LATENCIES}
 
 
-def measure_point(setup: Setup, workload: Load, price: Price | None = None) -> ComparedPoint:
-    shares = dealt(setup.deployment, workload, setup.servers)
-    predictions = tuple(Prediction.of(setup.deployment, share.workload) for share in shares)
-    return ComparedPoint(setup, workload, price, shares, predictions)
-
-
-def _best_point(setups: Sequence[Setup], workload: Load, price: Price | None) -> ComparedPoint:
+def _best_point(question: Question, rented: Rented, engines: Sequence[Deployment], workload: Load) -> ComparedPoint:
     def slowness(point: ComparedPoint) -> tuple[bool, float, float]:
         e2el = point.latency_ms("mean_e2el_ms")
         return not point.keeps_up, e2el.mid if e2el else inf, -point.tok_per_s.mid
 
-    tried = tuple((setup, _closed_form(setup, workload)) for setup in setups)
-    finalists = sorted(tried, key=lambda one: one[1].e2el_s)[: defaults.COMPARED_FINALISTS]
-    return replace(min((measure_point(setup, workload, price) for setup, _ in finalists), key=slowness), tried=tried)
+    tried = tuple(_candidate(question, rented, engine, workload) for engine in engines)
+    points = list[ComparedPoint]()
+    for one in sorted(tried, key=lambda one: one.e2el_s)[: defaults.COMPARED_FINALISTS]:
+        shares = dealt(one.deployment, workload, one.servers)
+        served = tuple((servers, Prediction.of(one.deployment, share)) for servers, share in shares)
+        points.append(ComparedPoint(question.per, rented, one, workload, served, tried))
+    return min(points, key=slowness)
 
 
-def _closed_form(setup: Setup, workload: Load) -> Estimate:
-    """The busiest server; what the KV cache does not hold waits its turn, which is in E2EL alone."""
-    deployment, share = setup.deployment, dealt(setup.deployment, workload, setup.servers)[0].workload
+def _candidate(question: Question, rented: Rented, deployment: Deployment, workload: Load) -> Candidate:
+    """As many servers as there are GPUs for; what the busiest one's KV cache does not hold waits, in E2EL alone."""
+    servers = rented.num_gpus // deployment.config.num_gpus
+    share = dealt(deployment, workload, servers)[0][1]
     held = most_held(deployment, share)
     flying = share.max_concurrency or in_flight(deployment, share, share.request_rate)
     served = at_concurrency(deployment, share, min(flying, held))
     overload = flying / held if share.max_concurrency else share.request_rate / steady_per_s(deployment, share)
-    return replace(served, e2el_s=served.e2el_s * max(overload, 1.0))
+    queued = replace(served, e2el_s=served.e2el_s * max(overload, 1.0))
+    return Candidate(question.serving.resolved, deployment, queued, servers=servers)
 
 
-def dealt(deployment: Deployment, workload: Load, servers: int) -> tuple[Share, ...]:
-    """``workload`` dealt evenly to ``servers``, the busiest first; servers that get nothing are left out."""
+def dealt(deployment: Deployment, workload: Load, servers: int) -> list[tuple[int, Load]]:
+    """``workload`` dealt evenly to ``servers``, those with most first: how many get the same share, and that share.
 
-    def share(each: Load, flying: float, count: int) -> Share:
+    Servers that get nothing are left out."""
+
+    def sent(each: Load, flying: float) -> Load:
         enough = max(defaults.LEAST_SEARCH_PROMPTS, round(defaults.PROMPTS_PER_SLOT * flying))
         asked = max(round(workload.num_prompts / servers), 1) if workload.num_prompts > 1 else enough
-        return Share(count, replace(each, num_prompts=asked))
+        return replace(each, num_prompts=asked)
 
     each = workload.share_of(servers)
     if workload.max_concurrency is None:  # beyond full batches only the queue grows
         flying = in_flight(deployment, each, min(each.request_rate, steady_per_s(deployment, each)))
-        return (share(each, flying, servers),)
+        return [(servers, sent(each, flying))]
     small, more = divmod(workload.max_concurrency, servers)
-    sizes = [(small + 1, more), (small, servers - more)]
-    return tuple(share(replace(each, max_concurrency=n), n, count) for n, count in sizes if n and count)
+    sizes = (small + 1, more), (small, servers - more)
+    return [(count, sent(replace(each, max_concurrency=n), n)) for n, count in sizes if n and count]
 
 
 Figure = Callable[[ComparedPoint], Forecast | None]
@@ -485,7 +394,7 @@ class Comparison:
 
     def ranks_usd(self, point: ComparedPoint) -> bool:
         """False for the cost of a card of one's own where others have a rent."""
-        owned = {one.gpu: one.price.origin.endswith("owned") for one in self.points if one.price}
+        owned = {one.gpu: one.rented.price.origin.endswith("owned") for one in self.points if one.rented.price}
         return point.gpu in owned and (not owned[point.gpu] or all(owned.values()))
 
     def _axes(self) -> Iterator[Axis]:
@@ -515,12 +424,12 @@ def compare_hardware(
     points: list[ComparedPoint] = []
     refused: list[Refused] = []
     for profile in progress.each(profiles, lambda profile: profile.id):
-        setups = find_setups(question, profile, count_gpus(question, profile, share), longest)
-        if isinstance(setups, Refused):
-            refused.append(setups)
-            continue
-        price = price_of(profile, prices)
-        points += [_best_point(setups, workload, price) for workload in loads]
+        rented = question.rented(profile, share, price_of(profile, prices))
+        engines = find_engines(question, rented, longest)
+        if isinstance(engines, Refused):
+            refused.append(engines)
+        else:
+            points += [_best_point(question, rented, engines, load) for load in loads]
     return Comparison(question, share, tuple(loads), tuple(points), tuple(refused))
 
 
@@ -541,9 +450,7 @@ def compare_partitions(
             context = defaults.round_context(workload.max_total_len)
             settings = serving.changed(max_num_seqs=most, max_model_len=context)
             asked = Question(settings, per="node", sizes=(size,))
-            setups = find_setups(asked, profile, num_gpus, workload.max_total_len)
-            if isinstance(setups, Refused):
-                refused.append(setups)
-            else:
-                points += [measure_point(setup, workload) for setup in setups]
+            found = compare_hardware(asked, [profile], [workload])
+            points += found.points
+            refused += found.refused
     return sorted(points, key=lambda point: -point.tok_per_s.mid), refused
