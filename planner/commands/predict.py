@@ -95,10 +95,11 @@ def predict_serve(
     refuse_contradictions(given, planned=False)
     fields = {"max_concurrency": given.pop("max_concurrency", None), "burstiness": given.get("burstiness", 1.0)}
     fields["prefix_cache_hit_rate"] = given.pop("prefix_cache_hit_rate", 0.0)
+    prompts = given.get("num_prompts")
     given = {"output_len": ServeLoad.output_len, "num_prompts": ServeLoad.num_prompts} | given
     load = load_of(**given, scheduling_policy=options.get("scheduling_policy"))
     if load.drawn:  # the last ones of several turns, after those that have filled the cache
-        load = load.at_rate(load.request_rate, given["num_prompts"])
+        load = load.at_rate(load.request_rate, prompts) if prompts else load.share_of(1)
     load = replace(load, num_prompts=load.count, **fields)
     asked = {"percentiles": metric_percentiles, "goodput": goodput or {}}
     return _predict("serve", load, planning.Serving(model, gpu, **options), explain, **asked)

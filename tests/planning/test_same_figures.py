@@ -77,3 +77,18 @@ def test_recommend_and_fleet_have_one_capacity(model: str, gpu: str, rate: str, 
     assert carried == pytest.approx(ends, rel=1e-9)
     assert fleet["fleets"][0]["gpus"] == service["total_gpus"]
     assert [rung["gpus"] for rung in fleet["ladder"]] == [rung["total_gpus"] for rung in service["ladder"]]
+
+
+@pytest.mark.parametrize(("workload", "rate", "seed"), [("coding-agent", "0.5", "0"), ("multi-turn-chat", "8", "3")])
+@pytest.mark.usefixtures("best_plans")
+def test_sessions_have_the_figures_of_the_plan_that_serves_them(workload: str, rate: str, seed: str) -> None:
+    """One server gets all turns: ``predict`` sends those by which ``recommend`` judges it."""
+    targets = ("--ttft", "20000", "--tpot", "200", "--e2el", "200000", "--percentile", "99")
+    sent = ("--gpu", "h100", "--workload", workload, "--request-rate", rate, "--seed", seed, *SETTINGS[:2])
+    plan = answer("recommend", MODELS[0], *sent, "--gpus", "1", *targets)["plans"][0]
+    flags = [f"--{name.replace('_', '-')}={plan[name]}" for name in ("kv_cache_dtype", "max_num_seqs", "max_model_len")]
+    predicted = answer("predict", "serve", plan["model"], *sent, *flags)
+    assert plan["service"]["replicas"] == 1
+    assert {one["metric"]: predicted[one["metric"]] for one in plan["service"]["targets"]} == pytest.approx(
+        {one["metric"]: one["predicted_ms"] for one in plan["service"]["targets"]}, rel=1e-9
+    )
