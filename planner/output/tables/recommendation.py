@@ -172,15 +172,19 @@ class Recommendation(Answer):
         best, *others = (candidates[id(plan)] for plan in plans)
         return [None, *(self._merit.odds(self.objective.load, best, other) for other in others)]
 
-    def _object(self) -> dict[str, Any]:
-        objective, rankings = self.objective, self.rankings
-        sized = objective.goal == "max-throughput"  # which orders plans by their largest loads
-        listed = [  # only JSON has more than those that are picked
+    @cached_property
+    def _listed(self) -> list[tuple[planning.Plan, planning.Candidate]]:
+        """The plans of JSON with their candidates, made once; only JSON has more than those that are picked."""
+        sized = self.objective.goal == "max-throughput"  # which orders plans by their largest loads
+        return [
             (made if made and place == self.pick else self.search.plan(ranking, candidate, sized=sized), candidate)
-            for ranking, made in zip(rankings, self.plans, strict=True)
+            for ranking, made in zip(self.rankings, self.plans, strict=True)
             for place, candidate in enumerate(ranking.candidates, 1)
             if place <= LISTED or place == self.pick
         ]
+
+    def _object(self) -> dict[str, Any]:
+        objective, rankings, listed = self.objective, self.rankings, self._listed
         of = {id(plan): candidate for plan, candidate in listed}
         ranked, order = self._sorted([plan for plan, _ in listed], of)
         targets = objective.targets
