@@ -1,7 +1,7 @@
 """Continuous batching written out token by token and step by step: slow, obvious, and only for tests.
 
 Every request keeps the list of its token times and of its blocks; every step walks over the running queue as
-vLLM's scheduler does. Nothing is shared with ``planner.scheduler`` but the records of limits and batches.
+vLLM's scheduler does. Nothing is shared with ``planner.simulator.rank`` but the records of limits and batches.
 """
 
 from collections.abc import Callable

@@ -20,7 +20,7 @@ LENGTHS, PREFIX = ("input_len", "output_len", "random_range_ratio"), "random_pre
 SPELLED = {"input_len": "--random-input-len", "output_len": "--random-output-len", "classes": "--class"}
 
 
-#: An option, those that cannot be given beside it, the reason, and whether only planned servers exclude them.
+#: An option, those that cannot be given beside it, the reason, and whether only planned servers or turns exclude them.
 EXCLUSIONS: list[dict[str, Any]] = tables_of(package_dir("commands") / "exclusions.toml")["exclusions"]
 
 
@@ -30,12 +30,15 @@ def refuse_contradictions(given: Mapping[str, Any], *, planned: bool) -> None:
     for rule in EXCLUSIONS:
         both = [name for name in rule["excluded"] if name in present]
         if rule["option"] in present and both and (planned or not rule.get("planned")):
+            if rule.get("turns") and str(given["workload"]) not in loads.named_sessions():
+                continue
             raise InputError(f"{_flag(rule['option'])} and {_flag(both[0])} are both given", hint=rule["hint"])
 
 
 def rivals(*, planned: bool) -> Rivals:
     """For planner.toml: what the left says on the command line takes the place of what the file says on the right."""
-    rules = (((rule["option"],), tuple(rule["excluded"])) for rule in EXCLUSIONS if planned or not rule.get("planned"))
+    known = (rule for rule in EXCLUSIONS if (planned or not rule.get("planned")) and not rule.get("turns"))
+    rules = (((rule["option"],), tuple(rule["excluded"])) for rule in known)
     return tuple(pair for one, others in rules for pair in ((one, others), *(((name,), one) for name in others)))
 
 
@@ -108,9 +111,6 @@ def load_of(
         return loads.Load(input_len, output_len, range_ratio=random_range_ratio or 0.0, **sent)
     if checked_workload(workload) in loads.NAMED:
         return loads.Load.named(workload, **sent)
-    if random_prefix_len:
-        both = f"--workload {workload} and {_flag(PREFIX)} are both given"
-        raise InputError(both, hint="its prompts share what was said before: leave one out")
     if rate is None:
         cause = f"--workload {workload} has turns, and what they find in the prefix cache depends on how many come"
         raise InputError(cause, hint="add --request-rate, requests per second of all servers together")

@@ -272,7 +272,7 @@ def test_a_plan_of_classes_is_read_again_and_checked(tmp_path: Path) -> None:
         (("--trace", "t.csv", "--random-prefix-len", "3"), "--trace and --random-prefix-len are both given"),
         (
             ("--workload", "multi-turn-chat", "--request-rate", "1", "--random-prefix-len", "3"),
-            "--workload multi-turn-chat and --random-prefix-len are both given",
+            "--workload and --random-prefix-len are both given",
         ),
         (("--class", CHAT, "--max-concurrency", "3"), "--class and --max-concurrency are both given"),
         (("--class", CHAT, "--trace", "t.csv"), "--class and --trace are both given"),
