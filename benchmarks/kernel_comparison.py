@@ -10,12 +10,13 @@ runs: surfaces for the operators that have one, today's times for small kernels,
 import argparse
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 import kernel_surfaces as surfaces
+from fit.kernel_work import LONGEST_PROMPT
 from fit.kernels import Kernels, Surface, load_surfaces
 from kernel_surfaces import Block
 from planner.engine import EngineArgs, Layout, held_heads
@@ -23,15 +24,14 @@ from planner.engine.version import parse_version
 from planner.errors import PlannerError
 from planner.evidence.observations import Observed, observe
 from planner.evidence.runs import MeasuredRun, read_runs
-from planner.hardware import GpuProfile, load_profile
+from planner.hardware import load_profile
 from planner.model import Attention, Component, Precision, Shard
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import resolve_deployment
-from planner.timing import operators
-from planner.timing.efficiencies import Efficiency
+from planner.timing import load_calibration, operators
 from planner.timing.operators import Driver, Operator, OperatorKind, StepLoad
 from planner.timing.roofline import TimedTerm, operator_term
-from planner.timing.step import Batch, StepModel, distinct_experts
+from planner.timing.step import Batch, StepModel
 
 VERSION = "0.24.0"
 TOKENS = (1, 8, 32, 128, 512, 2048, 8192)
@@ -74,16 +74,17 @@ def relatives(blocks: dict[str, list[Block]]) -> str:
 # --- today's operators
 
 
-def efficiency_of(gpu: str, model: str, **settings: object) -> Efficiency:
-    profile = load_profile(gpu)
+def step_of(gpu: str, model: str, **settings: object) -> StepModel:
+    """The steps of an engine, whose efficiencies time single operators."""
     args = EngineArgs(max_model_len=4096, **settings)
-    return resolve_deployment(resolve_model(model).model, profile, args, parse_version(VERSION)).efficiency
+    deployment = resolve_deployment(resolve_model(model).model, load_profile(gpu), args, parse_version(VERSION))
+    return StepModel(deployment.model, deployment.profile, deployment.config, deployment.efficiency)
 
 
-def seconds(operator: Operator, profile: GpuProfile, efficiency: Efficiency, units: float, rows: float) -> float:
+def seconds(operator: Operator, step: StepModel, units: float, rows: float) -> float:
     """Today's time of one operator."""
-    term = operator_term(operator, profile)
-    return TimedTerm.of(term, 0, lambda name: getattr(efficiency, name)).time_s(units, rows, efficiency.overlap)
+    term = operator_term(operator, step.profile)
+    return TimedTerm.of(term, 0, lambda name: getattr(step.efficiency, name)).time_s(units, rows)
 
 
 WORDS = {"bf16": ("bf16", "bf16", 2.0), "fp8": ("fp8", "fp8", 1.0), "fp8_block": ("fp8", "fp8", 1.0),
@@ -91,43 +92,47 @@ WORDS = {"bf16": ("bf16", "bf16", 2.0), "fp8": ("fp8", "fp8", 1.0), "fp8_block":
          "mxfp4_mxfp8": ("fp8", "mxfp4", 0.53)}  # fmt: skip
 
 
-def gemm_s(block: Block, row: int, efficiency: Efficiency) -> float:
+def gemm_s(block: Block, row: int, step: StepModel) -> float:
     m, n, k = (float(block.work.at[name][row]) for name in ("m", "n", "k"))
     compute, storage, stored_bytes = WORDS[block.precision]
     load = StepLoad(Driver.TOKENS)
     operator = Operator("gemm", OperatorKind.GEMM, load, 1, 2 * n * k, n * k * stored_bytes, 2 * (n + k),
                         compute_dtype=compute, storage=storage)  # fmt: skip
-    return seconds(operator, load_profile(block.gpu), efficiency, m, m)
+    return seconds(operator, step, m, m)
 
 
-def experts_s(block: Block, row: int, efficiency: Efficiency) -> float:
+def experts_s(block: Block, row: int, step: StepModel) -> float:
     at = {name: float(np.broadcast_to(value, block.us.shape)[row]) for name, value in block.work.at.items()}
     compute, storage, stored_bytes = WORDS[block.precision]
     count, params = at["held"] * at["ep"], 3 * at["hidden"] * at["inner"]
     tokens = at["rows"] * count / at["topk"]
     operator = Operator("experts", OperatorKind.EXPERTS, StepLoad(Driver.EXPERTS), 1, 2 * params, 0.0,
-                        params * stored_bytes, (2 * at["hidden"] + 3 * at["inner"]) * 2,
+                        params * stored_bytes, (operators.EXPERT_PASSES * at["hidden"] + 3 * at["inner"]) * 2,
                         compute_dtype=compute, storage=storage)  # fmt: skip
-    touched = distinct_experts(count, at["topk"], tokens, efficiency.coverage_exponent) / at["ep"]
-    return seconds(operator, load_profile(block.gpu), efficiency, touched, tokens * at["topk"] / at["ep"])
+    load = StepLoad(Driver.EXPERTS, num_experts=count, top_k=at["topk"], ranks=at["ep"])
+    return seconds(operator, step, *step._experts(load, tokens))
 
 
-def attention_s(block: Block, row: int, efficiency: Efficiency) -> float:
-    """Of one layer; the tables' windows are left out."""
+def attention_s(block: Block, row: int, step: StepModel) -> float:
+    """Of one layer, as the operators of the step time it; the tables' windows are left out."""
     at = {name: float(value[row]) for name, value in block.work.at.items()}
-    decode = block.kind == "decode_attention"
-    kv_heads = at["parallel"] / at["batch"] if decode else at["parallel"] / at["batch"] / at["group"]
-    heads = kv_heads * at["group"]
-    flop = 4 * heads * at["head_dim"]
+    decode, seqs = block.kind == "decode_attention", int(at["batch"])
     if decode:
-        row_bytes = 2 * kv_heads * at["head_dim"] * (2 if block.precision == "bf16" else 1)
-        operator = Operator("decode", OperatorKind.ATTENTION, StepLoad(Driver.CONTEXT), 1, flop,
-                            bytes_per_unit=row_bytes, storage=block.precision)  # fmt: skip
-        units = at["batch"] * at["seen"]
+        kv_heads = at["parallel"] / seqs
+        batch = Batch(decode_seqs=seqs, decode_context_tok=seqs * at["seen"])
     else:
-        operator = Operator("prefill", OperatorKind.PREFILL_ATTENTION, StepLoad(Driver.PAIRS), 1, flop)
-        units = at["batch"] * at["length"] * (at["length"] + 1) / 2
-    return seconds(operator, load_profile(block.gpu), efficiency, units, units)
+        length = at["length"]
+        kv_heads = at["parallel"] / seqs * min(1.0, LONGEST_PROMPT / length) / at["group"]
+        tokens = int(seqs * length)
+        batch = Batch(
+            prefill_seqs=seqs, prefill_tok=tokens, prefill_pair_tok=tokens * (length + 1) / 2, prefill_finishing=seqs
+        )
+    mixer = next(kind.layer.mixer for kind in step.model.layer_kinds if isinstance(kind.layer.mixer, Attention))
+    width, held = int(at["head_dim"]), round(kv_heads)
+    mixer = replace(mixer, num_heads=round(kv_heads * at["group"]), num_kv_heads=held, head_dim=width, v_head_dim=width)
+    config = step.config.changed(kv_cache_dtype=block.precision)
+    operator = list(operators.mixer_operators(mixer, config))[0 if decode else 1]
+    return seconds(operator, step, *step.drivers(batch, [operator.load])[0])
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ class Compared:
     gpu: str
     precision: str
     model: str
-    today_s: Callable[[Block, int, Efficiency], float]
+    today_s: Callable[[Block, int, StepModel], float]
     quantization: str | None = None
 
 
@@ -159,24 +164,29 @@ def compared() -> Iterator[Compared]:
 
 def today(blocks: dict[str, list[Block]]) -> str:
     lines = ["| | " + " | ".join(f"{tokens:,}" for tokens in TOKENS) + " |", "| --- |" + " --- |" * len(TOKENS)]
+    experts: dict[str, list[float]] = defaultdict(list)
     for one in compared():
         block = next(b for b in blocks[one.kind] if (b.gpu, b.precision) == (one.gpu, one.precision))
         if one.kind.endswith("attention"):
             block = surfaces.pick(block, block.work.at["windowed"] == 1)
         settings = {"tensor_parallel_size": 4} if one.kind == "experts" else {}
-        efficiency = efficiency_of(one.gpu, one.model, quantization=one.quantization, **settings)
+        step = step_of(one.gpu, one.model, quantization=one.quantization, **settings)
         by_surface = predicted_us(load_surfaces()[one.kind, one.gpu, one.precision], block)
         size = block.work.at["batch"] if one.kind == "decode_attention" else block.size
         cells = []
         for tokens in TOKENS:
             rows = np.flatnonzero(size == tokens)
             rows = rows[np.random.default_rng(0).permutation(len(rows))[:300]]
-            ratios = [one.today_s(block, row, efficiency) * 1e6 / block.us[row] for row in rows]
+            ratios = [one.today_s(block, row, step) * 1e6 / block.us[row] for row in rows]
+            experts[one.gpu] += ratios if one.kind == "experts" else []
             medians = [np.median(ratios), np.median(by_surface[rows] / block.us[rows])] if ratios else []
             cells.append("; ".join(f"{ratio:.2f}" for ratio in medians))
         lines.append(f"| {one.kind} {one.precision}, {one.gpu} | " + " | ".join(cells) + " |")
+    near = {gpu: np.mean([0.8 <= ratio <= 1.25 for ratio in ratios]) for gpu, ratios in experts.items()}
+    shares = ", ".join(f"{gpu} {share:.0%}" for gpu, share in near.items())
     return "\n".join(["Today's time over the table; the surface's over the table. Medians by tokens (decode: by "
-                      "sequences).", "", *lines])  # fmt: skip
+                      f"sequences). Today: {load_calibration().fitted_on}.", "", *lines, "",
+                      f"Today's time of experts within 0.8 to 1.25 of the table: {shares}."])  # fmt: skip
 
 
 # --- whole steps from tables alone
@@ -227,7 +237,8 @@ class TabledStep:
             piece = operators._pieces([weight], config)[0]
             is_output = weight.shard is Shard.ROW
             name = operators._gemm_name(weight.component, is_output)
-            sizes = fused[name, table_precision(precision, kernels, False), operators._kernel(weight)]
+            kernel = weight.name if is_output else (weight.shape[-1], weight.shard)  # as ``operators._gemm``
+            sizes = fused[name, table_precision(precision, kernels, False), kernel]
             sizes[0] += piece.copies * piece.outputs
             sizes[1] = piece.inputs
         for (name, word, _), (n, k) in fused.items():
@@ -331,7 +342,9 @@ def sources(paths: list[Path]) -> str:
         cells = [f"{np.exp(np.median(x)):.2f}" for x in (now, tabled)]
         cells += [f"{100 * np.median(surfaces.relative(x)):.0f} %" for x in (now, tabled)]
         lines.append(f"| {family} | {gpu} | {kind} | {len(pairs)} | " + " | ".join(cells) + " |")
-    return "\n".join(["Predicted over measured times, medians. Today's fit has seen most of these runs.", "", *lines])
+    fit = load_calibration().fitted_on
+    head = f"Predicted over measured times, medians. Today's fit, to {fit}, has seen most of these runs."
+    return "\n".join([head, "", *lines])
 
 
 def main() -> None:
