@@ -18,7 +18,8 @@ the same words, and numbers that agree to 3 significant digits (``same``). So a 
 reader sees another number. ``tests/test_docs.py`` fails when a page is not as this script would write it.
 
 A figure of accuracy, such as ``14 %`` or ``14 %, 65 %``, with the comment ``<!-- source: TPOT, stock -->`` behind it is
-that of the line of this name in benchmarks/results/accuracy.md, of a source (model, GPU) that was never seen.
+that of the line of this name in benchmarks/results/accuracy.md, of a source (model, GPU) that was never seen, or of a
+new load or combination.
 
 ``reference`` writes the lower part of docs/reference/commands.md.
 """
@@ -47,6 +48,10 @@ PROMPT = "$ "
 NOT_RUN = "pip install . && "
 HEAD = re.compile(r"(?: \| tail -n \+(?P<first>\d+))? \| head -n (?P<lines>\d+)$")
 CUT = "...\n"
+#: A section of the results: of what was never seen, or is new.
+SECTION = re.compile(
+    r"^## A (?:(\w+) never seen|[^\n]*\bnew (load|combination)\b).*?(?=^## |\Z)", re.MULTILINE | re.DOTALL
+)
 FIGURE = re.compile(r"\d+ %(?P<within>, \d+ %)?(?P<comment><!-- (?P<section>\w+): (?P<line>[^>]+) -->)")
 
 #: Half a unit of the third digit of 1.00, the largest that it can be.
@@ -72,14 +77,14 @@ def refreshed(page: str) -> str:
 
 @cache
 def _figures() -> dict[tuple[str, str], tuple[str, str]]:
-    """Median error, and share within 20 %, by what was never seen and the name of the line."""
+    """Median error, and share within 20 %, by what is new and the name of the line."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     results = (ROOT / "benchmarks" / "results" / "accuracy.md").read_text(encoding="utf-8")
-    for section in re.finditer(r"^## A (\w+) never seen.*?(?=^## |\Z)", results, re.MULTILINE | re.DOTALL):
+    for section in re.finditer(SECTION, results):
         for line, error, within in re.findall(
             r"^\| ([^|]+) \| \d+ \| ([\d.]+)% \| (\d+)% \| [+-]", section[0], re.MULTILINE
         ):
-            found[section[1].lower(), line] = f"{float(error):.0f} %", f", {within} %"
+            found[(section[1] or section[2]).lower(), line] = f"{float(error):.0f} %", f", {within} %"
     return found
 
 

@@ -39,6 +39,10 @@ def test_figures_of_accuracy_are_those_of_the_results() -> None:
     error, within = f"{float(error.strip(' %')):.0f} %", within.replace("%", " %").strip()
     page = "{0}<!-- source: TPOT, stock --> of 7 %; {0}, {1}<!-- source: TPOT, stock -->\n"
     assert refresh.refreshed(page.format("99 %", "1 %")) == page.format(error, within)
+    for section, title in (("load", "## A new load"), ("combination", "## A known GPU and model in a new combination")):
+        line = next(line for line in results.partition(title)[2].splitlines() if "| TTFT, closed-loop |" in line)
+        page = f"{{}} %<!-- {section}: TTFT, closed-loop -->\n"
+        assert refresh.refreshed(page.format(99)) == page.format(round(float(line.split("|")[3].strip(" %"))))
 
 
 def test_outputs_are_written_below_what_is_typed() -> None:
