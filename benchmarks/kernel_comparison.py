@@ -185,7 +185,7 @@ def today(blocks: dict[str, list[Block]]) -> str:
     near = {gpu: np.mean([0.8 <= ratio <= 1.25 for ratio in ratios]) for gpu, ratios in experts.items()}
     shares = ", ".join(f"{gpu} {share:.0%}" for gpu, share in near.items())
     return "\n".join(["Today's time over the table; the surface's over the table. Medians by tokens (decode: by "
-                      f"sequences). Today: {load_calibration().fitted_on}.", "", *lines, "",
+                      f"sequences). Today's fit: {load_calibration().fitted_on}.", "", *lines, "",
                       f"Today's time of experts within 0.8 to 1.25 of the table: {shares}."])  # fmt: skip
 
 
