@@ -8,6 +8,7 @@ question it answers, instead of widening the list.
 import ast
 import re
 from functools import cache
+from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 
@@ -150,6 +151,19 @@ def test_no_offered_name_is_a_module_too(room: str) -> None:
     """``planner.simulator.replay`` would be the module or the function, depending on who imported what before."""
     names = {path.stem for path in (PACKAGE / room).iterdir()} & offered(room)
     assert names <= {"defaults"}, f"planner.{room} offers names that are modules too: {sorted(names)}"
+
+
+def test_modules_of_a_room_import_in_one_direction() -> None:
+    """A module may be read with those that it imports, wherever the import stands. Types alone may point back."""
+    names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in FILES}
+    graph: dict[str, set[str]] = {}
+    for name, path in names.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        types = [node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+        skipped = {id(node) for block in types for node in ast.walk(block)}
+        taken = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and id(node) not in skipped]
+        graph[name] = {str(node.module) for node in taken} & names.keys()
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 def test_heavy_libraries_have_few_owners() -> None:

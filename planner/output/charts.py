@@ -1,15 +1,17 @@
 """Charts as data, drawn as SVG (one unit is one CSS pixel), with a table. No chart relies on colour alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import chain
 from math import ceil, floor, isfinite, log10
 from typing import Any, Literal
 from xml.etree.ElementTree import Element, SubElement, register_namespace, tostring
 
-from planner.output.render import Column
+from planner.output.render import NAMES, Column
+from planner.output.tables.shared import gpus_in_words
+from planner.planning import Plan
 from planner.resources import package_dir, tables_of
-from planner.units import LEAST_FIGURE
+from planner.units import GIB, LEAST_FIGURE
 
 Style = Literal["solid", "dashed", "points"]
 
@@ -461,3 +463,29 @@ def _named(panel: LinePanel | BarPanel) -> Iterator[Series | Segment | Mark]:
     else:
         yield from sorted(panel.series, key=lambda one: one.strong)
         yield from (mark for mark in panel.marks if mark.diagonal or mark.y is not None)
+
+
+def memory_chart(plans: Sequence[Plan]) -> Chart:
+    hues = {Column(name, form=",.2f", of=f"memory.{key}", unit=GIB): hue for key, name, hue in NAMES["memory_parts"]}
+    whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
+    rest = Column("unused", form=",.2f", of=lambda plan: max(sum_of(plan, [whole]) - sum_of(plan, hues), 0.0))
+
+    def sum_of(plan: Plan, columns: Iterable[Column]) -> float:
+        return sum(column.value(plan) or 0.0 for column in columns)
+
+    def bar(plan: Plan) -> Bar:
+        sizes = [(column.key, hue, sum_of(plan, [column])) for column, hue in (*hues.items(), (rest, None))]
+        segments = tuple(Segment(size, hue, name, f"{size:,.1f}") for name, hue, size in sizes if size > 0)
+        return Bar(gpus_in_words(plan), segments, f"{sum_of(plan, [whole]):,.1f} GiB each")
+
+    return Chart(
+        "memory",
+        "Memory of each GPU",
+        "The KV cache gets the rest of vLLM's budget. A server holds as many tokens at once as fit there.",
+        (BarPanel("GiB", tuple(map(bar, plans)), labels_above=True),),
+        (
+            Column("GiB per GPU", of=gpus_in_words), *hues, rest, whole,
+            Column("KV cache, tokens", form=",", of="memory.kv_cache_tokens"),
+        ),
+        plans,
+    )  # fmt: skip

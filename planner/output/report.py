@@ -19,13 +19,12 @@ from planner.output.answer import fields_of
 from planner.output.render import NAMES, SPACE, Column, columns_of, command_parts
 from planner.output.scripts.text import render_template
 from planner.output.tables.recommendation import Recommendation, plan_in_words
-from planner.output.tables.shared import BASIS, batch_in_words, card, layout_in_words, local_argv
+from planner.output.tables.shared import BASIS, batch_in_words, card, gpus_in_words, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.units import GIB, MOST_FIGURE, MS, US, counted, percent
 from planner.workload import NAMED, OF_A_REQUEST, parse_slos, use_cases
 
-PIECES, FIGURES = NAMES["memory_parts"], NAMES["plan_figures"]
-FREE = "unused"  #: the rest of the memory
+FIGURES = NAMES["plan_figures"]
 BOUNDS = {"memory": 0, "compute": 1, "launch": 3, "link": 4, "host": 5}  #: colour by what bounds an operator
 SHOWN_OPERATORS = 11
 SHOWN_WHOLE = 8  #: with more plans there are tables only
@@ -49,11 +48,6 @@ def interval_of(figures: Mapping[str, Any], key: str) -> str:
     return "-" if low is None or high is None else f"{number(low)} to {number(high)}"
 
 
-def layout_of(plan: Plan) -> str:
-    """The GPUs of one server: ``8 x mi300x``."""
-    return f"{plan.num_gpus} x {plan.gpu}"
-
-
 def size_of(plan: Plan) -> str:
     """The GPUs or partitions in all and the servers: ``6 GPUs: 3 x TP 2``."""
     servers, gpus = (plan.service.replicas, plan.service.total_gpus) if plan.service else (1, plan.num_gpus)
@@ -65,7 +59,7 @@ def charts_of(folder: PlanFolders, local: Local, name: ChartName) -> list[charts
     """The charts of that name; latency and operators have one for each plan."""
     entries = folder.entries
     if name == "memory":
-        return [memory_chart([entry.plan for entry in entries])]
+        return [charts.memory_chart([entry.plan for entry in entries])]
     sweeps = _sweeps(entries, local, entries)
     if name == "pareto":
         made: Sequence[charts.Chart | None] = [pareto_chart(folder, sweeps)]
@@ -77,32 +71,6 @@ def charts_of(folder: PlanFolders, local: Local, name: ChartName) -> list[charts
 def _sweeps(entries: Sequence[PlanFolder], local: Local, swept: Sequence[PlanFolder]) -> list[Sweep]:
     shown = progress.each(entries, lambda entry: f"loads around the plan of {entry.plan.gpu}")
     return [sweep_loads(entry.plan, local) if entry in swept else Sweep() for entry in shown]
-
-
-def memory_chart(plans: Sequence[Plan]) -> charts.Chart:
-    hues = {Column(name, form=",.2f", of=f"memory.{key}", unit=GIB): hue for key, name, hue in PIECES}
-    whole = Column("memory", form=",.2f", of="memory.memory_bytes", unit=GIB)
-    rest = Column(FREE, form=",.2f", of=lambda plan: max(sum_of(plan, [whole]) - sum_of(plan, hues), 0.0))
-
-    def sum_of(plan: Plan, columns: Iterable[Column]) -> float:
-        return sum(column.value(plan) or 0.0 for column in columns)
-
-    def bar(plan: Plan) -> charts.Bar:
-        sizes = [(column.key, hue, sum_of(plan, [column])) for column, hue in (*hues.items(), (rest, None))]
-        segments = tuple(charts.Segment(size, hue, name, f"{size:,.1f}") for name, hue, size in sizes if size > 0)
-        return charts.Bar(layout_of(plan), segments, f"{sum_of(plan, [whole]):,.1f} GiB each")
-
-    return charts.Chart(
-        "memory",
-        "Memory of each GPU",
-        "The KV cache gets the rest of vLLM's budget. A server holds as many tokens at once as fit there.",
-        (charts.BarPanel("GiB", tuple(map(bar, plans)), labels_above=True),),
-        (
-            Column("GiB per GPU", of=layout_of), *hues, rest, whole,
-            Column("KV cache, tokens", form=",", of="memory.kv_cache_tokens"),
-        ),
-        plans,
-    )  # fmt: skip
 
 
 def pareto_chart(folder: PlanFolders, sweeps: Sequence[Sweep]) -> charts.Chart | None:
@@ -195,7 +163,7 @@ def latency_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
             columns.append(Column(f"{statistic} {metric.upper()}, ms", of=of))
     return charts.Chart(
         "latency",
-        f"Latency against load: {layout_of(entry.plan)}",
+        f"Latency against load: {gpus_in_words(entry.plan)}",
         "Each load is a replay of this server. Shades: the interval that holds 90\u00a0% of measurements. Vertical "
         f"line: the load of the plan. At most {entry.plan.max_running:,} requests run at once; others wait."
         + (" The curve of a target leaves out the opening burst, as the target does." if limits_ms else ""),
@@ -241,7 +209,7 @@ def operators_chart(entry: PlanFolder, swept: Sweep) -> charts.Chart | None:
         panels.append(charts.BarPanel("microseconds", bars, f"{name}: {step.total_s / MS:,.2f} ms"))
     return charts.Chart(
         "operators",
-        f"Where a step spends its time: {layout_of(entry.plan)}",
+        f"Where a step spends its time: {gpus_in_words(entry.plan)}",
         "Average steps at the load of the plan. Each bar gives microseconds and the bottleneck of the operator. With "
         "asynchronous scheduling host and GPU work at once, so the parts add up to more than the whole.",
         tuple(panels),
@@ -280,7 +248,7 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
         or _lengths(plans[0].workload),
         "targets": targets,
         "planner_version": __version__,
-        "memory": picture(memory_chart(plans)),
+        "memory": picture(charts.memory_chart(plans)),
         "pareto": picture(pareto_chart(folder, sweeps)),
         "entries": [_section(entry, swept) for entry, swept in zip(entries, sweeps, strict=True)],
         "too_many": len(entries) > SHOWN_WHOLE,
@@ -343,7 +311,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     return {
         "plan": plan,
         "anchor": anchor,
-        "layout": layout_of(plan),
+        "layout": gpus_in_words(plan),
         "size": size_of(plan) + ("" if usd is None else f", {usd:,.2f} USD/h"),
         "figures": figures_of(steady_figures(plan)),
         "arrival": ", ".join(arrival) or "all requests sent at once",
@@ -515,7 +483,7 @@ def whole_answer(played: Played, search: Recommendation, query: str, *, key: str
         "verdict": said[0],
         "achievable": [words[2:] for words in said[1:]],  # after the mark
         "pareto": picture(pareto_chart(folders, sweeps)) if plan else None,
-        "memory": picture(memory_chart([one for one, _ in plans])) if plan else None,
+        "memory": picture(charts.memory_chart([one for one, _ in plans])) if plan else None,
         "levels": f"/ladder?{query}" if plan and played.asked.targets else "",
         "rejected": table_of(REJECTED, answer["rejected"]),
         "plans": table_of(PLANS, plans) if len(plans) > 1 else None,

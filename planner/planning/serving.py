@@ -15,17 +15,16 @@ from typing import Any, Self
 from pydantic import TypeAdapter, ValidationError
 
 from planner import engine as vllm
-from planner import planning, workload
+from planner import hardware, planning, workload
 from planner.engine import SETTINGS, EngineArgs, EngineVersion, Environment, default_version, existing_version, flag_of
 from planner.errors import InputError, UnknownNameError
-from planner.hardware import GpuProfile, counted_name, load_all, load_profile, local_profile, profile_ids
+from planner.hardware import GpuProfile, counted_name, load_all, load_profile, profile_ids
 from planner.memory import Basis
 from planner.model import Model, ResolvedModel, as_quantized, catalog_ids, quantized_checkpoints, resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local, local_for
 from planner.planning.defaults import Bench
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.fit import Fit, fit_of
 from planner.units import in_range, meant
 
 #: A hub id, a folder with a ``config.json`` or such a file; or what ``load_model`` gave.
@@ -162,16 +161,18 @@ class Serving:
             calibration=self.local.calibration,
         )  # fmt: skip
 
-    def fit(self, *, startup_log: str | PathLike[str] | None = None, ways_out: bool = True) -> Fit:
+    def fit(self, *, startup_log: str | PathLike[str] | None = None, ways_out: bool = True) -> planning.Fit:
         """Check whether vLLM starts, and how many tokens its KV cache holds.
 
         ``startup_log``, a file with vLLM's own messages, is compared; the overheads that it shows count and are kept
         for this user. ``ways_out`` also checks what would make it fit. Raises as ``memory``."""
-        if startup_log is None:
-            return fit_of(self, ways_out=ways_out)
-        from planner.planning.startup import fit_with_log
+        if startup_log is not None:
+            from planner.planning.startup import fit_with_log
 
-        return fit_with_log(self, Path(startup_log))
+            return fit_with_log(self, Path(startup_log))
+        from planner.planning.fit import fit_of
+
+        return fit_of(self, ways_out=ways_out)
 
     def predict(self, load: workload.Load, *, bench: Bench = "serve", **asked: Any) -> planning.Prediction:
         """Predict what ``vllm bench`` measures of ``load``; ``asked``: ``percentiles``, ``goodput`` in ms by metric.
@@ -264,7 +265,7 @@ def find_gpu(
         return gpu.with_network(network_gb_per_s), ()
     name = str(gpu)
     if name.strip().lower() == "local":
-        profile, note = local_profile()
+        profile, note = hardware.local_profile()
         return profile.with_network(network_gb_per_s), (note,)
     count = None if searched else counted_name(name)[1]
     node = f"{name} is a node of {count} GPUs; a server takes as many as --tensor-parallel-size says, by default one"

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planner import engine as vllm
 from planner import memory
@@ -12,9 +12,11 @@ from planner.errors import InputError, os_errors
 from planner.planning.calibration import local_path, save
 from planner.planning.deployment import resolve_deployment
 from planner.planning.fit import Fit, LogLine, fit_of
-from planner.planning.serving import Serving
 from planner.resources import MOST_LOG_BYTES, alone_in, read_given
 from planner.units import GIB, Interval, format_bytes
+
+if TYPE_CHECKING:
+    from planner.planning.serving import Serving
 
 #: Settings that a log and a question must agree on, and those that the question may change.
 LAYOUT, FREE = tagged("layout"), tagged("logged")
@@ -37,7 +39,7 @@ class Start(NamedTuple):
     notes: tuple[str, ...]
 
 
-def fit_with_log(serving: Serving, path: Path) -> Fit:
+def fit_with_log(serving: "Serving", path: Path) -> Fit:
     """Check whether the engine starts, with the overheads of a machine's own log; later runs use them too.
 
     Raises as ``Serving.fit`` and ``read_start``, and InputError for another file, model or version."""
@@ -63,7 +65,7 @@ def fit_with_log(serving: Serving, path: Path) -> Fit:
     return replace(fit, startup_log=start.lines, notes=(*notes, *fit.notes))
 
 
-def read_start(log: memory.StartupLog, serving: Serving) -> Start:
+def read_start(log: memory.StartupLog, serving: "Serving") -> Start:
     """Compare a log with the prediction for its settings. Raises InputError for another layout, GPU or checkpoint."""
     args, basis = logged_settings(log, serving), serving.basis
     engine = resolve_deployment(serving.model, serving.profile, args, serving.version, basis=basis, as_started=True)
@@ -77,7 +79,7 @@ def read_start(log: memory.StartupLog, serving: Serving) -> Start:
     return Start(args.changed(**asked, env=given.env), lines, learned, (*log.notes, *refused, *silent))
 
 
-def logged_settings(log: memory.StartupLog, serving: Serving) -> EngineArgs:
+def logged_settings(log: memory.StartupLog, serving: "Serving") -> EngineArgs:
     """Settings of the log, as asked where it prints none. Raises InputError where layouts differ."""
     args, unset, taken = serving.args, EngineArgs(), dict[str, Any]()
     for name in (*LAYOUT, *FREE):
@@ -101,7 +103,7 @@ def logged_settings(log: memory.StartupLog, serving: Serving) -> EngineArgs:
     return args.changed(**taken)
 
 
-def _check_machine(log: memory.StartupLog, budget: memory.MemoryBudget, serving: Serving) -> None:
+def _check_machine(log: memory.StartupLog, budget: memory.MemoryBudget, serving: "Serving") -> None:
     profile, predicted = serving.profile, max(stage.weights.loaded_bytes for stage in budget.stages)
     named = profile.platform != "cpu"  # one profile stands for machines of any memory
     if named and log.memory_bytes and abs(log.memory_bytes / profile.memory_bytes - 1) > MEMORY_TOLERANCE:

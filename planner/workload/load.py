@@ -32,17 +32,14 @@ NAMED_DISTRIBUTIONS: dict[str, tuple[LengthDistribution, float]] = {
     **dict.fromkeys(("fixed", "sonnet", "lm-arena-chat", "gpqa", "sourcegraph-fim"), ("symmetric", 0.0)),
     "uniform-0.8-1": ("below", 0.8), "sharegpt": ("conversation", 0.0),
 }  # fmt: skip
-#: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
-CONVERSATION_MIN_TOK = 4
 _BOUNDS = tables_of(package_dir("workload") / "load.toml")
-MOST_TOK, LEAST, SEEDS = _BOUNDS["input_len"][2], _BOUNDS["burstiness"][1], _BOUNDS["seed"][2] + 1
+LEAST, SEEDS = _BOUNDS["burstiness"][1], _BOUNDS["seed"][2] + 1
 PRIORITY = "priority"
 MOST_PRIORITY = 1_000_000
 MOST_CLASSES = 16
 MIXED_PROMPTS = 4000  #: of all classes together, by default
 TOGETHER = 64  #: requests in the KV cache at once, for what they share
 TRACE_CLASSES = 3  #: that a trace is cut into
-BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace; values beyond say no more
 
 
 @dataclass(frozen=True)
@@ -243,7 +240,13 @@ class Load:
         """Tokens, input and output, of the longest request that may be drawn, which max_model_len must hold."""
         if self.length_distribution == "conversation":
             return self.requests().max_total_len
-        return self.prefix_len + bounds_of(self, self.input_len)[1] + bounds_of(self, self.output_len)[1]
+        return self.prefix_len + self.bounds(self.input_len)[1] + self.bounds(self.output_len)[1]
+
+    def bounds(self, length: int) -> tuple[int, int]:
+        """The least and the most tokens of a ``length`` that varies."""
+        if self.length_distribution == "below":
+            return max(int(length * self.range_ratio), 1), length
+        return max(floor(length * (1 - self.range_ratio)), 1), ceil(length * (1 + self.range_ratio))
 
     @property
     def common_len(self) -> int:
@@ -259,7 +262,7 @@ class Load:
         return max(round(float((sent.input_len + sent.output_len).mean()) - shared_tok), 1)
 
     def longest(self, num_prompts: int) -> Load:
-        input_len, output_len = bounds_of(self, self.input_len)[1], bounds_of(self, self.output_len)[1]
+        input_len, output_len = self.bounds(self.input_len)[1], self.bounds(self.output_len)[1]
         return replace(
             self, input_len=input_len, output_len=output_len, num_prompts=num_prompts, range_ratio=0.0,
             length_distribution="symmetric",
@@ -386,13 +389,6 @@ class Load:
         places, prompts = self.max_concurrency and ceil(self.max_concurrency / servers), most or self.num_prompts
         shape = self.burstiness * (1 if places or router == "random" else servers)
         return replace(self, request_rate=rate, max_concurrency=places, num_prompts=prompts, burstiness=shape)
-
-
-def bounds_of(load: Load, length: int) -> tuple[int, int]:
-    """The least and the most tokens of a length that varies."""
-    if load.length_distribution == "below":
-        return max(int(length * load.range_ratio), 1), length
-    return max(floor(length * (1 - load.range_ratio)), 1), ceil(length * (1 + load.range_ratio))
 
 
 Demand = Load.of_class  #: the name of a class of requests in earlier releases

@@ -16,18 +16,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from heapq import heappop, heappush
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from planner.resources import calibration_tables
-from planner.workload.load import CONVERSATION_MIN_TOK, Load, bounds_of
 from planner.workload.targets import Router
+
+if TYPE_CHECKING:
+    from planner.workload.load import Load
 
 Tokens = NDArray[np.int64]
 Nodes = NDArray[np.int64]
 
+#: vLLM's filter drops conversations with fewer tokens than this in the prompt or in the answer.
+CONVERSATION_MIN_TOK = 4
 #: Seconds that an answer is taken to last: to its first token, and for each token. About what people read; a server
 #: that is slower or faster moves what follows it by a few seconds.
 ANSWER_S, ANSWER_S_PER_TOK = 1.0, 0.025
@@ -333,7 +337,7 @@ def _nearest_kept(parent: Nodes, remains: NDArray[np.bool_]) -> Nodes:
     return np.array(nearest, dtype=np.int64)
 
 
-def drawn(load: Load) -> Requests:
+def drawn(load: "Load") -> Requests:
     """Requests as ``vllm bench`` draws them: numpy's default generator for lengths (inputs first), its legacy global
     one for arrivals."""
     if load.steady:
@@ -346,7 +350,7 @@ def drawn(load: Load) -> Requests:
     )
 
 
-def _staggered(load: Load) -> Requests:
+def _staggered(load: "Load") -> Requests:
     """Three cycles of requests. The first ones end at random moments, as all after them do, so the second cycle is
     steady; the last ones last until it ends."""
     each, whole = load.num_prompts, load.output_len
@@ -355,9 +359,9 @@ def _staggered(load: Load) -> Requests:
     return Requests(np.full(3 * each, load.input_len), output_len, np.zeros(3 * each))
 
 
-def _lengths(load: Load, length: int, kind: Literal["input", "output"], rng: np.random.Generator) -> Tokens:
+def _lengths(load: "Load", length: int, kind: Literal["input", "output"], rng: np.random.Generator) -> Tokens:
     if load.length_distribution != "conversation":
-        low, high = bounds_of(load, length)
+        low, high = load.bounds(length)
         return rng.integers(low, high + 1, size=load.num_prompts)
     known = calibration_tables("workload")["conversation"]
     shape = known[f"{kind}_shape"]
@@ -367,7 +371,7 @@ def _lengths(load: Load, length: int, kind: Literal["input", "output"], rng: np.
     return lengths
 
 
-def _arrivals(load: Load) -> NDArray[np.float64]:
+def _arrivals(load: "Load") -> NDArray[np.float64]:
     """Arrival times in s: cumulated gamma gaps, stretched so that the last falls on num_prompts / rate."""
     if load.request_rate == inf:
         return np.zeros(load.num_prompts)
@@ -381,7 +385,7 @@ def _arrivals(load: Load) -> NDArray[np.float64]:
     return times
 
 
-def joined(classes: Sequence[Load], parts: Sequence[Requests]) -> Requests:
+def joined(classes: Sequence["Load"], parts: Sequence[Requests]) -> Requests:
     group = np.repeat(np.arange(len(parts)), [len(part.arrival_s) for part in parts])
     everything = Requests(
         np.concatenate([part.input_len for part in parts]), np.concatenate([part.output_len for part in parts]),

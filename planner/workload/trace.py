@@ -23,10 +23,11 @@ import numpy as np
 
 from planner.errors import InputError, os_errors
 from planner.resources import check_file, package_dir, tables_of
-from planner.workload.load import BURSTIEST, EVENEST, MOST_TOK
 from planner.workload.requests import Prefixes, Requests
 
+MOST_TOK = tables_of(package_dir("workload") / "load.toml")["input_len"][2]  #: of a prompt, and of an answer
 STRETCH = 20_000  #: requests in a row that are kept
+BURSTIEST, EVENEST = 0.01, 100.0  #: burstiness of a trace; values beyond say no more
 REORDERED = 65_536  #: rows of the sorting buffer; a row that is out of order by more is refused
 #: A gap is a pause, and gets a note, when it is this many times the mean gap and at least this long.
 PAUSE, PAUSE_S = 100, 60.0

@@ -134,8 +134,7 @@ class Recommendation(Answer):
 
     def to_svg(self) -> str:
         """The memory of each GPU, a bar for each plan, as an SVG file. Raises InputError without a plan."""
-        from planner.output.charts import svg
-        from planner.output.report import memory_chart
+        from planner.output.charts import memory_chart, svg
 
         if not self._made:
             raise InputError("nothing to draw: no GPU has a plan", hint="print the answer: it says why")

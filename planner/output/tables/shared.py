@@ -196,6 +196,11 @@ def served_words(checkpoint: str, asked: ResolvedModel) -> str:
     return checkpoint if checkpoint == asked.resolved else f"{checkpoint} (asked: {dtype})"
 
 
+def gpus_in_words(plan: Any) -> str:
+    """The GPUs of one server: ``8 x mi300x``."""
+    return f"{plan.num_gpus} x {plan.gpu}"
+
+
 def layout_in_words(settings: Any) -> str:
     """The parallel axes of one server, such as ``TP 4 + EP``, of a plan or of an engine's settings."""
     sizes = {"TP": settings.tensor_parallel_size, "PP": settings.pipeline_parallel_size}
