@@ -6,7 +6,7 @@ Runs that share GPU, model, lengths, source and engine are one grid: layouts, pr
 predicts them saw no run of the same GPU and model. Then each order of runs is followed until the best measured setting
 is within 3 % of the best of the grid::
 
-    tune          what may gain most, by ``planner.planning.tuning``
+    tune          what may gain most, by ``planner.planning.search.tuning``
     random        every order alike: the expected number, (settings + 1) / (settings within 3 % + 1)
     auto-tune     vLLM's benchmarks/auto_tune: one layout after the other (it takes one tensor-parallel size), within
                   it max_num_seqs ascending, then max_num_batched_tokens ascending
@@ -36,7 +36,7 @@ from fit.leave_out import LEFT_OUT, LeaveOut, case_under, held_out, leave_out_of
 from planner.errors import PlannerError
 from planner.evidence.evaluation import figures_in_columns, resent, simulate
 from planner.evidence.runs import MeasuredRun, read_runs
-from planner.planning.tuning import SURE, WITHIN, Floats, Prospects
+from planner.planning.search.tuning import SURE, WITHIN, Floats, Prospects
 
 THROUGHPUT = "output_throughput"
 TPOTS = ("mean_tpot_ms", "median_tpot_ms", "median_itl_ms")  #: the first that a run has stands for its TPOT

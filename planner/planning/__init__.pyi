@@ -121,24 +121,24 @@ from .search.doubts import doubts_about_plan as doubts_about_plan
 from .search.doubts import met_limits as met_limits
 
 # Which settings, by measuring?
-from .tuning import broken_words as broken_words
-from .tuning import measured_merit as measured_merit
-from .tuning import merit_words as merit_words
-from .tuning import tuned_settings as tuned_settings
-from .tuning import SURE as SURE
-from .tuning import WITHIN as WITHIN
-from .tuning import TunedRun as TunedRun
-from .tuning import TuningState as TuningState
-from .tuning import read_state as read_state
+from .search.tuning import broken_words as broken_words
+from .search.tuning import measured_merit as measured_merit
+from .search.tuning import merit_words as merit_words
+from .search.tuning import tuned_settings as tuned_settings
+from .search.tuning import SURE as SURE
+from .search.tuning import WITHIN as WITHIN
+from .search.tuning import TunedRun as TunedRun
+from .search.tuning import TuningState as TuningState
+from .search.tuning import read_state as read_state
 
 # Somebody's own line
-from .check import LineRequest as LineRequest
-from .check import LineVerdict as LineVerdict
-from .check import Served as Served
-from .check import asked_by as asked_by
-from .check import check_line as check_line
-from .check import launched_line as launched_line
-from .check import redeploy as redeploy
+from .search.check import LineRequest as LineRequest
+from .search.check import LineVerdict as LineVerdict
+from .search.check import Served as Served
+from .serving import asked_by as asked_by
+from .search.check import check_line as check_line
+from .serving import launched_line as launched_line
+from .serving import redeploy as redeploy
 
 # intervals
 from .uncertainty import LEVEL as LEVEL

@@ -319,6 +319,40 @@ def version_for(text: str | None, profile: GpuProfile, image: str = "") -> Engin
     return replace(default, note=f"image {image} names no version; taken as vLLM {default}: --engine-version sets it")
 
 
+def asked_by(line: vllm.ServeLine, model: Model, profile: GpuProfile, version: EngineVersion) -> EngineVersion:
+    """The version with the engine that the line, or its own build, decides on; empty: the default one."""
+    wanted = vllm.asked_engine(line.only_v0, line.use_v1, version)
+    if wanted is None and line.pipelines_on_v1:  # the one that it would have without a pipeline
+        wanted = vllm.resolve(replace(line.args, pipeline_parallel_size=1), model, profile, version).engine
+    return replace(version, engine=wanted or version.engine)
+
+
+def timed_engine(serving: Serving, line: vllm.ServeLine, bench: Bench = "serve") -> Deployment:
+    """The engine that is timed: without drafts whose acceptance is neither given nor published."""
+    if (drafts := serving.args.speculative_config) and not drafts.acceptance_rates:
+        decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
+        serving = serving.changed(speculative_config=None, engine_version=decided)
+    timed = serving.engine_of(bench).stepping(line.num_scheduler_steps)
+    return timed if vllm.is_on(line.env, vllm.AITER) else replace(timed, without_aiter=True)
+
+
+def launched_line(plan: planning.Plan) -> vllm.ServeLine:
+    version = vllm.parse_version(plan.engine_version)
+    line = vllm.read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
+    return replace(line, args=replace(line.args, allow_unvalidated=True))
+
+
+def redeploy(plan: planning.Plan, local: Local = SHIPPED) -> Deployment:
+    """The engine that ``serve_argv`` launches. Raises PlannerError where its model or GPU is not known here."""
+    profile, model = load_profile(plan.gpu).with_network(plan.network_gb_per_s), resolve_model(plan.model)
+    if plan.nodes > 1:
+        profile = profile.with_node(plan.gpus_per_node)
+    line, basis = launched_line(plan), Basis(local.constants)
+    version = asked_by(line, model.model, profile, vllm.parse_version(plan.engine_version))
+    args = replace(line.args, speculative_config=plan.speculative_config or line.args.speculative_config)
+    return timed_engine(Serving.of(model, profile, args, version, local=local, basis=basis), line)
+
+
 def check_load(load: workload.Load, max_model_len: int, model: str) -> None:
     """Raise InputError for arrivals over more seconds than a replay can follow, and as ``check_context``."""
     arrivals_s, most_s = load.num_prompts / load.request_rate, defaults.LONGEST_REPLAY_S

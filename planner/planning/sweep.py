@@ -7,11 +7,11 @@ from typing import Any
 from planner.errors import PlannerError
 from planner.planning import defaults
 from planner.planning.calibration import SHIPPED, Local
-from planner.planning.check import redeploy
 from planner.planning.defaults import BELOW, BEYOND, SAME_REPLAY
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlannedTarget
 from planner.planning.predict import Prediction, Reading
+from planner.planning.serving import redeploy
 from planner.timing import StepBreakdown
 from planner.workload import Load, Slo
 

@@ -15,7 +15,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware.profiles import load_profile
 from planner.model.architecture import Attention, Model
 from planner.model.resolve import resolve_model
-from planner.planning.check import asked_by
+from planner.planning.serving import asked_by
 
 #: Where something changes, and the folder of libraries that the tree imports.
 VERSIONS = {

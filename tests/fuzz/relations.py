@@ -303,7 +303,7 @@ def _longer(asked: Question, short: dict[str, int], long: dict[str, int]) -> Pai
 def target(asked: Question) -> Pair:
     """A target that ``recommend`` keeps at a rate is kept by ``predict`` with the plan's flags, at the same end."""
     from planner import recommend_plans
-    from planner.planning.check import redeploy
+    from planner.planning.serving import redeploy
 
     limit_ms = float(asked.number * 10)
     found = recommend_plans(

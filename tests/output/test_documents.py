@@ -27,8 +27,7 @@ from planner.output.workflows.documents import commands, find_workflow, list_wor
 from planner.output.workflows.offline import offline_points
 from planner.output.workflows.printed import printed_beside
 from planner.output.workflows.subject import Choice, Subject
-from planner.planning.check import asked_by
-from planner.planning.serving import Serving
+from planner.planning.serving import Serving, asked_by
 
 FACTS: list[dict[str, Any]] = json.loads((Path(__file__).parents[1] / "published_commands.json").read_text())
 OF_VLLM = [fact for fact in FACTS if split_command(fact["words"])[0]]

@@ -20,9 +20,9 @@ from planner.engine import (
     searched_drafts,
 )
 from planner.planning import read_plan
-from planner.planning.check import redeploy
 from planner.planning.plan import PlanFile
 from planner.planning.predict import Prediction
+from planner.planning.serving import redeploy
 
 pytestmark = pytest.mark.usefixtures("short_loops")
 

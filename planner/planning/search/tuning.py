@@ -32,7 +32,6 @@ from planner.hardware import load_profile
 from planner.model import resolve_model
 from planner.planning import defaults
 from planner.planning.calibration import Local
-from planner.planning.check import launched_line, redeploy
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlanFile, PlannedTarget
@@ -41,7 +40,7 @@ from planner.planning.search.by_goal import with_figures
 from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.search import Search
 from planner.planning.search.space import Objective, Space
-from planner.planning.serving import Serving
+from planner.planning.serving import Serving, launched_line, redeploy
 from planner.planning.uncertainty import Forecast
 from planner.resources import read_given, write_then_rename
 from planner.units import MS

@@ -11,12 +11,11 @@ from typing import Any
 
 from planner import engine
 from planner.errors import IllegalPlanError, InputError, PlannerError, brief
-from planner.hardware import GpuProfile, load_profile
-from planner.memory import Basis, unset_kv_cache_space
-from planner.model import Model, resolve_model, with_overrides
+from planner.hardware import GpuProfile
+from planner.memory import unset_kv_cache_space
+from planner.model import Model, with_overrides
 from planner.planning import defaults
 from planner.planning.advice import Advised
-from planner.planning.calibration import SHIPPED, Local
 from planner.planning.defaults import Bench, Goal
 from planner.planning.deployment import Deployment
 from planner.planning.fit import Fit
@@ -27,7 +26,7 @@ from planner.planning.search.departures import recipe_of
 from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.space import Objective, Space
-from planner.planning.serving import Serving
+from planner.planning.serving import Serving, asked_by, timed_engine
 from planner.resources import package_dir, tables_of
 from planner.secrets import is_secret
 from planner.units import counted, whole_number
@@ -231,7 +230,7 @@ class LineVerdict:
                 if not serving.fit().fits:
                     break
                 share = load.share_of(servers, most=ceil(load.num_prompts / servers))
-                one = _serve(self.model, _engine(serving, self.line), share, self.line)
+                one = _serve(self.model, timed_engine(serving, self.line), share, self.line)
             except PlannerError:
                 break
             if one.merit(merit) > (best[1] if best else self.served).merit(merit) + merit.tie:
@@ -315,7 +314,7 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     room = min(defaults.LEN, result.config.max_model_len // 2)
     if not result.fits:
         return _with_plan(answer, asked, room)
-    deployment = _engine(timed, line)
+    deployment = timed_engine(timed, line)
     workload = _workload(asked, deployment, room)
     line = replace(answer.line, problems=(*answer.line.problems, *_about_places(answer.line, deployment, workload)))
     answer = replace(answer, line=line, workload=workload, served=_serve(answer.model, deployment, workload, line))
@@ -387,15 +386,6 @@ def _shown(value: Any) -> Any:
     return value.text if isinstance(value, engine.SpeculativeConfig) else value
 
 
-def _engine(serving: Serving, line: engine.ServeLine, bench: Bench = "serve") -> Deployment:
-    """The engine that is timed: without drafts whose acceptance is neither given nor published."""
-    if (drafts := serving.args.speculative_config) and not drafts.acceptance_rates:
-        decided = replace(serving.version, engine=serving.memory.config.engine)  # which the drafts may have decided
-        serving = serving.changed(speculative_config=None, engine_version=decided)
-    timed = serving.engine_of(bench).stepping(line.num_scheduler_steps)
-    return timed if engine.is_on(line.env, engine.AITER) else replace(timed, without_aiter=True)
-
-
 def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
     """The result of an offline benchmark, where it starts and its requests are no longer than its context."""
     fit, load = answer.fit, answer.line.workload(answer.serving.version)
@@ -406,19 +396,9 @@ def _offline(answer: LineVerdict, timed: Serving) -> LineVerdict:
         cause = f"requests of {load.max_total_len:,} tokens are longer than --max-model-len {most:,}"
         return replace(answer, refusals=(InputError(cause, hint="raise it, or send shorter ones"),))
     bench: Bench = "latency" if "latency" in answer.line.command else "throughput"
-    deployment = _engine(timed, answer.line, bench)
+    deployment = timed_engine(timed, answer.line, bench)
     load = deployment.resent(load) if bench == "latency" else load  # its warm-up sent the same prompts
     return replace(answer, offline=Prediction.of(deployment, load, bench=bench))
-
-
-def asked_by(
-    line: engine.ServeLine, model: Model, profile: GpuProfile, version: engine.EngineVersion
-) -> engine.EngineVersion:
-    """The version with the engine that the line, or its own build, decides on; empty: the default one."""
-    wanted = engine.asked_engine(line.only_v0, line.use_v1, version)
-    if wanted is None and line.pipelines_on_v1:  # the one that it would have without a pipeline
-        wanted = engine.resolve(replace(line.args, pipeline_parallel_size=1), model, profile, version).engine
-    return replace(version, engine=wanted or version.engine)
 
 
 def _fallen_back(
@@ -630,20 +610,3 @@ def _context(answer: LineVerdict) -> int | None:
 
 def _serve(model: str, deployment: Deployment, workload: Load, line: engine.ServeLine | None = None) -> Served:
     return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES), line)
-
-
-def launched_line(plan: Plan) -> engine.ServeLine:
-    version = engine.parse_version(plan.engine_version)
-    line = engine.read_line(plan.serve_argv, version, env=plan.env, platform=plan.platform)
-    return replace(line, args=replace(line.args, allow_unvalidated=True))
-
-
-def redeploy(plan: Plan, local: Local = SHIPPED) -> Deployment:
-    """The engine that ``serve_argv`` launches. Raises PlannerError where its model or GPU is not known here."""
-    profile, model = load_profile(plan.gpu).with_network(plan.network_gb_per_s), resolve_model(plan.model)
-    if plan.nodes > 1:
-        profile = profile.with_node(plan.gpus_per_node)
-    line, basis = launched_line(plan), Basis(local.constants)
-    version = asked_by(line, model.model, profile, engine.parse_version(plan.engine_version))
-    args = replace(line.args, speculative_config=plan.speculative_config or line.args.speculative_config)
-    return _engine(Serving.of(model, profile, args, version, local=local, basis=basis), line)
