@@ -53,6 +53,7 @@ from .sweep import sweep_loads as sweep_loads
 from .advice import Advised as Advised
 
 # What does it cost?
+from .cost import Paid as Paid
 from .cost import interval_figures as interval_figures
 from .cost import parse_prices as parse_prices
 from .cost import price_of as price_of

@@ -15,7 +15,7 @@ The low end of a cost is that of the cheapest offer at the fastest end of the pr
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, isfinite, nan
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.errors import InputError
 from planner.hardware import GpuProfile, load_profile
@@ -111,6 +111,27 @@ def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[s
             raise InputError(f"--price of {gpu} is given twice", hint="give each GPU one price")
         prices[gpu] = usd_per_h
     return prices
+
+
+class Paid(NamedTuple):
+    """USD of the whole GPUs under an engine, None without a price."""
+
+    packages: float
+    usd_per_hour: float | None
+    usd_per_million_output_tokens: float | None  #: with the rest of the last GPU as busy
+
+    @classmethod
+    def of(
+        cls, profile: GpuProfile, num_gpus: int, output_tok_per_s: float, given: Mapping[str, float] | None = None,
+        *, whole: bool = False,
+    ) -> "Paid":  # fmt: skip
+        """Return the cost of ``num_gpus`` (logical) ones, which put out that many tokens/s; rounded up if ``whole``."""
+        packages, price = num_gpus / profile.parts, price_of(profile, given)
+        paid_for = ceil(packages) if whole else packages
+        if price is None:
+            return cls(paid_for, None, None)
+        per_hour = price.usd_per_h.mid * profile.parts * ceil(packages)
+        return cls(paid_for, per_hour, per_hour * paid_for / ceil(packages) * MILLION_PER_S / output_tok_per_s)
 
 
 def power_w(profile: GpuProfile) -> float | None:

@@ -20,6 +20,7 @@ import numpy as np
 
 from planner import simulator
 from planner.engine import bench_backend
+from planner.planning.cost import Paid
 from planner.planning.defaults import USUAL_BATCH, Bench
 from planner.planning.deployment import Deployment
 from planner.planning.uncertainty import MOST_PROMPTS, Uncertainty, UncertaintyOfReplay, UncertaintyOfSteps, least_upper
@@ -136,6 +137,12 @@ class Prediction:
     def with_intervals(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """``figures`` and, beside each predicted one, ``KEY_lo`` and ``KEY_hi``: its 90 % interval."""
         return self.uncertainty.beside(figures)
+
+    @property
+    def paid(self) -> Paid:
+        """The cost of the engine, and of its output tokens at the rate of the replay."""
+        rate = float(self.replay.output_len.sum()) / self.replay.duration_s
+        return Paid.of(self.deployment.profile, self.deployment.config.num_gpus, rate)
 
     @cached_property
     def rates(self) -> dict[str, float]:

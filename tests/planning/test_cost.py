@@ -1,6 +1,7 @@
 """Dollars and watts of tokens, against arithmetic by hand; prices and power of the profiles."""
 
 import pytest
+from command_line import json_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +58,24 @@ def test_an_mi300x_costs_what_the_aggregators_say() -> None:
 @pytest.mark.parametrize("gpu", ["mi308x", "h20", "mi210", "w7900"])
 def test_a_price_that_nobody_published_stays_unknown(gpu: str) -> None:
     assert price_of(load_profile(gpu)) is None
+
+
+@pytest.mark.parametrize(("gpu", "usd_per_h", "share"), [("mi300x", 1.99, 1), ("mi300x-cpx", 1.99, 1 / 8)])
+def test_predict_prices_the_server_and_its_tokens(gpu: str, usd_per_h: float, share: float) -> None:
+    """A partition is rented with its package; its tokens pay for an eighth of it."""
+    words = ("Qwen/Qwen3-0.6B", "--gpu", gpu, "--max-model-len", "4096", "--input-len", "64", "--output-len", "16")
+    for bench, few in (("serve", "--num-prompts"), ("throughput", "--num-prompts"), ("latency", "--batch-size")):
+        found = json_of("predict", bench, *words, few, "8")
+        rate = found.get("output_throughput") or 8 * 16 / found["avg_latency"]
+        assert found["usd_per_hour"] == usd_per_h
+        assert found["usd_per_million_output_tokens"] == pytest.approx(usd_per_h * share / 3600 / rate * 1e6)
+        assert sum("1.99 USD/h, " in note for note in found["notes"]) == 1
+
+
+def test_predict_without_a_price_prints_none() -> None:
+    found = json_of("predict", "latency", "Qwen/Qwen3-0.6B", "--gpu", "h20", "--batch-size", "1")
+    assert found["usd_per_hour"] is found["usd_per_million_output_tokens"] is None
+    assert not any("USD" in note for note in found["notes"])
 
 
 def test_an_eighth_of_a_package_costs_an_eighth() -> None:

@@ -10,6 +10,7 @@ from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
 from planner.output.render import columns_of, screen_width, table_text, wrapped
+from planner.output.tables import shared
 from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, lasting, layout_in_words, sent_words
 from planner.planning import Bench, ClassFigures, Deployment, Prediction, cache_remark, steady_per_s
 from planner.simulator import Replay, latency_table, serve_table, throughput_table
@@ -59,7 +60,8 @@ class PredictionAnswer(MetricAnswer):
     def result(self) -> dict[str, Any]:
         """The keys of the bench's result file; beside each prediction its 90 % interval, ``KEY_lo`` and ``KEY_hi``."""
         keys = ("engine_version=config.version", *EVIDENCE, "gpu=profile.id", "config.num_gpus")
-        return {**self.record.result, **fields_of(self.deployment, *keys), **self.deployment.config.choice}
+        paid = fields_of(self.record.paid, "usd_per_hour", "usd_per_million_output_tokens")
+        return {**self.record.result, **fields_of(self.deployment, *keys), **self.deployment.config.choice, **paid}
 
     def _object(self) -> dict[str, Any]:
         classes = [
@@ -109,7 +111,7 @@ class PredictionAnswer(MetricAnswer):
         load = self.record.load
         if load.recorded is None:
             yield f"load: {sent_words(load)}{_queue(self.record)}"
-        yield from filter(None, [cache_remark(self.record)])
+        yield from filter(None, [shared.in_usd(self.record.paid).removeprefix(", "), cache_remark(self.record)])
         if shares := self._offloading:
             without, figures = shares["without"], self.record.figures
             then = (

@@ -472,7 +472,8 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     if service is None:
         value, low, high = (figures[f"request_throughput{end}"] for end in ("", "_lo", "_hi"))
         load = f" at {counted(users, 'concurrent request')}" if (users := plan.workload.max_concurrency) else ""
-        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}{tokens}, {means}{_in_usd(plan)}"
+        delivers = f"{shared.figure_between(value, low, high, 'requests/s')}{load}{tokens}, {means}"
+        delivers += shared.in_usd(plan)
     else:
         ends = (service.largest_load, service.largest_load_lo, service.largest_load_hi)
         value, low, high = (end and end * service.carrying / (1 + service.headroom) for end in ends)
@@ -485,7 +486,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
             met.append(f"{one.slo.name} {latency}{one.of_class and f' for {one.of_class}'}")
         load = shared.asked_load(service.load or 0.0, service.load_unit) if service.load_asked else most
         delivers = ", ".join([load + tokens, *(met or [means])])
-        delivers += _in_usd(service)
+        delivers += shared.in_usd(service)
         delivers += f"; room for {most}" if most and service.load_asked else ""
     size = service.total_gpus if service else plan.num_gpus
     packages = (service or plan).packages or size
@@ -499,13 +500,6 @@ def job_in_words(plan: planning.Plan) -> Iterator[str]:
         usd = f", {figure(job['usd'])} USD" if job["usd"] else ""
         took = f"{shared.lasting(job, 'duration')}, {figure(job['gpu_hours'])} GPU-hours{usd}"
         yield f"{counted(job['num_prompts'], 'request')} take {took}"
-
-
-def _in_usd(paid: planning.Plan | planning.Service) -> str:
-    per_hour, per_million = paid.usd_per_hour, paid.usd_per_million_output_tokens
-    hourly = f", {per_hour:,.2f} USD/h" if per_hour is not None else ""
-    busy = " with all partitions busy" if (paid.packages or 1) % 1 else ""
-    return hourly + (f", {per_million:,.2f} USD per 1M output tokens{busy}" if per_million else "")
 
 
 def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dict[str, Any]]:

@@ -46,6 +46,14 @@ def engine_note(versions: Iterable[str]) -> Iterator[str]:
         yield f"vLLM {', '.join(known)}"
 
 
+def in_usd(paid: "planning.Plan | planning.Service | planning.Paid") -> str:
+    """A clause on USD per hour and per 1M output tokens, after a comma; empty without a price."""
+    per_hour, per_million = paid.usd_per_hour, paid.usd_per_million_output_tokens
+    hourly = f", {per_hour:,.2f} USD/h" if per_hour is not None else ""
+    busy = " with all partitions busy" if (paid.packages or 1) % 1 else ""
+    return hourly + (f", {per_million:,.2f} USD per 1M output tokens{busy}" if per_million else "")
+
+
 def card(gpu: str) -> str:
     """A profile's id as people write the name: ``H200``, ``MI300X-CPX``."""
     return gpu.removesuffix("-sxm").upper()

@@ -15,7 +15,7 @@ from planner.memory import stored_weight_bytes
 from planner.model import ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import measure
-from planner.planning.cost import MILLION_PER_S, interval_figures, interval_of
+from planner.planning.cost import Paid, interval_figures, interval_of
 from planner.planning.deployment import Deployment, remarks
 from planner.planning.limits import find_limit, limit_in_words, what_limits
 from planner.planning.plan import (
@@ -78,8 +78,7 @@ def assemble(
         load = replace(load, num_prompts=sum(one.workload.num_prompts for one in classes))
     network = profile.interconnect.network_bandwidth
     figures = {key: value for key, value in prediction.result.items() if value is not None}
-    packages, usd_per_hour = space.rented(profile, config.num_gpus)
-    usd_per_million = _usd_per_million(packages, usd_per_hour, figures["output_throughput"])
+    paid = Paid.of(profile, config.num_gpus, figures["output_throughput"], space.prices)
     env = {**recipe.env, **config.env, **engine.visible_devices(profile, config.num_gpus)}
     departures = tuple(Departures(space, objective, ranking, candidate).of())
     apart = {f"adds {said.split()[1]}" for said in departures}  # what tool calls need is not left to that line
@@ -108,9 +107,7 @@ def assemble(
         classes=classes,
         workload=PlannedWorkload.of(load),
         service=service,
-        packages=packages,
-        usd_per_hour=usd_per_hour,
-        usd_per_million_output_tokens=service.usd_per_million_output_tokens if service else usd_per_million,
+        **(paid._asdict() | {"usd_per_million_output_tokens": (service or paid).usd_per_million_output_tokens}),
         predicted={**figures, **prediction.with_intervals(prediction.rates)},
         memory=_memory(deployment, load.total_len),
         calibration=deployment.calibrated_by,
@@ -220,7 +217,6 @@ def _service(servers: Servers, client: Client, most: ServedLoad | None, *, best:
     servers_in_all = candidate.servers + objective.spares
     total_gpus = servers_in_all * config.num_gpus
     whole_gpus = objective.value is not None or space.stock is not None  # else one server stands for many
-    packages, usd_per_hour = space.rented(profile, total_gpus, whole=whole_gpus)
     interval = servers.interval if best else None
     rungs = servers.by_confidence if best else ()
     whole /= 1 + objective.headroom
@@ -245,7 +241,6 @@ def _service(servers: Servers, client: Client, most: ServedLoad | None, *, best:
         spares=objective.spares,
         replicas=servers_in_all,
         total_gpus=total_gpus,
-        packages=packages,
         goodput=load.goodput_per_s * candidate.servers / (1 + objective.headroom),
         largest_load=most.value if most else None,
         largest_load_lo=interval[0] if interval else None,
@@ -254,8 +249,7 @@ def _service(servers: Servers, client: Client, most: ServedLoad | None, *, best:
         node_load=most.value * per_node if most and per_node else None,
         bound_by=most.bound_by if most else "",
         output_throughput_per_gpu=output_tok_per_s / total_gpus,
-        usd_per_hour=usd_per_hour,
-        usd_per_million_output_tokens=_usd_per_million(packages, usd_per_hour, output_tok_per_s),
+        **Paid.of(profile, total_gpus, output_tok_per_s, space.prices, whole=whole_gpus)._asdict(),
         output_tokens_per_day=output_tok_per_s * DAY_S,
         requests_in_flight=in_flight,
         sessions_at_once=objective.load.sessions_at_once(whole, in_flight),
@@ -288,11 +282,6 @@ def _next_run(servers: Servers, client: Client) -> PlannedRun | None:
         deviation_factor=run.factor,
         expected=then,
     )
-
-
-def _usd_per_million(packages: float, usd_per_hour: float | None, output_tok_per_s: float) -> float | None:
-    """USD for 1M output tokens, with the rest of the last GPU as busy as the partitions that are counted."""
-    return usd_per_hour and usd_per_hour * packages / ceil(packages) * MILLION_PER_S / output_tok_per_s
 
 
 def mean_usd(plans: Iterable[Plan]) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count, product
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from planner import engine
@@ -11,7 +11,7 @@ from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoints, resolve_model
 from planner.planning import defaults
-from planner.planning.cost import price_of
+from planner.planning.cost import Paid
 from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment, remarks
 from planner.planning.search.candidate import Rejected
@@ -80,9 +80,7 @@ class Space:
 
     def rented(self, profile: GpuProfile, num_gpus: int, *, whole: bool = False) -> tuple[float, float | None]:
         """Return how many whole GPUs these are, rounded up if ``whole``; and USD per hour of whole ones, if known."""
-        packages, price = num_gpus / profile.parts, price_of(profile, self.prices)
-        usd_per_hour = price.usd_per_h.mid * profile.parts * ceil(packages) if price else None
-        return ceil(packages) if whole else packages, usd_per_hour
+        return Paid.of(profile, num_gpus, 1.0, self.prices, whole=whole)[:2]
 
     def node_size(self, profile: GpuProfile) -> int:
         """Return the logical GPUs of one node: ``gpus_per_node`` packages, at most the profile's."""
