@@ -100,3 +100,25 @@ def test_every_format_has_the_same_plans() -> None:
         assert [row[name] for row in rows] == [str(plan[name]) for plan in best.values()]
     for shape in ("table", "markdown"):
         assert all(name in answer.to_text(shape) for name in best)
+
+
+@pytest.mark.parametrize(
+    "pinned",
+    [
+        "--kv-cache-dtype=bfloat16", "--kv-cache-dtype=fp8", "--weight-dtype=bf16", "--weight-dtype=fp8", "--gpus=2",
+        "--max-num-batched-tokens=2048",
+    ],
+)  # fmt: skip
+def test_a_pinned_value_never_beats_the_free_search(pinned: str) -> None:
+    free, given = (
+        answered("recommend", GPUS[:1], *words, kv_cache_dtype=None, request_rate=400.0).to_dict()["plans"]
+        for words in ((), (pinned,))
+    )
+    assert usd(free[0]) <= usd(given[0])
+
+
+@pytest.mark.parametrize(("gpu", "rate"), [("h100", 40.0), ("h100", 400.0), ("mi300x", 300.0)])
+def test_twice_the_load_takes_twice_the_servers_at_most(gpu: str, rate: float) -> None:
+    """Each of twice as many servers has the share that it had."""
+    once, twice = (plans(gpu, request_rate=times * rate)[0] for times in (1, 2))
+    assert usd(once) <= usd(twice) <= 2 * usd(once)
