@@ -121,7 +121,9 @@ def _usable(runs: Sequence[MeasuredRun]) -> tuple[list[Evaluated], list[tuple[Me
             unusable.append((one.run, one.refused))
             continue
         if _received_together(one):
-            one = _without_split(one)
+            kept = {name: of for name, of in one.run.metrics.items() if not re.search("_(ttft|tpot|itl)_", name)}
+            figures = {name: figure for name, figure in one.figures.items() if name in kept}
+            one = replace(one, run=replace(one.run, metrics=kept), figures=figures)
             remarks.append(f"{one.run.run_id}: the client read many tokens at once, so TTFT, TPOT and ITL are left out")
         usable.append(one)
         for name in SPEEDS:
@@ -144,13 +146,6 @@ def _received_together(one: Evaluated) -> bool:
     adds_up = abs((ttft + (output_len - 1) * tpot) / e2el - 1) < EXACT
     figures = (one.figures.get(f"{statistic}_tpot_ms") for statistic in ("mean", "median"))
     return adds_up and any(f.measured * IMPLAUSIBLE < f.predicted for f in figures if f)
-
-
-def _without_split(one: Evaluated) -> Evaluated:
-    names = [name for name in one.run.metrics if not re.search("_(ttft|tpot|itl)_", name)]
-    metrics = {name: one.run.metrics[name] for name in names}
-    figures = {name: one.figures[name] for name in names if name in one.figures}
-    return replace(one, run=replace(one.run, metrics=metrics), figures=figures)
 
 
 def _fit(runs: Sequence[MeasuredRun]) -> tuple[list[OwnFit], list[tuple[MeasuredRun, str]]]:

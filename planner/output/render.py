@@ -231,17 +231,12 @@ def command_lines(environment: Mapping[str, str], words: Sequence[str], quote: Q
     for part in parts[1:]:
         if len(line) + 1 + len(part) > width:
             yield f"{line} \\"
-            *cut, line = _cut_in_quotes(f"      {part}", width)
-            yield from cut
+            line, quoted = f"      {part}", part.endswith("'")
+            while quoted and len(line) > width and (end := line.rfind(",", line.index("'") + 2, width) + 1):
+                yield f"{line[:end]}'\\"
+                line = f"'{line[end:]}"
         else:
             line += f" {part}"
-    yield line
-
-
-def _cut_in_quotes(line: str, width: int) -> Iterator[str]:
-    while len(line) > width and line.endswith("'") and (end := line.rfind(",", line.index("'") + 2, width) + 1):
-        yield f"{line[:end]}'\\"
-        line = f"'{line[end:]}"
     yield line
 
 

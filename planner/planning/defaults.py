@@ -30,6 +30,7 @@ LEAST_BURSTINESS = 0.01  #: of a load that is planned for
 MOST_LOADS = 64  #: of one comparison: a longer table is not read
 FEW_HELD = 4  #: requests that the KV cache of a node holds, below which servers of two nodes are searched too
 MOST_NODES = 8  #: of one server
+REMEDY_NODES = 4  #: of one server, tried where no plan meets the targets
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %
 
 PROMPTS_PER_SLOT = 5  #: of a closed loop: the recipes send at least five times the concurrency, for a steady state

@@ -682,6 +682,34 @@ def test_no_plan_is_an_honest_no(tmp_path: Path) -> None:
     assert len(keys) == 1  # every row says the same things, unknown or not
 
 
+@pytest.mark.parametrize(
+    ("question", "asked", "option"),
+    [
+        (  # a lone prompt takes 9 s on eight H200; the pipeline stages of more nodes share it
+            "Qwen/Qwen3-235B-A22B-Instruct-2507-FP8 --gpu h200 --input-len 131072 --output-len 500 --request-rate 0.1 "
+            "--ttft 8000",
+            (),
+            "--nodes",
+        ),
+        (  # at random every server computes a conversation again
+            f"{SMALL} --gpu h100 --gpus 2 --workload coding-agent --request-rate 3 --ttft 2500 --tpot 20",
+            ("--router", "random"),
+            "--router prefix-aware",
+        ),
+    ],
+)
+def test_an_option_that_meets_the_targets_is_named_where_no_plan_does(
+    question: str, asked: tuple[str, ...], option: str
+) -> None:
+    words = ("recommend", *question.split(), *FIXED, "--no-speculation")
+    answer = answer_of(*words, *asked)
+    remedy = answer.to_dict()["remedy"]
+    assert not answer.ok and remedy["option"].startswith(option)
+    assert f"{remedy['option']} would meet the targets, with {remedy['num_gpus']} x " in answer.to_text()
+    service = json_of(*words, *remedy["option"].split())["plans"][0]["service"]
+    assert service["total_gpus"] == remedy["num_gpus"]
+
+
 def test_a_trace_is_planned_for_and_the_benchmark_says_what_it_cannot(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     rows = [f"{i / 10},{400 + i % 200},{100 + i % 50}\n" for i in range(1000)]

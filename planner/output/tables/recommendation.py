@@ -57,6 +57,7 @@ class Recommendation(Answer):
     apart: Mapping[str, planning.Apart] = field(default_factory=dict)  #: by GPU, where cheaper than its plan
     advice: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: by GPU, of documents, where its plan differs
     bottleneck: str = ""  #: of the best plan
+    remedy: Mapping[str, Any] | None = None  #: an option that meets the targets where no plan does, and its GPUs
     wrote: bool = False  #: whether the scripts are written already
     disaggregated: bool = False  #: whether disaggregated serving may be the answer
 
@@ -75,7 +76,8 @@ class Recommendation(Answer):
         advice = {plan.gpu: tuple(answer._advised(plan)) for plan in answer._made}
         best, answer = answer.best, replace(answer, advice=advice)
         limit = bottleneck(search.space, search.objective, answer._candidates[id(best)]) if best else ""
-        return replace(answer, doubts=tuple(answer._doubts()), bottleneck=limit)
+        remedy = search.remedy(answer.rankings)
+        return replace(answer, doubts=tuple(answer._doubts()), bottleneck=limit, remedy=remedy)
 
     @property
     def objective(self) -> planning.Objective:
@@ -208,6 +210,7 @@ class Recommendation(Answer):
             "published": {ranking.profile.id: list(ranking_published(ranking)) for ranking in rankings},
             "ways_out": to_plain({ranking.profile.id: ranking.ways_out for ranking in rankings if ranking.ways_out}),
             "rejected": to_plain([rejected for ranking in rankings for rejected in ranking.rejected]),
+            "remedy": self.remedy,
         }
 
     def _answer(self) -> dict[str, Any] | None:
@@ -233,6 +236,9 @@ class Recommendation(Answer):
     def sentences(self) -> Iterator[str]:
         yield wrapped(self._verdict())
         yield from shared.items("!", map(str, self.doubts))
+        if way := self.remedy:
+            servers = f"{way['num_gpus']:,} x {shared.card(way['gpu'])}"
+            yield from shared.items("-", [f"{way['option']} would meet the targets, with {servers}"])
         yield from self._every_gpu() if self.explain else self._one_screen()
 
     def _verdict(self) -> str:

@@ -22,6 +22,7 @@ from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.planning import defaults
 from planner.planning.capacity import Capacity, Steady, closed_form_load
+from planner.planning.cost import Paid
 from planner.planning.defaults import TOLERANCE
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
@@ -237,8 +238,9 @@ def apart_from(search: Search, plan: Plan, division: Disaggregated) -> Apart | N
     value = search.objective.value
     if value is None and not division.wins:
         return None
-    rented = search.space.rented(division.profile, division.num_gpus, whole=value is not None)
-    apart = Apart(division, plan, *rented, value or division.aggregated_rate)
+    whole, rate = value is not None, value or division.aggregated_rate
+    packages, usd_per_hour, _ = Paid.of(division.profile, division.num_gpus, rate, search.space.prices, whole=whole)
+    apart = Apart(division, plan, packages, usd_per_hour, rate)
     return apart if cost(apart, 1.0) < cost(plan.service, 1.0) else None
 
 

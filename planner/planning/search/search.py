@@ -1,6 +1,8 @@
 """One search for every question of the kind "which settings": a space to choose from, and an objective."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from planner import progress
@@ -104,6 +106,32 @@ class Search:
             except PlannerError as error:
                 hint = error.hint
         return {"hint": hint}
+
+    def remedy(self, rankings: Sequence[Ranking]) -> dict[str, Any] | None:
+        """Return an option with which the closest GPU has a plan, and its GPUs; None where any has one without.
+
+        Where no plan meets the targets an idle server misses one: another router, or larger servers, may still help.
+        """
+        near = [one.closest for one in rankings if one.closest and one.closest.load]
+        if not near or self.space.coarse or any(one.candidates for one in rankings):
+            return None
+        closest = min(near, key=lambda one: one.load.excess if one.load else inf)
+        profile, objective, worst = closest.profile, self.objective, closest.load and closest.load.worst
+        space = replace(self.space, servings=tuple(s for s in self.space.servings if s.profile.id == profile.id))
+        if objective.load.reused and objective.targets and objective.router != "prefix-aware":
+            option, targets = "--router prefix-aware", replace(objective.targets, router="prefix-aware")
+            objective = replace(objective, targets=targets)
+        elif profile.joins_nodes and not objective.load.reused and worst and worst.slo.metric in ("ttft", "e2el"):
+            if space.nodes or space.gpus_per_node or space.stock is not None:
+                return None
+            option, space = "--nodes", replace(space, nodes=defaults.REMEDY_NODES)
+        else:
+            return None
+        if (best := replace(self, space=space, objective=objective).run()[0].best) is None:
+            return None
+        each = best.config.num_gpus
+        option += f" {each // self.space.node_size(profile)}" * (option == "--nodes")
+        return {"option": option, "gpu": profile.id, "num_gpus": (best.servers + objective.spares) * each}
 
     def _check_offloading(self) -> None:
         """Raise InputError where no GPU replays what ``--kv-offloading-size`` keeps of prompts that share prefixes."""

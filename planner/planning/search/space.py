@@ -75,12 +75,8 @@ class Space:
         """Return the reason why a stock holds none of this GPU."""
         if profile.id not in (self.stock or {}):
             return f"--have names none: add --have {profile.id}=N"
-        usd = self.rented(profile, profile.parts)[1]
+        usd = Paid.of(profile, profile.parts, 1.0, self.prices).usd_per_hour
         return f"one is {usd:.2f} USD/h, above --budget" if usd else f"no price: add --price {profile.id}=USD"
-
-    def rented(self, profile: GpuProfile, num_gpus: int, *, whole: bool = False) -> tuple[float, float | None]:
-        """Return how many whole GPUs these are, rounded up if ``whole``; and USD per hour of whole ones, if known."""
-        return Paid.of(profile, num_gpus, 1.0, self.prices, whole=whole)[:2]
 
     def node_size(self, profile: GpuProfile) -> int:
         """Return the logical GPUs of one node: ``gpus_per_node`` packages, at most the profile's."""
