@@ -66,6 +66,11 @@ class Capacity:
         first = self._edge(self.confidence)
         return self._edge(confidence) * (min(most / first, 1.0) if first else 1.0)
 
+    def closed_form(self, confidence: float) -> float:
+        """About the largest load by the closed form, without any replay."""
+        load = closed_form_load(self.deployment, self.load, self.slos, self.by, confidence=confidence)
+        return min(load, self._steady.rate(confidence)) if self.by == "rate" else load
+
     def _most(self, given: float | None) -> float:
         largest = self.largest() if given is None else None
         return largest.value if largest else given or 0.0

@@ -75,6 +75,7 @@ MEMBERS_OF_A_TRACE = 3  #: of a recorded load, once there is a plan: each takes 
 ROOMY = 0.9  #: share of the KV blocks in use, at most, where no request waits for one
 DECODE_SHARE = 0.25  #: of the target of TTFT that a decode server may take until it gives its first token
 TIMES_WITHOUT_OFFLOADING = 4  #: as many servers as with blocks in host memory, that are looked at without
+MOST_TIMES = 4  #: GPUs at another confidence over those of the plan; more are too uncertain to rent by
 MIX_ROUNDS = 4  #: of solving a mix again, with the loads that servers carry in pools of the size found
 MIX_GAIN = 0.05  #: share of what is minimised that a fleet of several GPU types saves, at least
 SUSPICIOUS_TIMES = 2.0  #: GPUs over those of the expected value, and servers over requests in flight

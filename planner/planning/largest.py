@@ -55,13 +55,9 @@ def bracket(
 
 
 def _next_value(
-    trials: "Sequence[ServedLoad]",
-    met: "ServedLoad | None",
-    missed: "ServedLoad | None",
-    near: float,
-    *,
+    trials: "Sequence[ServedLoad]", met: "ServedLoad | None", missed: "ServedLoad | None", near: float, *,
     by_halves: bool,
-) -> float:
+) -> float:  # fmt: skip
     """Value to try: where the limit is expected, and a little beyond it where that closes the bracket.
 
     Never nearer to a known value than ``near`` times. Without a line: the geometric mean of the bounds, or by steps.

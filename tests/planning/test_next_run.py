@@ -1,5 +1,6 @@
 """The run that narrows a decision most: the conditional variance by hand, and what must hold of any run."""
 
+from dataclasses import replace
 from functools import cache
 from math import sqrt
 
@@ -7,10 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from searches import search_for
+from searches import ranked, search_for
 
+from planner.engine.settings import EngineArgs
 from planner.planning.capacity import Capacity
+from planner.planning.defaults import LADDER
 from planner.planning.plan import Plan
+from planner.planning.search.search import Search
 from planner.planning.search.servers import NextRun, left, next_run
 from planner.timing import Spread
 from planner.workload import Load, Slo, Targets
@@ -77,6 +81,27 @@ def test_the_ladder_costs_more_with_more_confidence_and_a_run_lies_on_it() -> No
     assert gpus[1] == service.total_gpus and loads[1] == service.largest_load
     if service.measure_next:
         assert gpus[0] <= (service.measure_next.expected.total_gpus or 0) < gpus[1]
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "rate", "tpot", "most"),
+    [(LLAMA, "h100", 60.0, 20, 256), ("Qwen/Qwen3-8B", "l40s", 20.0, 45, 64), (LLAMA, "mi300x", 30.0, 12, 128)],
+)
+def test_each_size_of_the_ladder_is_what_the_same_servers_take_when_asked(
+    model: str, gpu: str, rate: float, tpot: float, most: int
+) -> None:
+    """The only engine is given, so that a search at another confidence counts servers of the same kind."""
+    args = EngineArgs(max_num_seqs=most, max_num_batched_tokens=2048, max_model_len=2048, kv_cache_dtype="fp8")
+
+    def asked(confidence: float) -> Search:
+        targets = Targets((Slo("ttft", 2000.0), Slo("tpot", float(tpot))), "rate", rate, confidence=confidence)
+        alone = search_for(targets, gpu, model=model, load=Load(1024, 256), args=args, gpus_per_node=1)
+        return replace(alone, space=replace(alone.space, weight_dtype="bf16"))
+
+    sizes = [ranked(asked(confidence)).best for confidence in LADDER]
+    for search in map(asked, LADDER):
+        service = search.plan(ranked(search)).service
+        assert service and [rung.total_gpus for rung in service.ladder] == [one and one.num_gpus for one in sizes]
 
 
 def test_without_a_load_the_ladder_is_what_one_server_carries() -> None:

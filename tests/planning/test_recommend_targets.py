@@ -515,12 +515,12 @@ def test_a_miss_of_sessions_by_noise_does_not_hide_that_fewer_servers_do(monkeyp
     """Qwen3-30B-A3B, 8 requests/s of coding agents on H100: 12 servers meet the targets, 11 miss by 5 %, 10 meet."""
     excess = {13: 0.7, 12: 0.79, 11: 1.05, 10: 0.88, 9: 1.3, 8: 1.4}
 
-    def share(_: object, __: object, servers: int) -> SimpleNamespace:
+    def share(_: object, __: object, servers: int, *, exactly: bool) -> SimpleNamespace:
         times = excess.get(servers, 0.5 if servers > 13 else 2.0)
         replay = SimpleNamespace(mean_in_flight=3.0, e2el_s=np.array([1.0]))
         return SimpleNamespace(meets=times <= 1, excess=times, value=8 / servers, by="rate", replay=replay)
 
-    monkeypatch.setattr(by_targets._Search, "_share", share)
+    monkeypatch.setattr(by_targets, "judged_share", share)
     monkeypatch.setattr(by_targets._Search, "_meets_cold", lambda *_: True)
     requests = rushed(50, 5)
     for drawn, least in ((True, 10), (False, 12)):
@@ -892,7 +892,7 @@ def test_a_target_that_no_layout_meets_is_refused_before_sessions_are_dealt(monk
         by_targets._Search, "_outline",
         lambda self, resolved, args: outlined.append((resolved.resolved, args)) or outline(self, resolved, args),
     )  # fmt: skip
-    monkeypatch.setattr(by_targets, "share_of", lambda *_, **__: pytest.fail("sessions are dealt"))
+    monkeypatch.setattr(by_targets, "judged_share", lambda *_, **__: pytest.fail("sessions are dealt"))
     load = Load.sessions("coding-agent", 2.0)
     model = "meta-llama/Llama-3.1-8B-Instruct"
     args = EngineArgs(max_num_batched_tokens=2048)

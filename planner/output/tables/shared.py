@@ -86,7 +86,7 @@ def lasting(figures: Mapping[str, float], key: str) -> str:
 
 def size_in_words(gpus: int, planned: int) -> str:
     """GPUs at another confidence; a number over four times ``planned`` is too uncertain to rent by."""
-    return f"over {counted(4 * planned)}" if gpus > 4 * planned else counted(gpus)
+    return counted(gpus) if gpus <= (most := planning.defaults.MOST_TIMES * planned) else f"over {counted(most)}"
 
 
 def load_takes(sizes: Sequence[tuple[float, int | None]], planned: int) -> str:

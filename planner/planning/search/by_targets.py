@@ -23,7 +23,6 @@ from planner.planning import defaults
 from planner.planning.capacity import (
     Capacity,
     Steady,
-    against,
     at_concurrency,
     at_load,
     closed_form_load,
@@ -35,7 +34,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.predict import Reading, ServedLoad, doubt_at, estimate
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import for_users
-from planner.planning.search.servers import Servers, fewest_servers, share_of
+from planner.planning.search.servers import Servers, fewest_servers, judged_share
 from planner.planning.search.space import Choices, Objective
 from planner.planning.uncertainty import Uncertainty, least_upper
 from planner.timing import Batch
@@ -324,17 +323,16 @@ class _Search:
                 served, load = True, candidate.load
             if load:
                 tried.append((member, load))
-            if not served and self._enough(member, len(tried)):
+            if self.best_cost < inf:
+                enough = self.load.recorded is not None and len(tried) >= defaults.MEMBERS_OF_A_TRACE
+            else:
+                enough = len(tried) >= defaults.MEMBERS_WITHOUT_REUSE and not self._meets_cold(member)
+            if enough and not served:
                 break
         if not served:
             closest = min((load for _, load in tried), key=lambda load: load.excess, default=None)
             why = f"misses {closest.binding}" if closest else refused
             self._reject(family, f"{why} at {self._cost_words(self.best_cost)}" if self.plans else why)
-
-    def _enough(self, member: RankedEngine, tried: int) -> bool:
-        if self.best_cost < inf:
-            return self.load.recorded is not None and tried >= defaults.MEMBERS_OF_A_TRACE
-        return tried >= defaults.MEMBERS_WITHOUT_REUSE and not self._meets_cold(member)
 
     def _members(self, family: RankedEngine) -> Iterator[EngineArgs]:
         asked = self.choices.space.args.max_num_seqs
@@ -349,26 +347,21 @@ class _Search:
                 if 1 <= batch <= most and (budget is None or budget >= batch):
                     yield replace(args, max_num_seqs=batch)
 
-    def _most_of_interest(self, engine: RankedEngine) -> float:
-        """Servers that are cheaper than the best so far, or as cheap where that counts."""
-        if self.best_cost == inf:
-            return inf
-        allowed = self.best_cost if self._may_cost_the_same(engine) else self.best_cost - 1
-        return floor(allowed / engine.num_gpus) - self.objective.spares
-
     def _challenge(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         """The engine at the least cost that meets the targets, if that is below the best; and the last failure."""
         load, value = self.load, self.objective.value
         if value is None:
             return self._most_carried(engine)
-        fewest, cap = engine.servers(self.objective, at_least=True), self._most_of_interest(engine)
+        fewest, allowed = engine.servers(self.objective, at_least=True), self.best_cost
+        allowed -= not self._may_cost_the_same(engine)  # cheaper than the best so far, or as cheap where that counts
+        cap = inf if allowed == inf else floor(allowed / engine.num_gpus) - self.objective.spares
         if cap == inf and not self._meets_cold(engine):  # more servers find less, down to nothing
             cap = fewest
         # one server for each request of a trace; drawn requests stand for any number
         if cap < fewest or fewest > (load.count if load.unsendable and not load.drawn else inf):
             return None, None
         start = int(min(max(engine.servers(self.objective, at_least=False), fewest), cap))
-        share = cache(lambda count: self._share(engine, count))
+        share = cache(partial(judged_share, engine.deployment, self.objective, exactly=self.exactly))
         if cap == inf and not load.unsendable and not share(start).meets:
             each = idle_load(engine.deployment, load, self.objective.by)
             idle = share(max(2 * ceil(value / each), start))  # as far as ``fewest_servers`` goes
@@ -387,16 +380,6 @@ class _Search:
             if not load.drawn or one.excess > defaults.NOISY or fewer < count - 1:
                 break
         return replace(self._candidate(engine, met, count), too_much=failed), failed
-
-    def _share(self, engine: RankedEngine, servers: int) -> ServedLoad:
-        """Predict one of ``servers``: to first order, and where that meets the targets exactly, with all of a trace."""
-        objective = self.objective
-        load = share_of(engine.deployment, objective, servers, whole=False)
-        if load.meets and self.load.unsendable and len(load.replay.sent_s) == defaults.TRACE_PROMPTS:
-            load = share_of(engine.deployment, objective, servers, entire=True, whole=False)
-        if load.meets and self.exactly and objective.by == "rate" and objective.slos:
-            load = against(load.prediction, objective.slos, objective.confidence)
-        return load
 
     def _meets_cold(self, engine: RankedEngine) -> bool:
         """True if an idle server that has seen none of the prompts meets the targets: the limit of many servers."""

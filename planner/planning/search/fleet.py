@@ -416,7 +416,8 @@ class _Solver:
         if pool.kind.objective is objective:
             return pool.kind
         capacity = Capacity(candidate.deployment, pool.load.sent, objective.targets or Targets(), known=[pool.load])
-        own = replace(candidate, servers=pool.servers, load=pool.load, too_much=None, capacity=capacity)
+        alone = max(pool.servers, ceil(pool.demand.request_rate / pool.load.value - ROUNDING))  # in its class
+        own = replace(candidate, servers=alone, load=pool.load, too_much=None, capacity=capacity)
         return Servers(self.search.space, objective, own)
 
     def _kinds(self, rankings: Sequence[Ranking]) -> list[Kind]:

@@ -9,12 +9,12 @@ With a deviation smaller by a factor s, confidence c takes what today takes the 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from math import ceil, inf, sqrt
 from statistics import NormalDist
 
 from planner.planning import defaults
-from planner.planning.capacity import Capacity, at_load, measure
+from planner.planning.capacity import Capacity, against, at_load, measure
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket
 from planner.planning.plan import PlannedOffloading, PlannedRung, PlannedTarget, Unaided
@@ -55,6 +55,16 @@ def share_of(
         sent = at_load(deployment, objective.dealt(servers), slos, objective.by, each)
         sent = replace(sent, num_prompts=objective.replayed_prompts or sent.num_prompts)
     return measure(deployment, sent, slos, confidence=objective.confidence, whole=whole, exactly=exactly)
+
+
+def judged_share(deployment: Deployment, objective: Objective, servers: int, *, exactly: bool) -> ServedLoad:
+    """Predict one of ``servers``: to first order, and where that meets the targets ``exactly``, with all of a trace."""
+    load = share_of(deployment, objective, servers, whole=False)
+    if load.meets and objective.load.unsendable and len(load.replay.sent_s) == defaults.TRACE_PROMPTS:
+        load = share_of(deployment, objective, servers, entire=True, whole=False)
+    if load.meets and exactly and objective.by == "rate" and objective.slos:
+        load = against(load.prediction, objective.slos, objective.confidence)
+    return load
 
 
 def fewest_servers(
@@ -206,24 +216,32 @@ class Servers:
         return self.capacity.interval(self.most.value) if self.by_confidence and self.most else None
 
     def at(self, confidence: float) -> PlannedRung:
-        """Return the servers at another confidence. More confidence never takes fewer."""
+        """Return the servers at another confidence, as many as a search at it finds. More never takes fewer."""
         asked, value, servers = self.objective.confidence, self.objective.value, self.candidate.servers
         largest = self.most or self.candidate.load  # many GPUs are compared by the load that was asked for
         carried = at_asked = largest.value if largest else 0.0
-        if confidence != asked:
-            bound = max if confidence < asked else min
-            carried = bound(self.capacity.carried(confidence, carried), carried)
-            if value is not None and carried:
-                fewest = ceil(value / carried - ROUNDING)
-                if fewest < servers and confidence < asked:  # an estimate to first order, which a replay decides
-                    targets = replace(self.objective.targets or Targets(), confidence=confidence)
-                    serve = partial(share_of, self.candidate.deployment, replace(self.objective, targets=targets))
-                    count, *_ = fewest_servers(partial(serve, exactly=True), fewest, fewest, servers - 1)
-                    carried = carried if count == fewest else bound(value / (count or servers), at_asked)
-                    servers = count or servers
-                servers = max(fewest, servers)
+        bound = max if confidence < asked else min
+        if confidence != asked and value and carried and self.space.stock is None:  # replays decide
+            first, then = map(self.capacity.closed_form, (asked, confidence))
+            carried = bound(carried * then / first, at_asked)
+            servers = self._replayed(confidence, ceil(value / carried - ROUNDING))
+            carried = bound(min(max(carried, value / servers), value / (servers - 0.99)) if servers else 0, at_asked)
+        elif confidence != asked:
+            carried = bound(self.capacity.carried(confidence, carried), at_asked)
+            servers = ceil(value / carried - ROUNDING) if value and carried else servers
         gpus = (servers + self.objective.spares) * self.candidate.config.num_gpus if carried else None
         return PlannedRung(confidence=confidence, largest_load=carried, total_gpus=gpus)
+
+    def _replayed(self, confidence: float, guess: int) -> int:
+        """Return the servers that the load takes at another confidence; 0: no number. Of sessions, not far beyond."""
+        engine, servers, known = self.candidate.deployment, self.candidate.servers, self.candidate.load
+        objective = replace(self.objective, targets=replace(self.objective.targets or Targets(), confidence=confidence))
+        less, most = confidence < self.objective.confidence, max(defaults.MOST_TIMES * servers, guess)
+        judged = partial(judged_share, engine, objective, exactly=not self.space.coarse)
+        share = cache(lambda count: known if less and known and count >= servers else judged(count))  # it meets more
+        start = max(min(guess, servers - 1), 1) if less else max(guess, servers)
+        far = objective.load.unsendable and not less and not share(start).meets and not share(most).meets
+        return most + 1 if far else fewest_servers(share, 1 if less else servers, start)[0] or 0
 
     @property
     def with_margin(self) -> int | None:
