@@ -9,10 +9,11 @@ import pytest
 from command_line import json_of
 
 from planner import compare_gpus, recommend_plans, size_fleet
+from planner.commands.recommend import script_files
 from planner.output import Answer
 from planner.planning import met_limits
 from planner.planning.predict import Reading
-from planner.planning.search.doubts import TIMES, WAIT_S
+from planner.planning.search.doubts import NARROWED, TIMES, WAIT_S
 from planner.workload import Load, Slo
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -61,6 +62,9 @@ def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_woul
         "change": doubt.change,
     }
     assert answer.ok  # the expected value meets the target
+    assert (
+        doubt.change.endswith(f"; {NARROWED}") and "benchmark.sh" in NARROWED and "benchmark.sh" in script_files(answer)
+    )
     looser = re.match(r"--tpot (\d+) or --confidence 0.5 would take about", doubt.change)
     assert looser
     assert gpus(tpot=float(looser[1])) <= even + 1  # rounding, and the queue of a slower engine

@@ -29,6 +29,7 @@ from planner.workload import targets_in_words
 TIMES = defaults.SUSPICIOUS_TIMES
 WAIT_S = defaults.SUSPICIOUS_WAIT_S
 EVEN = defaults.LADDER[0]  #: the confidence of the expected value
+NARROWED = "benchmark.sh of planner recommend -o DIR, then planner calibrate DIR, narrow the interval"
 
 Kind = Literal["confidence", "idle", "wait", "odds", "pools"]
 
@@ -173,7 +174,8 @@ def _about_sizes(objective: Objective, candidate: Candidate, service: Service, g
         if now.largest_load and even.largest_load > TIMES * now.largest_load:
             ratio, unit = even.largest_load / now.largest_load, service.load_unit
             said = f"one server carries {now.largest_load:,.3g} {unit}, the expected value is {ratio:,.1f} times that"
-            yield Doubt("confidence", gpu, f"{said}: {interval} decides", f"--confidence {EVEN:g} takes it")
+            change = f"--confidence {EVEN:g} takes it; {NARROWED}"
+            yield Doubt("confidence", gpu, f"{said}: {interval} decides", change)
     elif even.total_gpus and now.total_gpus and now.total_gpus > TIMES * even.total_gpus:
         servers = even.total_gpus // candidate.config.num_gpus - objective.spares
         readings = share_of(candidate.deployment, objective, servers, exactly=True).readings
@@ -199,9 +201,7 @@ def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
 def _too_many(gpu: str, now: int, even: int, interval: str, looser: str) -> Doubt:
     said = f"{now:,} GPUs are {now / even:,.1f} times the {even:,} of the expected value: {interval} decides"
     options = " or ".join(filter(None, (looser, f"--confidence {EVEN:g}")))
-    return Doubt(
-        "confidence", gpu, said, f"{options} would take about {even:,} or fewer, and a measured run narrows it"
-    )
+    return Doubt("confidence", gpu, said, f"{options} would take about {even:,} or fewer; {NARROWED}")
 
 
 def _refuted(gpu: str, objective: Objective) -> Doubt:
