@@ -98,6 +98,7 @@ class StepLoad:
     ranks: int = 1  #: EXPERTS: over which whole experts are spread
     peers: int = 1  #: EXPERTS: DP ranks whose tokens meet at the experts
     pads: float = 0.0  #: CONTEXT, PAIRS: pads of a decoding sequence, of a prompt token (constants.toml)
+    heads: float = 0.0  #: CONTEXT: query heads that read a row; their queries are padded to a tile; 0: they are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +237,10 @@ def mixer_operators(mixer: Mixer, config: EngineConfig) -> Iterable[Operator]:
         pair_flop = 2 * heads * (mixer.head_dim + mixer.v_head_dim)
         if mixer.indexer is None:
             span = mixer.span_tokens or inf
-            seen = StepLoad(Driver.CONTEXT, span, pads=ACTIVATION_BYTES / kv_bytes)
+            seen = StepLoad(Driver.CONTEXT, span, pads=ACTIVATION_BYTES / kv_bytes, heads=heads / kv_heads)
             return _attention(row_bytes, pair_flop, pair_flop, seen, config, pads=1.0)
         key_bytes = mixer.indexer.head_dim * ACTIVATION_BYTES
-        seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
+        seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k, heads=heads / kv_heads)
         return [
             *_attention(row_bytes, pair_flop, pair_flop, seen, config),
             *_indexer(mixer.indexer, 1, config, key_bytes, BLOCK_INDEXER_KERNELS),
@@ -259,6 +260,7 @@ def _attention(
     """
     pairs = StepLoad(Driver.PAIRS, seen.span, seen.ratio, pads=pads)
     row_bytes /= config.decode_context_parallel_size
+    seen = replace(seen, heads=seen.heads * config.decode_context_parallel_size)
     return [
         Operator(
             f"{name} decode", OperatorKind.ATTENTION, seen, 1,
@@ -274,10 +276,10 @@ def _latent(mixer: LatentAttention, config: EngineConfig, kv_bytes: float) -> It
     latent_flop = 2 * heads * (2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim)
     direct_flop = 2 * heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
     row_bytes = mixer.kv_elements_per_token * kv_bytes
+    seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k if mixer.indexer else inf, heads=heads)
     if mixer.indexer is None:
-        yield from _attention(row_bytes, latent_flop, direct_flop, StepLoad(Driver.CONTEXT), config, pads=1.0)
+        yield from _attention(row_bytes, latent_flop, direct_flop, seen, config, pads=1.0)
         return
-    seen = StepLoad(Driver.CONTEXT, mixer.indexer.top_k)
     key_bytes = mixer.indexer.head_dim + FP32_BYTES
     yield from _gathered(row_bytes, latent_flop, heads, seen, config)
     yield from _indexer(mixer.indexer, 1, config, key_bytes, INDEXER_KERNELS)
@@ -307,12 +309,12 @@ def _compressed(mixer: CompressedAttention, config: EngineConfig, kv_bytes: floa
     """A sliding window, and beyond it one compressed row per ``compress_ratio`` tokens, ``top_k`` of them at most."""
     heads = held_heads(mixer.num_heads, config.tensor_parallel_size)
     row_bytes, flop = mixer.head_dim * kv_bytes, 4 * heads * mixer.head_dim
-    yield from _gathered(row_bytes, flop, heads, StepLoad(Driver.CONTEXT, mixer.window), config)
+    yield from _gathered(row_bytes, flop, heads, StepLoad(Driver.CONTEXT, mixer.window, heads=heads), config)
     if not mixer.compress_ratio:
         return
     yield Operator("compressed attention kernels", OperatorKind.SMALL, TOKENS, COMPRESSOR_KERNELS)
     span = mixer.indexer.top_k if mixer.indexer else inf
-    seen = StepLoad(Driver.CONTEXT, span, mixer.compress_ratio)
+    seen = StepLoad(Driver.CONTEXT, span, mixer.compress_ratio, heads=heads)
     yield from _gathered(row_bytes, flop, heads, seen, config, "compressed attention")
     if mixer.indexer:
         key_bytes = mixer.indexer.head_dim + FP32_BYTES

@@ -72,6 +72,9 @@ class Term:
 def operator_term(operator: Operator, profile: GpuProfile) -> Term:
     """``operator`` on ``profile``. Raises InputError when the GPU cannot multiply in its dtype."""
     operator = _unpacked(operator, profile)
+    cached_in_8_bits = operator.kind is OperatorKind.ATTENTION and STORED_BITS.get(operator.storage) == 8
+    if cached_in_8_bits and profile.architecture in ("sm_100", "sm_103"):
+        operator = replace(operator, compute_dtype="fp8")  # FlashInfer multiplies as the cache is stored
     return Term(
         operator.name, operator.count, operator.load, tuple(_costs(operator, profile)),
         operator.flop_per_unit, operator.fixed_bytes, operator.bytes_per_unit, operator.bytes_per_row,

@@ -11,7 +11,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import inf, log, sqrt
+from math import ceil, inf, log, sqrt
 from typing import Any, NamedTuple
 
 from planner.engine import EngineConfig, features_of, graph_batches, lone_steps, sorts, tagged
@@ -20,7 +20,7 @@ from planner.model import Model, PerModel
 from planner.timing.efficiencies import SAME_KERNELS, Efficiency
 from planner.timing.fits import efficiency_for
 from planner.timing.links import collective_term, host_read_term, step_collectives
-from planner.timing.operators import Driver, StepLoad, adapter_operators, step_operators
+from planner.timing.operators import TILE_HEADS, Driver, StepLoad, adapter_operators, step_operators
 from planner.timing.roofline import Row, TimedTerm, operator_term, sum_s
 
 #: The drivers under names of their own: ``Driver.TOKENS`` takes as long to look up as a term to compute.
@@ -125,6 +125,7 @@ class StepModel:
         self._lone = lone_steps(model, config, profile)
         kernels = SAME_KERNELS.get(profile.architecture, profile.architecture)
         self._prefill_pad, self._decode_pad = constant_of("prefill_pad", kernels), constant_of("decode_pad", kernels)
+        self._tile = 16 if profile.platform == "rocm" else TILE_HEADS
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
     def __reduce__(self) -> tuple[Any, ...]:  # for another process, without its caches
@@ -159,7 +160,7 @@ class StepModel:
         if not batch.decode_seqs + batch.prefill_seqs:
             return StepBreakdown((), 0.0, 0.0, 0.0, 0.0)
         drivers = self.drivers(batch, self.loads)
-        done = self.drivers(batch, [replace(load, pads=0.0) for load in self.loads])
+        done = self.drivers(batch, [replace(load, pads=0.0, heads=0.0) for load in self.loads])
         parts = [self._part(one, drivers[one.load], *done[one.load]) for one in self.timed if drivers[one.load][0]]
         gpu_s = sum(part.time_s for part in parts)
         host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
@@ -222,7 +223,8 @@ class StepModel:
             elif driver is CONTEXT:
                 units = _seen(context / load.ratio, decodes, load.span)  # read once, whatever asks
                 units += load.pads * self._decode_pad * decodes
-                rows = units * query_tok
+                queries = load.heads * query_tok
+                rows = units * (ceil(queries / self._tile) * self._tile / load.heads if queries else query_tok)
             elif driver is PAIRS:
                 units = rows = _seen(pairs / load.ratio, prefill, load.span) + load.pads * self._prefill_pad * prefill
             elif driver is EXPERTS:

@@ -112,6 +112,34 @@ def test_attention_starts_from_its_tables(case: tuple[str, str, int, int | None]
     assert found.time_s / 32 == pytest.approx(ATTENTION_US[case] * 1e-6, rel=0.25)
 
 
+#: The same of latent attention: what 64 sequences of DeepSeek-R1 take longer at 8,192 tokens than at 2,048, us.
+#: GPU, cache, TP (128 heads, or 16, which take as many multiplications as 64).
+LATENT_US = {
+    ("h200-sxm", "auto", 1): 404.2 - 255.5,
+    ("h200-sxm", "auto", 8): 256.0 - 151.8,
+    ("h200-sxm", "fp8", 1): 398.8 - 255.9,
+    ("h200-sxm", "fp8", 8): 238.8 - 166.0,
+    ("b200-sxm", "auto", 1): 238.8 - 158.9,
+    ("b200-sxm", "auto", 8): 169.9 - 91.0,
+    ("b200-sxm", "fp8", 1): 193.2 - 153.9,
+    ("b200-sxm", "fp8", 8): 108.6 - 72.4,
+}
+
+
+@pytest.mark.parametrize("case", LATENT_US)
+def test_latent_attention_starts_from_its_tables(case: tuple[str, str, int]) -> None:
+    name, cache, tp = case
+    profile, model = load_profile(name), resolve_model("deepseek-ai/DeepSeek-R1", network=False).model
+    architecture = SAME_KERNELS.get(profile.architecture, profile.architecture)
+    config = engine(kv_cache_dtype="bf16" if cache == "auto" else cache, tensor_parallel_size=tp)
+    step = StepModel(model, profile, config, Efficiency(**prior_values(profile, {"architecture": architecture})))
+    short, long = (
+        next(p.time_s for p in step.breakdown(Batch(64, 64 * tok)).parts if p.name == "attention decode")
+        for tok in (2048, 8192)
+    )
+    assert (long - short) / model.num_layers == pytest.approx(LATENT_US[case] * 1e-6, rel=0.3)
+
+
 def test_experts_without_a_table_start_from_the_global_prior() -> None:
     values = prior_values(load_profile("mi300x"), {"architecture": "gfx942", "weights": "fp8-block"})
     assert values["expert_launch_s"] == load_priors()["expert_launch_s"].value
