@@ -17,7 +17,6 @@ def complete_workflow(incomplete: str) -> list[str]:
 
 Name = Annotated[str, Argument(metavar="list|NAME", autocompletion=complete_workflow, help="Name of the workflow.")]
 Gpu = Annotated[str, opt.gpu_option("Profile id, alias or file; or 'local'. Default: the document's.")]
-Show = Annotated[bool, Option(help="Show the document's numbers beside the predictions, and write nothing.")]
 OutputDir = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")]
 Count = Annotated[int | None, Interval(ge=1)]
 Text = str | None
@@ -50,7 +49,7 @@ class ChoiceOptions:
 
 @command("workflow", help="Scripts of published recipes: 'list', or a NAME.", groups=(ChoiceOptions, opt.HubOptions))
 def workflow(
-    name: Name, *, gpu: Gpu | None = None, show: Show = False, output: OutputDir | None = None,
+    name: Name, *, gpu: Gpu | None = None, output: OutputDir | None = None,
     force: opt.Force = False, calibration: opt.Calibration = None, format: opt.Format = "table", command_line: str,
     **choices: Any,
 ) -> None:  # fmt: skip
@@ -59,15 +58,12 @@ def workflow(
         out.print_workflows(list(out.list_workflows().values()), format)
         return
     chosen = out.find_workflow(name)
-    if output and not show:
+    if output:
         out.check_folder(output, force=force)
     profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())
     local = planning.local_for(calibration)
     out.print_notes((*remarks, *local.notes))
     choice = out.Choice(gpu=profile, local=local, **choices)
-    if show:
-        out.print_answer(out.WorkflowAnswer.of(*out.show_workflow(chosen, choice)), format)
-        return
     files = out.plan_workflow(chosen, choice, command=command_line)
     if output:
         out.write_folder(output, files, force=force)

@@ -65,11 +65,9 @@ from .deploy.hosts import render_deployable as render_deployable
 # workflows: scripts for one purpose
 from .workflows.documents import find_workflow as find_workflow
 from .workflows.documents import list_workflows as list_workflows
-from .tables.measured import WorkflowAnswer as WorkflowAnswer
 from .workflows.render import calibration_of as calibration_of
 from .deploy.hosts import split_files as split_files
 from .workflows.render import plan_files as plan_files
 from .workflows.render import plan_workflow as plan_workflow
-from .workflows.render import show_workflow as show_workflow
 from .workflows.render import purpose_of as purpose_of
 from .workflows.subject import Choice as Choice

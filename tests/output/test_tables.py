@@ -55,7 +55,6 @@ comparison_brief compare {LLAMA} --gpu h100 --gpu mi300x --random-input-len 128,
 calibration_factors calibrate {ROOT}/docs/data/mi355x-llama-3.3-70b.csv -o own.toml
 calibration_errors calibrate {ROOT}/docs/data/mi355x-llama-3.3-70b.csv -o own.toml
 evaluation evaluate {ROOT}/docs/data/mi355x-llama-3.3-70b.csv
-printed workflow latency --show
 """.strip().splitlines()]  # fmt: skip
 MORE = 3  #: columns that an answer adds to its table
 #: Rows of tables that need a machine: its longest values.
@@ -65,8 +64,8 @@ FILLED = {
     "tuning": ("TP 8, fp8 KV cache, 1,024 x 16,384", 12345.6, 12345.6, 123456.7, 0.123, 0.123,
                "p95 TTFT of 500 ms is missed", ""),
 }  # fmt: skip
-#: Tables of reports, in HTML.
-IN_HTML = {"report_validation", "report_rejected", "report_operators", "report_levels", "evaluation_chart"}
+#: Tables of reports, in HTML, and of WORKFLOW.md.
+IN_HTML = {"printed", "report_validation", "report_rejected", "report_operators", "report_levels", "evaluation_chart"}
 #: Fields of JSON and CSV, which no table shows.
 IN_JSON = {"fit_fields", "fleet_fields", "comparison_fields", "model_fields"}
 

@@ -1,4 +1,4 @@
-"""Predictions beside measurements: ``evaluate``, ``calibrate``, ``validate``, ``tune``, ``workflow --show``."""
+"""Predictions beside measurements: ``evaluate``, ``calibrate``, ``validate`` and ``tune``."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,11 +13,9 @@ from planner.errors import InputError
 from planner.evidence import summary
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.charts import MARKERS, Chart, LinePanel, Mark, Series, svg
-from planner.output.render import NAMES, Column, columns_of, known_table, rows_of, table_text, wrapped
-from planner.output.tables.shared import grouped, items, listed
+from planner.output.render import NAMES, Column, columns_of, known_table, table_text, wrapped
+from planner.output.tables.shared import grouped, listed
 from planner.output.tuning import Tuner
-from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options
-from planner.output.workflows.subject import Subject
 from planner.planning import SURE, WITHIN, broken_words
 from planner.units import counted, percent
 from planner.workload import METRICS, targets_in_words
@@ -288,42 +286,6 @@ class TuningAnswer(Answer):
             yield "the best is not known yet: a larger --runs or --minutes goes on from here"
         if self.learnt and not self.learnt.kept:
             yield f"the calibration is not kept: {self.learnt.reason}"
-
-
-@dataclass(frozen=True, repr=False)
-class WorkflowAnswer(Answer):
-    """The figures of a document for a workflow beside the predictions for the same runs."""
-
-    columns, records = PRINTED, "figures"
-    record: Subject
-    figures: tuple[PrintedFigure, ...]
-    caveats: tuple[str, ...]
-
-    @classmethod
-    def of(cls, record: Subject, figures: tuple[PrintedFigure, ...]) -> "WorkflowAnswer":
-        """The answer, with the document's caveats on its figures."""
-        return cls(record, figures, caveats_of(record, figures))
-
-    def _object(self) -> dict[str, Any]:
-        return {
-            **fields_of(self.record, "workflow=workflow.name", "documented"),
-            "documents": [document.title for document in self.record.workflow.documents],
-            **fields_of(self.record.plan, "model", "gpu", "engine_version", "image", "calibration", "warnings"),
-            "figures": rows_of(self.figures, PRINTED),
-            "differences": list(changed_options(self.record)),
-            "caveats": list(self.caveats),
-        }
-
-    def sentences(self) -> Iterator[str]:
-        plan = self.record.plan
-        where = f"{plan.model} on {plan.num_gpus} x {plan.gpu}, vLLM {plan.engine_version}"
-        yield wrapped(f"{where}: printed beside predicted")
-        yield f"\n{table_text(self.figures, PRINTED)}" if self.figures else "the document prints no numbers for this"
-        yield from items("!", self.caveats)
-
-    def _notes(self) -> Iterable[str]:
-        yield f"calibration: {self.record.plan.calibration}"
-        yield from self.record.plan.warnings
 
 
 WORST = 3  #: figures that the verdict of an evaluation names

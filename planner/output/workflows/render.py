@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from planner import __version__, engine, planning
-from planner.errors import IllegalPlanError, InputError
+from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile
 from planner.memory import stored_weight_bytes
 from planner.model import resolve_model
@@ -17,7 +17,7 @@ from planner.output.tables.recommendation import predicted_lines
 from planner.output.tables.shared import calibration_note
 from planner.output.workflows.documents import Workflow, instead_of, purposes, score_lines
 from planner.output.workflows.offline import OFFLINE_SCRIPTS, guidellm_names, offline_names, offline_points, sweep_names
-from planner.output.workflows.printed import PRINTED, PrintedFigure, caveats_of, changed_options, printed_beside
+from planner.output.workflows.printed import PRINTED, caveats_of, changed_options, printed_beside
 from planner.output.workflows.subject import Choice, Subject
 from planner.units import GB
 from planner.workload import Load
@@ -31,14 +31,6 @@ def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[s
     files = (_comparison if "compare.sh" in workflow.scripts else _single)(workflow, choice, command)
     refuse_tokens(files)
     return files
-
-
-def show_workflow(workflow: Workflow, choice: Choice) -> tuple[Subject, tuple[PrintedFigure, ...]]:
-    """The subject of a workflow, and every printed figure beside its prediction. Raises as ``plan_workflow``."""
-    if "compare.sh" in workflow.scripts:
-        raise InputError(f"{workflow.name} has no printed numbers", hint="its COMPARISON.md has the predictions")
-    job = Subject(workflow, choice)
-    return job, printed_beside(job)
 
 
 def plan_files(file: planning.PlanFile, profile: GpuProfile, *, tunable: bool = False) -> dict[str, str]:
