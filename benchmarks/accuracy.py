@@ -27,11 +27,12 @@ from pathlib import Path
 import numpy as np
 
 from fit.design import Structure, effects_of, posterior
+from fit.files import save, to_text
 from fit.leave_out import GAPS, LEFT_OUT, REFITTED_RUNS, LeaveOut, Miss, leave_out_of, replayed_misses, scatters
 from planner.evidence.fitting import Fitted, scatter_of
 from planner.evidence.observations import Observed
 from planner.evidence.runs import MEASUREMENTS, REPLICAS, RUN_COLUMNS, MeasuredRun, read_runs
-from planner.timing.fits import COVARIANCE, LEVELS, Calibration, to_text
+from planner.timing.fits import COVARIANCE, LEVELS, Calibration
 
 #: The runs that the shipped fits rest on.
 SHIPPED_RUNS = Path(__file__).parent.parent / "hardware" / "calibration" / "runs.csv"
@@ -444,7 +445,7 @@ def write(without: LeaveOut, misses: Sequence[Sequence[Miss]], source: Path, fol
         scatters=scatters(observed, *(stated(one, observed, runs) for one in misses)),
     )
     (folder / "efficiency.json").write_text(to_text(calibration), encoding="utf-8")
-    known.save(folder / COVARIANCE)
+    save(known, folder / COVARIANCE)
     if source.resolve() != (folder / "runs.csv").resolve():
         carried(source, folder / "runs.csv")
 

@@ -19,7 +19,7 @@ from planner.output.answer import fields_of
 from planner.output.render import NAMES, SPACE, Column, columns_of, command_parts
 from planner.output.scripts.text import render_template
 from planner.output.tables.recommendation import Recommendation, plan_in_words
-from planner.output.tables.shared import BASIS, batch_in_words, card, gpus_in_words, layout_in_words, local_argv
+from planner.output.tables.shared import batch_in_words, card, gpus_in_words, layout_in_words, local_argv
 from planner.planning import SHIPPED, LoadPoint, Local, Plan, PlanFile, PlannedWorkload, Sweep, defaults, sweep_loads
 from planner.units import GIB, MOST_FIGURE, MS, US, counted, percent
 from planner.workload import NAMED, OF_A_REQUEST, parse_slos, use_cases
@@ -303,7 +303,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "engine": f"vLLM {plan.engine_version}",
         "image": f"{plan.image} ({plan.image_source})" if plan.image else "none: the installed vLLM",
         "calibration": plan.calibration,
-        **({"efficiencies": f"measured on {BASIS[swept.basis]}"} if swept.basis else {}),
+        **({"evidence": swept.evidence} if swept.evidence else {}),
         "planner": f"{entry.file.planner_version}, plan {plan.digest}",
         "command": entry.file.command,
     }

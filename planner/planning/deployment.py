@@ -139,10 +139,10 @@ class Deployment:
         origins = dict.fromkeys((speed, *(fit.origin for fit in self.budget.overheads.own)))
         return ", ".join(name for name in origins if name != timing.SHIPPED) or timing.SHIPPED
 
-    @property
-    def evidence(self) -> tuple[str, str, str]:
-        """The GPU, ``calibrated_by``, and where the efficiencies were measured: gpu, architecture or global."""
-        return self.profile.id, self.calibrated_by, self.efficiency.basis
+    @cached_property
+    def evidence(self) -> timing.Evidence:
+        """How near measured runs come, and how many they are."""
+        return (self.calibration or timing.load_calibration()).evidence(self.covariates, self.config)
 
     @property
     def network_remark(self) -> str:

@@ -293,6 +293,9 @@ class Plan(_Record):
     published: dict[str, Annotated[float, Field(ge=0, le=MOST_FIGURE)]] = Field(default_factory=dict)
     calibration: str = "shipped"  #: whose fits predicted: ours, or the files of the user's own that had a say
     efficiency_basis: Literal["gpu", "architecture", "global"] | None = None  #: where the efficiencies were measured
+    evidence: Literal["", "measured", "interpolated", "extrapolated"] = ""  #: what was measured near it
+    evidence_runs: int = 0  #: as ``Evidence``
+    evidence_note: str = ""
     why: tuple[str, ...]
     departures: tuple[str, ...] = ()  #: from the recipe of the model, each with the reason
     warnings: tuple[str, ...] = ()
@@ -352,7 +355,7 @@ class Plan(_Record):
         Fields at their defaults do not count, so that a plan keeps its digest when a later planner knows more fields.
         """
         reasons = {"predicted", "published", "memory", "calibration", "service", "why", "departures", "warnings"}
-        reasons |= {"efficiency_basis", "job"}
+        reasons |= {"efficiency_basis", "evidence", "evidence_runs", "evidence_note", "job"}
         said: dict[str, Any] = dict.fromkeys(reasons, True)
         said["classes"] = {"__all__": {"predicted", "targets_ms"}}
         said["benchmark_line"] = {"output_throughput_per_gpu", "mean_e2el_ms"}

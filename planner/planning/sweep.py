@@ -40,7 +40,7 @@ class Sweep:
     points: tuple[LoadPoint, ...] = ()
     slos: tuple[Slo, ...] = ()  #: targets of all requests
     steps: Mapping[str, StepBreakdown] = field(default_factory=dict)  #: decode step, prefill step
-    basis: str = ""  #: gpu, architecture or global: where the efficiencies were measured
+    evidence: str = ""  #: the note of ``Deployment.evidence``
     missing: str = ""
     notes: tuple[str, ...] = ()
 
@@ -61,7 +61,7 @@ def sweep_loads(plan: Plan, local: Local = SHIPPED) -> Sweep:
     except PlannerError as error:
         return Sweep(missing=f"{error.cause}; {error.hint}")
     notes, steps = _notes(plan, deployment, planned.figures), deployment.typical_steps(planned.replay)
-    return Sweep(by, tuple(points), slos, steps, deployment.timer.efficiency.basis, notes=tuple(notes))
+    return Sweep(by, tuple(points), slos, steps, deployment.evidence.note, notes=tuple(notes))
 
 
 def _loads(workload: Load, by: str) -> Iterator[Load]:

@@ -17,6 +17,7 @@ from .fits import Calibration as Calibration
 from .fits import LEVELS as LEVELS
 from .fits import Effect as Effect
 from .fits import Scatter as Scatter
+from .fits import Evidence as Evidence
 from .fits import LocalFits as LocalFits
 from .fits import base_digest as base_digest
 from .fits import efficiency_for as efficiency_for

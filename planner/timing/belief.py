@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.resources import write_then_rename
 from planner.timing.efficiencies import PARAMETERS, Key, Line, targets
 
 Floats = NDArray[np.float64]
@@ -112,17 +111,9 @@ class Belief:
         learnt = self.taught[gpu] if covariates.get("gpu") == gpu else {}
         return np.array([learnt.get(key, none) for key in keys], dtype=np.float64).reshape(len(keys), len(none))
 
-    def save(self, path: Path) -> None:
-        """Write keys, rows and signs; the lines stand in the file of fits."""
-        with_temporary = path.with_suffix(".tmp.npz")
-        names = np.array([_text(key) for key in self.keys])
-        np.savez_compressed(with_temporary, keys=names, rows=self.rows.astype(np.float16), signs=self.signs)
-        write_then_rename(path, with_temporary.read_bytes())
-        with_temporary.unlink()
-
 
 def load_belief(path: Path, lines: Iterable[Line]) -> Belief:
-    """Read a file that ``Belief.save`` wrote."""
+    """Read ``covariance.npz``, which ``benchmarks/fit/files.py`` writes."""
     with np.load(path) as stored:
         keys = tuple(map(_key, stored["keys"].tolist()))
         return Belief(tuple(lines), keys, stored["rows"].astype(np.float64), stored["signs"])
@@ -133,11 +124,6 @@ def _powers(keys: Sequence[Key]) -> Floats:
     return np.array([[one.get(name, 0) for name in PARAMETERS] for one in powers], dtype=np.float64).reshape(
         len(keys), len(PARAMETERS)
     )
-
-
-def _text(key: Key) -> str:
-    target, when = key
-    return "|".join([target, *(f"{name}={value}" for name, value in when)])
 
 
 def _key(text: str) -> Key:

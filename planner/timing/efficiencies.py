@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,8 +12,6 @@ from planner.model import FP8_BLOCK, Attention, CompressedAttention, LatentAtten
 from planner.resources import calibration_tables
 from planner.timing.links import bus_bytes_per_s, joined_nodes, latency_factor
 from planner.units import KIB, MIB
-
-EfficiencyBasis = Literal["gpu", "architecture", "global"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +59,9 @@ class Efficiency:
     coverage_exponent: float  #: n tokens touch as many experts as n^exponent independent ones
     tile_tok: float  #: rows that pad a matrix multiplication of few rows
     overlap: float  #: share of the shorter of compute and memory that is hidden behind the longer
-    #: the nearest measured runs: on its GPU, on its architecture, or elsewhere
-    basis: EfficiencyBasis = "global"
 
 
-PARAMETERS: tuple[str, ...] = tuple(f.name for f in fields(Efficiency) if f.name != "basis")
+PARAMETERS: tuple[str, ...] = tuple(f.name for f in fields(Efficiency))
 #: Delays outside the engine, of a request on its way to the scheduler.
 CLIENT_DELAYS = ("request_s", "frontend_s", "tokenize_s")
 #: Shares of something: never above 1.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import csv
+import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Annotated, Any
+from math import log, prod
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -17,7 +19,8 @@ from planner.errors import InputError, fault_in
 from planner.hardware import GpuProfile
 from planner.model import Model
 from planner.resources import data_dir
-from planner.timing.efficiencies import SHARES, Efficiency, EfficiencyBasis, Line, covariates_of, prior_values, targets
+from planner.timing.efficiencies import SHARES, Efficiency, Line, covariates_of, prior_values, targets
+from planner.units import counted
 
 if TYPE_CHECKING:
     from planner.timing.belief import Belief, Known
@@ -55,6 +58,36 @@ class Scatter(FitRecord):
     rows: int = Field(ge=0)
 
 
+class Evidence(NamedTuple):
+    """What was measured near an engine. It widens no interval: ``Belief`` does, by what these runs teach."""
+
+    kind: Literal["measured", "interpolated", "extrapolated"]  #: the model ran so; on the GPU otherwise; not there
+    runs: int  #: of the setting; where interpolated of the model on the GPU, in this precision if any; else on the GPU
+    note: str
+    basis: Literal["gpu", "architecture", "global"]  #: where the model ran; runs of others are of an architecture
+
+
+@lru_cache(maxsize=1)
+def settings() -> list[dict[str, str]]:
+    """Return the settings of all published runs, each with their number, as ``benchmarks/settings.py`` wrote them."""
+    with (data_dir("hardware") / "calibration" / "settings.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def setting_of(covariates: Mapping[str, str], config: EngineConfig) -> dict[str, str]:
+    """Return ``covariates`` with the layout. A shape is that of the layers, with images or without."""
+    ranks = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
+    layout = f"{'.'.join(map(str, ranks))}{'+EP' * config.enable_expert_parallel}"
+    return {**covariates, "layout": layout, "shape": re.sub("_(vl|text)-", "-", covariates["shape"])}
+
+
+def distance(one: Mapping[str, str], other: Mapping[str, str]) -> float:
+    """Return 0 for like settings; another GPU of the architecture, or 2.7 times the layers or width, is 1 away."""
+    weights = {"gpu": 1, "architecture": 2, "shape": 1, "kind": 2, "weights": 0.5, "layout": 0.25}
+    sizes = [prod(map(int, re.findall(r"\d+", setting["shape"])[-2:])) for setting in (one, other)]
+    return abs(log(sizes[0] / sizes[1])) + sum(far for name, far in weights.items() if one[name] != other[name])
+
+
 class Calibration(FitRecord):
     name: str
     fitted_on: str  #: which runs, and when
@@ -73,26 +106,13 @@ class Calibration(FitRecord):
         """The efficiencies of an engine, from those that ``prior_values`` gives."""
         key = (*sorted(covariates.items()), *sorted(priors.items()))
         if key not in self._efficiencies:  # a search asks for the same again and again
-            self._efficiencies[key] = self._efficiency(covariates, priors)
+            values = self.unbounded(covariates, priors)
+            self._efficiencies[key] = Efficiency(**values | {name: min(values[name], 1.0) for name in SHARES})
         return self._efficiencies[key]
 
     @cached_property
     def _efficiencies(self) -> dict[Hashable, Efficiency]:
         return {}
-
-    def _efficiency(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> Efficiency:
-        values = self.unbounded(covariates, priors)
-        basis: EfficiencyBasis = "global"
-        for effect in self._matching(covariates):
-            if effect.gpu or "gpu" in effect.when:
-                basis = "gpu"
-            elif "architecture" in effect.when and basis == "global":
-                basis = "architecture"
-        if covariates.get("partition") and basis == "gpu":
-            basis = "architecture"  # a partition is not the GPU that was measured
-        for name in SHARES:
-            values[name] = min(values[name], 1.0)
-        return Efficiency(**values, basis=basis)
 
     def unbounded(self, covariates: Mapping[str, str], priors: Mapping[str, float]) -> dict[str, float]:
         """Priors times factors, before shares stop at 1."""
@@ -125,6 +145,35 @@ class Calibration(FitRecord):
         fields = {name: getattr(self, name) for name in Calibration.model_fields}  # a copy would keep what is cached
         return Calibration.model_construct(**fields | {"name": origin, "effects": (*self.effects, *own)})
 
+    def evidence(self, covariates: Mapping[str, str], config: EngineConfig) -> Evidence:
+        """Return what was measured near an engine."""
+        own = [effect for effect in self._matching(covariates) if effect.gpu]
+        if runs := max((one.rows for one in own if {"shape", "weights", "tp"} <= one.when.keys()), default=0):
+            return Evidence("measured", runs, f"measured: {counted(runs, 'run')} of your own of this setting", "gpu")
+        asked = setting_of(covariates, config)
+        known = [one for one in settings() if (one["generation"] == "atom") == (asked["generation"] == "atom")]
+        here = [one for one in known if one["gpu"] == asked["gpu"] and not asked["partition"]]
+        of_model = [one for one in here if one["shape"] == asked["shape"]]
+        alike = [one for one in of_model if one["weights"] == asked["weights"]]
+        same = [one for one in alike if one["layout"] == asked["layout"]]
+        runs = sum(int(one["runs"]) for one in same or alike or of_model or here)
+        ran, gpu = counted(runs, "run"), f"{'a part of ' * bool(asked['partition'])}{asked['gpu']}"
+        if same:
+            releases = sorted({one["release"] for one in same}, key=lambda text: [*map(int, text.split("."))])
+            ends = " to ".join(dict.fromkeys((releases[0], releases[-1])))
+            note = f"measured: {ran} of this model, precision and layout on {gpu}, vLLM {ends}"
+            return Evidence("measured", runs, note, "gpu")
+        if of_model:
+            what = f"and precision on {gpu}, none in this layout" if alike else f"on {gpu}, none in this precision"
+            return Evidence("interpolated", runs, f"interpolated: {ran} of this model {what}", "gpu")
+        note = f"{ran} published on {gpu}, none of this model" if here else f"no run published on {gpu}"
+        platform = [one for one in known if one["architecture"][:2] == asked["architecture"][:2]]
+        if nearest := min(platform, key=lambda one: distance(asked, one), default=None):
+            note += f"; nearest {nearest['model'].rsplit('/', 1)[-1]}" + f" on {nearest['gpu']}" * (nearest not in here)
+        relatives = [one for one in platform if one["architecture"] == asked["architecture"]]
+        basis: Any = "gpu" if own else "architecture" if relatives else "global"
+        return Evidence("extrapolated", runs, f"extrapolated: {note}", basis)
+
     def _matching(self, covariates: Mapping[str, str]) -> Iterable[Effect]:
         held, gpus = covariates.items(), ("", covariates.get("gpu"))
         return (effect for effect in self.effects if effect.gpu in gpus and effect.when.items() <= held)
@@ -140,18 +189,6 @@ def shipped_belief() -> Belief:
 @lru_cache(maxsize=1)
 def load_calibration() -> Calibration:
     return Calibration.model_validate_json((data_dir("hardware") / "calibration" / "efficiency.json").read_bytes())
-
-
-def to_text(calibration: Calibration) -> str:
-    """The file of ``calibration``: JSON with one effect and one line of factors to a line."""
-    fields = []
-    for name, value in calibration.model_dump(mode="json", exclude_defaults=True).items():
-        if isinstance(value, list):
-            lines = ",\n  ".join(json.dumps(item) for item in value)
-            fields.append(f" {json.dumps(name)}: [\n  {lines}\n ]")
-        else:
-            fields.append(f" {json.dumps(name)}: {json.dumps(value)}")
-    return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
 def efficiency_for(

@@ -315,9 +315,10 @@ def test_the_table_names_whose_fits_predicted() -> None:
     assert "calibration: shipped" in outcome.err
     assert "brackets: 90 % interval, for USD with the range of prices" in " ".join(outcome.err.split())
     pairs = [("h100-sxm", "shipped"), ("mi300x", "mine.toml"), ("b200-sxm", "shipped"), ("h100-sxm", "shipped")]
-    said, measured = calibration_note((*pair, "architecture" if pair[0] == "b200-sxm" else "gpu") for pair in pairs)
+    kinds = ["measured", "interpolated", "interpolated", "extrapolated"]
+    said, measured = calibration_note((*pair, f"{kind}: {pair}") for pair, kind in zip(pairs, kinds, strict=True))
     assert said == "calibration: shipped (h100-sxm, b200-sxm), mine.toml (mi300x)"
-    assert measured == "efficiencies measured on the same GPU (h100-sxm, mi300x), the same architecture (b200-sxm)"
+    assert measured == "speeds: measured (h100-sxm), interpolated (mi300x, b200-sxm), extrapolated (h100-sxm)"
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown"])

@@ -1,5 +1,7 @@
 """Efficiencies: priors from kernel tables, files of fits, how near runs are, and intervals."""
 
+import csv
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,7 @@ from planner.hardware.profiles import AllReduceCurve, Kernels, load_profile
 from planner.model.architecture import SparseIndexer
 from planner.model.quantization import as_quantized
 from planner.model.resolve import resolve_model
+from planner.resources import data_dir
 from planner.timing.efficiencies import (
     PARAMETERS,
     SAME_KERNELS,
@@ -23,7 +26,14 @@ from planner.timing.efficiencies import (
     load_priors,
     prior_values,
 )
-from planner.timing.fits import LEVELS, Calibration, Effect, efficiency_for, load_calibration, to_text
+from planner.timing.fits import (
+    LEVELS,
+    Calibration,
+    Effect,
+    efficiency_for,
+    load_calibration,
+    settings,
+)
 from planner.timing.step import Batch, Graphs, StepModel
 
 HERE = {
@@ -195,7 +205,7 @@ def test_an_all_reduce_over_pcie_that_nobody_measured_reaches_a_fifth() -> None:
     assert prior_values(gpu(links="pcie"), {"tp": "2"})["link_share"] == pytest.approx(0.2)
 
 
-def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> None:
+def test_a_gpu_without_fits_takes_those_of_its_architecture() -> None:
     effects = (
         Effect(target="gemm_flop_16", when={"architecture": "sm_90"}, factor=0.5, sd=0.1),
         Effect(target="gemm_flop_16", when={"gpu": "other-gpu"}, factor=0.1, sd=0.1),
@@ -203,30 +213,31 @@ def test_a_gpu_without_fits_takes_those_of_its_architecture_and_says_so() -> Non
     calibration = Calibration(name="test", fitted_on="", effects=effects)
     found = efficiency_for(llama_8b(), gpu(), engine(), calibration)
     assert found.gemm_flop_16 == 0.5 * load_priors()["gemm_flop_16"].value
-    assert found.basis == "architecture"
+
+
+def basis_of(name: str, calibration: Calibration) -> str:
+    covariates = covariates_of(llama_8b(), load_profile(name), engine())
+    return calibration.evidence(covariates, engine()).basis
 
 
 def test_runs_of_a_user_measure_their_gpu() -> None:
     """A W7900 has no published run. Its owner's runs are of that GPU, and of no other."""
     own = (Effect(target="gemm_flop_16", when={}, factor=0.5, sd=0.1, gpu="w7900"),)
     calibration = load_calibration().with_own(own, "mine.toml")
-    basis = {name: efficiency_for(llama_8b(), load_profile(name), engine(), calibration).basis
-             for name in ("w7900", "gfx1151")}  # fmt: skip
-    assert basis == {"w7900": "gpu", "gfx1151": "global"}
+    assert [basis_of(name, calibration) for name in ("w7900", "gfx1151")] == ["gpu", "global"]
 
 
 def test_a_part_of_a_gpu_is_not_the_gpu_that_was_measured() -> None:
     calibration = load_calibration()
     whole, part = (covariates_of(llama_8b(), load_profile(name), engine()) for name in ("mi300x", "mi300x-cpx"))
-    assert calibration.efficiency(whole, prior_values(load_profile("mi300x"), {})).basis == "gpu"
-    assert calibration.efficiency(part, prior_values(load_profile("mi300x-cpx"), {})).basis == "architecture"
+    assert [basis_of(name, calibration) for name in ("mi300x", "mi300x-cpx")] == ["gpu", "architecture"]
     wide, narrow = (np.diag(calibration.known(where).covariance) for where in (part, whole))
     assert (wide >= narrow - 1e-12).all() and (wide > narrow + 0.01).any()
 
 
 def test_b300_takes_what_was_fitted_for_b200() -> None:
-    found = efficiency_for(llama_8b(), load_profile("b300-sxm"), engine())
-    assert found.basis == "architecture"
+    """One run of B300 is of another model."""
+    assert basis_of("b300-sxm", load_calibration()) == "architecture"
 
 
 def test_what_we_ship_is_readable_physical_and_has_a_scatter_for_every_metric() -> None:
@@ -239,12 +250,6 @@ def test_what_we_ship_is_readable_physical_and_has_a_scatter_for_every_metric() 
         scatter = calibration.scatters[metric]
         assert 0.01 < scatter.noise < 0.5 and list(scatter.reach) == sorted(scatter.reach), metric
         assert 1 < scatter.reach[LEVELS.index(0.9)] < 4, metric
-
-
-def test_a_calibration_survives_being_written() -> None:
-    effect = Effect(target="launch", when={"gpu": "a"}, factor=1.1, sd=0.1, rows=3)
-    before = Calibration(name="test", fitted_on="three runs", effects=(effect,))
-    assert Calibration.model_validate_json(to_text(before)) == before
 
 
 def test_attention_classes() -> None:
@@ -288,3 +293,44 @@ def test_a_shape_is_one_architecture_at_one_size_whoever_trained_it() -> None:
     shapes = {covariates_of(model, gpu(), engine())["shape"] for model in (base, tuned)}
     assert len(shapes) == 1
     assert covariates_of(moe_model(), gpu(), engine())["shape"] not in shapes
+
+
+def test_settings_count_every_published_run() -> None:
+    """Stale: ``python benchmarks/settings.py``."""
+    with (data_dir("hardware") / "calibration" / "runs.csv").open(encoding="utf-8", newline="") as file:
+        published = Counter((row["model"], row["weight_dtype"]) for row in csv.DictReader(file))
+    counted = Counter[tuple[str, str]]()
+    for one in settings():
+        counted[one["model"], one["weight_dtype"]] += int(one["runs"])
+    assert counted == published
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "tp", "note"),
+    [  # counted in runs.csv by GPU, model, weight_dtype and layout
+        ("openai/gpt-oss-120b", "mi325x", 2,
+         "measured: 1 run of this model, precision and layout on mi325x, vLLM 0.17"),
+        ("openai/gpt-oss-120b", "mi325x", 8,
+         "interpolated: 2 runs of this model and precision on mi325x, none in this layout"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "mi325x", 1,
+         "interpolated: 2 runs of this model on mi325x, none in this precision"),
+        ("nvidia/MiniMax-M3-NVFP4", "mi325x", 8,
+         "extrapolated: 10 runs published on mi325x, none of this model; nearest MiniMax-M3-MXFP8 on mi300x"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx", 1,
+         "extrapolated: no run published on a part of mi300x; nearest Llama-3.1-8B-Instruct on mi300x"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "cpu", 1, "extrapolated: no run published on cpu"),
+    ],
+)  # fmt: skip
+def test_an_engine_has_the_class_of_the_runs_nearest_to_it(model: str, on: str, tp: int, note: str) -> None:
+    """MI325X said "measured on the same GPU" for a model and a precision that nobody ran there."""
+    profile, served = load_profile(on), resolve_model(model).model
+    config = engine(tensor_parallel_size=tp, weight_dtype=served.quantization.weight_dtype)
+    found = load_calibration().evidence(covariates_of(served, profile, config), config)
+    assert found.note == note
+    assert found.note.startswith(found.kind)
+
+
+def test_a_user_who_measured_a_setting_reads_so() -> None:
+    setting = {"gpu": "l4", "shape": "s", "weights": "fp8", "tp": "1"}
+    own = Effect(target="slowdown", when=setting, factor=1.1, sd=0.1, rows=3, gpu="l4")
+    assert Calibration(name="mine", fitted_on="", effects=(own,)).evidence(setting, engine())[:2] == ("measured", 3)

@@ -301,7 +301,7 @@ def _timed(record: LineVerdict) -> Deployment | None:
 
 def _basis(record: LineVerdict) -> Iterator[str]:
     if engine := _timed(record):
-        yield from shared.calibration_note([engine.evidence])
+        yield from shared.calibration_note([engine])
     if record.line.not_simulated:
         yield f"not simulated: {', '.join(record.line.not_simulated)}"
 

@@ -242,7 +242,7 @@ class ComparisonAnswer(Answer):
     def _fits(self) -> Iterator[str]:
         engines = [point.candidate.deployment for point in self.record.points]
         yield from shared.engine_note(str(engine.config.version) for engine in engines)
-        yield from shared.calibration_note(engine.evidence for engine in engines)
+        yield from shared.calibration_note(engines)
 
     def _engine_notes(self) -> Iterator[str]:
         engines = [point.candidate.deployment for point in self.record.points]

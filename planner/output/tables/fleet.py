@@ -167,7 +167,7 @@ class FleetAnswer(Answer):
     def _fits(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]
         yield from shared.engine_note(str(kind.deployment.config.version) for kind in kinds)
-        yield from shared.calibration_note(kind.deployment.evidence for kind in kinds)
+        yield from shared.calibration_note(kind.deployment for kind in kinds)
 
     def _brief_notes(self) -> Iterator[str]:
         kinds = [pool.kind for fleet in self.fleets for pool in fleet.pools]

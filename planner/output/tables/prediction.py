@@ -248,7 +248,7 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
         odds = "does not start" if deployment.verdict == "does not fit" else likely
         yield f"vLLM {odds}: {refusal}; the figures assume that it does; planner fit shows ways out"
     server = f"{resolved.resolved} on {config.num_gpus} x {deployment.profile.id}, {layout_in_words(config)}"
-    yield "; ".join([server, f"vLLM {config.version}", *calibration_note([deployment.evidence])])
+    yield "; ".join([server, f"vLLM {config.version}", *calibration_note([deployment])])
     if computed := deployment.profile.emulated.get(config.weight_dtype):
         name = deployment.profile.name
         yield f"{name} does not multiply in {config.weight_dtype}: weights are unpacked to {computed}"

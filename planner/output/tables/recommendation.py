@@ -356,7 +356,7 @@ class Recommendation(Answer):
     def _engines(self) -> Iterator[str]:
         """The versions of vLLM, and what the figures rest on."""
         yield from shared.engine_note(plan.engine_version for plan in self._made)
-        yield from shared.calibration_note((plan.gpu, plan.calibration, plan.efficiency_basis) for plan in self._made)
+        yield from shared.calibration_note((plan.gpu, plan.calibration, plan.evidence_note) for plan in self._made)
 
     def _taken(self) -> Iterator[str]:
         shown = {name: value for name, value in self.defaults_taken.items() if name != "num_prompts"}
@@ -598,9 +598,8 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
         servers = counted(service.replicas, "such server")
         yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
         yield from filter(None, (_confidence_words(service), *_measured_next(service)))
-    measured = [f"efficiencies measured on {shared.BASIS[plan.efficiency_basis]}"] if plan.efficiency_basis else []
-    if measured or plan.calibration != SHIPPED:
-        yield f"calibration        {'; '.join([plan.calibration, *measured])}"
+    if plan.evidence_note or plan.calibration != SHIPPED:
+        yield f"calibration        {'; '.join(filter(None, (plan.calibration, plan.evidence_note)))}"
 
 
 def _workload(search: planning.Search) -> dict[str, Any]:

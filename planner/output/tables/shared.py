@@ -34,8 +34,8 @@ def recommend_words(model: str, profile: GpuProfile, prices: Mapping[str, float]
 
 
 MORE = "see --explain for details"
-BASIS = {"gpu": "the same GPU", "architecture": "the same architecture", "global": "other architectures"}
-EVIDENCE = "calibration=calibrated_by", "efficiency_basis=efficiency.basis"  #: of a ``Deployment``, in JSON
+EVIDENCE = ("calibration=calibrated_by", "efficiency_basis=evidence.basis",  # of a ``Deployment``, in JSON
+            "evidence=evidence.kind", "evidence_runs=evidence.runs")  # fmt: skip
 LISTED = 3  #: GPUs of one group in a note
 NOTES = 5  #: of the best answer on one screen: a warning, a reason or a document's advice
 
@@ -150,12 +150,13 @@ def with_interval(interval: Interval | None, form: str) -> str | None:
     return f"{interval.mid:{form}}{ends}" if interval else None
 
 
-def calibration_note(used: Iterable[tuple[str, str, str | None]]) -> Iterator[str]:
-    """The fits behind the predictions and the GPUs that they rest on, in two lines; by GPU where they differ."""
-    rows = list(used)
+def calibration_note(used: Iterable["tuple[str, str, str] | planning.Deployment"]) -> Iterator[str]:
+    """The fits behind the predictions and their evidence, in two lines; by GPU where they differ."""
+    rows = [e if isinstance(e, tuple) else (e.profile.id, e.calibrated_by, e.evidence.note) for e in used]
     yield from _by_gpu("calibration:", ((origin, gpu) for gpu, origin, _ in rows))
-    measured = ((words, gpu) for basis, words in BASIS.items() for gpu, _, known in rows if known == basis)
-    yield from _by_gpu("efficiencies measured on", measured)
+    notes = dict.fromkeys(note for *_, note in rows if note)
+    kinds = ((note.partition(":")[0], gpu) for gpu, _, note in rows if note)
+    yield from notes if len(notes) == 1 else _by_gpu("speeds:", kinds)
 
 
 def _by_gpu(what: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -48,7 +48,7 @@ def purpose_of(name: str) -> str:
 def calibration_of(files: Mapping[str, str]) -> str:
     """The fits that predicted the plans of a workflow, and the GPUs that they rest on."""
     plans = (planning.PlanFile.from_json(text).plan for name, text in files.items() if name.endswith("plan.json"))
-    return "; ".join(calibration_note((plan.gpu, plan.calibration, plan.efficiency_basis) for plan in plans))
+    return "; ".join(calibration_note((plan.gpu, plan.calibration, plan.evidence_note) for plan in plans))
 
 
 def _single(workflow: Workflow, choice: Choice, command: str) -> dict[str, str]:
