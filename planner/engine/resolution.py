@@ -76,9 +76,9 @@ def resolve(
     return _Resolver(args, model, profile, version, "offline" if args.offline else usage).config()
 
 
-def of_latency_bench(args: EngineArgs, version: EngineVersion, profile: GpuProfile) -> EngineArgs:
-    """``args`` as ``vllm bench latency`` has them: no prefix cache since 0.9.1 (pull request 18639; AMD: 0.10.1)."""
-    kept = version.release < ((0, 10, 1) if profile.platform == "rocm" else (0, 9, 1))
+def of_latency_bench(args: EngineArgs, version: EngineVersion) -> EngineArgs:
+    """``args`` as ``vllm bench latency`` has them: no prefix cache since 0.9.1 (pull request 18639)."""
+    kept = version.release < (0, 9, 1)
     return args if kept or args.enable_prefix_caching is not None else replace(args, enable_prefix_caching=False)
 
 

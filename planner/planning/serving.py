@@ -208,7 +208,7 @@ class Serving:
         """The engine that a benchmark measures. Raises as ``memory``."""
         if bench == "serve":
             return self.deployment
-        args = vllm.of_latency_bench(self.args, self.version, self.profile) if bench == "latency" else self.args
+        args = vllm.of_latency_bench(self.args, self.version) if bench == "latency" else self.args
         return self.offline if args is self.args else self.changed(args=args).offline
 
 

@@ -346,7 +346,7 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
     if profile.memory.utilization:  # a plan would have another one
         line = replace(line, args=line.args.changed(gpu_memory_utilization=share))
     if line.is_offline:  # with the defaults of vLLM's offline benchmarks, where those of its server are others
-        args = engine.of_latency_bench(line.args, version, profile) if "latency" in line.command else line.args
+        args = engine.of_latency_bench(line.args, version) if "latency" in line.command else line.args
         config = engine.resolve(args, serving.model, profile, version, usage="offline")
         line = replace(line, args=replace(args, **config.settings("batch")))
     # ``cudagraph_mode`` in either spelling: such graphs check no states (config/compilation.py)
