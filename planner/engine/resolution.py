@@ -189,7 +189,11 @@ class _Resolver:
             status = flags.env_status(self.version, name, platform=self.profile.platform)
             if not status:
                 cause = f"{name}: vLLM {self.version} does not read it ({status})"
-                raise IllegalPlanError(cause, hint=status.hint or "leave it out")
+                option = status.replaced_by.partition(" ")[0]
+                hint = status.hint.replace("nothing", "leave it out", 1) or "leave it out"
+                if option.startswith("--") and option[2:].replace("-", "_") not in SETTINGS:
+                    hint = f"leave it out: no speed here depends on its successor {option}, which planner check reads"
+                raise IllegalPlanError(cause, hint=hint)
             counted[name] = value
         return flags.Environment(counted)
 

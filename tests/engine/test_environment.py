@@ -63,6 +63,19 @@ def test_variables_of_other_versions_are_refused() -> None:
         config("mi300x", "0.8.0", VLLM_ROCM_USE_AITER="1")
 
 
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("VLLM_ATTENTION_BACKEND=FLASHINFER", "leave it out: no speed here depends on its successor --attention-backend"),
+     ("VLLM_ALL2ALL_BACKEND=naive", "use --all2all-backend"),
+     ("VLLM_USE_V1=1", "leave it out: V1 is the only engine")],
+)  # fmt: skip
+def test_the_hint_is_one_that_the_commands_take(given: str, hint: str) -> None:
+    """``use --attention-backend`` was followed by ``No such option``."""
+    with pytest.raises(IllegalPlanError) as error:
+        config("h100", "0.32.0", **dict([given.split("=")]))
+    assert error.value.hint.startswith(hint)
+
+
 def test_variables_with_a_meaning_are_those_of_vllm() -> None:
     assert all(env_status(parse_version("0.33.0"), name).state != "unknown" for name in VARIABLES)
 
