@@ -147,7 +147,7 @@ class PlannedRung(_Record):
 
     confidence: float
     largest_load: float  #: of one server; 0: it misses the targets under any
-    total_gpus: int | None  #: None: any number of servers misses them
+    total_gpus: int | None  #: None: any number of servers misses them; beyond four times the plan's, a lower bound
 
 
 class PlannedRun(_Record):

@@ -82,7 +82,7 @@ def setting_of(covariates: Mapping[str, str], config: EngineConfig) -> dict[str,
 
 
 def distance(one: Mapping[str, str], other: Mapping[str, str]) -> float:
-    """Return 0 for like settings; another GPU of the architecture, or 2.7 times the layers or width, is 1 away."""
+    """Return 0 for like settings; another GPU of the architecture, or 2.7 times layers x width, is 1 away."""
     weights = {"gpu": 1, "architecture": 2, "shape": 1, "kind": 2, "weights": 0.5, "layout": 0.25}
     sizes = [prod(map(int, re.findall(r"\d+", setting["shape"])[-2:])) for setting in (one, other)]
     return abs(log(sizes[0] / sizes[1])) + sum(far for name, far in weights.items() if one[name] != other[name])
@@ -161,12 +161,12 @@ class Calibration(FitRecord):
         if same:
             releases = sorted({one["release"] for one in same}, key=lambda text: [*map(int, text.split("."))])
             ends = " to ".join(dict.fromkeys((releases[0], releases[-1])))
-            note = f"measured: {ran} of this model, precision and layout on {gpu}, vLLM {ends}"
+            note = f"measured: {ran} of this model's shape, precision and layout on {gpu}, vLLM {ends}"
             return Evidence("measured", runs, note, "gpu")
         if of_model:
             what = f"and precision on {gpu}, none in this layout" if alike else f"on {gpu}, none in this precision"
-            return Evidence("interpolated", runs, f"interpolated: {ran} of this model {what}", "gpu")
-        note = f"{ran} published on {gpu}, none of this model" if here else f"no run published on {gpu}"
+            return Evidence("interpolated", runs, f"interpolated: {ran} of this model's shape {what}", "gpu")
+        note = f"{ran} on {gpu}, none of this model's shape" if here else f"no run on {gpu}"
         platform = [one for one in known if one["architecture"][:2] == asked["architecture"][:2]]
         if nearest := min(platform, key=lambda one: distance(asked, one), default=None):
             note += f"; nearest {nearest['model'].rsplit('/', 1)[-1]}" + f" on {nearest['gpu']}" * (nearest not in here)

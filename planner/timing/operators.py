@@ -63,7 +63,7 @@ SAMPLER_PASSES = 5  #: times the sampler reads or writes the logits
 #: sequence on an H100. Of 35, 60, 120 and 200 passes the fit to all runs has the lowest cost with 60.
 SORT_KERNELS, SORT_PASSES = 30, 60
 FP32_BYTES = 4
-#: Query heads that the kernels of sparse attention work on at least (``prefill_padding`` of vLLM's flashmla_sparse.py).
+#: Query heads that kernels work on at least: ``prefill_padding`` of flashmla_sparse.py; 64 rows of Hopper's wgmma.
 TILE_HEADS = 64
 
 

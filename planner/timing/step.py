@@ -125,7 +125,7 @@ class StepModel:
         self._lone = lone_steps(model, config, profile)
         kernels = SAME_KERNELS.get(profile.architecture, profile.architecture)
         self._prefill_pad, self._decode_pad = constant_of("prefill_pad", kernels), constant_of("decode_pad", kernels)
-        self._tile = 16 if profile.platform == "rocm" else TILE_HEADS
+        self._tile = 16 if profile.platform == "rocm" else TILE_HEADS  # 16 rows of an MFMA; AITER's MLA takes 16 heads
         self._unhidden, self._row_spread = constant("unhidden_host"), constant("expert_row_spread")
 
     def __reduce__(self) -> tuple[Any, ...]:  # for another process, without its caches

@@ -52,7 +52,7 @@ def test_the_page_has_every_line_that_is_wanted() -> None:
         f"| {name}" for name in (*accuracy.WANTED, *accuracy.ELSEWHERE)
     ]
     gaps = next(line for line in lines if line.startswith("| p99 ITL"))
-    assert gaps.split(" | ")[1:3] == ["20 %", "3"] and gaps.split(" | ")[4] in ("0%", "33%", "67%", "100%")
+    assert gaps.split(" | ")[1:3] == ["20 %", "3"]
     fitted = [miss for miss in misses if miss.metric in FIGURES[:3]]
     page = "\n".join(
         accuracy.report(without, dict.fromkeys(accuracy.SECTIONS, fitted), refused, every, (), lines, 90.0)
@@ -64,7 +64,5 @@ def test_the_page_has_every_line_that_is_wanted() -> None:
 def test_causes_name_sources_that_there_are() -> None:
     sources = {run.family for run in accuracy.read_runs(accuracy.SHIPPED_RUNS)}
     assert {one["source"] for one in accuracy.causes()} <= sources
-    assert "--max-num-seqs" in accuracy.likely_cause(
-        "wentao_h100_minimax", "h100-sxm", "minimax_m2-62x3072", "fp8-block"
-    )
+    assert "vLLM 0.7" in accuracy.likely_cause("dstack_deepseek_r1", "h200-sxm", "deepseek_v3-61x7168", "fp8-block")
     assert accuracy.likely_cause("nobody", "h100-sxm", "llama-80x8192", "bf16") == "unknown"

@@ -55,8 +55,8 @@ def test_every_answer_says_what_was_measured_near_it(words: str, path: tuple[Any
     basis = "gpu" if gpu in measured else "other"
     basis = "architecture" if basis == "other" and load_profile(gpu).architecture in architectures else basis
     asked = words.format(model=LLAMA, gpu=gpu).split()
-    some = f"(measured|interpolated): [0-9]+ runs? of this model.* on {gpu}"
-    said = some if basis == "gpu" else f"no run published on {gpu}"
+    some = f"(measured|interpolated): [0-9]+ runs? of this model's shape.* on {gpu}"
+    said = some if basis == "gpu" else f"no run on {gpu}"
     assert re.search(said, " ".join(run(*asked).err.split()))
     found = json.loads(run(*" ".join(asked).replace("--gpu", "--format json --gpu").split()).out)
     for place in path:

@@ -19,7 +19,7 @@ from planner.workload import Load, Slo
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 #: ms per token that a GB10 has with the request alone on it: not even as expected; so, but not with 80 % confidence;
 #: with 80 %; and a little more, which even odds keep with one server and 80 % with many.
-REFUTED, REFUSED, KEPT, NARROW = 22, (25, 26), 29, 29
+REFUTED, REFUSED, KEPT, NARROW = 22, (25, 26), 28, 29
 TIGHT: dict[str, Any] = {
     "model": LLAMA, "gpu": "gb10", "input_len": 256, "output_len": 64, "request_rate": 4.0,
 }  # fmt: skip

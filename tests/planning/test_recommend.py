@@ -373,7 +373,6 @@ def test_the_winner_is_the_best_of_all_by_its_own_measure(input_len: int, output
 @pytest.mark.parametrize(
     ("gpu", "model"),
     [
-        ("b200-sxm", "Qwen/Qwen3-30B-A3B"),
         ("mi355x", "Qwen/Qwen3-30B-A3B"),
         ("h100-sxm", "zai-org/GLM-4.6"),
     ],

@@ -601,7 +601,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("words", "limits"),
     [
-        (("meta-llama/Llama-3.1-8B", "--gpu", "mi300x-cpx", "--workload", "chat"), {"--ttft": "400", "--tpot": "40"}),
+        (("meta-llama/Llama-3.1-8B", "--gpu", "mi300x-cpx", "--workload", "chat"), {"--ttft": "350", "--tpot": "40"}),
         (("Qwen/Qwen3-32B", "--gpu", "a100", "--gpus", "2", "--input-len", "5000"), {"--ttft": "1000", "--tpot": "40"}),
         (("openai/gpt-oss-20b", "--gpu", "l4", "--gpus", "1", "--request-rate", "1"), {"--ttft": "200", "--tpot": "9"}),
     ],

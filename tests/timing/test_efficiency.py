@@ -309,16 +309,16 @@ def test_settings_count_every_published_run() -> None:
     ("model", "on", "tp", "note"),
     [  # counted in runs.csv by GPU, model, weight_dtype and layout
         ("openai/gpt-oss-120b", "mi325x", 2,
-         "measured: 1 run of this model, precision and layout on mi325x, vLLM 0.17"),
+         "measured: 1 run of this model's shape, precision and layout on mi325x, vLLM 0.17"),
         ("openai/gpt-oss-120b", "mi325x", 8,
-         "interpolated: 2 runs of this model and precision on mi325x, none in this layout"),
+         "interpolated: 2 runs of this model's shape and precision on mi325x, none in this layout"),
         ("meta-llama/Llama-3.1-70B-Instruct", "mi325x", 1,
-         "interpolated: 2 runs of this model on mi325x, none in this precision"),
+         "interpolated: 2 runs of this model's shape on mi325x, none in this precision"),
         ("nvidia/MiniMax-M3-NVFP4", "mi325x", 8,
-         "extrapolated: 10 runs published on mi325x, none of this model; nearest MiniMax-M3-MXFP8 on mi300x"),
+         "extrapolated: 10 runs on mi325x, none of this model's shape; nearest MiniMax-M3-MXFP8 on mi300x"),
         ("meta-llama/Llama-3.1-8B-Instruct", "mi300x-cpx", 1,
-         "extrapolated: no run published on a part of mi300x; nearest Llama-3.1-8B-Instruct on mi300x"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "cpu", 1, "extrapolated: no run published on cpu"),
+         "extrapolated: no run on a part of mi300x; nearest Llama-3.1-8B-Instruct on mi300x"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "cpu", 1, "extrapolated: no run on cpu"),
     ],
 )  # fmt: skip
 def test_an_engine_has_the_class_of_the_runs_nearest_to_it(model: str, on: str, tp: int, note: str) -> None:

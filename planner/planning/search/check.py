@@ -445,7 +445,8 @@ def _doubts(
             cause = f"{given[word]} does not read an fp8 KV cache on {profile.name}"
             yield engine.FlagProblem(word, cause, "leave it out, or --kv-cache-dtype")
     backend = engine.recipe_for(model, profile, version).flags.get("attention-backend", "")
-    if "AITER" in backend and engine.is_on(line.env, engine.AITER) and not given.keys() & {*_ATTENTION}:
+    named = given.keys() & {*_ATTENTION} or version.release < (0, 19)  # whose priorities have AITER first
+    if backend == "ROCM_AITER_FA" and engine.is_on(line.env, engine.AITER) and not named:
         cause = f"vLLM {version} takes ROCM_ATTN, 22 to 31 % slower in published runs; predicted is {backend}"
         yield engine.FlagProblem(_ATTENTION[0], cause, f"give {backend}", fatal=False)
     cuts = version.release >= (0, 32) and engine.cuts_expert_blocks(model, engine.Layout.of(config))
