@@ -241,7 +241,9 @@ class Servers:
         share = cache(lambda count: known if less and known and count >= servers else judged(count))  # it meets more
         start = max(min(guess, servers - 1), 1) if less else max(guess, servers)
         far = objective.load.unsendable and not less and not share(start).meets and not share(most).meets
-        return most + 1 if far else fewest_servers(share, 1 if less else servers, start)[0] or 0
+        if far:  # one that has next to nothing to do says if any number is enough
+            return most + 1 if share(100 * most).meets else 0
+        return fewest_servers(share, 1 if less else servers, start)[0] or 0
 
     @property
     def with_margin(self) -> int | None:
