@@ -141,7 +141,7 @@ class Deployment:
 
     @cached_property
     def evidence(self) -> timing.Evidence:
-        """How near measured runs come, and how many they are."""
+        """The class and number of the nearest measured runs."""
         return (self.calibration or timing.load_calibration()).evidence(self.covariates, self.config)
 
     @property

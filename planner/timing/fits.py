@@ -59,7 +59,7 @@ class Scatter(FitRecord):
 
 
 class Evidence(NamedTuple):
-    """What was measured near an engine. It widens no interval: ``Belief`` does, by what these runs teach."""
+    """The published runs nearest to an engine. Intervals come from ``Belief``, by what these runs teach."""
 
     kind: Literal["measured", "interpolated", "extrapolated"]  #: the model ran so; on the GPU otherwise; not there
     runs: int  #: of the setting; where interpolated of the model on the GPU, in this precision if any; else on the GPU
@@ -146,7 +146,7 @@ class Calibration(FitRecord):
         return Calibration.model_construct(**fields | {"name": origin, "effects": (*self.effects, *own)})
 
     def evidence(self, covariates: Mapping[str, str], config: EngineConfig) -> Evidence:
-        """Return what was measured near an engine."""
+        """Return the published runs nearest to an engine."""
         own = [effect for effect in self._matching(covariates) if effect.gpu]
         if runs := max((one.rows for one in own if {"shape", "weights", "tp"} <= one.when.keys()), default=0):
             return Evidence("measured", runs, f"measured: {counted(runs, 'run')} of your own of this setting", "gpu")

@@ -98,7 +98,7 @@ class StepLoad:
     ranks: int = 1  #: EXPERTS: over which whole experts are spread
     peers: int = 1  #: EXPERTS: DP ranks whose tokens meet at the experts
     pads: float = 0.0  #: CONTEXT, PAIRS: pads of a decoding sequence, of a prompt token (constants.toml)
-    heads: float = 0.0  #: CONTEXT: query heads that read a row; their queries are padded to a tile; 0: they are not
+    heads: float = 0.0  #: CONTEXT: query heads that read a row, whose queries fill a tile; 0: no padding
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from planner.units import counted, whole_number
 from planner.workload import Load, Targets
 
 _TABLE = tables_of(package_dir("planning") / "check.toml")
-#: What chooses the attention backend, the newest word first.
+#: Words that choose the attention backend, the newest first.
 _ATTENTION = ("--attention-backend", "--attention-config.backend", "VLLM_ATTENTION_BACKEND")
 SETTINGS = tuple(dict.fromkeys((*engine.tagged("axes"), "weight_dtype", *engine.tagged("plan"), *_TABLE["compared"])))
 

@@ -204,7 +204,7 @@ def _best_point(question: Question, rented: Rented, engines: Sequence[Deployment
 
 
 def _candidate(question: Question, rented: Rented, deployment: Deployment, workload: Load) -> Candidate:
-    """As many servers as there are GPUs for; what the busiest one's KV cache does not hold waits, in E2EL alone."""
+    """Return the servers that the GPUs hold. Requests beyond the busiest one's KV cache wait, in E2EL alone."""
     servers = rented.num_gpus // deployment.config.num_gpus
     share = dealt(deployment, workload, servers)[0][1]
     held = most_held(deployment, share)

@@ -233,15 +233,15 @@ class Servers:
         return PlannedRung(confidence=confidence, largest_load=carried, total_gpus=gpus)
 
     def _replayed(self, confidence: float, guess: int) -> int:
-        """Return the servers that the load takes at another confidence; 0: no number. Of sessions, not far beyond."""
+        """Return the servers that the load takes at another confidence, or 0; of sessions, far beyond, a bound."""
         engine, servers, known = self.candidate.deployment, self.candidate.servers, self.candidate.load
         objective = replace(self.objective, targets=replace(self.objective.targets or Targets(), confidence=confidence))
         less, most = confidence < self.objective.confidence, max(defaults.MOST_TIMES * servers, guess)
         judged = partial(judged_share, engine, objective, exactly=not self.space.coarse)
-        share = cache(lambda count: known if less and known and count >= servers else judged(count))  # it meets more
+        share = cache(lambda count: known if less and known and count >= servers else judged(count))  # meets
         start = max(min(guess, servers - 1), 1) if less else max(guess, servers)
         far = objective.load.unsendable and not less and not share(start).meets and not share(most).meets
-        if far:  # one that has next to nothing to do says if any number is enough
+        if far:  # a share of next to nothing: if it misses, no number of servers is enough
             return most + 1 if share(100 * most).meets else 0
         return fewest_servers(share, 1 if less else servers, start)[0] or 0
 
