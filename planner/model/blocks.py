@@ -217,7 +217,7 @@ def decoder(
     return ModelParts(
         layers=layers, outer=outer + extra, hidden_size=hidden, vocab_size=vocab, mtp=mtp, tied_embeddings=tied,
         max_position_embeddings=context_tokens(config), layer_prefix=names.layers, requires_remote_code=remote_code,
-        notes=notes,
+        notes=tuple(notes),
     )  # fmt: skip
 
 

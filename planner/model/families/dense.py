@@ -1,6 +1,6 @@
 """Dense decoders: Llama and its relatives, older decoders, Gemma, and the searched layers of Nemotron NAS."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ from planner.model.blocks import (
     GATED,
     PLAIN,
     PRE_NORMS,
-    W1_W3_W2,
     OuterNames,
     QkNorm,
     attention_weights,
@@ -29,6 +28,7 @@ from planner.model.blocks import (
     windows,
 )
 from planner.model.config import Config, family
+from planner.resources import package_dir, tables_of
 
 FOUR_NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -64,72 +64,27 @@ llama = family(
     "LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
     "AquilaForCausalLM", "AquilaModel", "CwmForCausalLM", "GraniteForCausalLM",
 )(llama_like)  # fmt: skip
-# SmolLM3 (some layers go without rotary embeddings), ERNIE 4.5 and Gemma 1: Llama's weights, tied
-family("SmolLM3ForCausalLM", "Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM", "GemmaForCausalLM")(
-    partial(llama_like, tied=True)
-)
 #: Qwen2, Qwen2.5, QwQ: biases on q, k and v.
 qwen2 = family("Qwen2ForCausalLM")(partial(llama_like, bias=False, qkv_bias=True))
 #: Qwen3: q and k are normalised, each head by itself.
 qwen3 = family("Qwen3ForCausalLM")(partial(llama_like, qk_norm="head"))
-# OLMo 2 and 3: norms after attention and MLP, q and k normalised over all heads; 3 slides in 3 of 4 layers
-family("Olmo2ForCausalLM", "Olmo3ForCausalLM")(
-    partial(llama_like, qk_norm="all heads", norm_names=POST_NORMS, full_every=4)
-)
-# Gemma 2: four norms, a sliding window in every other layer; tied
-family("Gemma2ForCausalLM")(partial(llama_like, norm_names=GEMMA_NORMS, tied=True, full_every=2))
-# Nemotron-3 and -4, Minitron, Arcee: a plain MLP of squared ReLU; Nvidia's have LayerNorm with bias
-family("NemotronForCausalLM")(partial(llama_like, mlp_names=PLAIN, norm_bias=True))
-family("ArceeForCausalLM")(partial(llama_like, mlp_names=PLAIN))
 
 
-def register(
-    *architectures: str, ffn: Callable[[Config], tuple[Weight, ...]] = gated,
-    flags: Mapping[str, tuple[str, bool]] | None = None, **options: Any,
-) -> None:  # fmt: skip
-    """Register a ``uniform_decoder`` with these options; ``flags``: key of config.json and default, by option."""
+def listed(config: Config, *, base: str, flags: Mapping[str, Any] | None = None, **options: Any) -> ModelParts:
+    """A decoder of ``uniform.toml``; ``base``: its table."""
+    for name, (key, default, value) in (flags or {}).items():
+        on = config.flag(key, default=default)
+        if on or value is True:
+            options[name] = on and value
+    if base == "llama":
+        return llama_like(config, **options)
+    make, ffn = (plain, options.pop("plain")) if "plain" in options else (gated, options.pop("gated", {}))
+    return uniform_decoder(config, make(config, **ffn), names=OuterNames(**options.pop("names", {})), **options)
 
-    def build(config: Config) -> ModelParts:
-        read: dict[str, Any] = {name: config.flag(key, default=d) for name, (key, d) in (flags or {}).items()}
-        return uniform_decoder(config, ffn(config), **options, **read)
 
-    family(*architectures)(build)
-
-
-# Seed-OSS: one switch for biases of q, k and v, one for that of the output
-register("SeedOssForCausalLM", flags={"qkv_bias": ("attention_bias", True), "bias": ("attention_out_bias", False)})
-# EXAONE 3 and 3.5: Llama under GPT-2's names
-register(
-    "ExaoneForCausalLM", ffn=partial(gated, names=("c_fc_0", "c_fc_1", "c_proj")), prefix="attn.attention.",
-    qkvo=QKV_OUT, norm_names=("ln_1", "ln_2"), names=GPT2_NAMES, outer={"remote_code": True},
-)  # fmt: skip
-# InternLM2: Llama under other names, q, k and v fused
-register(
-    "InternLM2ForCausalLM", ffn=partial(gated, prefix="feed_forward.", names=W1_W3_W2), prefix="attention.",
-    qkvo=fused("wqkv", "wo"), flags={"bias": ("bias", False)}, norm_names=("attention_norm", "ffn_norm"),
-    names=OuterNames("model.tok_embeddings", head="output"), outer={"remote_code": True},
-)  # fmt: skip
-# Baichuan and Baichuan 2: multi-head attention
-register("BaichuanForCausalLM", "BaiChuanForCausalLM", qkvo=fused("W_pack", "o_proj"), outer={"remote_code": True})
-# Phi-3-small: a fused gated MLP, biases everywhere; every other layer reads its KV cache block-sparsely
-register(
-    "Phi3SmallForCausalLM", qkvo=fused("query_key_value", "dense"), bias=True, norm_bias=True,
-    ffn=partial(gated, key="ff_intermediate_size", names=("up_proj", "up_proj", "down_proj"), bias=True),
-    names=OuterNames(norm="model.final_layernorm"),
-    outer={"tied": True, "remote_code": True,
-           "notes": ("block-sparse attention layers are counted as full attention",)},
-)  # fmt: skip
-# GPT-J: attention without biases beside an MLP with them; the lm_head has one too
-register(
-    "GPTJForCausalLM", ffn=partial(plain, names=("fc_in", "fc_out"), bias=True), prefix="attn.", qkvo=QKV_OUT,
-    norm_names=("ln_1",), norm_bias=True, names=GPT2_NAMES, outer={"head_bias": True},
-)  # fmt: skip
-# GPT-NeoX, Pythia, Dolly: biases everywhere but in the lm_head
-register(
-    "GPTNeoXForCausalLM", ffn=partial(plain, names=H_TO_4H, bias=True), prefix="attention.",
-    qkvo=fused("query_key_value", "dense"), flags={"bias": ("attention_bias", True)}, norm_bias=True,
-    names=OuterNames("gpt_neox.embed_in", "gpt_neox.final_layer_norm", "embed_out", "gpt_neox.layers."),
-)  # fmt: skip
+for _base, _rows in tables_of(package_dir("model") / "families" / "uniform.toml").items():
+    for _row in map(dict, _rows):
+        family(*_row.pop("classes"))(partial(listed, base=_base, **_row))
 
 
 @family("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
@@ -171,28 +126,12 @@ def exaone4(config: Config) -> ModelParts:
     return llama_like(config, bias=False, qk_norm="head", norm_names=POST_NORMS, full_every=full_every)
 
 
-@family("HunYuanDenseV1ForCausalLM")
-def hunyuan(config: Config) -> ModelParts:
-    """Hunyuan dense: Llama with q and k normalised, each head by itself."""
-    return llama_like(config, qk_norm="head" if config.flag("use_qk_norm", default=True) else None)
-
-
 @family("CohereForCausalLM", "Cohere2ForCausalLM")
 def cohere(config: Config) -> ModelParts:
     """Command R, Aya: attention and MLP side by side behind one norm; tied. The second generation slides in 3 of 4."""
     qk_norm: QkNorm = "all heads" if config.flag("use_qk_norm", default=False) else None
     full_every = config.size("sliding_window_pattern", default=4)
     return llama_like(config, norm_names=PRE_NORMS[:1], tied=True, qk_norm=qk_norm, full_every=full_every)
-
-
-@family("StableLmForCausalLM", "StableLMEpochForCausalLM")
-def stablelm(config: Config) -> ModelParts:
-    """StableLM: Llama with LayerNorm; the 12B has one norm for both parts and norms each head of q and k."""
-    return llama_like(
-        config, bias=False, qkv_bias=config.flag("use_qkv_bias", default=False),
-        qk_norm="all heads" if config.flag("qk_layernorm", default=False) else None, norm_bias=True,
-        norm_names=PRE_NORMS[:1] if config.flag("use_parallel_residual", default=False) else PRE_NORMS,
-    )  # fmt: skip
 
 
 @family("Phi3ForCausalLM")
