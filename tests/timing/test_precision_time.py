@@ -92,17 +92,19 @@ def test_a_narrow_cache_is_read_in_less_time_and_never_half(gpu: str) -> None:
     assert narrow_s > 64 * 8000 * 65_536 / peak
 
 
-@pytest.mark.parametrize("name", [name for name in catalog_ids() if model(name).dtype == "fp32"])
-def test_a_checkpoint_is_timed_in_the_dtype_that_it_is_launched_in(name: str) -> None:
-    def launched(dtype: str) -> Deployment:
+def test_a_checkpoint_is_timed_in_the_dtype_that_it_is_launched_in() -> None:
+    def launched(name: str, dtype: str) -> Deployment:
         args = EngineArgs(dtype=dtype, max_model_len=2048)
         return resolve_deployment(model(name), load_profile("h100-sxm"), args, parse_version("0.27.1"))
 
-    auto, half, whole = (launched(dtype) for dtype in ("auto", "bfloat16", "float32"))
-    assert [one.config.weight_dtype for one in (auto, half, whole)] == ["bf16", "bf16", "fp32"]
-    lone, many = Batch(1, 1), Batch(decode_seqs=256, decode_context_tok=256)
-    assert auto.timer.breakdown(many) == half.timer.breakdown(many)
-    # twice the bytes, and no run in fp32; launches, most of a small model's step, take as long
-    half_s, whole_s = half.timer.step_s(lone), whole.timer.step_s(lone)
-    more_s = half.budget.binding.weights.loaded_bytes / half.profile.memory_bandwidth_bytes_per_s
-    assert whole_s - half_s > 0.8 * more_s and whole_s < 2.5 * half_s
+    names = [name for name in catalog_ids() if model(name).dtype == "fp32"]
+    assert names
+    for name in names:
+        auto, half, whole = (launched(name, dtype) for dtype in ("auto", "bfloat16", "float32"))
+        assert [one.config.weight_dtype for one in (auto, half, whole)] == ["bf16", "bf16", "fp32"], name
+        lone, many = Batch(1, 1), Batch(decode_seqs=256, decode_context_tok=256)
+        assert auto.timer.breakdown(many) == half.timer.breakdown(many), name
+        # twice the bytes, and no run in fp32; launches, most of a small model's step, take as long
+        half_s, whole_s = half.timer.step_s(lone), whole.timer.step_s(lone)
+        more_s = half.budget.binding.weights.loaded_bytes / half.profile.memory_bandwidth_bytes_per_s
+        assert whole_s - half_s > 0.8 * more_s and whole_s < 2.5 * half_s, name
