@@ -3,7 +3,6 @@
 import re
 import sys
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +12,7 @@ from planner import evidence, hardware, planning, progress
 from planner import output as out
 from planner.commands.declare import Argument, Option, command
 from planner.commands.measured import TOOLS
-from planner.commands.options import Calibration, Force, PathName, panel_option
+from planner.commands.options import Calibration, Force, PathName, group_of
 from planner.commands.streams import write
 from planner.errors import InputError
 
@@ -69,37 +68,7 @@ class Target(StrEnum):
     compose, kubernetes, lws, slurm = "compose", "kubernetes", "lws", "slurm"
 
 
-_site = partial(panel_option, "Where it runs")
-_TOLERATION = "KEY[=VALUE][:EFFECT]"
-_TIMEOUT = "Seconds until the server answers. Default: by the size of the weights."
-
-
-class SiteOptions:
-    """Options of the place where servers run: fields of ``Site``."""
-
-    replicas: Annotated[int | None, _site("Number of servers. Default: the plan's.")] = None
-    max_replicas: Annotated[int | None, _site("Servers to scale to with KEDA; needs --prometheus.")] = None
-    image: Annotated[str, _site("Image instead of the plan's, such as REPOSITORY@sha256:DIGEST.")] = ""
-    prometheus: Annotated[str, _site("Prometheus in the cluster. Adds a ServiceMonitor.", metavar="URL")] = ""
-    nodes: Annotated[int | None, _site("Nodes that one server spans.")] = None
-    name: Annotated[str, _site("Name of the deployment. Default: planner-DIGEST.")] = ""
-    namespace: Annotated[str, _site("Namespace of Kubernetes.")] = ""
-    host: Annotated[str, _site("Address at which the server is reached.")] = "127.0.0.1"
-    port: Annotated[int, _site("Port at which the server is reached.")] = 8000
-    hf_secret: Annotated[str, _site("Name of the Secret with the key HF_TOKEN.")] = "hf-token"  # noqa: S105
-    cache: Annotated[str, _site("Volume for models: pvc, emptydir or claim/NAME.")] = "pvc"
-    gpu_resource: Annotated[str, _site("Name of the GPUs in the device plugin.")] = ""
-    rdma_resource: Annotated[str, _site("RDMA adapters of a pod. Default: TCP.", metavar="NAME[=COUNT]")] = ""
-    as_root: Annotated[bool, _site("Run as root where the image has a user of its own.")] = False
-    tolerations: Annotated[
-        list[str], _site("Taint that the server tolerates. Repeatable.", "--toleration", metavar=_TOLERATION)
-    ] = []  # noqa: RUF012
-    node_selector: Annotated[list[str], _site("Label of the nodes to run on. Repeatable.", metavar="KEY=VALUE")] = []  # noqa: RUF012
-    start_timeout_s: Annotated[int | None, Interval(ge=1), _site(_TIMEOUT, "--start-timeout")] = None
-    container: Annotated[Literal["pyxis", "apptainer"], _site("Container runtime under Slurm.")] = "pyxis"
-
-
-@command("deploy", help="Files for docker compose, Kubernetes and Slurm.", groups=(SiteOptions,))
+@command("deploy", help="Files for docker compose, Kubernetes and Slurm.", groups=(group_of("site", "Where it runs"),))
 def deploy(
     directory: Annotated[Path, _folder("Folder of a plan, as recommend -o wrote it.")],
     *,

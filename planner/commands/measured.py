@@ -5,46 +5,25 @@ from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
 
-from annotated_types import Interval
-
 from planner import evidence, planning
 from planner import output as out
 from planner.commands.declare import Argument, Option, command, taken
-from planner.commands.options import LOAD, Calibration, PathName, complete_model, gpu_option
+from planner.commands.options import Calibration, PathName, group_of
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.resources import alone_in
 
-RESULTS = "Results without a plan.json"
 TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
 
-Count = Annotated[int | None, Interval(ge=1)]
-
-
-class ResultOptions:
-    """Facts that a result without a plan.json does not hold."""
-
-    gpu: Annotated[str | None, gpu_option("Profile id or alias.", panel=RESULTS)] = None
-    model: Annotated[
-        str | None, Option(metavar="MODEL", autocompletion=complete_model, panel=RESULTS, help="Default: the result's.")
-    ] = None
-    engine_version: Annotated[
-        str | None, Option(metavar="VERSION", panel=RESULTS, help="Version of vLLM that ran.")
-    ] = None
-    weight_dtype: Annotated[
-        str | None, Option(panel=RESULTS, help="Precision of the weights. Default: the checkpoint's.")
-    ] = None
-    input_len: Annotated[Count, Option(panel=LOAD, help="Prompt tokens of a latency or throughput result.")] = None
-    output_len: Annotated[Count, Option(panel=LOAD, help="Output tokens of a latency or throughput result.")] = None
-    batch_size: Annotated[Count, Option(panel=LOAD, help="Prompts of a latency result.")] = None
+RESULTS = group_of("results", "Results without a plan.json")
 
 
 def _stated(facts: dict[str, Any]) -> "evidence.Stated":
-    return evidence.Stated(**taken(facts, ResultOptions), args=planning.engine_args(facts))
+    return evidence.Stated(**taken(facts, RESULTS), args=planning.engine_args(facts))
 
 
 @command(
-    "evaluate", help="Predicted beside measured, run by run, and a summary.", groups=(ResultOptions,),
+    "evaluate", help="Predicted beside measured, run by run, and a summary.", groups=(RESULTS,),
     engine=tagged("result"),
 )  # fmt: skip
 def evaluate_runs(
@@ -79,7 +58,7 @@ def evaluate_runs(
 
 
 @command(
-    "calibrate", help="Calibrate the model with your own benchmark results.", groups=(ResultOptions,),
+    "calibrate", help="Calibrate the model with your own benchmark results.", groups=(RESULTS,),
     engine=tagged("result"),
 )  # fmt: skip
 def calibrate_from(

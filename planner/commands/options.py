@@ -13,6 +13,7 @@ from planner.commands.declare import Argument, Option
 from planner.engine import SETTINGS
 from planner.errors import InputError
 from planner.planning import defaults
+from planner.resources import package_dir, tables_of
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import DEFAULT_PERCENTILE
 
@@ -85,12 +86,37 @@ def assignments(given: Mapping[str, float] | Sequence[str]) -> list[str]:
     return list(given) if not hasattr(given, "items") else [f"{name}={number}" for name, number in given.items()]
 
 
-def numbers(flag: str, words: str, example: str) -> list[float]:
+def numbers(flag: str, words: str, example: str) -> tuple[float, ...]:
     """Numbers with commas between. Raises InputError for anything else."""
     try:
-        return [float(part) for part in words.split(",")]
+        return tuple(float(part) for part in words.split(","))
     except ValueError as error:
         raise InputError(f"{flag} {words!r} is not a list of numbers", hint=f"for example {example}") from error
+
+
+#: Types of the options in ``options.toml``, and what completes their words.
+_TYPES = {"int": int, "str": str, "bool": bool, "list": list[str]}
+_COMPLETED = {"MODEL": complete_model, "GPU": complete_gpu}
+
+
+def group_of(table: str, panel: str = "") -> type:
+    """The group of options that a table of ``options.toml`` declares: those without a default may be left out."""
+    group, members = type(table, (), {}), dict[str, Any]()
+    for name, row in tables_of(package_dir("commands") / "options.toml")[table].items():
+        kind: Any = Literal[tuple(row["choices"])] if "choices" in row else _TYPES[row["type"]]
+        kind = kind if "default" in row else kind | None
+        option = Option(
+            *(row[spelling] for spelling in ("flag", "short") if spelling in row),
+            panel=LOAD if row.get("of") == "load" else panel,
+            metavar=row.get("metavar"),
+            autocompletion=_COMPLETED.get(row.get("metavar", "")),
+            help=row["help"],
+        )
+        bounds = (Interval(ge=row["least"]),) if "least" in row else ()
+        members[name] = Annotated[kind, *bounds, option]
+        setattr(group, name, row.get("default"))
+    group.__annotations__ = members
+    return group
 
 
 class HubOptions:
@@ -150,8 +176,6 @@ NumPrompts = Annotated[int, Interval(ge=1), _load("Requests.")]
 UsualPrompts = Annotated[int | None, Interval(ge=1), _load("Requests. Default: 5 x the concurrency.")]
 MaxConcurrency = Annotated[int | None, Interval(ge=1), _load("Maximum concurrent requests.")]
 TotalRate = Annotated[float | None, _load("Requests per second, of all servers together.")]
-
-
 Classes = Annotated[
     "Sequence[workload.Load]",
     _load(
@@ -185,14 +209,8 @@ Confidence = Annotated[
 ]
 
 
-_HEADROOM, _SPARES = (
-    _size("Extra load, as a share of it."),
-    _size("Spare servers of each kind.", "--spares", "--n-plus"),
-)
 _BUDGET = _size("Find the largest load for this price in USD per hour.", metavar="USD/H")
 _HAVE = "Find the largest load on these whole GPUs. Repeatable."
-
-
 Speculation = Annotated[
     bool, Option("--speculation/--no-speculation", help="Search drafts by the model's MTP modules too.")
 ]
@@ -201,8 +219,8 @@ Speculation = Annotated[
 class SizeOptions:
     """Headroom and spares, and GPUs to fill instead of a load to carry."""
 
-    headroom: Annotated[float, Interval(ge=0, le=defaults.MOST_HEADROOM), _HEADROOM] = 0.0
-    spares: Annotated[int, Interval(ge=0, le=100), _SPARES] = 0
+    headroom: Annotated[float, Interval(ge=0, le=defaults.MOST_HEADROOM), _size("Extra load, as a share of it.")] = 0.0
+    spares: Annotated[int, Interval(ge=0, le=100), _size("Spare servers of each kind.", "--spares", "--n-plus")] = 0
     budget: Annotated[float | None, Interval(ge=LEAST_FIGURE, le=MOST_FIGURE), _BUDGET] = None
     have: Annotated["Mapping[str, int] | Sequence[str]", _size(_HAVE, kind=list[str], metavar="GPU=N")] = ()
 

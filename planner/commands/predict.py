@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,10 +18,6 @@ from planner.resources import package_dir, tables_of
 from planner.workload import Load
 
 
-def _percentiles(text: str) -> tuple[float, ...]:
-    return tuple(opt.numbers("--metric-percentiles", text, "50,90,99"))
-
-
 def _targets_of(words: Sequence[str]) -> dict[str, float]:
     if len({word.partition(":")[0] for word in words}) < len(words):
         raise InputError(f"--goodput {' '.join(words)} gives a target twice", hint="give each once")
@@ -32,6 +29,7 @@ def _targets_of(words: Sequence[str]) -> dict[str, float]:
 
 
 Ms = Annotated[float, Interval(gt=0, lt=inf)]
+_percentiles = partial(opt.numbers, "--metric-percentiles", example="50,90,99")
 
 
 class ServeLoad:

@@ -2,10 +2,16 @@
 
 import json
 import shlex
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import error_of, run
+
+from planner.commands.options import group_of
+from planner.evidence import Stated
+from planner.output import Choice, Site
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 
@@ -123,3 +129,10 @@ def test_a_file_that_cannot_be_read_is_an_error_and_the_version_needs_none() -> 
     Path("planner.toml").unlink()
     Path("planner.toml").mkdir()
     assert error_of(run("hardware", "list"))[0] == "planner.toml: Is a directory"
+
+
+@pytest.mark.parametrize(("table", "record"), [("site", Site), ("choice", Choice), ("results", Stated)])
+def test_options_of_a_table_are_fields_of_its_record_with_their_defaults(table: str, record: Any) -> None:
+    usual, declared = {field.name: field.default for field in fields(record)}, group_of(table)
+    listed = {name: getattr(declared, name) for name in declared.__annotations__}
+    assert {name: usual[name] for name in listed} == {n: () if v == [] else v for n, v in listed.items()}
