@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 from planner.model.architecture import Attention, Component, Layer, Model, ModelParts, Moe, Shard, Weight
-from planner.model.config import Config
+from planner.model.config import Config, family
+from planner.resources import package_dir, tables_of
 
 Kind = TypeVar("Kind", bound=Hashable)
 #: Names of the projections of an MLP: those up, and last the one down.
@@ -237,6 +239,18 @@ def uniform_decoder(
     spans = windows(config, full_every=full_every)
     layers = layers_by_kind(spans, lambda window: Layer(weights, replace(shape, window=window), moe))
     return decoder(config, layers, names, norm_bias=norm_bias, **outer or {})
+
+
+def family_rows(table: str, build: Callable[..., ModelParts]) -> None:
+    """Register the rows of a table of ``uniform.toml``: ``build`` gets their options, and those of their flags."""
+
+    def switched(config: Config, flags: Mapping[str, Any], options: Mapping[str, Any]) -> ModelParts:
+        on = {name: config.flag(key, default=default) for name, (key, default, _) in flags.items()}
+        values = {name: on[name] and value for name, (_, _, value) in flags.items() if on[name] or value is True}
+        return build(config, **options, **values)
+
+    for row in map(dict, tables_of(package_dir("model") / "families" / "uniform.toml")[table]):
+        family(*row.pop("classes"))(partial(switched, flags=row.pop("flags", {}), options=row))
 
 
 #: Names of the projection of a module: each has one.

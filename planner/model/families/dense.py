@@ -15,6 +15,7 @@ from planner.model.blocks import (
     QkNorm,
     attention_weights,
     decoder,
+    family_rows,
     fused,
     layers_by_kind,
     linear,
@@ -28,7 +29,6 @@ from planner.model.blocks import (
     windows,
 )
 from planner.model.config import Config, family
-from planner.resources import package_dir, tables_of
 
 FOUR_NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
@@ -70,21 +70,14 @@ qwen2 = family("Qwen2ForCausalLM")(partial(llama_like, bias=False, qkv_bias=True
 qwen3 = family("Qwen3ForCausalLM")(partial(llama_like, qk_norm="head"))
 
 
-def listed(config: Config, *, base: str, flags: Mapping[str, Any] | None = None, **options: Any) -> ModelParts:
-    """A decoder of ``uniform.toml``; ``base``: its table."""
-    for name, (key, default, value) in (flags or {}).items():
-        on = config.flag(key, default=default)
-        if on or value is True:
-            options[name] = on and value
-    if base == "llama":
-        return llama_like(config, **options)
+def listed(config: Config, *, names: Mapping[str, str] | None = None, **options: Any) -> ModelParts:
+    """A decoder of ``uniform.toml`` with a plain MLP, or a gated one."""
     make, ffn = (plain, options.pop("plain")) if "plain" in options else (gated, options.pop("gated", {}))
-    return uniform_decoder(config, make(config, **ffn), names=OuterNames(**options.pop("names", {})), **options)
+    return uniform_decoder(config, make(config, **ffn), names=OuterNames(**names or {}), **options)
 
 
-for _base, _rows in tables_of(package_dir("model") / "families" / "uniform.toml").items():
-    for _row in map(dict, _rows):
-        family(*_row.pop("classes"))(partial(listed, base=_base, **_row))
+family_rows("llama", llama_like)
+family_rows("other", listed)
 
 
 @family("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")

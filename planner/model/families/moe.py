@@ -1,5 +1,6 @@
 """Mixture-of-experts decoders, with ordinary attention, with latent attention (MLA), and with forms of their own."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from planner.model.blocks import (
     attention_weights,
     decoder,
     experts,
+    family_rows,
     fused,
     layers_by_kind,
     linear,
@@ -45,27 +47,6 @@ from planner.model.blocks import (
 from planner.model.config import Config, family
 
 ATTENTION = Component.ATTENTION
-
-
-@family("MixtralForCausalLM", "MiniMaxM2ForCausalLM", "PhiMoEForCausalLM", "PhimoeForCausalLM")
-def mixtral(config: Config) -> ModelParts:
-    """Mixtral: Mistral with experts. MiniMax-M2 normalises q and k over all heads; its MTP modules are unpublished.
-    Phi-3.5-MoE has LayerNorm and biases, in the lm_head too."""
-    moe, name = read_moe(config, size="intermediate_size"), config.architecture
-    ffn = moe_mlp(config.hidden_size, moe, prefix="block_sparse_moe.", names=W1_W3_W2)
-    if name.lower() == "phimoeforcausallm":
-        bias, head_bias = config.flag("attention_bias", default=False), config.flag("lm_head_bias", default=False)
-        return uniform_decoder(config, ffn, moe=moe, bias=bias, norm_bias=True, outer={"head_bias": head_bias})
-    normed = name == "MiniMaxM2ForCausalLM" and config.flag("use_qk_norm", default=True)
-    return uniform_decoder(config, ffn, moe=moe, qk_norm="all heads" if normed else None)
-
-
-@family("OlmoeForCausalLM")
-def olmoe(config: Config) -> ModelParts:
-    """OLMoE: small experts in every layer, q and k normalised over all heads."""
-    moe = read_moe(config, size="intermediate_size")
-    bias = config.flag("attention_bias", default=False)
-    return uniform_decoder(config, moe_mlp(config.hidden_size, moe), moe=moe, bias=bias, qk_norm="all heads")
 
 
 @family("GptOssForCausalLM")
@@ -127,6 +108,26 @@ def mixed(
     return mixed_decoder(config, kinds, mixing, moe, sparse, mtp_tables=mtp_tables)
 
 
+def listed(
+    config: Config, *, size: str = "moe_intermediate_size", shared: str = "", sparse: Mapping[str, Any] | None = None,
+    defaults: Mapping[str, Any] | None = None, uniform: bool = False, head_bias: bool = False, **options: Any,
+) -> ModelParts:  # fmt: skip
+    """A decoder of ``uniform.toml``, with experts in each layer or as ``mixed``; ``shared``: key of the shared ones."""
+    config = config.with_defaults(defaults or {})
+    hidden, moe = (
+        config.hidden_size,
+        read_moe(config, size=size, shared=config.size(shared, default=0) if shared else 0),
+    )
+    ffn = experts(hidden, moe) if shared else moe_mlp(hidden, moe, **sparse or {})
+    if uniform:
+        return uniform_decoder(config, ffn, moe=moe, outer={"head_bias": head_bias}, **options)
+    return mixed(config, moe, ffn, **options)
+
+
+family_rows("experts", partial(listed, uniform=True))
+family_rows("mixed", listed)
+
+
 @family("Ernie4_5_MoeForCausalLM")
 def ernie_moe(config: Config) -> ModelParts:
     """ERNIE 4.5 with experts: shared ones as one wide MLP, MoE between a first and a last layer; tied."""
@@ -150,33 +151,6 @@ def qwen2_moe(config: Config) -> ModelParts:
         *linear("mlp.shared_expert_gate", 1, hidden, Component.SHARED_EXPERT),
     )
     return mixed(config, moe, sparse, qkv_bias=config.flag("qkv_bias", default=True))
-
-
-@family("Qwen3MoeForCausalLM")
-def qwen3_moe(config: Config) -> ModelParts:
-    """Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder: Qwen3 with experts."""
-    hidden, moe = config.hidden_size, read_moe(config)
-    return mixed(config, moe, moe_mlp(hidden, moe), bias=config.flag("attention_bias", default=False), qk_norm="head")
-
-
-@family("Glm4MoeForCausalLM", "Dots1ForCausalLM", "SolarOpenForCausalLM")
-def glm4_moe(config: Config) -> ModelParts:
-    """GLM-4.5 to 4.7, dots.llm1, Solar Open: the first layers dense, a shared expert in the others."""
-    hidden, moe = config.hidden_size, read_moe(config, shared=config.size("n_shared_experts", default=0))
-    dots, bias = config.architecture == "Dots1ForCausalLM", config.flag("attention_bias", default=False)
-    qk_norm: QkNorm = "head" if dots or config.flag("use_qk_norm", default=False) else None
-    sparse = experts(hidden, moe)
-    return mixed(config, moe, sparse, mtp_tables=True, bias=dots and bias, qkv_bias=bias, qk_norm=qk_norm)
-
-
-@family("HYV3ForCausalLM")
-def hunyuan_v3(config: Config) -> ModelParts:
-    """Hunyuan 3: q and k normalised per head; the first layer dense, a shared expert in the others. Source:
-    ``models/hy_v3/configuration_hy_v3.py`` of transformers 5, ``models/hy_v3.py`` of vLLM."""
-    if not (config.has("mlp_layer_types") or config.has("first_k_dense_replace")):
-        config = config.with_defaults({"first_k_dense_replace": 1})
-    hidden, moe = config.hidden_size, read_moe(config, shared=config.size("num_shared_experts", default=0))
-    return mixed(config, moe, experts(hidden, moe), mtp_tables=False, qk_norm="head")
 
 
 @family("LagunaForCausalLM")

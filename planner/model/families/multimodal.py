@@ -11,10 +11,10 @@ from math import prod
 
 from planner.model import blocks
 from planner.model.architecture import Component, Layer, ModelParts, Shard, Weight
-from planner.model.config import Builder, Config, family
+from planner.model.config import BUILDERS, Builder, Config, family
 from planner.model.families.dense import gemma3, gemma4, glm, llama, qwen2, qwen3
 from planner.model.families.hybrid import kimi_linear_text, qwen3_5_text
-from planner.model.families.moe import deepseek, glm4_moe, minimax_m3_text, qwen3_moe, step3p7_text
+from planner.model.families.moe import deepseek, minimax_m3_text, step3p7_text
 
 Weights = tuple[Weight, ...]
 MODEL, LANGUAGE = "model.language_model.", "language_model."
@@ -304,7 +304,7 @@ def mistral3_text(config: Config) -> ModelParts:
 
 def glm4v_text(config: Config) -> ModelParts:
     config = config.with_defaults({"attention_bias": True})
-    return glm4_moe(config) if "Moe" in config.architecture else glm(config)
+    return BUILDERS["Glm4MoeForCausalLM"](config) if "Moe" in config.architecture else glm(config)
 
 
 def kimi_k25_text(config: Config) -> ModelParts:
@@ -356,7 +356,7 @@ def mllama_text(config: Config) -> ModelParts:
 for _text, _tower, _prefix, _absent, *_architectures in (
     (qwen2, qwen2_vision, "", "refused", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     (qwen3, qwen3_vision, MODEL, "refused", "Qwen3VLForConditionalGeneration"),
-    (qwen3_moe, qwen3_vision, MODEL, "refused", "Qwen3VLMoeForConditionalGeneration"),
+    (BUILDERS["Qwen3MoeForCausalLM"], qwen3_vision, MODEL, "refused", "Qwen3VLMoeForConditionalGeneration"),
     (gemma3, siglip_vision, LANGUAGE, "refused", "Gemma3ForConditionalGeneration"),  # from 4B on
     (gemma4, gemma4_vision, MODEL, "refused", "Gemma4ForConditionalGeneration"),
     (llama4_text, llama4_vision, LANGUAGE, "refused", "Llama4ForConditionalGeneration"),
