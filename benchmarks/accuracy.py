@@ -264,7 +264,8 @@ def coverage(held: Sequence[Held], lone: Container[int]) -> Iterator[str]:
 
 def carried(source: Path, target: Path) -> None:
     """The columns that a fit needs, with the source of each run; suspect rows stay behind."""
-    columns = [name for name in (*RUN_COLUMNS, REPLICAS, *MEASUREMENTS, "source") if name != "suspect"]
+    columns = [name for name in (*RUN_COLUMNS, REPLICAS, *MEASUREMENTS) if name not in ("suspect", "source")]
+    columns.append("source")
     with source.open(newline="", encoding="utf-8-sig") as read, target.open("w", newline="", encoding="utf-8") as write:
         table_out = csv.DictWriter(write, columns, extrasaction="ignore", lineterminator="\n")
         table_out.writeheader()

@@ -1,4 +1,4 @@
-"""The settings of all published runs, each with its number of runs: what ``planner`` counts as evidence.
+"""The settings of all published runs, each with its runs: what ``planner`` counts as evidence.
 
     python benchmarks/settings.py    hardware/calibration/runs.csv -> hardware/calibration/settings.csv
 
@@ -6,7 +6,7 @@ Renew it whenever the runs change: a test compares the two.
 """
 
 import csv
-from collections import Counter
+from collections import defaultdict
 
 from planner.evidence.evaluation import case_of
 from planner.evidence.runs import MeasuredRun, read_runs
@@ -25,8 +25,10 @@ def setting(run: MeasuredRun) -> tuple[str, ...]:
 
 if __name__ == "__main__":
     folder = data_dir("hardware") / "calibration"
-    counted = Counter(setting(run) for run in read_runs(folder / "runs.csv"))
+    run_ids = defaultdict[tuple[str, ...], list[str]](list)
+    for run in read_runs(folder / "runs.csv"):
+        run_ids[setting(run)].append(run.run_id)
     with (folder / "settings.csv").open("w", encoding="utf-8", newline="") as file:
         write = csv.writer(file, lineterminator="\n")
-        write.writerow((*COVARIATES, "model", "weight_dtype", "runs"))
-        write.writerows((*one, runs) for one, runs in sorted(counted.items()))
+        write.writerow((*COVARIATES, "model", "weight_dtype", "runs", "run_ids"))
+        write.writerows((*one, len(runs), " ".join(runs)) for one, runs in sorted(run_ids.items()))

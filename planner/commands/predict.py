@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from annotated_types import Interval
 
-from planner import output, planning
+from planner import evidence, output, planning
 from planner.commands import options as opt
 from planner.commands.declare import COMMANDS, Option, command, taken
 from planner.commands.load import load_of, refuse_contradictions, rivals
@@ -142,7 +142,9 @@ def _predict(
     if bench == "latency" and deployment.resent(load) is not load:
         notes += (f"vllm bench latency {deployment.config.version} times prompts that its warm-up left in the cache",)
     prediction = serving.predict(load, bench=bench, **asked)
-    return output.PredictionAnswer.of(bench, prediction, deployment, resolved, explain=explain, remarks=notes)
+    near = evidence.nearest_runs(deployment, load, prediction.result, bench, serving.local) if explain else ()
+    shown: dict[str, Any] = {"explain": explain, "remarks": notes, "nearest": tuple(near)}
+    return output.PredictionAnswer.of(bench, prediction, deployment, resolved, **shown)
 
 
 def of_bench(words: Sequence[str]) -> list[str]:

@@ -7,6 +7,8 @@ from .sources import read_sources as read_sources
 from .evaluation import Evaluated as Evaluated
 from .evaluation import PredictedFigure as PredictedFigure
 from .evaluation import evaluate as evaluate
+from .evaluation import Near as Near
+from .evaluation import nearest_runs as nearest_runs
 from .evaluation import notes_on_runs as notes_on_runs
 from .evaluation import statistics as statistics
 from .evaluation import summary as summary

@@ -5,24 +5,27 @@
     100 answers, uniform in [49, 950], seed 42        491.46 tokens on average; published: 491.5
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from math import inf
+from itertools import islice
+from math import inf, log
 from statistics import mean, median
 from typing import Any, Literal
 
 from planner import progress
 from planner.engine import EngineArgs, EngineVersion, of_latency_bench, parse_version, read_drafts, tagged
 from planner.errors import InputError, PlannerError
-from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, find_contradictions
+from planner.evidence.runs import RUN_COLUMNS, MeasuredRun, find_contradictions, read_runs
 from planner.hardware import GpuProfile, load_profile
 from planner.memory import Basis
 from planner.model import UNQUANTIZED, Model, as_quantized, resolve_model
 from planner.planning import SHIPPED, Deployment, Local, Prediction, resolve_deployment
-from planner.resources import calibration_tables
-from planner.units import format_bytes
+from planner.resources import calibration_tables, data_dir
+from planner.timing import distance, setting_of, settings_near
+from planner.units import MS, format_bytes
 from planner.workload import NAMED_DISTRIBUTIONS, Load
 
 #: Sampling of the client of the ML.ENERGY leaderboard (``mlenergy/llm/benchmark.py``).
@@ -48,6 +51,7 @@ USUAL_SEEDS = (0, 42)
 ROUND_TOK = (50, 64)
 #: Means are published with a decimal.
 PRINTED_TOK = 0.051
+NEAREST = 3  #: published runs beside an answer
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,9 @@ class PredictedFigure:
     @property
     def covered(self) -> bool | None:
         return None if self.lo is None or self.hi is None else self.lo <= self.measured <= self.hi
+
+
+Near = tuple[int, Case, str, PredictedFigure]  #: place of a published run, the run, and one of its metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,37 @@ def evaluate_run(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = Fal
             figures[name] = PredictedFigure(measured, value, *(value * factor for factor in bounds))
     why = None if figures else "no metric of this bench was measured"
     return Evaluated(run, figures, why, case.deployment.calibrated_by)
+
+
+def nearest_runs(
+    engine: Deployment, load: Load, figures: Mapping[str, Any], bench: str = "serve", local: Local = SHIPPED
+) -> Iterator[Near]:
+    """Yield the published runs nearest to an engine, of which ``figures`` are predicted under ``load``.
+
+    The order: ``distance`` of the setting; the same bench; lengths and requests in flight; the newest release."""
+    runs = {run.run_id: run for run in read_runs(data_dir("hardware") / "calibration" / "runs.csv")}
+    asked, sizes, seen = setting_of(engine.covariates, engine.config), _sizes(load, figures), resent(runs.values())
+
+    def away(setting: Mapping[str, str], run: MeasuredRun) -> tuple[float, ...]:
+        pairs = zip(sizes, _sizes(_stated_load(run), run.metrics), strict=True)
+        apart = sum(abs(log(one / other)) for one, other in pairs)
+        return distance(asked, setting), run.bench != bench, apart, -int(setting["release"].split(".")[1])
+
+    every = ((one, name) for one in settings_near(asked) for name in one["run_ids"].split())
+    ranked = sorted((away(one, runs[name]), name) for one, name in every)
+    predicted = (evaluate_run(runs[name], local, resent=name in seen) for _, name in ranked)
+    for place, one in enumerate(islice((one for one in predicted if one.figures), NEAREST), 1):
+        case = case_of(one.run)
+        for metric, figure in one.figures.items():
+            if not re.search("p99|itl|e2el", metric):
+                yield place, case, metric, figure
+
+
+def _sizes(load: Load, figures: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Tokens of a prompt and of an answer, and requests in flight; of an open loop those that decode."""
+    decoding = figures["output_throughput"] * figures["mean_tpot_ms"] * MS if load.open else 0.0
+    flying = max(decoding, 1.0) if load.open else min(load.value, load.num_prompts)
+    return load.prefix_len + load.input_len, load.output_len, flying
 
 
 def simulate(case: Case) -> Prediction:
@@ -194,7 +232,7 @@ def notes_on_runs(runs: Sequence[MeasuredRun]) -> Iterator[str]:
 
 
 #: Columns that differ between the runs of a sweep of rates. Lengths of answers do without ``--ignore-eos``.
-_OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "metrics"})
+_OF_A_RATE = frozenset({"run_id", "request_rate", "output_len", "mean_output_len", "source", "metrics"})
 
 
 def _deployed(run: MeasuredRun, model: Model, profile: GpuProfile, args: EngineArgs, local: Local) -> Deployment:

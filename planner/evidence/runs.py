@@ -88,6 +88,7 @@ class MeasuredRun:
     burstiness: Figure | None = None
     random_range_ratio: Annotated[float, Field(ge=0, lt=1)] | None = None
     seed: Annotated[int, BeforeValidator(_whole), Field(ge=0)] | None = None
+    source: str = ""  #: where it was published
     metrics: dict[str, Figure] = field(default_factory=dict)
     unread: str = ""  #: why the row cannot be read, with file, line and column; nothing else of it counts then
 

@@ -23,6 +23,9 @@ from .fits import base_digest as base_digest
 from .fits import efficiency_for as efficiency_for
 from .fits import load_calibration as load_calibration
 from .fits import parse_local as parse_local
+from .fits import distance as distance
+from .fits import setting_of as setting_of
+from .fits import settings_near as settings_near
 from .links import host_bytes_per_s as host_bytes_per_s
 from .links import step_collectives as step_collectives
 from .operators import OperatorKind as OperatorKind

@@ -81,6 +81,13 @@ def setting_of(covariates: Mapping[str, str], config: EngineConfig) -> dict[str,
     return {**covariates, "layout": layout, "shape": re.sub("_(vl|text)-", "-", covariates["shape"])}
 
 
+def settings_near(asked: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return the settings of published runs of the same engine on GPUs of the same vendor, the nearest first."""
+    ours = asked["generation"] == "atom", asked["architecture"][:2]
+    known = (one for one in settings() if (one["generation"] == "atom", one["architecture"][:2]) == ours)
+    return sorted(known, key=lambda one: distance(asked, one))
+
+
 def distance(one: Mapping[str, str], other: Mapping[str, str]) -> float:
     """Return 0 for like settings; another GPU of the architecture, or 2.7 times layers x width, is 1 away."""
     weights = {"gpu": 1, "architecture": 2, "shape": 1, "kind": 2, "weights": 0.5, "layout": 0.25}
@@ -151,8 +158,8 @@ class Calibration(FitRecord):
         if runs := max((one.rows for one in own if {"shape", "weights", "tp"} <= one.when.keys()), default=0):
             return Evidence("measured", runs, f"measured: {counted(runs, 'run')} of your own of this setting", "gpu")
         asked = setting_of(covariates, config)
-        known = [one for one in settings() if (one["generation"] == "atom") == (asked["generation"] == "atom")]
-        here = [one for one in known if one["gpu"] == asked["gpu"] and not asked["partition"]]
+        platform = settings_near(asked)
+        here = [one for one in platform if one["gpu"] == asked["gpu"] and not asked["partition"]]
         of_model = [one for one in here if one["shape"] == asked["shape"]]
         alike = [one for one in of_model if one["weights"] == asked["weights"]]
         same = [one for one in alike if one["layout"] == asked["layout"]]
@@ -167,8 +174,7 @@ class Calibration(FitRecord):
             what = f"and precision on {gpu}, none in this layout" if alike else f"on {gpu}, none in this precision"
             return Evidence("interpolated", runs, f"interpolated: {ran} of this model's shape {what}", "gpu")
         note = f"{ran} on {gpu}, none of this model's shape" if here else f"no run on {gpu}"
-        platform = [one for one in known if one["architecture"][:2] == asked["architecture"][:2]]
-        if nearest := min(platform, key=lambda one: distance(asked, one), default=None):
+        if nearest := next(iter(platform), None):
             note += f"; nearest {nearest['model'].rsplit('/', 1)[-1]}" + f" on {nearest['gpu']}" * (nearest not in here)
         relatives = [one for one in platform if one["architecture"] == asked["architecture"]]
         basis: Any = "gpu" if own else "architecture" if relatives else "global"

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from planner import evidence
 from planner.engine import without_kernels
 from planner.memory import attention_kinds
 from planner.model import ResolvedModel
 from planner.output.answer import MetricAnswer, fields_of
-from planner.output.render import columns_of, screen_width, table_text, wrapped
+from planner.output.render import columns_of, rows_of, screen_width, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.shared import EVIDENCE, calibration_note, from_host, lasting, layout_in_words, sent_words
 from planner.planning import Bench, ClassFigures, Deployment, Prediction, cache_remark, steady_per_s
@@ -44,6 +45,7 @@ class PredictionAnswer(MetricAnswer):
     resolved: ResolvedModel
     steps: Mapping[str, StepBreakdown]  #: the average decode step and the average prefill step, operator by operator
     step_16_bits_s: float | None = None  #: of the same decode step with 16-bit weights, where these are FP8 and fit
+    nearest: tuple["evidence.Near", ...] = ()  #: published runs like this question, with ``explain``
 
     @classmethod
     def of(
@@ -76,6 +78,7 @@ class PredictionAnswer(MetricAnswer):
             for name, step in self.steps.items()
         }
         more = {"classes": classes, "kv_offloading": self._offloading}
+        more |= {"nearest_runs": rows_of(self.nearest, shared.NEAREST)}
         known = {name: value for name, value in more.items() if value}
         return {**self.result, **known, "notes": list(self._notes()), "breakdown": breakdown}
 
@@ -100,6 +103,7 @@ class PredictionAnswer(MetricAnswer):
         if self.explain:
             yield ""
             yield from _basis_lines(self.deployment)
+        yield from shared.nearest_lines(self.nearest)
         for name, step in self.steps.items() if self.explain else ():
             yield f"\n{name}: {_ms(step.total_s)} ms ({_ms(step.gpu_s)} ms on the GPU, {_ms(step.host_s)} ms host)"
             yield table_text(step.parts, OPERATOR_COLUMNS)

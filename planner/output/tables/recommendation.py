@@ -8,11 +8,11 @@ from itertools import product
 from math import ceil
 from typing import Any
 
-from planner import planning
+from planner import evidence, planning
 from planner.errors import InputError
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import Column, columns_of, command_lines, known_table, table_text, wrapped
+from planner.output.render import Column, columns_of, command_lines, known_table, rows_of, table_text, wrapped
 from planner.output.scripts.text import without_option
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import apart_in_words, apart_lines, divided_object, needs_words
@@ -57,6 +57,7 @@ class Recommendation(Answer):
     apart: Mapping[str, planning.Apart] = field(default_factory=dict)  #: by GPU, where cheaper than its plan
     advice: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  #: by GPU, of documents, where its plan differs
     bottleneck: str = ""  #: of the best plan
+    nearest: tuple["evidence.Near", ...] = ()  #: published runs like the best plan, with ``explain``
     remedy: Mapping[str, Any] | None = None  #: an option that meets the targets where no plan does, and its GPUs
     wrote: bool = False  #: whether the scripts are written already
     disaggregated: bool = False  #: whether disaggregated serving may be the answer
@@ -76,6 +77,10 @@ class Recommendation(Answer):
         advice = {plan.gpu: tuple(answer._advised(plan)) for plan in answer._made}
         best, answer = answer.best, replace(answer, advice=advice)
         limit = bottleneck(search.space, search.objective, answer._candidates[id(best)]) if best else ""
+        if best and answer.explain:
+            engine, local = answer._candidates[id(best)].deployment, search.space.servings[0].local
+            near = evidence.nearest_runs(engine, best.workload.sent, best.predicted, local=local)
+            answer = replace(answer, nearest=tuple(near))
         remedy = search.remedy(answer.rankings)
         return replace(answer, doubts=tuple(answer._doubts()), bottleneck=limit, remedy=remedy)
 
@@ -192,6 +197,7 @@ class Recommendation(Answer):
         limits = targets and {"confidence": targets.confidence, "limits": shared.limits_of(targets.slos)}
         first = self.best_first[:1]  # what is printed and written
         plans = first + [plan for plan in ranked if plan not in first]
+        nearest = {"nearest_runs": rows_of(self.nearest, shared.NEAREST)} if self.explain else {}
         return {
             "goal": objective.goal,
             "workload": _workload(self.search),
@@ -199,7 +205,7 @@ class Recommendation(Answer):
             "defaults_taken": [f"{name} = {taken_words(value)}" for name, value in self.defaults_taken.items()],
             "order": order if listed else None,
             "doubts": shared.doubts_of(self.doubts),
-            "plans": [plan.model_dump(mode="json") for plan in plans],
+            "plans": [plan.model_dump(mode="json") | (nearest if plan is self.best else {}) for plan in plans],
             "probability_behind": self._behind(plans, of),
             "pareto": [_point(objective.load, candidate) for ranking in rankings for candidate in ranking.pareto],
             "closest": [planning.closest_point(ranking.closest) for ranking in rankings if ranking.closest],
@@ -378,6 +384,7 @@ class Recommendation(Answer):
             if plan:
                 yield from _plan_lines(ranking, plan, self.search.space.prices)
                 yield from shared.items("i", self.advice[plan.gpu])
+                yield from shared.nearest_lines(self.nearest if plan is self.best else ())
             else:
                 yield f"{ranking.profile.name}: no plan{' meets the targets' if ranking.closest else ''}"
                 yield from shared.items("!", planning.closest_lines(ranking.closest) if ranking.closest else ())

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from planner import planning, workload  # loaded where they are used: ``fit`` needs no numpy
+from planner import evidence, planning, workload  # loaded where they are used: ``fit`` needs no numpy
 from planner.engine import LOOPBACK, head_node_words, parse_version, tagged
 from planner.hardware import GpuProfile
 from planner.model import ResolvedModel
 from planner.output.answer import fields_of
-from planner.output.render import SPACE, Quote, at, command_lines, wrapped
+from planner.output.render import SPACE, Quote, at, columns_of, command_lines, table_text, wrapped
 from planner.output.scripts.text import with_option
 from planner.units import HOUR_S, MS, Interval, counted, figure
 
@@ -37,6 +37,7 @@ MORE = "see --explain for details"
 EVIDENCE = ("calibration=calibrated_by", "efficiency_basis=evidence.basis",  # of a ``Deployment``, in JSON
             "evidence=evidence.kind", "evidence_runs=evidence.runs")  # fmt: skip
 LISTED = 3  #: GPUs of one group in a note
+NEAREST = columns_of("nearest_runs", ratio=lambda one: one[3].predicted / one[3].measured)
 NOTES = 5  #: of the best answer on one screen: a warning, a reason or a document's advice
 
 
@@ -157,6 +158,19 @@ def calibration_note(used: Iterable["tuple[str, str, str] | planning.Deployment"
     notes = dict.fromkeys(note for *_, note in rows if note)
     kinds = ((note.partition(":")[0], gpu) for gpu, _, note in rows if note)
     yield from notes if len(notes) == 1 else _by_gpu("speeds:", kinds)
+
+
+def nearest_lines(nearest: "Sequence[evidence.Near]") -> Iterator[str]:
+    """The nearest published runs in words, then their figures beside predictions; nothing without a run."""
+    if not nearest:
+        return
+    yield "\nnearest published runs, by GPU and model, precision, layout, then load (the fit saw these runs):"
+    for place, case in {place: case for place, case, *_ in nearest}.items():
+        run, config = case.run, case.deployment.config
+        where = f"{run.model}, {config.weight_dtype} on {config.num_gpus} x {run.gpu}, {layout_in_words(config)}"
+        sent = f"vLLM {config.version}, {run.bench}, {sent_words(case.workload)}"
+        yield from items(str(place), [f"{where}, {sent} ({run.source})"])
+    yield f"\n{table_text(nearest, NEAREST)}"
 
 
 def _by_gpu(what: str, pairs: Iterable[tuple[str, str]]) -> Iterator[str]:
