@@ -242,15 +242,20 @@ def uniform_decoder(
 
 
 def family_rows(table: str, build: Callable[..., ModelParts]) -> None:
-    """Register the rows of a table of ``uniform.toml``: ``build`` gets their options, and those of their flags."""
+    """Register the rows of a table of ``uniform.toml``: ``build`` gets their options, and those that configs give."""
 
-    def switched(config: Config, flags: Mapping[str, Any], options: Mapping[str, Any]) -> ModelParts:
+    def built(
+        config: Config, *, defaults: Mapping[str, Any] = {}, flags: Mapping[str, Any] = {},
+        sizes: Mapping[str, Any] = {}, **options: Any,
+    ) -> ModelParts:  # fmt: skip
+        config = config.with_defaults(defaults)
         on = {name: config.flag(key, default=default) for name, (key, default, _) in flags.items()}
         values = {name: on[name] and value for name, (_, _, value) in flags.items() if on[name] or value is True}
-        return build(config, **options, **values)
+        numbers = {name: config.size(*keys, default=default) for name, (*keys, default) in sizes.items()}
+        return build(config, **options, **values, **numbers)
 
     for row in map(dict, tables_of(package_dir("model") / "families" / "uniform.toml")[table]):
-        family(*row.pop("classes"))(partial(switched, flags=row.pop("flags", {}), options=row))
+        family(*row.pop("classes"))(partial(built, **row))
 
 
 #: Names of the projection of a module: each has one.

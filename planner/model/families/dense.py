@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from planner.model.architecture import Attention, Component, Layer, ModelParts, Moe, Shard, Weight
@@ -12,7 +11,6 @@ from planner.model.blocks import (
     PLAIN,
     PRE_NORMS,
     OuterNames,
-    QkNorm,
     attention_weights,
     decoder,
     family_rows,
@@ -30,7 +28,6 @@ from planner.model.blocks import (
 )
 from planner.model.config import Config, family
 
-FOUR_NORMS = (*PRE_NORMS, "post_self_attn_layernorm", "post_mlp_layernorm")
 POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 GEMMA_NORMS = (*PRE_NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 H_TO_4H = ("dense_h_to_4h", "dense_4h_to_h")
@@ -57,17 +54,6 @@ def llama_like(
         other = {"qkv_bias": config.flag("qkv_bias", default=bias), **other}
     ffn = gated(config, names=mlp_names, bias=config.flag("mlp_bias", default=False))
     return uniform_decoder(config, ffn, bias=bias, outer={"tied": tied}, **other)
-
-
-#: Llama, Mistral, Yi, SmolLM, Vicuna, Granite, ...: GQA and SwiGLU.
-llama = family(
-    "LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "Ministral3ForCausalLM", "InternLMForCausalLM",
-    "AquilaForCausalLM", "AquilaModel", "CwmForCausalLM", "GraniteForCausalLM",
-)(llama_like)  # fmt: skip
-#: Qwen2, Qwen2.5, QwQ: biases on q, k and v.
-qwen2 = family("Qwen2ForCausalLM")(partial(llama_like, bias=False, qkv_bias=True))
-#: Qwen3: q and k are normalised, each head by itself.
-qwen3 = family("Qwen3ForCausalLM")(partial(llama_like, qk_norm="head"))
 
 
 def listed(config: Config, *, names: Mapping[str, str] | None = None, **options: Any) -> ModelParts:
@@ -119,27 +105,11 @@ def exaone4(config: Config) -> ModelParts:
     return llama_like(config, bias=False, qk_norm="head", norm_names=POST_NORMS, full_every=full_every)
 
 
-@family("CohereForCausalLM", "Cohere2ForCausalLM")
-def cohere(config: Config) -> ModelParts:
-    """Command R, Aya: attention and MLP side by side behind one norm; tied. The second generation slides in 3 of 4."""
-    qk_norm: QkNorm = "all heads" if config.flag("use_qk_norm", default=False) else None
-    full_every = config.size("sliding_window_pattern", default=4)
-    return llama_like(config, norm_names=PRE_NORMS[:1], tied=True, qk_norm=qk_norm, full_every=full_every)
-
-
 @family("Phi3ForCausalLM")
 def phi3(config: Config) -> ModelParts:
     """Phi-3, Phi-3.5, Phi-4: q, k, v and gate, up are fused matrices."""
     parts = uniform_decoder(config, gated(config, names=FUSED_GATE_UP), qkvo=fused("qkv_proj", "o_proj"))
     return replace(parts, unstretched_tokens=config.size("original_max_position_embeddings", default=0) or None)
-
-
-@family("GlmForCausalLM", "Glm4ForCausalLM")
-def glm(config: Config) -> ModelParts:
-    """GLM-4-9B in Hugging Face form: fused gate and up. GLM-4-0414 has norms after attention and MLP as well."""
-    norm_names = FOUR_NORMS if config.architecture.startswith("Glm4") else PRE_NORMS
-    qkv_bias = config.flag("attention_bias", default=False)
-    return uniform_decoder(config, gated(config, names=FUSED_GATE_UP), qkv_bias=qkv_bias, norm_names=norm_names)
 
 
 @family("ChatGLMModel", "ChatGLMForConditionalGeneration")
@@ -256,28 +226,12 @@ def phi(config: Config) -> ModelParts:
     )  # fmt: skip
 
 
-#: Defaults of the class for keys that published configs leave out (google/gemma-3-4b-it does).
-GEMMA3_DEFAULTS = {
-    "vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-    "max_position_embeddings": 131072, "sliding_window": 4096,
-}  # fmt: skip
-GEMMA4_DEFAULTS = {"sliding_window": 512, "head_dim": 256, "global_head_dim": 512}
-
-
-@family("Gemma3ForCausalLM")
-def gemma3(config: Config) -> ModelParts:
-    """Gemma 3: five of six layers slide; q and k are normalised, each head by itself."""
-    config = config.with_defaults(GEMMA3_DEFAULTS)
-    full_every = config.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return llama_like(config, norm_names=GEMMA_NORMS, tied=True, qk_norm="head", full_every=full_every)
-
-
 @family("Gemma4ForCausalLM")
 def gemma4(config: Config) -> ModelParts:
     """Gemma 4: full layers have wider and fewer KV heads, and may use the keys as values. E2B and E4B have an embedding
     per layer, and their last layers read an earlier layer's cache, though checkpoints hold their k and v. Source:
     ``models/gemma4/modular_gemma4.py`` of transformers 5, ``models/gemma4.py`` of vLLM."""
-    config = config.with_defaults(GEMMA4_DEFAULTS)
+    config = config.with_defaults({"sliding_window": 512, "head_dim": 256, "global_head_dim": 512})
     spans = windows(config, full_every=6)
     first_shared = config.num_layers - config.size("num_kv_shared_layers", default=0)
     if first_shared < 1 or not set(spans[first_shared:]) <= set(spans[:first_shared]):

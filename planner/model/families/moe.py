@@ -110,14 +110,11 @@ def mixed(
 
 def listed(
     config: Config, *, size: str = "moe_intermediate_size", shared: str = "", sparse: Mapping[str, Any] | None = None,
-    defaults: Mapping[str, Any] | None = None, uniform: bool = False, head_bias: bool = False, **options: Any,
+    uniform: bool = False, head_bias: bool = False, **options: Any,
 ) -> ModelParts:  # fmt: skip
     """A decoder of ``uniform.toml``, with experts in each layer or as ``mixed``; ``shared``: key of the shared ones."""
-    config = config.with_defaults(defaults or {})
-    hidden, moe = (
-        config.hidden_size,
-        read_moe(config, size=size, shared=config.size(shared, default=0) if shared else 0),
-    )
+    hidden = config.hidden_size
+    moe = read_moe(config, size=size, shared=config.size(shared, default=0) if shared else 0)
     ffn = experts(hidden, moe) if shared else moe_mlp(hidden, moe, **sparse or {})
     if uniform:
         return uniform_decoder(config, ffn, moe=moe, outer={"head_bias": head_bias}, **options)

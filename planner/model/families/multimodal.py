@@ -12,7 +12,7 @@ from math import prod
 from planner.model import blocks
 from planner.model.architecture import Component, Layer, ModelParts, Shard, Weight
 from planner.model.config import BUILDERS, Builder, Config, family
-from planner.model.families.dense import gemma3, gemma4, glm, llama, qwen2, qwen3
+from planner.model.families.dense import gemma4
 from planner.model.families.hybrid import kimi_linear_text, qwen3_5_text
 from planner.model.families.moe import deepseek, minimax_m3_text, step3p7_text
 
@@ -299,12 +299,13 @@ def minimax_m3_vision(config: Config, parts: ModelParts) -> Weights:
 
 def mistral3_text(config: Config) -> ModelParts:
     """Mistral Small 3.1 to 4, Ministral 3, Mistral Medium 3.5: Mistral or DeepSeek-V3."""
-    return deepseek(config) if config.text("model_type", default="") == "mistral4" else llama(config)
+    mistral4 = config.text("model_type", default="") == "mistral4"
+    return deepseek(config) if mistral4 else BUILDERS["MistralForCausalLM"](config)
 
 
 def glm4v_text(config: Config) -> ModelParts:
     config = config.with_defaults({"attention_bias": True})
-    return BUILDERS["Glm4MoeForCausalLM"](config) if "Moe" in config.architecture else glm(config)
+    return BUILDERS["Glm4MoeForCausalLM" if "Moe" in config.architecture else "Glm4ForCausalLM"](config)
 
 
 def kimi_k25_text(config: Config) -> ModelParts:
@@ -354,10 +355,11 @@ def mllama_text(config: Config) -> ModelParts:
 
 #: A text model, its tower, the prefix of the text model's weights, and what a config without a tower means.
 for _text, _tower, _prefix, _absent, *_architectures in (
-    (qwen2, qwen2_vision, "", "refused", "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-    (qwen3, qwen3_vision, MODEL, "refused", "Qwen3VLForConditionalGeneration"),
+    (BUILDERS["Qwen2ForCausalLM"], qwen2_vision, "", "refused", "Qwen2VLForConditionalGeneration",
+     "Qwen2_5_VLForConditionalGeneration"),
+    (BUILDERS["Qwen3ForCausalLM"], qwen3_vision, MODEL, "refused", "Qwen3VLForConditionalGeneration"),
     (BUILDERS["Qwen3MoeForCausalLM"], qwen3_vision, MODEL, "refused", "Qwen3VLMoeForConditionalGeneration"),
-    (gemma3, siglip_vision, LANGUAGE, "refused", "Gemma3ForConditionalGeneration"),  # from 4B on
+    (BUILDERS["Gemma3ForCausalLM"], siglip_vision, LANGUAGE, "refused", "Gemma3ForConditionalGeneration"),  # 4B on
     (gemma4, gemma4_vision, MODEL, "refused", "Gemma4ForConditionalGeneration"),
     (llama4_text, llama4_vision, LANGUAGE, "refused", "Llama4ForConditionalGeneration"),
     (mllama_text, mllama_vision, LANGUAGE, "refused", "MllamaForConditionalGeneration"),
