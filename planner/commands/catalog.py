@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from planner import hardware, model, output, planning
 from planner.commands.declare import Argument, Option, command
-from planner.commands.options import Format, HubOptions, complete_gpu, complete_model
+from planner.commands.options import HUB, Format, complete_gpu, complete_model
 from planner.commands.streams import complain
 from planner.errors import PlannerError
 
@@ -35,7 +35,7 @@ def print_models_of_catalog(*, format: Format = "table") -> None:
     output.print_catalog([entry for entry in map(model.find_entry, model.catalog_ids()) if entry], format)
 
 
-@command("models show", help="Architecture, parameters and bytes of models.", groups=(HubOptions,))
+@command("models show", help="Architecture, parameters and bytes of models.", groups=(HUB,))
 def print_model_facts(
     model: Annotated[list[str], Argument(metavar="MODEL...", autocompletion=complete_model, help=_MODELS)], *,
     format: Format = "table", **hub: Any,

@@ -54,7 +54,7 @@ Gpus = Annotated[
 
 #: ``--`` in front of the line is not needed: what is no option of this command belongs to the line.
 @command(
-    "check", help="Does this vllm serve line start, and what would be faster?", groups=(opt.HubOptions,),
+    "check", help="Does this vllm serve line start, and what would be faster?", groups=(opt.HUB,),
     settings={"ignore_unknown_options": True},
 )  # fmt: skip
 def check_command(

@@ -45,7 +45,7 @@ class FleetOptions:
 
 @command(
     "fleet", help="Servers, GPUs, USD and watts for a load within targets.",
-    groups=(opt.PlannedLoad, opt.SizeOptions, FleetOptions, opt.ServerOptions), engine=tagged("fleet"),
+    groups=(opt.PlannedLoad, opt.SizeOptions, FleetOptions, opt.ServerOptions, opt.HUB), engine=tagged("fleet"),
     rivals=rivals(planned=True),
 )  # fmt: skip
 def size_fleet(

@@ -23,7 +23,7 @@ from planner.commands.adapter import FILE, FROM_FILE, Typed, add_command, read_d
 from planner.commands.declare import COMMANDS as DECLARED
 from planner.commands.streams import NO, YES, complain, progress_on, write
 from planner.errors import PlannerError
-from planner.resources import data_dir, package_dir
+from planner.resources import data_dir, package_dir, tables_of
 
 BUG = 70
 #: The error of the parser: the base of the bases of typer's own error, wherever its version keeps them.
@@ -33,19 +33,9 @@ ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 LOOK_EACH = 100_000
 #: The console scripts.
 PROGRAMS = ("planner", "llm-serving-planner")
-#: Command, in the order of the help -> the module that declares it.
-COMMANDS = {
-    "fit": "fit", "predict": "predict", "recommend": "recommend", "compare": "compare", "fleet": "fleet",
-    "check": "check", "tune": "folders", "validate": "folders", "calibrate": "measured", "report": "folders",
-    "evaluate": "measured", "workflow": "workflow", "deploy": "folders", "ui": "web",
-    "hardware": "catalog", "models": "catalog",
-}  # fmt: skip
-#: Groups of commands, with their help.
-GROUPS = {
-    "predict": "Speed of a server, with the flags and the output of vllm bench.",
-    "hardware": "GPU profiles.",
-    "models": "Model architectures.",
-}
+_TABLES = tables_of(package_dir("commands") / "commands.toml")
+#: Command, in the order of the help -> the module that declares it. Groups of commands, with their help.
+COMMANDS, GROUPS = dict[str, str](_TABLES["modules"]), dict[str, str](_TABLES["groups"])
 #: Dates in GPU profiles.
 FACTS, PRICES = r"^retrieved = ([\d-]+)$", r"^\[sources\.prices-([\d-]+)\]$"
 

@@ -95,7 +95,7 @@ def numbers(flag: str, words: str, example: str) -> tuple[float, ...]:
 
 
 #: Types of the options in ``options.toml``, and what completes their words.
-_TYPES = {"int": int, "str": str, "bool": bool, "list": list[str]}
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list": list[str]}
 _COMPLETED = {"MODEL": complete_model, "GPU": complete_gpu}
 
 
@@ -119,19 +119,7 @@ def group_of(table: str, panel: str = "") -> type:
     return group
 
 
-class HubOptions:
-    """Options of every command that asks the hub for a model."""
-
-    revision: Annotated[str | None, Option(help="Branch, tag or commit on the hub.")] = None
-    refresh: Annotated[bool, Option(help="Ask the hub even if the answer is known locally.")] = False
-    timeout: Annotated[
-        float | None,
-        Interval(ge=0),
-        Option(metavar="S", help="Seconds for all hub requests about a model. Default: 30."),
-    ] = None
-
-
-class ServerOptions(HubOptions):
+class ServerOptions:
     """Options of every question about servers, beside the engine's settings: keywords of ``planner.Serving``."""
 
     network_gb_per_s: NetworkGbPerS = None
@@ -139,17 +127,11 @@ class ServerOptions(HubOptions):
     calibration: Calibration = None
 
 
-class PrecisionOptions(ServerOptions):
-    """All keywords of ``planner.Serving`` but the engine's settings: the precision is not searched."""
-
-    weight_dtype: Annotated[
-        str | None, Option(help="Plan for the usual checkpoint in this precision: fp8, mxfp4, int4-awq, ...")
-    ] = None
-
-
 _CHECKPOINTS = Option(metavar="DTYPE", help="Precision of the checkpoints to plan. Default: any.")
 CheckpointDtype = Annotated[str | None, _CHECKPOINTS]
-SERVING = (PrecisionOptions,)
+HUB = group_of("hub")
+#: All keywords of ``planner.Serving`` but the engine's settings, where the precision is not searched.
+SERVING = (group_of("precision"), ServerOptions, HUB)
 
 
 def _tokens(what: str, *names: str) -> Any:

@@ -48,7 +48,7 @@ class SearchOptions:
 
 @command(
     "recommend", help="Best settings for a goal or for targets, and their scripts.",
-    groups=(SearchOptions, opt.PlannedLoad, ClosedLoop, opt.SizeOptions, opt.ServerOptions), engine=GIVEN,
+    groups=(SearchOptions, opt.PlannedLoad, ClosedLoop, opt.SizeOptions, opt.ServerOptions, opt.HUB), engine=GIVEN,
     rivals=rivals(planned=True),
 )  # fmt: skip
 def recommend_plans(

@@ -20,7 +20,7 @@ CHOICE = opt.group_of("choice")
 Model = Annotated[str, opt.model_argument("[MODEL]", "Default: the document's.")]
 
 
-@command("workflow", help="Scripts of published recipes: 'list', or a NAME.", groups=(CHOICE, opt.HubOptions))
+@command("workflow", help="Scripts of published recipes: 'list', or a NAME.", groups=(CHOICE, opt.HUB))
 def workflow(
     name: Name, model: Model | None = None, *, gpu: Gpu | None = None, output: OutputDir | None = None,
     force: opt.Force = False, calibration: opt.Calibration = None, format: opt.Format = "table", command_line: str,
