@@ -8,7 +8,7 @@ from planner.errors import IllegalPlanError, InputError
 from planner.output.deploy.pods import GRACE_S, RESERVED_CPUS_PER_GPU, RESERVED_GIB_PER_GPU, SCRATCH_GIB, Pods
 from planner.output.deploy.yaml_text import Json, Script, commented, dump, escape_dollars, escape_words, fill
 from planner.output.scripts.emission import JOIN_WORDS, MODEL_CACHE, host_kv_gib, join_numbers, node_script
-from planner.output.scripts.text import option
+from planner.output.scripts.text import option, render_template
 
 TOKEN_KEY = "HF_TOKEN"  # a key of a Secret, and the name of the variable
 _STATES = ("running", "waiting")  #: of vLLM's gauges
@@ -98,41 +98,16 @@ def _service(pods: Pods, selector: dict[str, str]) -> Json:
 
 
 def _remarks(pods: Pods) -> list[str]:
-    site, profile, lines = pods.site, pods.emission.profile, []
-    if site.hf_secret:
-        need = "The model is gated: first" if pods.plan.gated is True else "If the hub asks for a token, first"
-        space = f" --namespace {site.namespace}" if site.namespace else ""
-        lines += [
-            f"{need} create the Secret {site.hf_secret} from a file that holds only the token:",
-            f"  kubectl{space} create secret generic {site.hf_secret} --from-file={TOKEN_KEY}=FILE",
-            "A key VLLM_API_KEY of it is the key that requests to the server then need.",
-        ]
-    lines += _admission(pods)
-    if site.cache == "pvc" and pods.most_pods > 1:
-        lines.append("Pods share the volume of the models: the storage class has to offer ReadWriteMany.")
-    if pods.nodes > 1 and not site.rdma_resource:
-        lines.append("Pods reach each other by TCP, slower than planned; for RDMA: --rdma-resource NAME=COUNT.")
-    if site.prometheus:
-        lines.append("Needs the Prometheus operator; add the label by which its Prometheus selects ServiceMonitors.")
-    if site.max_replicas:
-        lines.append(f"Needs KEDA. It adds servers above {pods.in_flight} concurrent requests each.")
-    vendor = "AMD" if profile.vendor == "amd" else "NVIDIA"
-    lines.append(f"Pods request GPUs as {gpu_resource(pods)}, which {vendor}'s device plugin offers.")
-    if profile.partition and not site.gpu_resource:
-        lines.append("With the plugin's strategy 'single' instead of 'mixed', use planner deploy --gpu-resource.")
-    return lines
-
-
-def _admission(pods: Pods) -> Iterator[str]:
-    """The Pod Security Standard that admits the pods, or what the baseline refuses of them."""
-    if beyond := [*pods.capabilities, *["hostPath"] * bool(pods.model_folder)]:
-        yield f"Pod Security 'baseline' refuses: {', '.join(beyond)}."
-    elif pods.as_user:
-        yield "Pod Security 'restricted' admits the pods: user 2000 of group 0, which must write to the claim."
-    else:
-        yield "Pod Security 'baseline' admits the pods; 'restricted' does not, as the container runs as root."
-    if pods.unconfined:
-        yield "Seccomp is left to the node, as AMD advises none for several GPUs."
+    """What to prepare, and the Pod Security Standard that admits the pods, or what the baseline refuses of them."""
+    site, profile = pods.site, pods.emission.profile
+    names = {
+        "site": site, "gated": pods.plan.gated is True, "as_user": pods.as_user, "unconfined": pods.unconfined,
+        "refused": ", ".join([*pods.capabilities, *["hostPath"] * bool(pods.model_folder)]),
+        "shared": site.cache == "pvc" and pods.most_pods > 1, "by_tcp": pods.nodes > 1 and not site.rdma_resource,
+        "in_flight": pods.in_flight, "vendor": "AMD" if profile.vendor == "amd" else "NVIDIA",
+        "gpu_resource": gpu_resource(pods), "mixed": profile.partition and not site.gpu_resource,
+    }  # fmt: skip
+    return render_template("kubernetes.txt.j2", names, ("deploy",)).splitlines()
 
 
 def _pod(pods: Pods, container: Json) -> Json:
