@@ -194,24 +194,13 @@ def is_on(env: Mapping[str, str], name: str, default: str = "") -> bool:
 class Variable:
     """A variable of vLLM with a meaning for a plan. ``flags.json`` has the versions that read it."""
 
-    values: tuple[str, ...] = ()  #: empty: any
+    values: Sequence[str] = ()  #: empty: any
     on: Literal["", "cpu", "gpu"] = ""  #: where it has a meaning; empty: everywhere
 
 
-SWITCH = ("0", "1")
+SWITCH = ["0", "1"]
 #: The variables that are simulated, or whose values vLLM checks.
-VARIABLES: Mapping[str, Variable] = {
-    CPU_KVCACHE_SPACE: Variable(on="cpu"),  # KV cache of each rank on a CPU, whole GiB
-    FLASHINFER_SAMPLER: Variable(SWITCH, on="gpu"),  # sample with FlashInfer, or without
-    MXFP4_MARLIN: Variable(SWITCH, on="gpu"),  # MXFP4 experts by Marlin's kernels
-    GRAPH_ESTIMATE: Variable(SWITCH, on="gpu"),  # graphs within the budget, or beside it
-    USE_V1: Variable(SWITCH),  # the V1 engine or the V0 engine
-    ALL2ALL: Variable(on="gpu"),  # --all2all-backend, before it was an option
-    CHUNK: Variable(on="gpu"),  # tokens of a rank that are exchanged at once
-    BUFFER: Variable(on="gpu"),  # size of DeepEP's buffers, MiB
-    # precision of sums over GPUs: envs.py and quick_all_reduce.py, and AMD's document of 0.9.1
-    QUICK_REDUCE: Variable(("FP", "INT8", "INT6", "INT4", "NONE")),
-}
+VARIABLES = {name: Variable(**row) for name, row in _data("variables.toml").items()}
 
 
 class Environment(dict[str, str]):
