@@ -86,3 +86,12 @@ def test_the_best_plan_has_its_nearest_runs_and_a_machine_without_relatives_none
     assert all(row["measured"] == float(PUBLISHED[row["run_id"]][row["metric"]]) for row in rows)
     assert not any("nearest_runs" in plan for plan in (*others, *json.loads(run(*asked).out)["plans"]))
     assert nearest("meta-llama/Llama-3.1-8B-Instruct", "cpu", Load(32, 8, 1, max_concurrency=1)) == []
+
+
+def test_a_line_has_the_runs_of_the_same_question_to_predict() -> None:
+    line = ("vllm", "serve", "meta-llama/Meta-Llama-3-8B-Instruct", "--max-model-len", "8192")
+    load = ("--random-input-len", "512", "--random-output-len", "128", "--num-prompts", "40", "--max-concurrency", "32")
+    asked = ("--gpu", "rtx-4090", "--explain", "--format", "json", *load)
+    judged, predicted = run("check", *asked, "--", *line), run("predict", "serve", *line[2:], *asked)
+    runs = [json.loads(one.out)["nearest_runs"] for one in (judged, predicted)]
+    assert runs[0] == runs[1] and runs[0][0]["run_id"] == "17586513642a"

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+from planner import evidence
 from planner.engine import Layout, has_both_engines, shell_word
 from planner.errors import UnmodelledError
 from planner.output.answer import Answer, fields_of
-from planner.output.render import at, columns_of, pair_lines, table_text, wrapped
+from planner.output.render import at, columns_of, pair_lines, rows_of, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.fit import fit_object
 from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served, cache_remark
@@ -30,6 +31,7 @@ class JudgedLaunch:
     better: tuple[Served, ...]  #: plans that are worth a change, best first, replayed
     copies: tuple[int, Served] | None = None  #: smaller servers on the same GPUs, and one of them
     advice: tuple[str, ...] = ()  #: of documents, where the line differs
+    nearest: tuple["evidence.Near", ...] = ()  #: published runs like it, with ``explain``
 
     @property
     def has_speed(self) -> bool:
@@ -60,7 +62,10 @@ class CheckAnswer(Answer):
         for record in judged:
             launch = JudgedLaunch(record, tuple(record.better()), record.copies(), tuple(record.advice()))
             launches.setdefault((*_start(launch), *_speed(launch)), launch)
-        return cls(tuple(launches.values()), **shown)
+        distinct = list(launches.values())
+        if shown.get("explain"):
+            distinct = [replace(launch, nearest=tuple(_nearest(launch.record))) for launch in distinct]
+        return cls(tuple(distinct), **shown)
 
     @property
     def record(self) -> LineVerdict:
@@ -96,6 +101,7 @@ class CheckAnswer(Answer):
                 yield from (*start, *([""] if launch.has_speed else []))
             before = start
             yield from _speed(launch)
+            yield from shared.nearest_lines(launch.nearest)
         if not self.explain:
             yield from self._one_screen()
 
@@ -127,6 +133,14 @@ class CheckAnswer(Answer):
             yield from _notes(launch.record)
 
 
+def _nearest(record: LineVerdict) -> Iterator["evidence.Near"]:
+    """Published runs like a launch under its load."""
+    timed, bench = record.served or record.offline, record.offline.bench if record.offline else "serve"
+    if timed and record.workload:
+        local = record.serving.local
+        yield from evidence.nearest_runs(timed.deployment, record.workload, timed.result, bench, local)
+
+
 def _judged(launch: JudgedLaunch) -> dict[str, Any]:
     record = launch.record
     refusals = [fields_of(refusal, "cause", "hint") for refusal in record.refusals]
@@ -151,6 +165,7 @@ def _judged(launch: JudgedLaunch) -> dict[str, Any]:
         "copies": {"servers": launch.copies[0], **_plan(record, launch.copies[1])} if launch.copies else None,
         "advice": list(launch.advice),
         "notes": list(_notes(record)),
+        **({"nearest_runs": rows_of(launch.nearest, shared.NEAREST)} if launch.nearest else {}),
     }
 
 
