@@ -194,7 +194,7 @@ Confidence = Annotated[
 _BUDGET = _size("Find the largest load for this price in USD per hour.", metavar="USD/H")
 _HAVE = "Find the largest load on these whole GPUs. Repeatable."
 Speculation = Annotated[
-    bool, Option("--speculation/--no-speculation", help="Search drafts by the model's MTP modules too.")
+    bool, Option("--speculation/--no-speculation", help="Search drafts too: MTP modules, EAGLE heads.")
 ]
 
 

@@ -671,6 +671,7 @@ OLD_FLAGS: dict[str, str] = tables_of(package_dir("engine") / "replaced.toml")["
 V0_ENDS = (0, 10)
 #: vLLM's names of methods whose memory is understood; older versions call mtp after the model's architecture.
 METHODS: dict[str, SpeculativeMethod] = {name: name for name in get_args(SpeculativeMethod)} | {"[ngram]": "ngram"}
+HEADS_SINCE = (0, 13)  #: Red Hat published gpt-oss with its EAGLE head on 0.13.0; no run on AMD is published
 IN_STEP = ("ngram", "suffix")  #: methods that vLLM refuses beside asynchronous scheduling
 #: Keys of ``--speculative-config`` that change how many tokens are drafted or verified from step to step.
 UNTIMED = frozenset(UNMODELLED["draft_keys"])
@@ -743,11 +744,15 @@ def with_imposed_acceptance(drafts: SpeculativeConfig, version: EngineVersion) -
     return parse_speculative_config(json.dumps(json.loads(drafts.text) | synthetic))
 
 
-def searched_drafts(model: Model, resolved: str) -> Iterator[SpeculativeConfig]:
-    """Yield drafts by the model's own MTP modules, with the acceptance published for such models."""
-    for tokens in _published_rates(resolved) if model.mtp else ():
-        drafts = parse_speculative_config(json.dumps({"method": "mtp", "num_speculative_tokens": tokens}))
-        if assumed := assumed_acceptance(drafts, resolved):
+def searched_drafts(
+    model: Model, resolved: str, version: EngineVersion, profile: GpuProfile
+) -> Iterator[SpeculativeConfig]:
+    """Yield drafts by the model's own MTP modules, else by its EAGLE head, with the acceptance published for them."""
+    head, ran = _published("eagle3", resolved).get("head"), version.release >= HEADS_SINCE
+    heads = [head] if head and ran and profile.platform == "cuda" else []
+    own = ({"method": "mtp", "num_speculative_tokens": tokens} for tokens in _published_rates(resolved))
+    for text in map(json.dumps, own) if model.mtp else heads:
+        if assumed := assumed_acceptance(parse_speculative_config(text), resolved):
             yield assumed
 
 
@@ -764,10 +769,12 @@ def assumed_acceptance(drafts: SpeculativeConfig, resolved: str) -> SpeculativeC
 
 def _published_rates(resolved: str, method: str = "mtp") -> dict[int, list[float]]:
     """Share of drafted tokens accepted (expected, 5 %, 95 %) by their number, of the checkpoint's family."""
-    table = tables_of(package_dir("engine") / "acceptance.toml")
-    name = resolved.split("/")[-1].lower()
-    rates: dict[str, Any] = next((row["rates"] for row in table.get(method, ()) if re.match(row["models"], name)), {})
-    return {int(tokens): shares for tokens, shares in rates.items()}
+    return {int(tokens): shares for tokens, shares in _published(method, resolved).get("rates", {}).items()}
+
+
+def _published(method: str, resolved: str) -> dict[str, Any]:
+    name, rows = resolved.split("/")[-1].lower(), tables_of(package_dir("engine") / "acceptance.toml").get(method, ())
+    return next((row for row in rows if re.match(row["models"], name)), {})
 
 
 def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:

@@ -12,8 +12,9 @@ One JSON file per organisation in ``planner/model/entries``, one entry per hub i
     "org/old-name":       {"alias_of": "org/model", "why": "the model was renamed"}
 
 ``like`` copies another entry. ``base`` copies another entry without its quantisation; the entry is a quantised
-checkpoint of that model. ``form_of`` takes the quantisation of another checkpoint. A null in ``config`` removes a
-key. In lists of modules ``layers.{0-3,7}.mlp`` stands for five names. ``KINDS`` says how far to trust each kind.
+checkpoint of that model, or its EAGLE head where ``weight_dtype`` is absent. ``form_of`` takes the quantisation of
+another checkpoint. A null in ``config`` removes a key. In lists of modules ``layers.{0-3,7}.mlp`` stands for five
+names. ``KINDS`` says how far to trust each kind.
 """
 
 import json
@@ -179,7 +180,7 @@ def quantized_checkpoints(base_id: str) -> list[Checkpoint]:
         return []
     checkpoints = []
     for record in sorted(_everything(), key=lambda record: record["id"].lower()):
-        if record.get("base") == base.id:
+        if record.get("base") == base.id and "weight_dtype" in record:
             publisher, dtype = record["id"].partition("/")[0], record["weight_dtype"]
             platforms = _SERVED_ON.get(dtype) or _MADE_FOR.get(publisher.lower(), ("amd", "nvidia"))
             checkpoints.append(Checkpoint(record["id"], dtype, record.get("kv_cache_dtype"), publisher, platforms))

@@ -46,6 +46,7 @@ PROMPTS_ALONE = 500  #: that show whether an idle server meets the targets
 FEW_GPUS = 8  #: types of GPUs up to which each is searched finely
 MAX_NUM_SEQS = 1024  #: vLLM's own default on large GPUs; larger batches are not searched
 GOAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, MAX_NUM_SEQS)
+HEAD_TOKENS = 32_768  #: of a request, beyond which no EAGLE head is searched: acceptance falls with the context
 TARGET_BATCHES = (32, 128)  #: beside the largest that the memory holds: small batches keep steps short
 #: Token budgets beside the one that recipes or vLLM would take. A small one keeps the gaps between tokens short while
 #: prompts come in, a large one finishes prompts sooner.

@@ -98,10 +98,7 @@ class Serving:
         self, resolved: ResolvedModel, profile: GpuProfile, args: EngineArgs, version: EngineVersion | None,
         local: Local, remarks: tuple[str, ...] = (), basis: Basis | None = None,
     ) -> None:  # fmt: skip
-        drafts = args.speculative_config
-        if basis is None:  # with the second model that ``--speculative-config`` names
-            named = drafts and drafts.has_draft_model and drafts.model
-            basis = Basis(local.constants, resolve_model(named).model if named else None)
+        basis = _with_draft(basis or Basis(local.constants), args)
         if args.max_model_len == vllm.ANY_LENGTH:
             args, basis = args.changed(max_model_len=None), replace(basis, any_length=True)
         given = (resolved, profile, _accepting(args, resolved), version, local, basis, remarks)
@@ -116,6 +113,7 @@ class Serving:
         if unknown := next((name for name in changes if not hasattr(made.args, name)), None):
             raise UnknownNameError("keyword", unknown, (*SETTINGS, *names), see="docs/reference/library.md")
         vars(made)["args"] = _accepting(made.args.changed(**changes), made.resolved)
+        vars(made)["basis"] = _with_draft(made.basis, made.args)
         return made
 
     def __repr__(self) -> str:
@@ -210,6 +208,13 @@ class Serving:
             return self.deployment
         args = vllm.of_latency_bench(self.args, self.version) if bench == "latency" else self.args
         return self.offline if args is self.args else self.changed(args=args).offline
+
+
+def _with_draft(basis: Basis, args: EngineArgs) -> Basis:
+    """``basis`` with the second model that ``--speculative-config`` names."""
+    drafts = args.speculative_config
+    named = drafts and drafts.has_draft_model and drafts.model
+    return replace(basis, draft=resolve_model(named).model) if named and basis.draft is None else basis
 
 
 def _accepting(args: EngineArgs, resolved: ResolvedModel) -> EngineArgs:

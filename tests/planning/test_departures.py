@@ -152,7 +152,7 @@ def test_no_reason_is_missing() -> None:
             ["without --chat-template examples/tool_chat_template_deepseekv... "
              "(a file of vLLM's repository, for tool calls)",
              "adds --speculative-config {\"method\":\"mtp\",\"num_speculative_toke... "
-             "(drafts of the model's own MTP modules, chosen by the search)"],
+             "(the recipe's drafts or the model's own, chosen by the search)"],
         ),
         (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "h100",

@@ -21,7 +21,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 #: with 80 %; and a little more, which even odds keep with one server and 80 % with many.
 REFUTED, REFUSED, KEPT, NARROW = 22, (25, 26), 28, 29
 TIGHT: dict[str, Any] = {
-    "model": LLAMA, "gpu": "gb10", "input_len": 256, "output_len": 64, "request_rate": 4.0,
+    "model": LLAMA, "gpu": "gb10", "input_len": 256, "output_len": 64, "request_rate": 4.0, "speculation": False,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from command_line import error_of, run
 
 from planner import Load, Serving, check_command, recommend_plans
 from planner.engine import (
+    SpeculativeConfig,
     assumed_acceptance,
     features_of,
     graph_batches,
@@ -28,7 +30,12 @@ pytestmark = pytest.mark.usefixtures("short_loops")
 
 GLM = "zai-org/GLM-4.6-FP8"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+GPT_OSS = "openai/gpt-oss-120b"
 LOAD = {"input_len": 1024, "output_len": 1024}
+
+
+def searched(serving: Serving) -> Iterator[SpeculativeConfig]:
+    return searched_drafts(serving.model, serving.resolved.resolved, serving.version, serving.profile)
 
 
 @pytest.mark.parametrize(
@@ -37,17 +44,21 @@ LOAD = {"input_len": 1024, "output_len": 1024}
         ("deepseek-ai/DeepSeek-R1", [1, 3], [1.8, 2.45]),  # acceptance lengths published for R1 and V3
         (GLM, [1, 2, 3], [1.75, 1.8, 1.8]),  # the second draft is hardly ever accepted: vLLM issue 25993
         ("zai-org/GLM-5-FP8", [1, 3, 5], [1.75, 2.65, 3.05]),
-        ("meta-llama/Llama-3.1-8B-Instruct", [], []),  # no MTP modules
+        (LLAMA, [3], [2.75]),  # by an EAGLE head
+        (GPT_OSS, [3], [2.41]),
+        ("Qwen/Qwen3-32B", [], []),  # neither
     ],
 )
 def test_published_acceptance_gives_the_published_lengths(model: str, drafted: list[int], tokens: list[float]) -> None:
-    resolved = Serving(model, "h200").resolved
-    drafts = list(searched_drafts(resolved.model, resolved.resolved))
+    serving = Serving(model, "h200")
+    drafts = list(searched(serving))
     assert [one.num_speculative_tokens for one in drafts] == drafted
     assert [one.acceptance_length for one in drafts] == pytest.approx(tokens, abs=0.02)
     for one in drafts:
         assert one.acceptance_range is not None
         assert one.acceptance_range[0] < one.acceptance_length < one.acceptance_range[1] < 1 + max(drafted)
+    old, amd = Serving(model, "h200", engine_version="0.12.0"), Serving(model, "mi300x")
+    assert list(searched(old)) == list(searched(amd)) == (drafts if serving.model.mtp else [])  # no published run
 
 
 def test_search_takes_drafts_where_requests_wait_for_the_weights() -> None:
@@ -62,6 +73,42 @@ def test_search_takes_drafts_where_requests_wait_for_the_weights() -> None:
     # 1.75 tokens a step that costs less than 1.75 steps
     assert 1.2 < without.predicted["mean_tpot_ms"] / free.predicted["mean_tpot_ms"] < 1.75
     assert any("accepting 1.8 tokens per step (1.6 to 1.9, as published)" in note for note in free.warnings)
+
+
+def test_an_eagle_head_gains_what_was_published_of_it() -> None:
+    """gpt-oss-120b on 8 x H200, MT-Bench, 2,048 tokens out: TensorRT-LLM pull request 12130."""
+    serving = Serving(GPT_OSS, "h200", tensor_parallel_size=8, max_num_seqs=32)
+    (head,) = searched(serving)
+    for at_once, published in {1: 1.97, 4: 1.76, 8: 1.66, 16: 1.47}.items():
+        load = Load.closed_loop(at_once, input_len=128, output_len=2048)
+        drafting, alone = (one.predict(load).result for one in (serving.changed(speculative_config=head), serving))
+        assert drafting["output_throughput"] / alone["output_throughput"] == pytest.approx(published, rel=0.15)
+
+
+def test_the_search_takes_an_eagle_head_and_its_memory() -> None:
+    best = recommend_plans(GPT_OSS, gpu=["h200"], goal="min-latency", **LOAD).best
+    assert best is not None and best.speculative_config is not None
+    assert best.speculative_config.model == "nvidia/gpt-oss-120b-Eagle3-v3"
+    old = recommend_plans(GPT_OSS, gpu=["h200"], goal="min-latency", engine_version="0.12.0", **LOAD).best
+    assert old is not None and old.speculative_config is None
+    busy = recommend_plans(GPT_OSS, gpu=["h200"], goal="max-throughput", **LOAD).best
+    assert busy is not None and busy.speculative_config is None  # full batches wait for no single token
+    # one layer, a projection and lm_head in bf16, published as 850 MB, beside the shared embedding
+    alone = Serving(LLAMA, "h200")
+    with_head = alone.changed(speculative_config=next(searched(alone)))
+    weights = [one.memory.budget.binding.weights.loaded_bytes for one in (alone, with_head)]
+    assert weights[1] - weights[0] == pytest.approx(0.85e9, rel=0.01)
+
+
+def test_an_eagle_head_stops_helping_where_it_did() -> None:
+    """Llama-3.1-8B on an RTX 3090, chains of two drafts, vLLM: EAGLE-3 (arXiv 2503.01840), throughput table."""
+    serving = Serving(LLAMA, "rtx-3090", max_num_seqs=64, max_model_len=2048, engine_version="0.13.0")
+    drafts = {"method": "eagle3", "model": "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3"}
+    drafting = serving.changed(speculative_config=read_drafts({**drafts, "num_speculative_tokens": 2}))
+    for at_once, published in {2: 1.75, 8: 1.58, 24: 1.42, 32: 1.36, 48: 1.21, 56: 1.01}.items():
+        load = Load.closed_loop(at_once, input_len=100, output_len=300, num_prompts=4 * at_once)
+        gain = drafting.predict(load).result["output_throughput"] / serving.predict(load).result["output_throughput"]
+        assert gain == pytest.approx(published, rel=0.2)
 
 
 def test_larger_space_is_never_worse() -> None:
@@ -92,7 +139,7 @@ def test_drafts_of_all_places_fit_the_token_budget_of_a_step() -> None:
 
 def test_acceptance_widens_the_interval_of_decoding_alone() -> None:
     serving = Serving(GLM, "h200", tensor_parallel_size=8, max_num_seqs=16)
-    drafts = next(searched_drafts(serving.resolved.model, GLM))
+    drafts = next(searched(serving))
     load = Load.closed_loop(8, **LOAD)
     widths = {}
     for name, one in {"assumed": drafts, "given": replace(drafts, acceptance_range=None)}.items():

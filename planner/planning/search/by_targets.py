@@ -111,12 +111,13 @@ class _Search:
         return min(map(self.cost, self.plans), default=inf)
 
     def run(self) -> None:
-        """Take families by closed-form cost, 16-bit caches and few DP ranks first, then by load, then by the recipe."""
+        """Take families of one model first, then by closed-form cost, 16-bit caches, DP ranks, load and the recipe."""
 
         def order(family: RankedEngine) -> tuple[float, ...]:
             config, cost = family.deployment.config, family.cost(choices, at_least=False)
             unscaled, other = choices.beside_recipe(family.resolved, config)
-            return cost, family.num_gpus, unscaled, config.data_parallel_size, family.tied, other, -family.guess
+            sized = cost, family.num_gpus, unscaled, config.data_parallel_size
+            return self._adds_model(family), *sized, family.tied, other, -family.guess
 
         margin, choices, profile = self.margin, self.choices, self.choices.profile.id
         families = sorted(self._families(), key=order)
@@ -143,8 +144,14 @@ class _Search:
         return least < self.best_cost or (least == self.best_cost and self._may_cost_the_same(engine))
 
     def _may_cost_the_same(self, engine: RankedEngine) -> bool:
-        """True while there are few plans, and where it keeps 16 bits beside such fp8 KV caches."""
-        return len(self.plans) <= self.alternatives or self._keeps_bits(engine)
+        """True while there are few plans of one model, and where it keeps 16 bits beside such fp8 KV caches."""
+        few = len(self.plans) <= self.alternatives and not (self.plans and self._adds_model(engine))
+        return few or self._keeps_bits(engine)
+
+    def _adds_model(self, engine: RankedEngine) -> bool:
+        """True where the search added a model that drafts: one more to download, which has to save GPUs."""
+        drafts = engine.deployment.config.speculative_config
+        return drafts is not None and drafts.has_draft_model and not self.choices.space.args.speculative_config
 
     def _clearly(self, engine: RankedEngine) -> float:
         """Factor by which it has to carry more than the best: an fp8 KV cache has to be worth its loss."""

@@ -59,7 +59,8 @@ class Departures:
             return "as asked"
         if name == "enable_expert_parallel" and config.num_gpus == 1:
             return "one GPU holds all experts"
-        mtp = next(engine.searched_drafts(self.winner.resolved.model, self.served), None)
+        model, profile = self.winner.resolved.model, self.winner.profile
+        mtp = next(engine.searched_drafts(model, self.served, self.version, profile), None)
         if mtp and name == "speculative_config" and '"method":"mtp"' in self.line.options.get(word, ""):
             wanted = {**config.settings("axes"), name: mtp}
             return f"{mtp.words}: {_result(self.objective, self.ranking, self.winner, wanted) or 'not searched'}"

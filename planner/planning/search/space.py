@@ -38,7 +38,7 @@ class Space:
     nodes: int | None = None  #: most nodes of one server; None: one, or the fewest that hold the model
     prices: Mapping[str, float] = field(default_factory=dict)  #: USD per hour by profile id, before the profile's own
     stock: Mapping[str, int] | None = None  #: whole GPUs by profile id, of which the largest load is asked for
-    speculation: bool = False  #: whether drafts by the model's own MTP modules are searched too
+    speculation: bool = False  #: whether drafts by the model's own MTP modules, or its EAGLE head, are searched too
     weight_dtype: str | None = None  #: of the checkpoints that are planned; None: any
 
     def __post_init__(self) -> None:
@@ -124,6 +124,12 @@ class Objective:
     @property
     def slos(self) -> tuple[Slo, ...]:
         return self.targets.slos if self.targets else ()
+
+    @property
+    def paced(self) -> bool:
+        """True where tokens have to come fast, for which a draft model pays: min-latency, or a target beside TTFT."""
+        asked = any(slo.metric != "ttft" for slo in self.slos) if self.targets else self.goal == "min-latency"
+        return asked and self.load.longest_len <= defaults.HEAD_TOKENS
 
     @property
     def confidence(self) -> float:
@@ -232,7 +238,8 @@ class Choices:
             # vLLM's proposers support no stages, nor adapters
             asked = args.speculative_config or args.enable_lora or args.pipeline_parallel_size > 1
             if self.space.speculation and not asked:  # among many GPUs one number of drafted tokens stands for all
-                drafts = tuple(engine.searched_drafts(resolved.model, resolved.resolved))
+                found = engine.searched_drafts(resolved.model, resolved.resolved, self.version, self.profile)
+                drafts = tuple(one for one in found if one.method == "mtp" or self.objective.paced)
                 for one in drafts[-1:] if self.space.coarse else drafts:
                     yield replace(args, speculative_config=one)
 
