@@ -98,7 +98,7 @@ def _service(pods: Pods, selector: dict[str, str]) -> Json:
 
 
 def _remarks(pods: Pods) -> list[str]:
-    """What to prepare, and the Pod Security Standard that admits the pods, or what the baseline refuses of them."""
+    """Return the preparations, and the Pod Security Standard that admits the pods or refuses some of them."""
     site, profile = pods.site, pods.emission.profile
     names = {
         "site": site, "gated": pods.plan.gated is True, "as_user": pods.as_user, "unconfined": pods.unconfined,
