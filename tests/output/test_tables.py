@@ -39,6 +39,7 @@ fit fit {DEEPSEEK} --gpu all --partitions -tp 8 --explain
 fit fit {LLAMA} --gpu h200 --gpu l4 --sweep
 startup_log fit Qwen/Qwen3-4B --gpu h100 --startup-log vllm.log
 operators predict latency {DEEPSEEK} --gpu mi355x -tp 8 --explain
+nearest_runs predict serve {LLAMA} --gpu h100 --num-prompts 40 --explain
 prediction_classes predict serve {LLAMA} --gpu h100 {CLASSES} --num-prompts 40
 check check --gpu h100 -- vllm serve {LLAMA} --max-num-seqs 8
 plans recommend {LLAMA} --gpu h100 --gpu mi300x-cpx-nps4 --explain --max-concurrency 16 {PINNED}
