@@ -62,6 +62,7 @@ from .cost import price_of as price_of
 from .plan import Plan as Plan
 from .plan import PlanFile as PlanFile
 from .plan import PlannedClass as PlannedClass
+from .plan import PlannedRouter as PlannedRouter
 from .plan import PlannedTrace as PlannedTrace
 from .plan import BenchmarkLine as BenchmarkLine
 from .plan import PlannedWorkload as PlannedWorkload

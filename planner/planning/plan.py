@@ -162,6 +162,14 @@ class PlannedRun(_Record):
     expected: PlannedRung
 
 
+class PlannedRouter(_Record):
+    """The planned servers behind a plainer router, and how many the load takes there."""
+
+    router: str
+    targets: tuple[PlannedTarget, ...]
+    servers: int | None  #: without spares. None: no number is enough; beyond four times the plan's, a lower bound
+
+
 class Unaided(_Record):
     """Figures without ``--kv-offloading-size``."""
 
@@ -210,6 +218,7 @@ class Service(_Record):
     requests_in_flight: float | None = None  #: on average: users who wait for an answer
     sessions_at_once: float | None = None  #: of agents and chats in turns: those that pause too
     router: str | None = None  #: between requests and servers; of older plans those of a trace alone
+    plain_router: PlannedRouter | None = None  #: of the best plan, where several servers share a request rate
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace
     gpus_with_margin: int | None = None  #: with 20 % headroom and one spare; of the best plan without a margin

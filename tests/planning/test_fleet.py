@@ -689,7 +689,9 @@ def test_headroom_and_spares_are_added_only_when_asked_for() -> None:
     words = f"with 20 % headroom and one spare it would take {best.with_margin} GPUs"
     for answer in (fleet, plan):
         assert words in " ".join(str(answer).split())
+        assert "a random router (a Kubernetes Service) would do" in " ".join(str(answer).split())
     assert fleet.to_dict()["gpus_with_margin"] == best.with_margin
+    assert plan.best and plan.best.service and plan.best.service.plain_router == best.plain_router
     wider, larger = size_fleet(**ASKED, **margin).record.best, recommend_plans(**ASKED, **margin).best
     assert wider and larger and larger.service
     assert wider.gpus == larger.service.total_gpus <= best.with_margin  # with more places a server may carry more
@@ -773,7 +775,7 @@ def test_the_largest_load_for_a_budget_is_that_of_the_gpus_it_rents() -> None:
         sorted((plan.service.load or 0.0 for plan in by_budget.plans if plan and plan.service), reverse=True)
     )
     assert fleets.record.best and fleets.record.best.gpus == by_budget.best.service.total_gpus
-    assert "concurrent requests" in str(fleets)
+    assert "concurrent requests" in str(fleets) and "\n\n  - " not in str(fleets)
 
 
 def test_more_gpus_never_carry_less() -> None:

@@ -708,6 +708,8 @@ def test_an_option_that_meets_the_targets_is_named_where_no_plan_does(
     assert f"{remedy['option']} would meet the targets, with {remedy['num_gpus']} x " in answer.to_text()
     service = json_of(*words, *remedy["option"].split())["plans"][0]["service"]
     assert service["total_gpus"] == remedy["num_gpus"]
+    if "--router" in asked:  # chance had no plan
+        assert service["plain_router"]["router"] == "least-loaded" and service["plain_router"]["servers"] is None
 
 
 def test_a_trace_is_planned_for_and_the_benchmark_says_what_it_cannot(tmp_path: Path) -> None:
@@ -962,16 +964,18 @@ def test_servers_behind_a_router_see_every_nth_arrival() -> None:
 
 
 def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> None:
-    load, sizes = Load(2048, 64, request_rate=70.0), {}
-    fixed = EngineArgs(max_num_batched_tokens=4096, kv_cache_dtype="fp8")
+    """The cost of chance that a plan names is the plan behind a random router, where one engine alone is searched."""
+    load, services = Load(2048, 64, request_rate=70.0), {}
+    fixed = EngineArgs(max_num_batched_tokens=4096, max_num_seqs=384, kv_cache_dtype="fp8")
     for router in ("least-loaded", "random"):
-        asked = search_for(
-            Targets(parse_slos({"ttft": 200.0}), value=70.0, router=router), "h100", load=load, args=fixed
-        )
-        ranking = ranked(asked)
-        assert ranking.best and asked.plan(ranking).service.router == router  # type: ignore[union-attr]
-        sizes[router] = ranking.best.num_gpus
-    assert sizes["least-loaded"] < sizes["random"]
+        targets = Targets(parse_slos({"ttft": 200.0}), value=70.0, router=router)
+        asked = search_for(targets, "h100", load=load, args=fixed, gpus_per_node=1)
+        service = asked.plan(ranked(asked)).service
+        assert service and service.router == router
+        services[router] = service
+    plain = services["least-loaded"].plain_router
+    assert plain and services["least-loaded"].replicas < plain.servers == services["random"].replicas
+    assert plain.targets[0].expected_ms > 200.0 and services["random"].plain_router is None
 
 
 def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:

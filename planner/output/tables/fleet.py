@@ -64,6 +64,7 @@ class FleetAnswer(Answer):
         doubts = tuple(planning.doubts_about_fleets(record))
         if best := record.best:
             _ = best.carries, best.reuse, best.offloading, best.measure_next, best.with_margin  # cached: they replay
+            _ = best.plain_router
             _ = best.by_confidence if record.search.objective.slos else ()
         return cls(record, doubts, *more, **shown)
 
@@ -95,6 +96,7 @@ class FleetAnswer(Answer):
             "minimised": fleets.minimised,
             "carries": planning.interval_figures("request_rate", best.carries if best else None),
             "prefix_cache_share": best.reuse if best else {},
+            "plain_router": best and to_plain(best.plain_router),
             "kv_offloading": _offloading(best) if best else None,
             "fleets": [
                 row | {"pools": [_pool_object(fleet, pool) for pool in fleet.pools]}
@@ -263,7 +265,9 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
     layout = shared.layout_in_words(pool.kind.deployment.config)
     yield f"{servers}; one server, {layout}, carries {figure(pool.load.value)} requests/s"
     yield from planning.beside_recipe(pool.kind.departures)
-    yield from shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
+    margin = shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
+    parts = filter(None, [*margin, shared.router_words(best.plain_router, best.servers - spare)])
+    yield from filter(None, ["; ".join(parts)])
     if best.sessions_at_once or _stocked(best):
         yield shared.load_in_words(best.requests_in_flight, best.sessions_at_once, best.output_tok_per_day)
     if fleets.shapes:

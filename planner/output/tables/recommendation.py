@@ -662,7 +662,7 @@ def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[
 def _load_note(plan: planning.Plan, service: planning.Service) -> str:
     """The GPUs that the load takes, those with a margin, and the load of one server, each once."""
     margin = shared.margin_lines(service.headroom, service.spares, service.total_gpus, service.gpus_with_margin)
-    words = [_confidence_words(service), *margin]
+    words = [_confidence_words(service), *margin, shared.router_words(service.plain_router, service.carrying)]
     flying, sessions, per_day = service.requests_in_flight, service.sessions_at_once, service.output_tokens_per_day
     if flying and per_day and (sessions or not service.load_asked):
         words.append(shared.load_in_words(flying, sessions, per_day))

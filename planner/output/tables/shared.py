@@ -85,9 +85,10 @@ def lasting(figures: Mapping[str, float], key: str) -> str:
     return figure_between(value, low, high, unit)
 
 
-def size_in_words(gpus: int, planned: int) -> str:
-    """GPUs at another confidence; a number over four times ``planned`` is too uncertain to rent by."""
-    return counted(gpus) if gpus <= (most := planning.defaults.MOST_TIMES * planned) else f"over {counted(most)}"
+def size_in_words(size: int, planned: int, what: str = "GPU") -> str:
+    """GPUs or servers of another size; a number over four times ``planned`` is too uncertain to rent by."""
+    most = planning.defaults.MOST_TIMES * planned
+    return counted(size, what) if size <= most else f"over {counted(most, what)}"
 
 
 def load_takes(sizes: Sequence[tuple[float, int | None]], planned: int) -> str:
@@ -96,6 +97,19 @@ def load_takes(sizes: Sequence[tuple[float, int | None]], planned: int) -> str:
     never = [f"{confidence:.0%}" for confidence, gpus in sizes if not gpus]
     words = [f"with such servers the load takes {', '.join(enough)} confidence"] if enough else []
     return "; ".join([*words, f"no number of such servers is enough at {' or '.join(never)}"] if never else words)
+
+
+def router_words(plain: "planning.PlannedRouter | None", planned: int) -> str:
+    """Whether a plainer router would do for the ``planned`` servers, or how many the load takes behind it."""
+    if plain is None:
+        return ""
+    name = f"a {plain.router} router{' (a Kubernetes Service)' * (plain.router == 'random')}"
+    if plain.servers == planned:
+        return f"{name} would do"
+    missed = " and ".join(f"{one.slo} (up to {figure(one.expected_ms)} ms)" for one in plain.targets if not one.met)
+    such = size_in_words(plain.servers, planned, "such server") if plain.servers else ""
+    takes = f"it takes {such}" if such else "no number of such servers is enough"
+    return f"behind {name} {takes}: {planned} miss {missed or 'the load'}"
 
 
 def asked_load(value: float, unit: str = "requests/s") -> str:

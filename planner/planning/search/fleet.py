@@ -22,7 +22,7 @@ from planner.planning.defaults import Objective as Minimised
 from planner.planning.defaults import RentedBy
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
-from planner.planning.plan import PlannedOffloading, PlannedRung
+from planner.planning.plan import PlannedOffloading, PlannedRouter, PlannedRung
 from planner.planning.predict import ServedLoad
 from planner.planning.search.candidate import Candidate, Ranking, Refused
 from planner.planning.search.departures import Departures
@@ -268,6 +268,11 @@ class Fleet:
         candidate, load = pool.kind.candidate, pool.kind.objective.load
         shares = {router: load.share_of(candidate.servers, router, defaults.TRACE_PROMPTS) for router in routers}
         return {router: candidate.deployment.replay(share).cached_share for router, share in shares.items()}
+
+    @cached_property
+    def plain_router(self) -> PlannedRouter | None:
+        """A plainer router between the servers of the only pool; None for several pools."""
+        return self.solver.sized(self._only).plain_router if self._only else None
 
     @cached_property
     def offloading(self) -> tuple[PlannedOffloading, float, int | None] | None:

@@ -17,14 +17,14 @@ from planner.planning import defaults
 from planner.planning.capacity import Capacity, against, at_load, measure
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket
-from planner.planning.plan import PlannedOffloading, PlannedRung, PlannedTarget, Unaided
+from planner.planning.plan import PlannedOffloading, PlannedRouter, PlannedRung, PlannedTarget, Unaided
 from planner.planning.predict import THROUGHPUT, ServedLoad, doubt_at, estimate
 from planner.planning.search.candidate import Candidate
 from planner.planning.search.space import Objective, Space
 from planner.planning.uncertainty import Uncertainty, UncertaintyOfReplay
 from planner.simulator import MOST_CHUNKS
 from planner.timing import Spread
-from planner.workload import Load, Targets
+from planner.workload import Load, Router, Targets
 
 #: Figures of a run, without the throughput where that is the rate at which requests are sent.
 LATENCIES = ("mean_tpot_ms", "mean_ttft_ms")
@@ -253,6 +253,27 @@ class Servers:
             return None
         servers = max(ceil(objective.value * (1 + headroom) / carried - ROUNDING), self.candidate.servers)
         return (servers + spares) * self.candidate.config.num_gpus
+
+    @cached_property
+    def plain_router(self) -> PlannedRouter | None:
+        """Chance in place of the planned router, or the load in place of prefixes where chance will not do."""
+        objective, servers = self.objective, self.candidate.servers
+        routers: tuple[Router, ...] = ("random", "least-loaded") if objective.router == "prefix-aware" else ("random",)
+        if servers == 1 or objective.value is None or self.space.stock is not None or not objective.slos:
+            return None
+        if objective.by != "rate" or objective.load.classes or objective.router == "random":
+            return None
+        for router in routers:
+            targets = replace(objective.targets or Targets(), router=router)
+            behind = replace(self, objective=replace(objective, targets=targets))
+            load = judged_share(self.candidate.deployment, behind.objective, servers, exactly=not self.space.coarse)
+            if load.meets:
+                break
+        else:
+            servers = behind._replayed(objective.confidence, servers + 1)
+        return PlannedRouter(
+            router=router, targets=tuple(map(PlannedTarget.of, load.readings)), servers=servers or None
+        )
 
     def next_run(self, worth: Callable[[PlannedRung], float]) -> tuple[NextRun, PlannedRung] | None:
         """The run that narrows the size most, by ``worth`` of sizes, and the size after it; None: none does."""
