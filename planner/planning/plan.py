@@ -170,6 +170,15 @@ class PlannedRouter(_Record):
     servers: int | None  #: without spares. None: no number is enough; beyond four times the plan's, a lower bound
 
 
+class PlannedRival(_Record):
+    """A checkpoint of another precision that takes fewer GPUs at even odds, and more at the asked confidence."""
+
+    model: str
+    weight_dtype: str
+    gpus_at_even_odds: int
+    total_gpus: int | None  #: as in ``PlannedRung``
+
+
 class Unaided(_Record):
     """Figures without ``--kv-offloading-size``."""
 
@@ -218,6 +227,7 @@ class Service(_Record):
     requests_in_flight: float | None = None  #: on average: users who wait for an answer
     sessions_at_once: float | None = None  #: of agents and chats in turns: those that pause too
     router: str | None = None  #: between requests and servers; of older plans those of a trace alone
+    rival: PlannedRival | None = None  #: of the best plan, where the width of an interval decides between precisions
     plain_router: PlannedRouter | None = None  #: of the best plan, where several servers share a request rate
     prefix_cache_share: float | None = None  #: of the prompt tokens, found in the prefix cache; None: not known
     kv_offloading: PlannedOffloading | None = None  #: of the best plan, where host memory keeps blocks of a trace

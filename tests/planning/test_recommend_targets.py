@@ -978,6 +978,24 @@ def test_a_router_that_looks_at_the_load_never_takes_more_gpus_than_chance() -> 
     assert plain.targets[0].expected_ms > 200.0 and services["random"].plain_router is None
 
 
+def test_a_precision_that_only_its_interval_rules_out_is_named() -> None:
+    """Its sizes are those of searches for that precision alone, at even odds and at the asked confidence."""
+    words = "recommend Qwen/Qwen3-235B-A22B --gpu h200 --input-len 4096 --output-len 1024 --request-rate 20 --tpot 20"
+    asked = (*words.split(), *FIXED, "--max-num-seqs", "256", "--no-speculation")
+    answer = answer_of(*asked)
+    (best, *_), sizes = answer.to_dict()["plans"], {}
+    for confidence in (0.5, 0.8):
+        alone = json_of(*asked, "--weight-dtype", "fp8", "--confidence", str(confidence))["plans"][0]
+        sizes[confidence] = alone["service"]["total_gpus"]
+    rival, ladder = best["service"]["rival"], best["service"]["ladder"]
+    assert (rival["model"], rival["weight_dtype"]) == ("Qwen/Qwen3-235B-A22B-FP8", "fp8")
+    assert [rival["gpus_at_even_odds"], rival["total_gpus"]] == list(sizes.values())
+    assert sizes[0.5] < ladder[0]["total_gpus"] and sizes[0.8] > best["service"]["total_gpus"]
+    said = f"interval of fp8 decides: with such servers the load takes {sizes[0.5]} GPUs at 50%, {sizes[0.8]} GPUs at"
+    assert said in " ".join(answer.to_text().split())
+    assert alone["service"]["rival"] is None  # no other precision was searched
+
+
 def test_a_target_that_limits_a_server_has_its_figure_and_bound() -> None:
     answer = answer_of("recommend", SMALL, "--gpu", "h100", "--tpot", "12", "--workload", "chat", *FIXED)
     (target,) = answer.to_dict()["plans"][0]["service"]["targets"]

@@ -314,7 +314,11 @@ class Recommendation(Answer):
         candidate, service = self._candidates[id(plan)], plan.service
         # the runbook explains its scripts
         urgent = [one for one in plan.warnings if one not in candidate.resolved.notes and one.split()[0][-3:] != ".sh"]
-        load = [_load_note(plan, service), *_cache_lines(service)] if service else [plan.why[0] + self._odds_words()]
+        load = (
+            [_load_note(plan, service), *_rival_lines(plan), *_cache_lines(service)]
+            if service
+            else [plan.why[0] + self._odds_words()]
+        )
         yield from (("-", reason) for reason in (*load, *self._divided_words()) if reason)
         yield from (("!", warning) for warning in urgent[:BRIEF_WARNINGS])
         yield from (("i", words) for words in self._cheapest())
@@ -646,7 +650,7 @@ def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[
     servers = f"{service.replicas} servers of {size}" if service and service.replicas > 1 else size
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
     if service:
-        reasons += [*_cache_lines(service), _load_note(plan, service), *_measured_next(service)]
+        reasons += [*_cache_lines(service), _load_note(plan, service), *_rival_lines(plan), *_measured_next(service)]
         price = planning.price_of(ranking.profile, prices)
         if price and service.usd_per_hour is not None:
             total = f"{service.usd_per_hour:,.2f} USD/h for {counted(ceil(service.packages))}"
@@ -692,6 +696,14 @@ def _confidence_words(service: planning.Service) -> str:
         return f"one server carries {', '.join(carried)} confidence"
     rungs = [(rung.confidence, rung.total_gpus) for rung in service.ladder]
     return _in_parts(shared.load_takes(rungs, service.total_gpus), service) if rungs else ""
+
+
+def _rival_lines(plan: planning.Plan) -> Iterator[str]:
+    """The precision that would be cheaper at even odds, and the run that settles it."""
+    if (service := plan.service) and (rival := service.rival):
+        sizes = [(0.5, rival.gpus_at_even_odds), (service.confidence, rival.total_gpus)]
+        takes, dtype = shared.load_takes(sizes, service.total_gpus), rival.weight_dtype
+        yield f"the interval of {dtype} decides: {takes}; benchmark.sh of --weight-dtype {dtype} -o DIR settles it"
 
 
 def _measured_next(service: planning.Service) -> Iterator[str]:

@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 
 from planner import progress
-from planner.engine import EngineArgs
+from planner.engine import EngineArgs, EngineConfig
 from planner.errors import InputError, PlannerError
 from planner.model import ResolvedModel
 from planner.planning import defaults
@@ -95,6 +95,7 @@ class _Search:
         self.targets = choices.objective.targets or Targets()
         self.exactly = not self.coarse  # many types of GPUs are left at first order
         self.margin = defaults.CROWDED if self.load.drawn else defaults.OPTIMISM[self.exactly]  # over the closed form
+        self.families: list[RankedEngine] = []  # the most promising first
         self.plans: list[Candidate] = []
         self.alternatives = 0 if self.coarse else defaults.TARGET_ALTERNATIVES
         self.hopeless: list[tuple[float, RankedEngine]] = []  # miss targets even when requests are alone
@@ -120,8 +121,8 @@ class _Search:
             return self._adds_model(family), *sized, family.tied, other, -family.guess
 
         margin, choices, profile = self.margin, self.choices, self.choices.profile.id
-        families = sorted(self._families(), key=order)
-        for outline in progress.each(families, lambda family: f"{profile}: {family.resolved.resolved}"):
+        self.families = sorted(self._families(), key=order)
+        for outline in progress.each(self.families, lambda family: f"{profile}: {family.resolved.resolved}"):
             family: RankedEngine | None = outline
             if self._may_be_better(outline):
                 family = self._family(outline.resolved, outline.args)
@@ -455,8 +456,20 @@ class _Search:
                 rejected.append(Rejected.of(candidate.resolved, candidate.deployment, words))
             seen.add(key)
         closest = None if candidates else self._closest()
-        candidates[:1] = (for_users(self.choices.space, self.objective, best) for best in candidates[:1])
+        users = partial(for_users, self.choices.space, self.objective)
+        candidates[:1] = (replace(users(best), rival=self._rival(best.config)) for best in candidates[:1])
         return Ranking(self.choices.profile, self.choices.version, tuple(candidates), tuple(rejected), closest)
+
+    def _rival(self, best: EngineConfig) -> Deployment | None:
+        """The most promising engine of another precision than ``best``, with its token budget."""
+        others = (one for one in self.families if one.deployment.config.weight_dtype != best.weight_dtype)
+        if self.coarse or (family := next(others, None)) is None:
+            return None
+        with suppress(PlannerError):  # a budget that this engine does not take
+            args = replace(family.args, max_num_batched_tokens=best.max_num_batched_tokens)
+            batch = self.choices.space.args.max_num_seqs or self.choices.largest_batch(family.resolved, args)
+            return self.choices.deployed(family.resolved, replace(args, max_num_seqs=batch))
+        return None
 
     def _closest(self) -> Candidate | None:
         """The engine that misses a target least: while it idles, or even with one request at a time."""

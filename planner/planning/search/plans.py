@@ -257,6 +257,7 @@ def _service(servers: Servers, client: Client, most: ServedLoad | None, *, best:
         requests_in_flight=in_flight,
         sessions_at_once=objective.load.sessions_at_once(whole, in_flight),
         router=objective.router,
+        rival=servers.rival if best else None,
         plain_router=servers.plain_router if best else None,
         prefix_cache_share=load.replay.cached_share if reused else None,
         kv_offloading=servers.offloading(load) if best else None,

@@ -17,7 +17,7 @@ from planner.planning import defaults
 from planner.planning.capacity import Capacity, against, at_load, measure
 from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket
-from planner.planning.plan import PlannedOffloading, PlannedRouter, PlannedRung, PlannedTarget, Unaided
+from planner.planning.plan import PlannedOffloading, PlannedRival, PlannedRouter, PlannedRung, PlannedTarget, Unaided
 from planner.planning.predict import THROUGHPUT, ServedLoad, doubt_at, estimate
 from planner.planning.search.candidate import Candidate
 from planner.planning.search.space import Objective, Space
@@ -253,6 +253,26 @@ class Servers:
             return None
         servers = max(ceil(objective.value * (1 + headroom) / carried - ROUNDING), self.candidate.servers)
         return (servers + spares) * self.candidate.config.num_gpus
+
+    @property
+    def rival(self) -> PlannedRival | None:
+        """The most promising engine of another precision, where only the width of its interval rules it out."""
+        objective, engine, planned = self.objective, self.candidate.rival, self.candidate.num_gpus
+        if engine is None or objective.value is None or not self.by_confidence:
+            return None
+        each, spares, even = engine.config.num_gpus, objective.spares, self.by_confidence[0]
+        own = replace(self.candidate, deployment=engine, servers=ceil(planned / each), load=None)
+        odds = replace(objective.targets or Targets(), confidence=even.confidence)
+        fewer = ((even.total_gpus or 0) - 1) // each - spares
+        if fewer < 1 or not judged_share(engine, replace(objective, targets=odds), fewer, exactly=True).meets:
+            return None
+        replayed = replace(self, candidate=own)._replayed
+        few, many = replayed(even.confidence, fewer), replayed(objective.confidence, own.servers)
+        if 0 < many * each <= planned:
+            return None
+        names = {"model": engine.model.id, "weight_dtype": engine.config.weight_dtype}
+        gpus = (many + spares) * each if many else None
+        return PlannedRival(**names, gpus_at_even_odds=(few + spares) * each, total_gpus=gpus)
 
     @cached_property
     def plain_router(self) -> PlannedRouter | None:
