@@ -9,14 +9,17 @@ import pytest
 from hub_server import HubServer, hub_environment
 from hypothesis import settings
 
+from planner.planning import defaults
+
 #: `make test` draws the same cases each time. New cases are for `make fuzz`.
 settings.register_profile("repeatable", derandomize=True, database=None, deadline=None)
 settings.load_profile("repeatable")
 
 #: Files whose tests share what is made once, and take longer when two workers make it.
 TOGETHER = {
-    "workflow": "workflows", "test_audit": "workflows", "test_scripts_matrix": "matrix", "test_fleet": "fleet",
-    "test_split": "split", "test_tune": "tune", "test_ui": "ui", "test_search_relations": "search relations",
+    "workflow": "workflows", "test_audit": "workflows", "test_documents": "workflows", "test_deploy": "deploy",
+    "test_departures": "departures", "test_fleet": "fleet", "test_report": "report", "test_scripts_matrix": "matrix",
+    "test_search_relations": "search relations", "test_split": "split", "test_tune": "tune", "test_ui": "ui",
 }  # fmt: skip
 
 #: Modules whose tests take more than two seconds of CPU. All others are ``-m fast``: less than a minute together.
@@ -64,6 +67,20 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServe
 def best_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """JSON has the best plan of each GPU alone: for tests that read no other. Those with targets take a search more."""
     monkeypatch.setattr("planner.output.tables.recommendation.LISTED", 1)
+
+
+@pytest.fixture
+def short_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replay about a third of the requests: for tests that compare answers with each other, not with measurements."""
+    monkeypatch.setattr(defaults, "LEAST_SEARCH_PROMPTS", 60)
+    monkeypatch.setattr(defaults, "PROMPTS_PER_FLYING", 1)
+    monkeypatch.setattr("planner.workload.sessions.POOL_PROMPTS", 400)
+
+
+@pytest.fixture
+def short_loops(short_replays: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, and two requests for each place of a closed loop in place of five."""
+    monkeypatch.setattr(defaults, "PROMPTS_PER_SLOT", 2)
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,8 @@ from planner.commands.load import with_use_case
 from planner.engine import SETTINGS
 from planner.workload import NAMED, named_sessions, use_cases
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 ROOT = Path(__file__).parents[2]
 NOUNS = (Serving, Load, Fit, Prediction, Capacity)
 GOLDEN = Path(__file__).parents[1] / "golden" / "api.txt"

@@ -17,6 +17,8 @@ import planner
 from planner.engine import NEWEST, flag_status, parse_version, release_text
 from planner.resources import data_dir, package_dir, tables_of
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA_7B, LLAMA_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
 SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "20", "--max-concurrency", "4")
 PINNED = ("--max-num-batched-tokens", "8192", "--max-num-seqs", "128", "--no-speculation")

@@ -13,6 +13,8 @@ from planner.commands.options import group_of
 from planner.evidence import Stated
 from planner.output import Choice, Site
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA = "meta-llama/Llama-2-7b-hf"
 
 

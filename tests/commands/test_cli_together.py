@@ -18,6 +18,8 @@ from command_line import error_of, run, start
 
 from planner.resources import write_then_rename
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 #: One GPU, one batch: the tests are about files.
 PLAN = ("recommend", LLAMA, "--gpus", "1", "--max-num-seqs", "8")

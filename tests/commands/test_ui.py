@@ -381,14 +381,14 @@ def test_a_rate_is_answered_in_its_steady_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "load"), [("rag", "by=flight&flight=40"), ("offline", ""), ("multi-turn-chat", "rate=2")]
+    ("name", "load"), [("rag", "by=flight&flight=40"), ("offline", ""), ("multi-turn-chat", "rate=0.2")]
 )
 def test_a_use_case_is_that_of_the_command(server: Server, name: str, load: str) -> None:
     """Spread of lengths, turns, and a concurrency that is searched: rag was planned with equal lengths."""
     (case,) = re.findall(rf'<option data-fields="([^"]*)">{name}</option>', server.get("/").text)
     fields = {"model": MODEL, "gpu": GPU, "workload": name, **dict(parse_qsl(load)), **json.loads(html.unescape(case))}
     page = html.unescape(server.get("/answer", fields).text)
-    flag = {"flight": ("--max-concurrency", "40"), "rate": ("--request-rate", "2")}
+    flag = {"flight": ("--max-concurrency", "40"), "rate": ("--request-rate", "0.2")}
     words = next((flag[key] for key in flag if key in load), ())
     verdict = run("recommend", MODEL, "--gpu", GPU, "--use-case", name, *words).out.partition("\n\n")[0]
     assert f'<h2 id="verdict">{" ".join(verdict.split())}</h2>' in page

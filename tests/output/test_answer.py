@@ -31,6 +31,8 @@ from planner.output.answer import fields_of
 from planner.output.render import Column, records_text, rows_of, table_text
 from planner.planning.deployment import Deployment
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA = "meta-llama/Llama-2-7b-hf"
 SHORT: dict[str, Any] = {"input_len": 64, "output_len": 16}
 TARGETS: dict[str, Any] = {**SHORT, "ttft": 2000, "tpot": 50, "max_num_batched_tokens": 8192}

@@ -23,6 +23,8 @@ from planner.planning.plan import PlanFile, PlannedWorkload
 from planner.planning.sweep import sweep_loads
 from planner.workload.load import Load
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 MEMORY = ("--format", "svg", "--chart", "memory")
 FIGURES = ("output_throughput_per_gpu", "output_throughput_per_user", "mean_ttft_ms", "mean_tpot_ms")

@@ -18,6 +18,8 @@ from planner.output.tables.shared import asked_load
 from planner.planning.plan import PlannedTarget, Service
 from planner.units import figure, rounded
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 TARGETS = ("--ttft", "2000", "--tpot", "50", "--random-input-len", "256", "--random-output-len", "64")
 #: ``5.4 requests/s (4.6 to 6.2)``.

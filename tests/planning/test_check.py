@@ -30,8 +30,13 @@ from planner.planning.search.candidate import Merit
 from planner.planning.serving import Serving
 from planner.workload import Load
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 NEW = parse_version("0.32.0")
+#: A load for tests of what starts or is suggested: its replays take little time. Also as words.
+SMALL: dict[str, int] = {"input_len": 64, "output_len": 8, "max_concurrency": 2}
+FEW = ("--random-input-len", "64", "--random-output-len", "8", "--max-concurrency", "2")
 
 
 def server_of(script: str | list[str]) -> Found:
@@ -364,12 +369,12 @@ def answer(*words: str, status: int = 0) -> dict[str, Any]:
 def test_a_good_line_starts_and_is_predicted_like_planner_predict() -> None:
     said = answer("--gpu", "h100", "--", "vllm", "serve", LLAMA, "--max-num-seqs", "64", "--max-model-len", "8192")
     assert said["starts"] and said["flags"] == []
-    sent = PlannedWorkload(input_len=1024, output_len=1024, max_concurrency=64, num_prompts=320)
+    sent = PlannedWorkload(input_len=1024, output_len=1024, max_concurrency=64, num_prompts=128)
     assert said["load"] == sent.model_dump()
     predicted = run(
         "predict", "serve", LLAMA, "--gpu", "h100", "--max-num-seqs", "64", "--max-model-len", "8192",
         "--random-input-len", "1024", "--random-output-len", "1024", "--max-concurrency", "64",
-        "--num-prompts", "320", "--format", "json",
+        "--num-prompts", "128", "--format", "json",
     )  # fmt: skip
     same = json.loads(predicted.out)
     for key in ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"):
@@ -433,7 +438,7 @@ SHORT = ("vllm", "serve", LLAMA, "--max-num-seqs", "64", "--max-model-len", "409
     ],
 )
 def test_what_is_not_modelled_is_not_called_refused(words: str, told: str) -> None:
-    checked = run("check", "--gpu", "h100", "--", "vllm", "serve", LLAMA, *words.split())
+    checked = run("check", "--gpu", "h100", *FEW, "--", "vllm", "serve", LLAMA, *words.split())
     assert checked.status == 1 and f"vLLM 0.32.0: {told} x --" in " ".join(checked.out.split())
 
 
@@ -501,7 +506,7 @@ SENT = "--all2all-backend deepep_low_latency"
     ],
 )  # fmt: skip
 def test_ranks_that_have_no_setting(version: str, line: str, told: str) -> None:
-    words = ("--gpu", "h200", "--engine-version", version, "--", "vllm", "serve", *line.split())
+    words = ("--gpu", "h200", "--engine-version", version, *FEW, "--", "vllm", "serve", *line.split())
     checked = run("check", *words)
     assert f"vLLM {version}: {told}" in " ".join(checked.out.split())
     starts = told.startswith("starts weights")
@@ -558,7 +563,7 @@ def test_a_context_that_the_line_stretches_is_the_models(version: str, option: s
     refuse that without ``max_position_embeddings`` ("YaRN variants leave it already scaled", config/model.py)."""
     scaling = '{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}'
     line = ("vllm", "serve", "Qwen/Qwen3-8B", option, key % scaling, "--max-model-len")
-    asked = ("--gpu", "h100", "--engine-version", version, "--max-concurrency", "1", "--")
+    asked = ("--gpu", "h100", "--engine-version", version, *FEW, "--")
     said = answer(*asked, *line, "131072")
     assert said["starts"] and said["not_simulated"] == (["--rope-scaling"] if option == "--rope-scaling" else [])
     assert not answer(*asked, *line, "131073", status=1)["starts"]
@@ -578,7 +583,7 @@ def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:
     """ "AITER does not support fp8 kv cache"; DeepSeek-V3: "--max-model-len cannot be greater than 32768"."""
 
     def flags(version: str, *line: str) -> list[str]:
-        said = answer("--gpu", "mi300x", "--engine-version", version, "--max-concurrency", "1", "--", *line)
+        said = answer("--gpu", "mi300x", "--engine-version", version, *FEW, "--", *line)
         return [flag["flag"] for flag in said["flags"] if not flag["fatal"]]
 
     mixtral = ("vllm", "serve", "amd/Mixtral-8x7B-Instruct-v0.1-FP8-KV", "-tp", "8", "--kv-cache-dtype")
@@ -605,16 +610,18 @@ def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:
 )
 def test_a_pipeline_has_the_engine_that_its_backend_allows(version: str, backend: str, engine: str) -> None:
     words = (*SHORT, "--pipeline-parallel-size", "2", *backend.split())
-    said = answer("--gpu", "h100", "--engine-version", version, "--", *words)
+    said = answer("--gpu", "h100", "--engine-version", version, *FEW, "--", *words)
     assert said["settings"]["engine"] == engine and said["settings"]["pipeline_parallel_size"] == 2
 
 
 def test_engines_that_a_version_does_not_have_are_refused() -> None:
-    both = answer(*OLD, "VLLM_USE_V1=1 " + shlex.join((*SHORT, "--num-scheduler-steps", "8")), status=1)
+    both = answer(*FEW, *OLD, "VLLM_USE_V1=1 " + shlex.join((*SHORT, "--num-scheduler-steps", "8")), status=1)
     assert both["refusal"]["cause"].startswith("VLLM_USE_V1=1 is not supported with --num-scheduler-steps 8")
-    gone = answer("--gpu", "h100", "--engine-version", "0.11.0", "--", "VLLM_USE_V1=0 " + shlex.join(SHORT), status=1)
+    gone = answer(
+        "--gpu", "h100", *FEW, "--engine-version", "0.11.0", "--", "VLLM_USE_V1=0 " + shlex.join(SHORT), status=1
+    )
     assert "V0 engine, which vLLM 0.11.0 does not have" in gone["refusal"]["cause"]
-    amd = answer("--gpu", "mi300x", "--engine-version", "0.8.5", "--", "VLLM_USE_V1=1 " + shlex.join(SHORT))
+    amd = answer("--gpu", "mi300x", *FEW, "--engine-version", "0.8.5", "--", "VLLM_USE_V1=1 " + shlex.join(SHORT))
     assert amd["settings"]["engine"] == "V1"  # the default there is V0
 
 
@@ -705,17 +712,19 @@ def test_a_short_context_is_filled_half_with_the_prompt() -> None:
 def test_a_context_of_auto_is_as_long_as_the_memory_allows() -> None:
     """Llama-3.3-70B at TP 2 on H100: the weights leave room for a part of its 131,072 tokens."""
     line = ("vllm", "serve", "meta-llama/Llama-3.3-70B-Instruct", "-tp", "2", "--max-num-seqs", "32")
-    assert not answer("--gpu", "h100", "--", *line, status=1)["starts"]
-    auto = answer("--gpu", "h100", "--", *line, "--max-model-len", "auto")
-    assert "as the memory turns out" in run("check", "--gpu", "h100", "--", *line, "--max-model-len", "auto").out
+    assert not answer("--gpu", "h100", *FEW, "--", *line, status=1)["starts"]
+    auto = answer("--gpu", "h100", *FEW, "--", *line, "--max-model-len", "auto")
+    assert "as the memory turns out" in run("check", "--gpu", "h100", *FEW, "--", *line, "--max-model-len", "auto").out
     assert auto["starts"] and auto["fit"]["verdict"] == "fits" and 2048 < auto["settings"]["max_model_len"] < 131_072
 
 
 def test_a_context_beyond_the_models_is_allowed_by_its_variable() -> None:
     """``config/model.py`` of vLLM 0.32.0 warns with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, and raises without it."""
     line = ("vllm", "serve", "Qwen/Qwen2.5-7B-Instruct", "--max-model-len", "65536")
-    assert "set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in answer("--gpu", "h100", "--", *line, status=1)["refusal"]["hint"]
-    long = answer("--gpu", "h100", "--", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *line)
+    assert (
+        "set VLLM_ALLOW_LONG_MAX_MODEL_LEN=1" in answer("--gpu", "h100", *FEW, "--", *line, status=1)["refusal"]["hint"]
+    )
+    long = answer("--gpu", "h100", *FEW, "--", "VLLM_ALLOW_LONG_MAX_MODEL_LEN=1", *line)
     assert long["starts"] and long["settings"]["max_model_len"] == 65536 and "32,768" in long["flags"][0]["cause"]
 
 
@@ -850,7 +859,8 @@ def test_a_line_without_a_share_has_that_of_vllm() -> None:
 )  # fmt: skip
 def test_places_without_a_block_for_their_states(words: str, starts: bool) -> None:
     """``has_full_cudagraphs`` in config/compilation.py; 351 blocks of 49 MiB beside 51 GiB of weights."""
-    found = check_command(f"vllm serve Qwen/Qwen3.6-27B --max-model-len 16384 {words}", "h100", engine_version="0.32.0")
+    line = f"vllm serve Qwen/Qwen3.6-27B --max-model-len 16384 {words}"
+    found = check_command(line, "h100", engine_version="0.32.0", **SMALL)
     assert found.to_dict()["starts"] is starts
 
 
@@ -863,7 +873,7 @@ def test_no_suggestion_has_the_drafts_that_are_refused() -> None:
         ("Qwen/Qwen3-8B", "0.32.0", False),
     ):
         line = f"vllm serve {model} --trust-remote-code {drafts}"
-        said = check_command(line, "h200", engine_version=version, max_concurrency=8)
+        said = check_command(line, "h200", engine_version=version, **SMALL)
         assert said.ok == starts and said.record.ranking and said.record.ranking.candidates
         for plan in said.to_dict()["better"]:
             assert ("--speculative-config" in plan["command"]) == starts
@@ -889,7 +899,7 @@ def test_what_the_hint_of_a_refusal_leaves_out_is_a_change() -> None:
     ],
 )
 def test_a_refused_line_is_mended_by_its_hint_and_keeps_the_rest(words: str, changes: str) -> None:
-    said = check_command(f"vllm serve {LLAMA} {words}", "h100", max_concurrency=8)
+    said = check_command(f"vllm serve {LLAMA} {words}", "h100", **SMALL)
     assert not said.ok and changes in said.to_text("table")
     better = said.to_dict()["better"][0]
     context = "4096" if "4096" in words else "131072"
@@ -918,7 +928,7 @@ def test_states_are_cached_at_the_ends_of_chunks() -> None:
         ("0.27.1", mamba, "--enable-prefix-caching", True),
     ):
         line = f"vllm serve {model} --trust-remote-code --no-enable-chunked-prefill {words}"
-        said = check_command(line, "h100", engine_version=version, max_concurrency=8)
+        said = check_command(line, "h100", engine_version=version, **SMALL)
         assert said.ok == starts, (version, model, words)
         (better, *_) = said.to_dict()["better"] or [{"changes": {}}]
         assert ("enable_chunked_prefill" in better["changes"]) == (not starts)

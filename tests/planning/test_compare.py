@@ -34,6 +34,8 @@ from planner.planning.uncertainty import Forecast
 from planner.workload.load import Load
 from planner.workload.requests import Requests
 
+pytestmark = pytest.mark.usefixtures("short_loops")
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 

@@ -88,7 +88,7 @@ def test_the_same_of_a_fleet() -> None:
 def test_fewer_gpus_at_even_odds_are_enough_when_they_are_asked_for() -> None:
     """The ladder's number of GPUs at even odds came from an estimate to first order, and was too small."""
     words = ["fleet", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x", "--use-case", "chat"]
-    words += ["--request-rate", "5", "--confidence"]
+    words += ["--request-rate", "5", "--max-num-batched-tokens", "8192", "--kv-cache-dtype", "fp8", "--confidence"]
     first, again = (json_of(*words, confidence) for confidence in ("0.8", "0.5"))
     even = first["ladder"][0]
     assert even["confidence"] == 0.5 and again["fleets"][0]["gpus"] <= even["gpus"] < first["fleets"][0]["gpus"]
@@ -160,16 +160,18 @@ def test_prompts_that_wait_for_minutes_are_told_of_a_plan_too() -> None:
     assert "the prefill of 128,000 tokens); more GPUs per server would shorten it" in said(alone)
 
 
+@pytest.mark.usefixtures("short_replays")
 def test_one_pool_that_takes_more_than_a_pool_for_each_class_is_said() -> None:
     """Long prompts hold up short ones with a tight target: both commands name the same sizes, with headroom."""
     chat, long = Load.parse("chat=6:512:128,ttft=200,tpot=40"), Load.parse("long=0.5:12000:128")
-    answer = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, long), headroom=1.0)
-    fleet = size_fleet("Qwen/Qwen3-8B", "l40s", classes=(chat, long), headroom=1.0)
+    asked: dict[str, Any] = {"headroom": 1.0, "max_num_batched_tokens": 2048, "kv_cache_dtype": "fp8"}
+    answer = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=(chat, long), **asked)
+    fleet = size_fleet("Qwen/Qwen3-8B", "l40s", classes=(chat, long), **asked)
     (doubt,) = [one for one in answer.doubts if one.kind == "pools"]
     assert answer.best and answer.best.service
     assert fleet.record.best
     one_pool, each = map(int, re.findall(r"takes (\d+)", doubt.said))
     assert one_pool == answer.best.service.total_gpus > each == fleet.record.best.gpus
     others = (chat, replace(chat, name="other"))
-    alike = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=others, headroom=1.0)
+    alike = recommend_plans("Qwen/Qwen3-8B", "l40s", classes=others, **asked)
     assert not [one for one in alike.doubts if one.kind == "pools"]

@@ -25,9 +25,9 @@ def answered(*words: str) -> dict[str, Any]:
 
 
 def request(model: str, *gpus: str, **changes: Any) -> Search:
-    """Plans of 1024 tokens in and out for the most throughput, in nodes of eight."""
+    """Plans of 1024 tokens in and 128 out for the most throughput, in nodes of eight."""
     changes = {"goal": "max-throughput", "gpus_per_node": 8, "version": parse_version("0.27.1"), **changes}
-    return search_for(None, *gpus, model=model, load=Load(1024, 1024), **changes)
+    return search_for(None, *gpus, model=model, load=Load(1024, 128), **changes)
 
 
 def layouts_of(model: str, gpu: str, nodes: int, **changes: Any) -> list[Layout]:
@@ -183,7 +183,8 @@ def test_a_plan_of_several_servers_is_compared_with_prefill_and_decode_apart() -
         ("deepseek-ai/DeepSeek-V3.1 --gpu h200 --request-rate 50 --input-len 3000 --output-len 500 --ttft 3000 "
          "--tpot 50", r"(TP 8.*, MTP \d) prefill, \d+ x \1 decode\) vs"),
         ("nvidia/DeepSeek-R1-0528-NVFP4-v2 --gpu gb200 --request-rate 100 --input-len 2000 --output-len 2000 "
-         "--ttft 5000 --tpot 60", "not compared: both sides are planned with TP alone, aggregated servers with DP 4"),
+         "--ttft 5000 --tpot 60 --max-num-batched-tokens 8192 --kv-cache-dtype fp8 --max-num-seqs 256 --no-speculation",
+         "not compared: both sides are planned with TP alone, aggregated servers with DP 4"),
     ],
 )  # fmt: skip
 def test_sides_draft_as_servers_that_do_both_and_have_no_ranks(words: str, told: str) -> None:

@@ -80,7 +80,7 @@ def test_recommend_and_fleet_have_one_capacity(model: str, gpu: str, rate: str, 
 
 
 @pytest.mark.parametrize(("workload", "rate", "seed"), [("coding-agent", "0.5", "0"), ("multi-turn-chat", "8", "3")])
-@pytest.mark.usefixtures("best_plans")
+@pytest.mark.usefixtures("best_plans", "short_replays")
 def test_sessions_have_the_figures_of_the_plan_that_serves_them(workload: str, rate: str, seed: str) -> None:
     """One server gets all turns: ``predict`` sends those by which ``recommend`` judges it."""
     targets = ("--ttft", "20000", "--tpot", "200", "--e2el", "200000", "--percentile", "99")
