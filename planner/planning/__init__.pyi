@@ -117,6 +117,7 @@ from .search.disaggregated import cheapest_apart as cheapest_apart
 # Is the size suspicious?
 from .search.doubts import Doubt as Doubt
 from .search.doubts import doubt_about_refusal as doubt_about_refusal
+from .search.doubts import doubt_about_size as doubt_about_size
 from .search.doubts import doubts_about_comparison as doubts_about_comparison
 from .search.doubts import doubts_about_fleets as doubts_about_fleets
 from .search.doubts import doubts_about_plan as doubts_about_plan

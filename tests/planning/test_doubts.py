@@ -69,6 +69,8 @@ def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_woul
     assert looser
     assert gpus(tpot=float(looser[1])) <= even + 1  # rounding, and the queue of a slower engine
     assert gpus(tpot=NARROW, confidence=0.5) <= even + 1
+    beside = recommend_plans(**TIGHT | {"gpu": ["h100", "gb10"], "price": {"gb10": 9}}, tpot=NARROW)
+    assert beside.best and beside.best.gpu == "h100-sxm" and beside.doubts == (doubt,)
 
 
 @pytest.mark.usefixtures("short_replays")

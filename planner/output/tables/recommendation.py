@@ -98,7 +98,10 @@ class Recommendation(Answer):
         if self.answer_apart:
             return ()
         if best:
-            return planning.doubts_about_plan(self.search, self._candidates[id(best)], best)
+            of_best = planning.doubts_about_plan(self.search, self._candidates[id(best)], best)
+            others = () if self.search.space.coarse else self.best_first[1:]
+            sizes = (planning.doubt_about_size(self.search, self._candidates[id(plan)], plan) for plan in others)
+            return filter(None, (*of_best, *sizes))
         refused = (planning.doubt_about_refusal(one, targets.confidence) for one in self.rankings) if targets else ()
         return filter(None, refused)
 
@@ -281,7 +284,8 @@ class Recommendation(Answer):
                 rows = [row for one in best.classes for row in _class_rows(best, one)]
                 yield "\n" + known_table(rows, CLASS_COLUMNS)
             ranking = next(ranking for ranking, plan in pairs if plan is best)
-            notes = list(self._ranked_notes(ranking, best))[: shared.NOTES - len(self.doubts)]
+            doubts = sum(doubt.gpu == best.gpu for doubt in self.doubts)
+            notes = list(self._ranked_notes(ranking, best))[: shared.NOTES - doubts]
             yield from (line for mark, text in notes for line in shared.items(mark, [text]))
         without = [ranking for ranking, plan in pairs if plan is None]
         shown = 1 if best else BRIEF_REFUSED

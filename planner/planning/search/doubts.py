@@ -9,6 +9,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from typing import Literal
 
@@ -68,6 +69,18 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
             cause = f"the prefill of {sent.input_len:,} tokens"
             change = "more GPUs per server would shorten it: --goal min-latency"
         yield _wait(plan.gpu, first_s, cause, change)
+
+
+def doubt_about_size(search: Search, candidate: Candidate, plan: Plan) -> Doubt | None:
+    """The doubt about a plan beside the best, if even odds take less than half its GPUs: one replay where not."""
+    service, objective, targets = plan.service, search.objective, search.objective.targets
+    if not (service and service.load_asked and targets and targets.slos and targets.confidence > EVEN):
+        return None
+    even_odds = replace(objective, targets=replace(targets, confidence=EVEN))
+    most = ceil(service.replicas / TIMES) - 1 - objective.spares
+    served = partial(share_of, candidate.deployment, even_odds, exactly=True)
+    count = fewest_servers(served, 1, most, most)[0] if most > 0 else None
+    return _about_interval(objective, candidate, service, plan.gpu, count) if count else None
 
 
 def _about_pools(search: Search, candidate: Candidate, one_pool: int) -> Iterator[Doubt]:
@@ -166,8 +179,6 @@ def _about_sizes(objective: Objective, candidate: Candidate, service: Service, g
     even, now = rungs.get(EVEN), rungs.get(service.confidence)
     if even is None or now is None:
         return
-    tightest = max(service.targets, key=lambda target: target.expected_ms / target.limit_ms)
-    interval = f"the interval of {service.bound_by or tightest.slo}"
     if not even.largest_load:
         yield _refuted(gpu, objective)
     elif objective.value is None:
@@ -175,11 +186,22 @@ def _about_sizes(objective: Objective, candidate: Candidate, service: Service, g
             ratio, unit = even.largest_load / now.largest_load, service.load_unit
             said = f"one server carries {now.largest_load:,.3g} {unit}, the expected value is {ratio:,.1f} times that"
             change = f"--confidence {EVEN:g} takes it; {NARROWED}"
-            yield Doubt("confidence", gpu, f"{said}: {interval} decides", change)
+            yield Doubt("confidence", gpu, f"{said}: {_interval(service)} decides", change)
     elif even.total_gpus and now.total_gpus and now.total_gpus > TIMES * even.total_gpus:
         servers = even.total_gpus // candidate.config.num_gpus - objective.spares
-        readings = share_of(candidate.deployment, objective, servers, exactly=True).readings
-        yield _too_many(gpu, now.total_gpus, even.total_gpus, interval, met_limits(readings))
+        yield _about_interval(objective, candidate, service, gpu, servers)
+
+
+def _about_interval(objective: Objective, candidate: Candidate, service: Service, gpu: str, even: int) -> Doubt:
+    """The doubt about a size of which ``even`` servers are enough at even odds."""
+    gpus = (even + objective.spares) * candidate.config.num_gpus
+    looser = met_limits(share_of(candidate.deployment, objective, even, exactly=True).readings)
+    return _too_many(gpu, service.total_gpus, gpus, _interval(service), looser)
+
+
+def _interval(service: Service) -> str:
+    tightest = max(service.targets, key=lambda target: target.expected_ms / target.limit_ms)
+    return f"the interval of {service.bound_by or tightest.slo}"
 
 
 def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
