@@ -24,32 +24,16 @@ def _line_of(words: list[str]) -> str | list[str]:
     return sys.stdin.read() + "\n" if words == ["-"] else words[0] if len(words) == 1 else words
 
 
-Line = Annotated[
-    "str | PathLike[str] | Sequence[str]",
-    Argument(
-        kind=list[str],
-        read=_line_of,
-        metavar="LINE",
-        help="-- vllm serve MODEL ... (or vllm bench ...); or a script, compose file or manifest with such a line, the "
-        "folder of a plan, '-' for stdin.",
-    ),
-]
+_LINES = Argument(kind=list[str], read=_line_of, metavar="LINE", help=opt.HELP["line"])
+Line = Annotated["str | PathLike[str] | Sequence[str]", _LINES]
 OneGpu = Annotated["planning.GpuName", opt.gpu_option("Profile id, alias or file; or 'local'. Default: the plan's.")]
-AsModel = Annotated[
-    str | None,
-    Option(metavar="MODEL", autocompletion=opt.complete_model, help="Model to assume for a local path in the line."),
-]
-Concurrency = Annotated[
-    int | None, Interval(ge=1), Option(panel=opt.LOAD, help="Concurrent requests. Default: as many as run at once.")
-]
-Given = Annotated[
-    "Mapping[str, str] | Sequence[str]",
-    Option("--set", kind=list[str], metavar="NAME=VALUE", help="Variable of the script. Repeatable."),
-]
+_AS_MODEL = Option(metavar="MODEL", autocompletion=opt.complete_model, help=opt.HELP["as_model"])
+AsModel = Annotated[str | None, _AS_MODEL]
+Concurrency = Annotated[int | None, Interval(ge=1), Option(panel=opt.LOAD, help=opt.HELP["concurrency"])]
+_SET = Option("--set", kind=list[str], metavar="NAME=VALUE", help="Variable of the script. Repeatable.")
+Given = Annotated["Mapping[str, str] | Sequence[str]", _SET]
 Goal = Annotated[defaults.Goal, Option(help="Goal to optimise when suggesting changes.")]
-Gpus = Annotated[
-    int | None, Interval(ge=1), Option(help="GPUs of a better plan. Default: the line's, more if it does not fit.")
-]
+Gpus = Annotated[int | None, Interval(ge=1), Option(help=opt.HELP["better_gpus"])]
 
 
 #: ``--`` in front of the line is not needed: what is no option of this command belongs to the line.

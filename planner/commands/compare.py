@@ -31,29 +31,13 @@ def _several(flag: str, *names: str, text: str) -> Any:
     return Option(flag, *names, kind=str, read=read, metavar="N,N", panel=opt.LOAD, help=text)
 
 
-Per = Annotated[
-    defaults.Per,
-    Option(help="Unit of equal hardware: packages (a GPU with all its partitions), nodes, or logical GPUs."),
-]
-Packages = Annotated[
-    int | None, Interval(ge=1), Option(help="Packages of each type. Default: the fewest on which all hold the model.")
-]
-InputLens = Annotated[
-    "int | Sequence[int]", _several("--random-input-len", "--input-len", text="Prompt tokens, or several lengths.")
-]
-OutputLens = Annotated[
-    "int | Sequence[int]",
-    _several("--random-output-len", "--output-len", text="Output tokens: as many as input lengths, or one."),
-]
-_SHOWN = ",".join(map(str, defaults.COMPARED_CONCURRENCY))
-Concurrencies = Annotated[
-    "int | Sequence[int] | None",
-    _several("--max-concurrency", text=f"Concurrent requests on all servers of a GPU type. Default: {_SHOWN}."),
-]
-RequestRates = Annotated[
-    "float | Sequence[float] | None",
-    _several("--request-rate", text="Instead: requests per second, of all servers of a GPU type together."),
-]
+_SHOWN = f"{opt.HELP['concurrencies']} Default: {','.join(map(str, defaults.COMPARED_CONCURRENCY))}."
+Per = Annotated[defaults.Per, Option(help=opt.HELP["per"])]
+Packages = Annotated[int | None, Interval(ge=1), Option(help=opt.HELP["packages"])]
+InputLens = Annotated["int | Sequence[int]", _several("--random-input-len", "--input-len", text=opt.HELP["inputs"])]
+OutputLens = Annotated["int | Sequence[int]", _several("--random-output-len", "--output-len", text=opt.HELP["outputs"])]
+Concurrencies = Annotated["int | Sequence[int] | None", _several("--max-concurrency", text=_SHOWN)]
+RequestRates = Annotated["float | Sequence[float] | None", _several("--request-rate", text=opt.HELP["rates"])]
 
 
 @command(

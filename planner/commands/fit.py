@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from planner import output, planning
 from planner.commands.declare import Option, command
-from planner.commands.options import MEMORY, SERVING, Explain, Gpus, Model, Partitions, PathName
+from planner.commands.options import HELP, MEMORY, SERVING, Explain, Gpus, Model, Partitions, PathName
 from planner.errors import IllegalPlanError, InputError
 
 if TYPE_CHECKING:
@@ -16,14 +16,7 @@ if TYPE_CHECKING:
     from planner.output import FitAnswer, FitTable, GpuFit
     from planner.planning import GpuName, ModelName, Serving
 
-StartupLog = Annotated[
-    PathName | None,
-    Option(
-        kind=Path,
-        metavar="FILE",
-        help="vLLM's own start-up log. It is compared with the prediction, and its overheads are kept for this user.",
-    ),
-]
+StartupLog = Annotated[PathName | None, Option(kind=Path, metavar="FILE", help=HELP["startup_log"])]
 Sweep = Annotated[bool, Option(help="Table over TP x precision x KV cache dtype.")]
 
 

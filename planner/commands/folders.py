@@ -12,7 +12,7 @@ from planner import evidence, hardware, planning, progress
 from planner import output as out
 from planner.commands.declare import Argument, Option, command
 from planner.commands.measured import TOOLS
-from planner.commands.options import Calibration, Force, PathName, group_of
+from planner.commands.options import HELP, Calibration, Force, PathName, group_of
 from planner.commands.streams import write
 from planner.errors import InputError
 
@@ -28,15 +28,10 @@ ChartName = Literal["memory", "pareto", "latency", "operators"]
 def report(
     directory: Annotated[Path, _folder("Folder that planner recommend -o wrote.")],
     *,
-    output: Annotated[
-        Path | None,
-        Option("-o", "--output", metavar="FILE", help="File to write. Default: report.html or CHART.svg in DIR."),
-    ] = None,
+    output: Annotated[Path | None, Option("-o", "--output", metavar="FILE", help=HELP["report"])] = None,
     format: Annotated[Literal["html", "svg"], Option(help="HTML page, or one chart as SVG.")] = "html",
     chart: Annotated[ChartName | None, Option(help="The chart of --format svg.")] = None,
-    width: Annotated[
-        int | None, Interval(ge=240, le=2000), Option(help="Width of an SVG chart in pixels. Default: 720.")
-    ] = None,
+    width: Annotated[int | None, Interval(ge=240, le=2000), Option(help=HELP["width"])] = None,
     calibration: Calibration = None,
 ) -> None:
     """Write the page or the chart. Only the loads around each plan's own are computed again."""
@@ -73,10 +68,7 @@ def deploy(
     directory: Annotated[Path, _folder("Folder of a plan, as recommend -o wrote it.")],
     *,
     target: Annotated[list[Target], Option("--target", help="Platform. Repeatable.")],
-    output: Annotated[
-        Path | None,
-        Option("-o", "--output", metavar="OUT", help="Write into this folder. Default: print a single file."),
-    ] = None,
+    output: Annotated[Path | None, Option("-o", "--output", metavar="OUT", help=HELP["deployable"])] = None,
     force: Force = False,
     command_line: str,
     **site: Any,
@@ -146,12 +138,8 @@ def validate_plan(
 def tune_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, on the machine that it is for.")],
     *,
-    runs: Annotated[
-        int | None, Interval(ge=1), Option(help="Maximum number of runs, earlier ones included. Default: no limit.")
-    ] = None,
-    minutes: Annotated[
-        float | None, Interval(gt=0), Option(help="Maximum minutes of all runs. Default: no limit.")
-    ] = None,
+    runs: Annotated[int | None, Interval(ge=1), Option(help=HELP["runs"])] = None,
+    minutes: Annotated[float | None, Interval(gt=0), Option(help=HELP["minutes"])] = None,
     retry: Annotated[bool, Option("--retry", help="Retry settings that failed to start.")] = False,
     calibration: Calibration = None,
     command_line: str = "",

@@ -14,7 +14,8 @@ from planner.errors import InputError
 from planner.resources import alone_in
 
 TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
-
+_RUNS = f"Table of measured runs, or a result of {TOOLS}."
+_SOURCES = f"Tables of runs, results of {TOOLS}, folders of plans. Default: the runs that were kept before."
 RESULTS = group_of("results", "Results without a plan.json")
 
 
@@ -27,10 +28,7 @@ def _stated(facts: dict[str, Any]) -> "evidence.Stated":
     engine=tagged("result"),
 )  # fmt: skip
 def evaluate_runs(
-    runs: Annotated[
-        PathName,
-        Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=f"Table of measured runs, or a result of {TOOLS}."),
-    ],
+    runs: Annotated[PathName, Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=_RUNS)],
     *,
     calibration: Calibration = None,
     chart: Annotated[
@@ -62,14 +60,7 @@ def evaluate_runs(
     engine=tagged("result"),
 )  # fmt: skip
 def calibrate_from(
-    *sources: Annotated[
-        PathName,
-        Argument(
-            kind=list[Path],
-            metavar="[RUNS.csv|RESULT.json|DIR]...",
-            help=f"Tables of runs, results of {TOOLS}, folders of plans. Default: the runs that were kept before.",
-        ),
-    ],
+    *sources: Annotated[PathName, Argument(kind=list[Path], metavar="[RUNS.csv|RESULT.json|DIR]...", help=_SOURCES)],
     output: Annotated[
         PathName | None,
         Option("-o", "--output", kind=Path, metavar="FILE", help="Calibration file. Default: this user's own."),

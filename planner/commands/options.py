@@ -57,6 +57,8 @@ def gpu_option(text: str, **settings: Any) -> Any:
     return Option(**{"kind": str, "metavar": "GPU", "autocompletion": complete_gpu, "help": text, **settings})
 
 
+#: Longer helps by option.
+HELP: dict[str, str] = tables_of(package_dir("commands") / "options.toml")["help"]
 _load, _size = (partial(panel_option, panel) for panel in (LOAD, SIZE))
 _GPUS = "Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas."
 _DEFAULT_GPUS = gpu_option(f"{_GPUS} Default: {' '.join(defaults.GPUS)}.", kind=list[str])
@@ -158,16 +160,12 @@ NumPrompts = Annotated[int, Interval(ge=1), _load("Requests.")]
 UsualPrompts = Annotated[int | None, Interval(ge=1), _load("Requests. Default: 5 x the concurrency.")]
 MaxConcurrency = Annotated[int | None, Interval(ge=1), _load("Maximum concurrent requests.")]
 TotalRate = Annotated[float | None, _load("Requests per second, of all servers together.")]
-Classes = Annotated[
-    "Sequence[workload.Load]",
-    _load(
-        "Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.",
-        "--class",
-        kind=list[str],
-        read=lambda words: tuple(map(workload.Load.parse, words)),
-        metavar="NAME=RATE:IN:OUT[,ttft=MS][,tpot=MS][,e2el=MS][,priority=N]",
-    ),
-]
+_CLASSES = _load(
+    "Instead: one of several classes of requests, with targets and a priority of its own. Repeatable.", "--class",
+    kind=list[str], read=lambda words: tuple(map(workload.Load.parse, words)),
+    metavar="NAME=RATE:IN:OUT[,ttft=MS][,tpot=MS][,e2el=MS][,priority=N]",
+)  # fmt: skip
+Classes = Annotated["Sequence[workload.Load]", _CLASSES]
 Burstiness = Annotated[float | None, _load("Burstiness of arrivals: 1 is Poisson, less is burstier.", default=1.0)]
 Seed = Annotated[int | None, Interval(ge=0, le=2**32 - 1), _load("Seed of random lengths and arrivals.", default=0)]
 

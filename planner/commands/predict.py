@@ -29,6 +29,8 @@ def _targets_of(words: Sequence[str]) -> dict[str, float]:
 
 
 Ms = Annotated[float, Interval(gt=0, lt=inf)]
+_TRACE = Option(kind=Path, metavar="FILE", panel=opt.LOAD, help=opt.HELP["trace"])
+_TARGETS = Option(kind=list[str], read=_targets_of, metavar="NAME:MS", panel=opt.LOAD, help=opt.HELP["goodput"])
 _percentiles = partial(opt.numbers, "--metric-percentiles", example="50,90,99")
 
 
@@ -46,15 +48,7 @@ class ServeLoad:
     random_prefix_len: opt.PrefixLen = 0
     prefix_cache_hit_rate: opt.PrefixCacheHitRate = 0.0
     workload: opt.WorkloadName = None
-    trace: Annotated[
-        opt.PathName | None,
-        Option(
-            kind=Path,
-            metavar="FILE",
-            panel=opt.LOAD,
-            help="Recorded requests instead of lengths, at their own rate or at --request-rate.",
-        ),
-    ] = None
+    trace: Annotated[opt.PathName | None, _TRACE] = None
     classes: opt.Classes = ()
 
 
@@ -70,16 +64,7 @@ def predict_serve(
         tuple[float, ...],
         Option(kind=str, read=_percentiles, default="99", panel=opt.LOAD, help="Percentiles, such as 50,90,99."),
     ] = (99,),
-    goodput: Annotated[
-        dict[str, Ms] | None,
-        Option(
-            kind=list[str],
-            read=_targets_of,
-            metavar="NAME:MS",
-            panel=opt.LOAD,
-            help="Target of ttft, tpot or e2el, in ms, that counts a request as good, such as ttft:500. Repeatable.",
-        ),
-    ] = None,
+    goodput: Annotated[dict[str, Ms] | None, _TARGETS] = None,
     explain: opt.Explain = False,
     **options: Any,
 ) -> "output.PredictionAnswer | output.PredictionRefused":
