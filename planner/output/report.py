@@ -231,27 +231,17 @@ def page(folder: PlanFolders, local: Local = SHIPPED) -> str:
     folder = replace(folder, entries=entries)
     sweeps = _sweeps(entries, local, entries if len(entries) <= SHOWN_WHOLE else ())
     plans = [entry.plan for entry in entries]
-    service = plans[0].service
-    targets = [
-        f"{target.metric.removesuffix('_ms').replace('_', ' ').upper()}"
-        f"{target.of_class and f' for {target.of_class}'} at most {target.limit_ms:,.5g} ms: "
-        f"{number(target.predicted_ms)} ms predicted, at most {number(target.expected_ms)} ms with "
-        f"{service.confidence:.0%} confidence"
-        for target in service.targets
-    ] if service else []  # fmt: skip
     context = {
-        "title": f"{plans[0].requested_model} on {', '.join(plan.gpu for plan in plans)}",
-        "model": plans[0].requested_model,
+        "plans": plans,
+        "number": number,
         "verdict": plan_in_words(plans[0]).replace(SPACE, " ") if plans[0].predicted.get("mean_tpot_ms") else "",
-        "goal": entries[0].file.goal,
         "load": "; ".join(f"{one.name}: {_lengths(one.workload)}" for one in plans[0].classes)
         or _lengths(plans[0].workload),
-        "targets": targets,
         "planner_version": __version__,
         "memory": picture(charts.memory_chart(plans)),
         "pareto": picture(pareto_chart(folder, sweeps)),
         "entries": [_section(entry, swept) for entry, swept in zip(entries, sweeps, strict=True)],
-        "too_many": len(entries) > SHOWN_WHOLE,
+        "shown_whole": SHOWN_WHOLE,
         "rejected": table_of(REJECTED, folder.recommendation.get("rejected", ())),
         "notes": folder.notes,
         "palette": charts.style_sheet(),
@@ -310,6 +300,7 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
     compared = entry.measured and compare(entry.measured)
     return {
         "plan": plan,
+        "given": entry,
         "anchor": anchor,
         "layout": gpus_in_words(plan),
         "size": size_of(plan) + ("" if usd is None else f", {usd:,.2f} USD/h"),
@@ -326,9 +317,6 @@ def _section(entry: PlanFolder, swept: Sweep) -> dict[str, Any]:
         "missing": swept.missing,
         "measured": compared and table_of(MEASURED, compared.lines),
         "compared": compared,
-        "not_measured": entry.not_measured,
-        "scripts": entry.scripts,
-        "folder": entry.directory.name or str(entry.directory),
         "sources": list(sources.items()),
     }
 

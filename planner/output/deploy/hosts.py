@@ -46,15 +46,10 @@ def compose(pods: Pods) -> dict[str, str]:
             "balancer_address": f"{EVERYWHERE}:{scripts.PORT}",
         }
         files["nginx.conf"] = render_template("nginx.conf.j2", balanced, ("vllm",))
-    remarks = [
-        "Start it with docker compose up --detach --wait, stop it with docker compose down.",
-        "Compose takes HF_TOKEN and HF_HOME from the environment.",
-        f"The server answers at http://{pods.site.host}:{pods.site.port}/v1",
-    ]
-    if pods.emission.profile.partition and pods.plan.platform == "cuda":
-        variables = ", ".join(_mig(server, gpu) for server in range(copies) for gpu in range(pods.plan.num_gpus))
-        remarks.append(f"Set {variables} to the UUIDs of the MIG instances to use; nvidia-smi -L prints them.")
-    text = commented(pods.header(title, *remarks)) + dump({"name": pods.name, "services": services})
+    by_mig = pods.emission.profile.partition and pods.plan.platform == "cuda"
+    instances = [_mig(server, gpu) for server in range(copies) for gpu in range(pods.plan.num_gpus)] if by_mig else []
+    remarks = render_template("compose.txt.j2", {"site": pods.site, "instances": ", ".join(instances)}, ("deploy",))
+    text = commented(pods.header(title, *remarks.splitlines())) + dump({"name": pods.name, "services": services})
     return {"compose.yaml": text, **files}
 
 
@@ -121,21 +116,15 @@ def slurm(pods: Pods) -> dict[str, str]:
         raise IllegalPlanError(f"{folder!r}: a comma or a colon cannot be mounted", hint="rename the folder")
     first, slash, rest = plan.image.partition("/")  # enroot separates a registry other than Docker Hub by #
     enroot = f"{first}#{rest}" if slash and ("." in first or ":" in first) else plan.image
-    title = "Slurm: the planned server in a container, as a batch job."
     reached_at = LOOPBACK if pods.site.host == EVERYWHERE else pods.site.host
     names = {
-        "title": title,
-        "header_lines": pods.header(title)[1:],
-        "name": pods.name,
-        "nodes": pods.nodes,
-        "gpus_each": pods.gpus,
+        "pods": pods,
+        "header": pods.header("Slurm: the planned server in a container, as a batch job."),
         "serve_argv": (*without_option(plan.serve_argv, "--host", "--port"), "--host", pods.site.host),
-        "container_port": pods.port,
         "reached_at": reached_at,
         "loopback": reached_at == LOOPBACK,
         "model_cache": scripts.MODEL_CACHE,
         "model_mount": f"{folder}:{folder}:ro" if folder else "",
-        "start_timeout_s": pods.start_timeout_s,
         "pyxis": pyxis,
         "several": pods.nodes > 1,
         **(scripts.join_names(plan, pods.join, pods.nodes) if pods.join else {}),
@@ -164,22 +153,14 @@ def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
 def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
     nvidia, version = plan.profile.vendor == "nvidia", plan.decode.deployment.config.version
     words, others = docker_args(plan.profile, side.num_gpus), plan.num_gpus - side.servers * side.num_gpus
-    lines = (
-        "",
-        f"{plan.model} on {plan.profile.name}, {side.num_gpus} GPUs to a server",
-        f"planned by: {command}",
-        "",
-        f"prefill {plan.prefill_servers}, decode {plan.decode_servers} servers, and {plan.spares} spare of each",
-    )
     names = {
-        "title": f"One of {side.servers} {side.role} servers; the argument is its number on this machine.",
-        "header_lines": lines,
-        "role": side.role,
+        "plan": plan,
+        "side": side,
+        "command": command,
         "image": image_for(plan.profile, version).name,
         "ready_timeout": scripts.ready_timeout(version, side.serve_argv, side.env),
         "nvidia": nvidia,
         "docker_args": without_option(words, "--gpus") if nvidia else words,
-        "gpus_each": side.num_gpus,
         "first_gpu": others if side.role == "decode" and plan.num_gpus <= plan.profile.gpus_per_node else 0,
         "first_port": option(side.serve_argv, "--port"),
         "side_port": side.env["VLLM_NIXL_SIDE_CHANNEL_PORT"],

@@ -9,7 +9,7 @@ from typing import Literal
 from planner.engine import LOOPBACK, flag_status, parse_version
 from planner.errors import IllegalPlanError, InputError
 from planner.output.scripts import emission as scripts
-from planner.output.scripts.text import option
+from planner.output.scripts.text import option, render_template
 from planner.planning import Plan
 from planner.resources import package_dir, tables_of
 from planner.units import GIB, MS, counted, whole_number
@@ -185,30 +185,23 @@ class Pods:
 
     def header(self, title: str, *remarks: str) -> list[str]:
         """Lines of comment on top of every file."""
-        file, plan, service = self.emission.file, self.plan, self.plan.service
-        lines = [
-            title,
-            "",
-            f"{plan.model} on {plan.num_gpus} x {self.emission.profile.name}, vLLM {plan.engine_version}",
-            f"goal: {file.purpose}; plan {plan.digest}; written by planner {file.planner_version}",
-            f"planned by: {file.command}",
-            f"deployed by: {self.command}",
-            "",
-            f"predicted for one server and {scripts.describe_load(plan)}:",
-            *(f"  {line}" for line in self.emission.predicted_lines),
-        ]
-        needed = service.replicas if service else 1
-        if needed > 1 or self.replicas > 1:
-            few = f"; start it {ceil(needed / self.replicas)} times" if self.replicas < needed else ""
-            few += ", on a node each" * (self.replicas * plan.num_gpus == plan.gpus_per_node and few != "")
-            few += f", the last with --replicas {left}" if few and (left := needed % self.replicas) else ""
-            lines.append(f"the load of the plan takes {counted(needed, 'server')}, this starts {self.replicas}{few}")
-            if service and service.router:
-                lines.append(f"planned with a {service.router} router: {ROUTERS[service.router]}")
-        lines += ["no LoRA adapter is served: add --lora-modules NAME=PLACE ..."] * ("--enable-lora" in plan.serve_argv)
-        if self.nodes != self.planned_nodes:
-            lines.append(f"spread over {self.nodes} nodes instead of {self.planned_nodes}: slower than predicted")
-        return [*lines, *(("", *remarks) if remarks else ())]
+        plan, service = self.plan, self.plan.service
+        needed, router = (service.replicas, service.router) if service else (1, None)
+        few = f"; start it {ceil(needed / self.replicas)} times" if self.replicas < needed else ""
+        few += ", on a node each" * (self.replicas * plan.num_gpus == plan.gpus_per_node and few != "")
+        few += f", the last with --replicas {left}" if few and (left := needed % self.replicas) else ""
+        names = {
+            "pods": self,
+            "title": title,
+            "load": scripts.describe_load(plan),
+            "needed": counted(needed, "server") if needed > 1 or self.replicas > 1 else "",
+            "started": f"{self.replicas}{few}",
+            "balancers": ROUTERS[router] if router else "",
+            "adapted": "--enable-lora" in plan.serve_argv,
+            "spread": self.nodes != self.planned_nodes,
+            "remarks": remarks,
+        }
+        return render_template("header.txt.j2", names, ("deploy",)).splitlines()
 
 
 def describe(emission: scripts.Emission, site: Site, command: str, most: int) -> Pods:

@@ -327,14 +327,12 @@ def template_names(emission: Emission) -> dict[str, Any]:
         "stop_command": f"docker stop {container_name(plan)}" if plan.image else 'kill "$(cat logs/server.pid)"',
         "clients": tuple(
             {
-                "place": place,
+                "sent": one.workload,
                 "said": f"{one.name}: {_load_words(one.workload)}",
-                "num_prompts": one.workload.num_prompts,
-                "seed": one.workload.seed,
                 "argv": _client_argv(plan, one.bench_argv),
                 **_result_names(name),
             }
-            for place, (one, name) in enumerate(zip(plan.classes, plan.result_names, strict=False), 1)
+            for one, name in zip(plan.classes, plan.result_names, strict=False)
         ),
         "warm_up_argv": _client_argv(plan, warm_up_argv(plan)),
         **_benchmark(plan, plan.bench_argv, plan.result_names[-1]),
