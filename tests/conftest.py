@@ -83,6 +83,12 @@ def short_loops(short_replays: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(defaults, "PROMPTS_PER_SLOT", 2)
 
 
+@pytest.fixture
+def small_searches(short_loops: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same, and one token budget beside the engine's own: for tests of what is said of any plan."""
+    monkeypatch.setattr(defaults, "TOKEN_BUDGETS", (2048,))
+
+
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No network, no token, no planner.toml, no calibration and no terminal of the person who runs the tests."""

@@ -50,7 +50,7 @@ from planner.commands.load import with_use_case
 from planner.engine import SETTINGS
 from planner.workload import NAMED, named_sessions, use_cases
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 ROOT = Path(__file__).parents[2]
 NOUNS = (Serving, Load, Fit, Prediction, Capacity)

@@ -17,7 +17,7 @@ import planner
 from planner.engine import NEWEST, flag_status, parse_version, release_text
 from planner.resources import data_dir, package_dir, tables_of
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 LLAMA_7B, LLAMA_13B = "meta-llama/Llama-2-7b-hf", "meta-llama/Llama-2-13b-hf"
 SERVE = ("predict", "serve", LLAMA_7B, "--gpu", "h100", "--num-prompts", "20", "--max-concurrency", "4")

@@ -13,7 +13,7 @@ from planner.commands.options import group_of
 from planner.evidence import Stated
 from planner.output import Choice, Site
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 

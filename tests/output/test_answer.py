@@ -31,7 +31,7 @@ from planner.output.answer import fields_of
 from planner.output.render import Column, records_text, rows_of, table_text
 from planner.planning.deployment import Deployment
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 LLAMA = "meta-llama/Llama-2-7b-hf"
 SHORT: dict[str, Any] = {"input_len": 64, "output_len": 16}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 LINES, COLUMNS, NOTES = 40, 100, 5
 #: Contexts, which are values of a flag, and bytes of the KV cache for each token.
@@ -35,7 +35,7 @@ fit {LLAMA} --gpu h200
 fit {LLAMA_70B} --gpu h100
 fit {LLAMA_70B} --gpu mi300x
 fit {DEEPSEEK} --gpu mi355x -tp 8
-fit {LLAMA_70B} --gpu all
+fit {LLAMA_70B} --gpu l4,a10g,l40s,a100,h100,h200,mi300x,b200
 fit {LLAMA} --gpu all -tp 2
 fit Qwen/Qwen3-Next-80B-A3B-Instruct --gpu h200 -tp 2
 fit {GPT_OSS} --gpu h100 --gpu mi300x --gpu b200 --gpu l40s

@@ -23,7 +23,7 @@ from planner.planning.plan import PlanFile, PlannedWorkload
 from planner.planning.sweep import sweep_loads
 from planner.workload.load import Load
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 MEMORY = ("--format", "svg", "--chart", "memory")

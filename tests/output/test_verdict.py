@@ -18,7 +18,7 @@ from planner.output.tables.shared import asked_load
 from planner.planning.plan import PlannedTarget, Service
 from planner.units import figure, rounded
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 TARGETS = ("--ttft", "2000", "--tpot", "50", "--random-input-len", "256", "--random-output-len", "64")

@@ -14,7 +14,7 @@ from planner.planning import read_plan
 from planner.workload import Slo
 from planner.workload.load import MIXED_PROMPTS, Load, benchmarks, check_classes, mixed
 
-pytestmark = pytest.mark.usefixtures("best_plans", "short_replays")
+pytestmark = pytest.mark.usefixtures("best_plans", "small_searches")
 
 CHAT, BATCH = "chat=3:1024:256,ttft=500,tpot=40", "batch=1:4096:512,e2el=60000,priority=5"
 COMMAND = ("predict", "serve", "Qwen/Qwen3-8B", "--gpu", "h100", "--format", "json")

@@ -34,7 +34,7 @@ from planner.planning.uncertainty import Forecast
 from planner.workload.load import Load
 from planner.workload.requests import Requests
 
-pytestmark = pytest.mark.usefixtures("short_loops")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 

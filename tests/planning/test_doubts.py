@@ -16,6 +16,8 @@ from planner.planning.predict import Reading
 from planner.planning.search.doubts import NARROWED, TIMES, WAIT_S
 from planner.workload import Load, Slo
 
+pytestmark = pytest.mark.usefixtures("small_searches")
+
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 #: ms per token that a GB10 has with the request alone on it: not even as expected; so, but not with 80 % confidence;
 #: with 80 %; and a little more, which even odds keep with one server and 80 % with many.
@@ -44,7 +46,6 @@ def test_limits_that_would_be_kept_are_whole_ms_above_what_is_expected() -> None
     assert met_limits((kept,)) == ""
 
 
-@pytest.mark.usefixtures("short_replays")
 def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_would_change_it() -> None:
     answer = recommend_plans(**TIGHT, tpot=NARROW)
     assert answer.best and answer.best.service
@@ -73,7 +74,6 @@ def test_a_plan_of_many_times_its_expected_value_says_what_decides_and_what_woul
     assert beside.best and beside.best.gpu == "h100-sxm" and beside.doubts == (doubt,)
 
 
-@pytest.mark.usefixtures("short_replays")
 def test_the_same_of_a_fleet() -> None:
     answer = size_fleet(**TIGHT, tpot=NARROW)
     best = answer.record.best
@@ -107,7 +107,6 @@ def test_servers_of_few_requests_name_a_looser_target_that_takes_half() -> None:
         assert gpus(tpot=56, confidence=0.5) <= int(looser[1])
 
 
-@pytest.mark.usefixtures("short_replays")
 def test_a_plan_in_proportion_has_no_doubts() -> None:
     for ask in (recommend_plans, size_fleet):
         answer = ask(**TIGHT, tpot=60)
@@ -162,7 +161,6 @@ def test_prompts_that_wait_for_minutes_are_told_of_a_plan_too() -> None:
     assert "the prefill of 128,000 tokens); more GPUs per server would shorten it" in said(alone)
 
 
-@pytest.mark.usefixtures("short_replays")
 def test_one_pool_that_takes_more_than_a_pool_for_each_class_is_said() -> None:
     """Long prompts hold up short ones with a tight target: both commands name the same sizes, with headroom."""
     chat, long = Load.parse("chat=6:512:128,ttft=200,tpot=40"), Load.parse("long=0.5:12000:128")

@@ -477,7 +477,6 @@ def test_the_table_names_whose_fits_predicted() -> None:
     [
         ("fleet", "--price h100=3 --price l40s=1", "h20: counted at 2.00 USD/h each, the mean of the others; give"),
         ("recommend", "--price h100=3 --price l40s=1", "h20: counted at 2.00 USD/h each, the mean of the others; give"),
-        ("fleet", "--price h100=3 --price l40s=1 --minimise gpus", "h20; give"),
         ("recommend", "--price h100=3 --price l40s=1 --goal max-throughput", "h20; give"),
     ],
 )

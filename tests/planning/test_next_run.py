@@ -19,7 +19,7 @@ from planner.planning.search.servers import NextRun, left, next_run
 from planner.timing import Spread
 from planner.workload import Load, Slo, Targets
 
-pytestmark = pytest.mark.usefixtures("short_replays")
+pytestmark = pytest.mark.usefixtures("small_searches")
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 SLOS = (Slo("ttft", 1000.0), Slo("tpot", 20.0))
