@@ -19,6 +19,7 @@ from planner.errors import IllegalPlanError, PlannerError
 from planner.hardware import GpuProfile, load_all
 from planner.memory import CUT_TOWERS, SHIPPED, MemoryBudget, StageBudget, element_bytes, host_kv_tokens, media_of
 from planner.model import Attention, LatentAttention, Model, StateMixer, as_quantized
+from planner.planning import defaults
 from planner.planning.deployment import FREE, GRAPHS, LOADING, STATES, Deployment, Verdict, remarks, served_model
 from planner.planning.largest import largest
 from planner.units import GB, GIB, Interval, counted, format_bytes, format_gb, percent
@@ -379,10 +380,11 @@ def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Settin
 def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
     config = fit.config
     fewer = (2**power for power in reversed(range((config.max_num_seqs - 1).bit_length())))
-    places = _first(
-        _option(serving, f"at most {counted(seqs, 'request')} at once", {"max_num_seqs": seqs}) for seqs in fewer
-    )
-    if fit.binding_condition.name == STATES:
+    tries = (_option(serving, f"at most {counted(seqs, 'request')} at once", {"max_num_seqs": seqs}) for seqs in fewer)
+    places = tuple(_first(tries))
+    ample = range(defaults.COMPARED_CONCURRENCY[-1], config.max_num_seqs)  # enough for a heavy load
+    free = any(one.settings["max_num_seqs"] in ample for one in places) or fit.binding_condition.name == STATES
+    if free:
         yield from places
     yield from _room_outside(serving, fit)
     more = range(round(100 * config.gpu_memory_utilization) + 1, LARGEST_PERCENT + 1)
@@ -393,7 +395,7 @@ def _settings(serving: Serving, fit: Fit) -> Iterator[WayOut]:
         space = max(needed, min(room, config.cpu_kvcache_space))
         if space != config.cpu_kvcache_space:
             yield from _option(serving, f"{space} GiB of KV cache", {"env": f"{CPU_KVCACHE_SPACE}={space}"})
-    yield from places
+    yield from () if free else places
     length = int((shorter := _shorter(serving, {})).get("max_model_len", 0))
     context = _option(serving, f"a context of {length:,} tokens", shorter) if shorter else ()
     cache = _saves(serving, "kv_cache_dtype", "fp8")

@@ -184,6 +184,11 @@ def test_a_setting_that_is_enough_alone_is_offered(name: str, change: dict[str, 
     assert (change.keys() in [option.settings.keys() for option in result.options]) == (enough == "fits")
 
 
+def test_fewer_requests_at_once_come_first_where_many_are_left() -> None:
+    """They cost nothing: 256 are more than the cache of one H100 holds of usual requests."""
+    assert fitted("openai/gpt-oss-120b", "h100", "0.32.0").options[0].settings == {"max_num_seqs": 256}
+
+
 KIND_OF = {"gpu": "GPU", "weight_dtype": "precision", "quantization": "precision", "tensor_parallel_size": "GPUs"}
 
 
