@@ -392,11 +392,14 @@ def stored_weight_bytes(model: models.Model) -> int:
     return layers + sum(model.precision_of(w).stored_bytes(w.shape, w.copies) for w in (*model.outer, *model.vision))
 
 
-def kv_bytes_per_token(model: models.Model) -> int:
-    """Bytes of one token in every layer that keeps it, TP 1, in the KV dtype that the checkpoint carries scales for."""
+def kv_bytes_per_token(model: models.Model, *, past_windows: bool = False) -> int:
+    """Bytes of one token in every layer that keeps it, TP 1, in the KV dtype that the checkpoint carries scales for.
+
+    ``past_windows``: of one more token where windows, chunks and the encoder's output are full."""
     dtype = model.quantization.kv_cache_dtype or model.dtype
     settings = CacheSettings(1, model.dtype, dtype, block_size=16, encoder_tokens=0)
-    return round(sum(spec.bytes_per_token for _, spec in layer_specs(model, settings)))
+    specs = (spec for _, spec in layer_specs(model, settings) if not (past_windows and spec.span_tokens))
+    return round(sum(spec.bytes_per_token for spec in specs))
 
 
 def attention_kinds(model: models.Model) -> str:

@@ -206,6 +206,11 @@ class Fit:
         return blocks * self.stage.block_bytes / span
 
     @property
+    def kv_bytes_per_token_on_average(self) -> float:
+        """Mean bytes of the tokens of a request of ``max_model_len``, in whole blocks."""
+        return self.kv_bytes_per_request / self.config.max_model_len
+
+    @property
     def kv_bytes_per_request(self) -> int:
         """KV cache of one request of ``max_model_len``, as vLLM counts it in blocks."""
         return self.budget.pool.blocks_per_request(self.config.max_model_len) * self.stage.block_bytes
@@ -660,7 +665,8 @@ def _cache_lines(fit: Fit) -> Iterator[tuple[str, str, str]]:
     if not pool.groups:
         yield "KV cache", "none", "no layer keeps anything between tokens"
         return
-    yield "KV cache per token", per_token, _per_token(fit)
+    windows = any(spec.span_tokens for group in pool.groups for spec in group.specs)
+    yield "KV cache per token", per_token, _per_token(fit) + ", before windows are full" * windows
     if (next_token := f"{fit.kv_bytes_per_next_token:,.0f} B") != per_token:
         yield "one more token", next_token, f"after {config.max_model_len:,} of them"
     how = f"{config.max_model_len:,} tokens, in {pool.blocks_per_request(config.max_model_len):,} blocks"

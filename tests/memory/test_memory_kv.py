@@ -244,5 +244,7 @@ def test_facts_of_a_model_need_no_gpu() -> None:
     assert attention_kinds(llama) == "MHA 40"
     assert attention_kinds(model("meta-llama/Llama-3.1-8B")) == "GQA 32/8"
     assert kv_bytes_per_token(model("google/gemma-4-E2B-it")) == 12 * 1024 + 3 * 2048  # 20 of 35 layers keep nothing
+    gpt_oss = model("openai/gpt-oss-120b")  # 18 of 36 layers have windows
+    assert kv_bytes_per_token(gpt_oss) == 2 * kv_bytes_per_token(gpt_oss, past_windows=True) == 73_728
     assert attention_kinds(model("zai-org/GLM-5")) == "MLA + sparse indexer"
     assert attention_kinds(model("Qwen/Qwen3-Next-80B-A3B-Instruct")) == "GDN x 36, GQA 16/2 x 12"

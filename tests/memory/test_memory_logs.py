@@ -196,8 +196,9 @@ def test_what_one_more_token_costs(name: str, gpu: str, flags: dict[str, Any], m
     model, version = resolve_model(name, network=False).model, parse_version("0.27.1")
     found = Serving.of(model, load_profile(gpu), EngineArgs(**flags), version).fit()
     assert found.kv_bytes_per_next_token == pytest.approx(more, rel=1e-3)
+    assert found.kv_cache.mid / found.kv_bytes_per_token_on_average == pytest.approx(found.kv_cache_tokens, rel=1e-2)
     if mean:
-        assert found.kv_bytes_per_request / found.config.max_model_len == pytest.approx(mean, rel=1e-3)
+        assert found.kv_bytes_per_token_on_average == pytest.approx(mean, rel=1e-3)
 
 
 def test_long_rope_is_not_taken_unasked() -> None:

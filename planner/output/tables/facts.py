@@ -33,6 +33,7 @@ MODEL_FIELDS = columns_of(
     params_by_component=lambda found: {str(part): n for part, n in found.model.params_by_component().items() if n},
     weights_bytes=lambda found: stored_weight_bytes(found.model),
     kv_bytes_per_token=lambda found: kv_bytes_per_token(found.model),
+    kv_bytes_per_next_token=lambda found: kv_bytes_per_token(found.model, past_windows=True),
     quantization=lambda found: {
         **fields_of(found.model.quantization, "weight_dtype", "method"),
         "kv_cache_dtype": found.model.quantization.kv_cache_dtype or found.model.dtype,

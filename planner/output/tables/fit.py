@@ -243,7 +243,7 @@ def _figures(result: Fit) -> Iterator[tuple[str, str]]:
         yield "memory", f"{memory}, {config.gpu_memory_utilization:g} of it in vLLM's budget"
         yield "left for the KV cache", _left(result.kv_cache)
     if result.budget.pool.groups:
-        mean, more = result.kv_bytes_per_request / config.max_model_len, result.kv_bytes_per_next_token
+        mean, more = result.kv_bytes_per_token_on_average, result.kv_bytes_per_next_token
         further = f" on average, {more:,.0f} for each further one" if abs(mean - more) > 0.01 * mean else ""
         yield "KV cache per token", f"{mean if further else more:,.0f} bytes{further}, {config.kv_cache_dtype}"
     if result.host_kv_cache_tokens:
