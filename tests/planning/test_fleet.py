@@ -752,6 +752,7 @@ def test_the_largest_load_of_a_stock_by_hand() -> None:
     none: dict[str, Any] = {"have": {"h100": 1}, "spares": 1}
     for answer in (recommend_plans(**LARGEST, **none), size_fleet(**LARGEST, gpu="h100", **none)):
         assert not answer.ok and str(answer).startswith("The GPUs of --budget or --have ")
+        assert "--budget or --have allows 1 GPU; one server and 1 spare take 2" in " ".join(str(answer).split())
 
 
 def test_the_largest_load_for_a_budget_is_that_of_the_gpus_it_rents() -> None:

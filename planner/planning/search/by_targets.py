@@ -38,7 +38,7 @@ from planner.planning.search.servers import Servers, fewest_servers, judged_shar
 from planner.planning.search.space import Choices, Objective
 from planner.planning.uncertainty import Uncertainty, least_upper
 from planner.timing import Batch
-from planner.units import MS
+from planner.units import MS, counted
 from planner.workload import Requests, Targets
 
 ENDLESS_TOK = 1 << 40  #: of a cache that holds all prompts of any trace
@@ -99,6 +99,7 @@ class _Search:
         self.plans: list[Candidate] = []
         self.alternatives = 0 if self.coarse else defaults.TARGET_ALTERNATIVES
         self.hopeless: list[tuple[float, RankedEngine]] = []  # miss targets even when requests are alone
+        self.beyond_stock: tuple[float, str] = inf, ""  # the GPUs of the smallest server, and words on it; 0: in stock
         self.missed: list[tuple[RankedEngine, ServedLoad]] = []  # with loads that were too much for them
         self._cold: dict[tuple[str, EngineArgs], bool] = {}  # whether they meet the targets of prompts not seen before
 
@@ -191,10 +192,14 @@ class _Search:
             engine.check_host_blocks()
         outline = RankedEngine(resolved, args, engine)
         if not choices.servers_in_stock(outline.num_gpus):
-            spare = " beside the spares" if objective.spares else ""
-            few = f"one server takes more GPUs than the {choices.most_gpus:,} there are{spare}"
-            self._reject(outline, few if choices.most_gpus else choices.space.why_no_stock(choices.profile))
+            few, needed = choices.space.why_no_stock(choices.profile), outline.num_gpus * (1 + objective.spares)
+            if choices.most_gpus:
+                takes = f"and {counted(objective.spares, 'spare')} take" if objective.spares else "takes"
+                few = f"--budget or --have allows {counted(choices.most_gpus)}; one server {takes} {needed:,}"
+            self.beyond_stock = min(self.beyond_stock, (needed, few))
+            self._reject(outline, few)
             return None
+        self.beyond_stock = 0, ""
         if missed := missed_for_certain(engine, objective):
             self._reject(outline, f"misses {missed.slo} even with one request at a time on the server")
             if engine.config.pipeline_parallel_size == 1:
@@ -458,7 +463,8 @@ class _Search:
         closest = None if candidates else self._closest()
         users = partial(for_users, self.choices.space, self.objective)
         candidates[:1] = (replace(users(best), rival=self._rival(best.config)) for best in candidates[:1])
-        return Ranking(self.choices.profile, self.choices.version, tuple(candidates), tuple(rejected), closest)
+        profile, version = self.choices.profile, self.choices.version
+        return Ranking(profile, version, tuple(candidates), tuple(rejected), closest, self.beyond_stock[1])
 
     def _rival(self, best: EngineConfig) -> Deployment | None:
         """The most promising engine of another precision than ``best``, with its token budget."""

@@ -131,6 +131,7 @@ class Ranking:
     candidates: tuple[Candidate, ...]
     rejected: tuple[Rejected, ...]
     closest: Candidate | None = None  #: where no plan meets the targets: the one that comes nearest
+    beyond_stock: str = ""  #: the GPUs of the smallest server that memory allows, where there are fewer
     ways_out: tuple[WayOut, ...] = ()  #: where nothing fits: changes after which it does, as ``fit`` finds them
     hint: str = ""  #: of the refusal, where ``fit`` is refused too
     with_fp8_cache: Candidate | None = None  #: the best with a KV cache without measured scales, which is faster
@@ -151,6 +152,8 @@ class Ranking:
         closest = self.closest
         if closest and closest.load and (worst := closest.load.worst):
             return f"{worst.slo} becomes {worst.expected_ms:,.0f} ms at best"
+        if self.beyond_stock:
+            return self.beyond_stock
         of_gpu = [one for one in self.rejected if one.tensor_parallel_size]  # rather than of a checkpoint
         most = max(of_gpu or self.rejected, key=lambda one: one.tensor_parallel_size or 0, default=None)
         return most.reason if most else "nothing fits"
