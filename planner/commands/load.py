@@ -13,7 +13,7 @@ from planner.engine import flag_of
 from planner.errors import InputError
 from planner.planning import defaults, price_of
 from planner.resources import package_dir, tables_of
-from planner.units import whole_number
+from planner.units import figure, whole_number
 
 FASTEST_MS = {"ttft": 10, "tpot": 1, "itl": 1, "e2el": 100}  #: below all published runs: seconds are meant
 LENGTHS, PREFIX = ("input_len", "output_len", "random_range_ratio"), "random_prefix_len"
@@ -113,7 +113,8 @@ def load_of(
         return loads.Load.named(workload, **sent)
     if rate is None:
         cause = f"--workload {workload} has turns, and what they find in the prefix cache depends on how many come"
-        raise InputError(cause, hint="add --request-rate, requests per second of all servers together")
+        one = f"{figure(1 / loads.named_sessions()[workload].turn_s)} is about one session at a time"
+        raise InputError(cause, hint=f"add --request-rate, requests per second of all servers together; {one}")
     check_planned_rate(rate)
     return loads.Load.sessions(workload, rate, rhythm["seed"])
 

@@ -43,12 +43,17 @@ class Sessions:
     pause_s: Drawn  #: from the end of an answer to the next turn
     most_tok: int  #: of a prompt and its answer; then the next turn begins anew
 
+    @property
+    def turn_s(self) -> float:
+        """Mean seconds from one request of a session to the next."""
+        return self.pause_s.mean + answer_s(self.output_tok.mean)
+
     def requests(self, rate: float, seed: int = 0, count: int = KEPT) -> Requests:
         """``count`` requests, two or more times in a row: at every rate the same ones, in another order."""
         # each quantity has dice of its own, so that more sessions begin with the same ones
         of_turns, of_starts, of_inputs, of_outputs, of_pauses = np.random.default_rng(seed).spawn(5)
         turns = np.clip(np.rint(self.turns.draw(count, of_turns)), 1, MOST_TURNS).astype(np.int64)
-        span_s = float(turns.mean()) * (self.pause_s.mean + answer_s(self.output_tok.mean))
+        span_s = float(turns.mean()) * self.turn_s
         turns = turns[: int(np.searchsorted(np.cumsum(turns), count)) + 1]
         turns[-1] -= turns.sum() - count
         round_s = count / rate

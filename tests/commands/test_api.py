@@ -301,7 +301,7 @@ def offline(bench: Any, **arrivals: Any) -> Prediction:
         (lambda: recommend_plans(LLAMA, "h100", use_case="rag", workload="chat"), "--use-case and --workload", "leave"),
         (lambda: size_fleet(LLAMA, "h100", use_case="offline"), "no load is given", "--request-rate"),
         (lambda: predict_serve(LLAMA, "h100", workload="chat", input_len=9), "--workload and --random", "leave one"),
-        (lambda: predict_serve(LLAMA, "h100", workload="coding-agent"), "--workload coding-agent", "--request-rate"),
+        (lambda: predict_serve(LLAMA, "h100", workload="coding-agent"), "--workload coding-agent", "0.052 is about"),
         (lambda: predict_serve(LLAMA, "h100", workload="chatt"), "unknown workload", "chat"),
         (lambda: compare_gpus(LLAMA, "h100", workload="coding-agent"), "has turns", "predict serve"),
         (lambda: compare_gpus(LLAMA, "h100", per="rack"), "unknown per 'rack'", "compare"),
