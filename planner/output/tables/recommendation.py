@@ -295,7 +295,8 @@ class Recommendation(Answer):
             yield from shared.items("-", (f"fits: {_way_words(ranking.profile, way)}" for way in ranking.ways_out))
             yield from self._way_command(ranking) if ranking.ways_out and not best else ()
         if len(without) > shown:
-            yield from shared.items("x", [f"{len(without)} types of GPU have no plan"])
+            others = shared.listed([shared.card(ranking.profile.id) for ranking in without[shown:]], BRIEF_REFUSED)
+            yield from shared.items("x", [f"no plan on {others} either; --explain says why"])
         if best:
             yield from shared.launch_lines(best.env, shared.local_argv(best))
 
