@@ -604,6 +604,7 @@ def test_a_plan_with_targets_is_written_and_printed(tmp_path: Path, monkeypatch:
         (("meta-llama/Llama-3.1-8B", "--gpu", "mi300x-cpx", "--workload", "chat"), {"--ttft": "350", "--tpot": "40"}),
         (("Qwen/Qwen3-32B", "--gpu", "a100", "--gpus", "2", "--input-len", "5000"), {"--ttft": "1000", "--tpot": "40"}),
         (("openai/gpt-oss-20b", "--gpu", "l4", "--gpus", "1", "--request-rate", "1"), {"--ttft": "200", "--tpot": "9"}),
+        (("Qwen/Qwen3.6-27B", "--gpu", "rtx-5090", "--gpus", "1", "--max-concurrency", "1"), {"--ttft": "200"}),
     ],
 )
 def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...], limits: dict[str, str]) -> None:
@@ -611,7 +612,9 @@ def test_limits_that_are_named_as_achievable_have_a_plan(words: tuple[str, ...],
     words = (*words, *FIXED)
     none = run("recommend", *words, *itertools.chain(*limits.items()))
     assert none.status == 1
-    named = " ".join(none.out.split()).partition("by an idle server only: ")[2].split()
+    said = " ".join(none.out.split()).partition("; achievable")[2]
+    assert ("by an idle server only" in said) == ("--max-concurrency" not in words)
+    named = said.split()
     met = limits | {flag: ms for flag, ms in itertools.pairwise(named) if flag in limits}
     assert met != limits
     assert run("recommend", *words, *itertools.chain(*met.items())).status == 0

@@ -102,7 +102,7 @@ class Recommendation(Answer):
             others = () if self.search.space.coarse else self.best_first[1:]
             sizes = (planning.doubt_about_size(self.search, self._candidates[id(plan)], plan) for plan in others)
             return filter(None, (*of_best, *sizes))
-        refused = (planning.doubt_about_refusal(one, targets.confidence) for one in self.rankings) if targets else ()
+        refused = (planning.doubt_about_refusal(one, self.objective) for one in self.rankings) if targets else ()
         return filter(None, refused)
 
     def _advised(self, plan: planning.Plan) -> Iterator[str]:
@@ -290,7 +290,7 @@ class Recommendation(Answer):
         without = [ranking for ranking, plan in pairs if plan is None]
         shown = 1 if best else BRIEF_REFUSED
         for ranking in without[:shown]:
-            why = _why_none(ranking, self.objective.confidence) + (f" ({ranking.hint})" if ranking.hint else "")
+            why = _why_none(ranking, self.objective) + (f" ({ranking.hint})" if ranking.hint else "")
             yield from shared.items("x", [f"no plan on {shared.card(ranking.profile.id)}: {why}"])
             yield from shared.items("-", (f"fits: {_way_words(ranking.profile, way)}" for way in ranking.ways_out))
             yield from self._way_command(ranking) if ranking.ways_out and not best else ()
@@ -540,7 +540,7 @@ def _class_rows(plan: planning.Plan, one: planning.PlannedClass) -> Iterator[dic
         yield {"class": "" if place else name, **row}
 
 
-def _why_none(ranking: planning.Ranking, confidence: float) -> str:
+def _why_none(ranking: planning.Ranking, objective: planning.Objective) -> str:
     closest = ranking.closest
     if closest is None or closest.load is None:
         return ranking.why_none
@@ -550,8 +550,9 @@ def _why_none(ranking: planning.Ranking, confidence: float) -> str:
         if not reading.met
     ]
     even = f"even with {planning.little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)}"
-    misses = f"misses {' and '.join(missed)} at {confidence:.0%} confidence"
-    return f"{even} {misses}; achievable by an idle server only: {planning.met_limits(closest.load.readings)}"
+    misses = f"misses {' and '.join(missed)} at {objective.confidence:.0%} confidence"
+    idle = "" if objective.lone else " by an idle server only"
+    return f"{even} {misses}; achievable{idle}: {planning.met_limits(closest.load.readings, lone=objective.lone)}"
 
 
 def _cache_lines(service: planning.Service) -> Iterator[str]:

@@ -94,18 +94,17 @@ def _about_pools(search: Search, candidate: Candidate, one_pool: int) -> Iterato
         yield Doubt("pools", gpu, said, "planner fleet plans these")
 
 
-def doubt_about_refusal(ranking: Ranking, confidence: float) -> Doubt | None:
-    """The doubt where no plan meets the targets with ``confidence``, but the expected value of the closest does."""
-    closest = ranking.closest
+def doubt_about_refusal(ranking: Ranking, objective: Objective) -> Doubt | None:
+    """The doubt where no plan meets the targets with confidence, but the expected value of the closest does."""
+    closest, confidence = ranking.closest, objective.confidence
     if closest is None or closest.load is None or not closest.load.stable or confidence <= EVEN:
         return None
     if any(reading.predicted_ms > reading.slo.limit_ms for reading in closest.load.readings):
         return None
-    looser = met_limits(closest.load.readings)
+    looser = met_limits(closest.load.readings, lone=objective.lone)
+    size = "" if objective.lone else ", often of many servers"
     said = f"the expected value meets the targets but not at {confidence:.0%} confidence: the interval decides"
-    return Doubt(
-        "odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan, often of many servers"
-    )
+    return Doubt("odds", ranking.profile.id, said, f"--confidence {EVEN:g} or {looser} would give a plan{size}")
 
 
 def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:
@@ -138,9 +137,10 @@ def doubts_about_comparison(comparison: Comparison) -> Iterator[Doubt]:
             yield _wait(point.gpu, first.mid * MS, point.bound_by, change, load)
 
 
-def met_limits(readings: Sequence[Reading]) -> str:
+def met_limits(readings: Sequence[Reading], *, lone: bool = False) -> str:
     """Flags with limits that other draws meet too, for the targets that are missed; empty where none is."""
-    scatters = {"ttft": 1 + 2 * defaults.TOLERANCE}  # it has the queue of a load that is found to TOLERANCE
+    # TTFT has the queue of a load that is found to TOLERANCE; a ``lone`` request meets none
+    scatters = {"ttft": 1.0 if lone else 1 + 2 * defaults.TOLERANCE}
     missed = ((one.slo, ceil(one.expected_ms * scatters.get(one.slo.metric, 1))) for one in readings if not one.met)
     flags = (f"{slo.metric}={ms} of --class {slo.group}" if slo.group else f"--{slo.metric} {ms}" for slo, ms in missed)
     return " ".join(flags)

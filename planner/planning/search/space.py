@@ -109,6 +109,11 @@ class Objective:
         return self.targets.value if self.targets else None
 
     @property
+    def lone(self) -> bool:
+        """True if all servers together carry one request at a time."""
+        return self.by == "concurrency" and self.value == 1
+
+    @property
     def router(self) -> Router:
         asked = self.targets.router if self.targets else None
         return asked or ("prefix-aware" if self.load.reused else "least-loaded")
