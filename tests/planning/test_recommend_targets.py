@@ -1052,7 +1052,7 @@ def test_a_server_on_a_part_costs_its_whole_gpu_whatever_is_asked(gpu: str) -> N
     day = largest["usd_per_million_output_tokens"] * largest["output_tokens_per_day"] / 1e6
     assert day == pytest.approx(24 * costs[0] * largest["packages"])
     said = " ".join(run(*words[:-2], "--ttft", "4000").out.split())
-    assert "(1 GPU)" in said and "output tokens with all partitions busy" in said
+    assert "(1 GPU)" in said and "USD/h for 1 whole GPU, " in said and "output tokens with all partitions busy" in said
 
 
 def test_partitions_are_not_called_gpus_beside_the_gpus_that_they_fill() -> None:

@@ -1,7 +1,7 @@
 """Words that several answers share: launch commands, loads, intervals, prices, and the fits behind a prediction."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import isfinite
+from math import ceil, isfinite
 from typing import Any
 
 from planner import evidence, planning, workload  # loaded where they are used: ``fit`` needs no numpy
@@ -51,7 +51,10 @@ def in_usd(paid: "planning.Plan | planning.Service | planning.Paid") -> str:
     """A clause on USD per hour and per 1M output tokens, after a comma; empty without a price."""
     per_hour, per_million = paid.usd_per_hour, paid.usd_per_million_output_tokens
     hourly = f", {per_hour:,.2f} USD/h" if per_hour is not None else ""
-    busy = " with all partitions busy" if (paid.packages or 1) % 1 else ""
+    busy = ""
+    if paid.packages and paid.packages % 1:
+        hourly += f" for {counted(ceil(paid.packages), 'whole GPU')}" if hourly else ""
+        busy = " with all partitions busy"
     return hourly + (f", {per_million:,.2f} USD per 1M output tokens{busy}" if per_million else "")
 
 
