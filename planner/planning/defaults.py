@@ -82,6 +82,7 @@ MIX_GAIN = 0.05  #: share of what is minimised that a fleet of several GPU types
 SUSPICIOUS_TIMES = 2.0  #: GPUs over those of the expected value, and servers over requests in flight
 SUSPICIOUS_IN_FLIGHT = 4  #: requests in flight on each of several servers, at most
 LOOSER = 2.0  #: limits over the targets, that are tried where so few are in flight
+LOOSEST = 5.0  #: limits over the targets, up to which a smaller server for few requests is named
 SUSPICIOUS_WAIT_S = 60.0  #: mean TTFT
 
 

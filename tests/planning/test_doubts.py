@@ -107,6 +107,20 @@ def test_servers_of_few_requests_name_a_looser_target_that_takes_half() -> None:
         assert gpus(tpot=56, confidence=0.5) <= int(looser[1])
 
 
+def test_a_lone_user_is_told_the_smallest_servers_that_looser_targets_take() -> None:
+    """FP8 weights of 32 GB take two cards of 24 GB, those of 4 bits one; 20 ms per token takes eight."""
+    model, asked = "Qwen/Qwen3-32B", {"gpu": "rtx-4090", "input_len": 256, "output_len": 64, "request_rate": 0.05}
+    answer = recommend_plans(model, tpot=20, **asked)
+    (doubt,), (of_fleet,) = answer.doubts, size_fleet(model, tpot=20, **asked).doubts
+    assert (doubt.kind, doubt) == ("idle", of_fleet) and answer.best and answer.best.service
+    ways = re.findall(r"(?:(\S+/\S+) )?--tpot (\d+) would take (\d+) GPU", doubt.change)
+    assert [int(count) for *_, count in ways] == [2, 1]
+    assert doubt.said.startswith(f"{answer.best.service.total_gpus} GPUs for ")
+    for other, limit_ms, count in ways:
+        looser = recommend_plans(other or model, tpot=float(limit_ms), **asked).best
+        assert looser and looser.service and looser.service.total_gpus <= int(count)
+
+
 def test_a_plan_in_proportion_has_no_doubts() -> None:
     for ask in (recommend_plans, size_fleet):
         answer = ask(**TIGHT, tpot=60)

@@ -8,11 +8,14 @@
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
 from typing import Literal
 
+from planner.errors import PlannerError
+from planner.model import ResolvedModel, quantized_checkpoints, resolve_model
 from planner.planning import defaults
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, Service
@@ -23,7 +26,7 @@ from planner.planning.search.fleet import Fleet, Fleets, Terms, divided_fleets
 from planner.planning.search.plans import load_words
 from planner.planning.search.search import Search
 from planner.planning.search.servers import fewest_servers, share_of
-from planner.planning.search.space import Objective
+from planner.planning.search.space import Choices, Objective
 from planner.units import MS, counted, figure
 from planner.workload import targets_in_words
 
@@ -55,8 +58,8 @@ def doubts_about_plan(search: Search, candidate: Candidate, plan: Plan) -> Itera
         yield from (sizes := tuple(_about_sizes(objective, candidate, service, plan.gpu)))
         if service.request_rate:
             flying = service.request_rate * plan.predicted["mean_e2el_ms"] * MS
-            servers, engine = service.replicas - objective.spares, None if sizes else candidate.deployment
-            yield from _about_idle(plan.gpu, servers, flying, objective, engine)
+            servers, alone = service.replicas - objective.spares, None if sizes else candidate
+            yield from _about_idle(search, plan.gpu, servers, flying, alone)
     if (first_s := plan.predicted["mean_ttft_ms"] * MS) > WAIT_S:
         sent, change = plan.workload, "fewer concurrent requests, or more servers, would shorten it"
         most, held = sent.max_concurrency or 0, int(candidate.deployment.requests_of(objective.load))
@@ -116,8 +119,9 @@ def doubts_about_fleets(fleets: Fleets) -> Iterator[Doubt]:
         name, replay = pool.kind.profile.id, pool.load.replay
         flying = pool.demand.request_rate * float(replay.e2el_s.mean())
         servers = sum(one.servers for one in best.pools if one.place == pool.place)
-        alone = pool.kind.deployment if len(best.pools) == 1 and not sizes else None
-        yield from _about_idle(name, servers, flying, pool.kind.objective, alone)
+        alone = pool.kind.candidate if len(best.pools) == 1 and not sizes else None
+        of_pool = replace(fleets.search, objective=pool.kind.objective)
+        yield from _about_idle(of_pool, name, servers, flying, alone)
         first_s = float(replay.ttft_s.mean())
         if first_s > WAIT_S:
             yield _wait(name, first_s, f"{pool.demand.name} has no target that keeps it short", "add --ttft")
@@ -150,14 +154,53 @@ def _wait(gpu: str, first_s: float, cause: str, change: str, load: str = "") -> 
     return Doubt("wait", gpu, f"{load}the first token comes after {first_s:,.0f} s on average ({cause})", change)
 
 
-def _about_idle(gpu: str, servers: int, flying: float, asked: Objective, engine: Deployment | None) -> Iterator[Doubt]:
-    few = servers > 1 and flying < defaults.SUSPICIOUS_IN_FLIGHT * servers
-    change = _looser(engine, asked, servers) if few and engine else ""
+def _about_idle(search: Search, gpu: str, servers: int, flying: float, candidate: Candidate | None) -> Iterator[Doubt]:
+    """Yield the doubt about so many servers; ``candidate`` is None where something else decides their number."""
+    asked, change, size = search.objective, "", counted(servers, "server")
+    if candidate and flying < defaults.SUSPICIOUS_IN_FLIGHT * servers:
+        gpus = servers * candidate.config.num_gpus
+        if servers == 1 or flying < 1.0:  # one server has time for all
+            change = _smaller(search, candidate, int(gpus / TIMES))
+            size = counted(gpus) if change else size
+        if servers > 1 and not change:
+            change = _looser(candidate.deployment, asked, servers)
     if not change and servers > TIMES * max(flying, 1.0):
         change = f"a looser target than {targets_in_words(asked.slos)} would take fewer"
     if change:
-        said = f"{servers:,} servers for {figure(flying, 2)} concurrent requests: latency decides, not throughput"
+        said = f"{size} for {figure(flying, 2)} concurrent requests: latency decides, not throughput"
         yield Doubt("idle", gpu, said, change)
+
+
+def _smaller(search: Search, candidate: Candidate, most: int) -> str:
+    """Return the targets that the smallest server of the checkpoint meets, and a 4-bit one's where that is smaller."""
+    asked = search.space.model
+    if not search.objective.targets or search.objective.value is None or search.objective.load.classes:
+        return ""
+    own = _smallest(search, candidate, candidate.resolved, most)
+    made = quantized_checkpoints(asked.resolved) if asked.source != "path" and not search.space.weight_dtype else ()
+    narrow = (resolve_model(one.id, network=False) for one in made if one.weight_dtype.startswith("int4"))
+    fewer = (_smallest(search, candidate, one, own[0] - 1 if own else most) for one in narrow)
+    ways = filter(None, (own, min(filter(None, fewer), default=None)))
+    return "; ".join(f"{words} would take {counted(gpus)}" for gpus, _, words in ways)
+
+
+def _smallest(
+    search: Search, candidate: Candidate, resolved: ResolvedModel, most: int
+) -> tuple[int, float, str] | None:
+    """GPUs of the smallest server up to ``most`` that comes within LOOSEST of the targets, by how much, and options."""
+    serving = next(one for one in search.space.servings if one.profile.id == candidate.profile.id)
+    choices = Choices(search.space, search.objective, serving)
+    engines = (one for one in choices.engines(resolved) if one.num_gpus == one.tensor_parallel_size <= most)
+    for args in sorted(engines, key=lambda one: one.num_gpus):
+        with suppress(PlannerError):
+            places = min(choices.largest_batch(resolved, args), defaults.USUAL_BATCH)
+            engine = choices.deployed(resolved, replace(args, max_num_seqs=max(places, 1)))
+            load = share_of(engine, search.objective, 1, exactly=True)
+            other = resolved.resolved if resolved.resolved != candidate.resolved.resolved else ""
+            options = f"{other} {met_limits(load.readings)}".strip()
+            if places and options and load.excess <= defaults.LOOSEST:
+                return args.num_gpus, load.excess, options
+    return None
 
 
 def _looser(deployment: Deployment, objective: Objective, servers: int) -> str:
