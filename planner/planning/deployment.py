@@ -161,7 +161,8 @@ class Deployment:
     def _with_aiter(self) -> engine.Recipe | None:
         """The recipe, if it sets AITER for this GPU and model."""
         cuts = engine.cuts_expert_blocks(self.model, Layout.of(self.config))  # which AITER's experts do not read
-        recipe = recipe_for(self.model, self.profile, self.config.version, cuts_blocks=cuts)
+        cache = self.config.kv_cache_dtype
+        recipe = recipe_for(self.model, self.profile, self.config.version, kv_cache_dtype=cache, cuts_blocks=cuts)
         return recipe if recipe.env.get(AITER) == "1" else None
 
     @property
@@ -175,12 +176,19 @@ class Deployment:
         table: dict[str, list[float]] = tables_of(package_dir("planning") / "remarks.toml")[name]
         return table if self.without_aiter and self._with_aiter else {}
 
+    def lacked_kernels(self, env: Mapping[str, str]) -> dict[str, str]:
+        """The variables and the option that bring AITER to an AMD server whose ``env`` lacks it; empty for others."""
+        if not (recipe := self._with_aiter) or engine.is_on(env, AITER):
+            return {}
+        moe, backend = f"{AITER}_MOE", recipe.flags.get("attention-backend", "")
+        wanted = {AITER: "1", moe: recipe.env.get(moe, "1"), "--attention-backend": backend}
+        return {name: value for name, value in wanted.items() if value and value != {moe: "1", **env}.get(name)}
+
     def kernels_remark(self, env: Mapping[str, str]) -> str:
         """Caveat for an AMD server whose ``env`` lacks AITER; empty for others."""
-        if not (recipe := self._with_aiter) or engine.is_on(env, AITER):
+        if not (lacked := self.lacked_kernels(env)):
             return ""
-        moe, backend = recipe.env.get(f"{AITER}_MOE"), recipe.flags.get("attention-backend")
-        words = f"{AITER}=1" + f" {AITER}_MOE=0" * (moe == "0") + (f" --attention-backend {backend}" if backend else "")
+        words = " ".join(name + (" " if name[0] == "-" else "=") + value for name, value in lacked.items())
         off, latent = self.without_aiter, self._latent
         cases = {"off_latent": off and latent, "off": off, "unset_latent": latent, "unset": True}
         return next(remarks("without_aiter", cases, words=words))

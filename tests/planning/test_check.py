@@ -592,7 +592,16 @@ def test_what_amd_names_as_an_issue_is_remarked_where_it_holds() -> None:
     assert flags("0.9.1", f"{aiter}=0", *mixtral, "fp8") == flags("0.9.1", f"{aiter}=1", *mixtral, "auto") == []
     backend = ("--attention-backend", "ROCM_AITER_FA")
     assert flags("0.27.1", f"{aiter}=1", *mixtral, "fp8", *backend) == [], "said of the image of 0.9.1 only"
-    deepseek = ("vllm", "serve", "deepseek-ai/DeepSeek-V3", "-tp", "8", "--block-size=1", "--max-model-len")
+    deepseek = (
+        f"{aiter}=1",
+        "vllm",
+        "serve",
+        "deepseek-ai/DeepSeek-V3",
+        "-tp",
+        "8",
+        "--block-size=1",
+        "--max-model-len",
+    )
     assert flags("0.9.1", *deepseek, "131072") == ["--max-model-len"] and flags("0.9.1", *deepseek, "32768") == []
 
 

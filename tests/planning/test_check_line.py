@@ -272,7 +272,8 @@ def test_places_that_no_request_takes_are_warned_of(places: int, client: str, ex
 
 
 def test_a_context_that_amd_warns_of_is_not_planned() -> None:
-    said = answer("mi300x", "vllm serve deepseek-ai/DeepSeek-R1 -tp 8", "--engine-version", "0.9.1")
+    line = "VLLM_ROCM_USE_AITER=1 vllm serve deepseek-ai/DeepSeek-R1 -tp 8"
+    said = answer("mi300x", line, "--engine-version", "0.9.1")
     assert flags(said) == {"--max-model-len": False}
     assert all(value(words, "--max-model-len") == "32768" for words in better(said))
 
@@ -446,7 +447,7 @@ def test_a_script_may_add_the_options_of_its_nodes() -> None:
 def test_a_line_sees_the_gpus_that_it_takes(gpu: str, visible: str, fatal: bool) -> None:
     name, *version = gpu.split()
     said = answer(name, f"{visible} vllm serve {LLAMA} -tp 4", *version, status=int(fatal))
-    assert flags(said) == ({visible.split("=")[0]: True} if fatal else {})
+    assert [name for name, one in flags(said).items() if one] == ([visible.split("=")[0]] if fatal else [])
     assert not fatal or not any(visible.split("=")[0] in plan["env"] for plan in said["better"])
 
 
@@ -499,7 +500,7 @@ def test_an_option_that_v1_overwrites_is_a_remark(version: str) -> None:
         ("VLLM_ROCM_USE_AITER=1", "", "0.30.0", {"--attention-backend": False}),
         ("VLLM_ROCM_USE_AITER=1", "--attention-backend ROCM_AITER_FA", "0.30.0", {}),
         ("VLLM_ROCM_USE_AITER=1", "", "0.18.1", {}),  # whose priorities have AITER first
-        ("VLLM_ROCM_USE_AITER=0", "", "0.30.0", {}),  # a note says what AITER as a whole would bring
+        ("VLLM_ROCM_USE_AITER=0", "", "0.30.0", {"VLLM_ROCM_USE_AITER": False}),  # of AITER as a whole
     ],
 )
 def test_attention_that_vllm_picks_before_aiters_is_a_remark(
@@ -509,6 +510,29 @@ def test_attention_that_vllm_picks_before_aiters_is_a_remark(
     said = answer("mi300x", f"{env} vllm serve {LLAMA} {options}", "--engine-version", version)
     assert flags(said) == said_of
     assert version == "0.18.1" or env[-1] == "0" or all("ROCM_AITER_FA" in plan for plan in better(said))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "line"),
+    [
+        ("mi300x", "vllm serve deepseek-ai/DeepSeek-R1 -tp 8 --max-model-len 8192"),
+        ("mi300x", f"VLLM_ROCM_USE_AITER=0 vllm serve {LLAMA} --attention-backend TRITON_ATTN"),
+        ("mi355x", "docker run vllm/vllm-openai-rocm:v0.32.0 amd/Llama-3.3-70B-Instruct-MXFP4-Preview"),
+    ],
+)
+def test_the_first_better_line_of_amd_has_its_kernels(gpu: str, line: str) -> None:
+    """vLLM issue 56945: the figures are those with AITER, so it is the change that pays."""
+    load = ("--max-concurrency", "4", "--random-input-len", "200", "--random-output-len", "20")
+    said = answer(gpu, line, *load)
+    first, name = said["better"][0], "VLLM_ROCM_USE_AITER"
+    assert said["starts"] and next(iter(flags(said).items())) == (name, False) and first["env"][name] == "1"
+    assert name in first["changes"] and not {*first["changes"]} - {name, f"{name}_MOE", "--attention-backend"}
+    again = " ".join([*(f"{key}={one}" for key, one in first["env"].items()), first["command"]])
+    assert name not in flags(answer(gpu, again, *load))
+    lines = run("check", "--gpu", gpu, *load, "--", *shlex.split(line)).out.splitlines()
+    assert lines[1].startswith(f"  ! {name}: the figures are those with AITER's kernels")
+    assert any(row.startswith("this line, with AITER ") for row in lines)
+    assert next(row for row in lines if "better" in row).startswith(f"  - better for --goal balanced: {name}: ")
 
 
 @pytest.mark.parametrize(
@@ -536,7 +560,7 @@ def test_attention_that_vllm_picks_before_aiters_is_a_remark(
 )
 def test_a_value_outside_of_its_list_is_refused(gpu: str, words: str, word: str) -> None:
     said = answer(gpu, f"vllm serve {LLAMA} {words}", "--engine-version", "0.32.0", status=int(bool(word)))
-    assert flags(said) == ({word: True} if word else {})
+    assert flags(said) == ({"VLLM_ROCM_USE_AITER": False} if gpu == "mi300x" else {}) | ({word: True} if word else {})
     assert not word or all(words.split()[1] not in plan for plan in better(said))
 
 
@@ -623,7 +647,7 @@ def test_a_backend_that_reads_no_8_bit_cache_is_refused(gpu: str, words: str, wo
 def test_kernels_that_read_no_cut_blocks_are_refused(gpu: str, env: str, words: str, word: str) -> None:
     """``select_fp8_moe_backend`` of vLLM 0.32.0; experts of 1,536 / 8 = 192 columns have blocks of 64."""
     said = answer(gpu, f"env {env} vllm serve MiniMaxAI/MiniMax-M2.5 --max-model-len 8192 {words}", status=bool(word))
-    assert {name: fatal for name, fatal in flags(said).items() if "USE" in name} == ({word: True} if word else {})
+    assert [name for name, fatal in flags(said).items() if "USE" in name and fatal] == ([word] if word else [])
     for plan in said["better"] if word else ():
         forced = plan["env"].get("VLLM_ROCM_USE_AITER") == "1" or plan["env"].get("VLLM_USE_DEEP_GEMM") == "1"
         off = "0" in (plan["env"].get("VLLM_ROCM_USE_AITER_MOE"), plan["env"].get("VLLM_MOE_USE_DEEP_GEMM"))

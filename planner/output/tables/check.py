@@ -42,9 +42,9 @@ class JudgedLaunch:
     def rows(self, most: int | None = None) -> list[dict[str, Any]]:
         """The line, and ``most`` of the better plans, under its load."""
         line = self.record
-        other = "same model, other settings"
-        plans = [_row(plan.model if plan.model != line.model else other, line, plan) for plan in self.better[:most]]
-        return [*([_row("this line", line, line.served)] if line.served else []), *plans]
+        shown = [plan for plan in self.better[:most] if not line.served or plan is not line.mended]
+        plans = [_row("same model, other settings" if p.model == line.model else p.model, line, p) for p in shown]
+        return [*([_row(f"this line{_kernels(line)}", line, line.served)] if line.served else []), *plans]
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,7 +88,7 @@ class CheckAnswer(Answer):
 
     def _records(self) -> list[dict[str, Any]]:
         if self.branches:
-            return [_row(record.line.command, record, record.served) for record in self.branches]
+            return [_row(f"{one.line.command}{_kernels(one)}", one, one.served) for one in self.branches]
         unserved = [] if self.record.served else [_row("this line", self.record)]
         return [*unserved, *self.launches[0].rows()]
 
@@ -144,12 +144,11 @@ def _nearest(record: LineVerdict) -> Iterator["evidence.Near"]:
 def _judged(launch: JudgedLaunch) -> dict[str, Any]:
     record = launch.record
     refusals = [fields_of(refusal, "cause", "hint") for refusal in record.refusals]
-    engine = _timed(record)
     return {
         "starts": record.starts,
         "model": fields_of(record.serving.resolved, "requested", "resolved"),
         **fields_of(record.serving, "gpu=profile.id", "engine_version=version"),
-        **fields_of(engine, *shared.EVIDENCE),
+        **fields_of(_timed(record), *shared.EVIDENCE),
         "flags": [fields_of(problem, "flag=word", "cause", "hint", "fatal") for problem in record.line.problems],
         "not_simulated": list(record.line.not_simulated),
         "refusal": refusals[0] if refusals else None,
@@ -216,7 +215,7 @@ def _speed(launch: JudgedLaunch, *, brief: bool = False, with_command: bool = Tr
         load, result = launch.record.workload, launch.record.offline.result
         key, unit = ("avg_latency", "s") if "avg_latency" in result else ("tokens_per_second", "tokens/s, in and out")
         rate = shared.figure_between(result[key], result.get(f"{key}_lo"), result.get(f"{key}_hi"), unit)
-        yield wrapped(f"{f'{shared.sent_words(load)}, ' if load else ''}offline: {rate}")
+        yield wrapped(f"{f'{shared.sent_words(load)}, ' if load else ''}offline: {rate}{_kernels(launch.record)}")
     elif launch.has_speed:
         yield from _load_lines(launch, brief=brief, with_command=with_command)
     yield from shared.items("i", launch.advice)
@@ -264,7 +263,8 @@ def _memory_lines(record: LineVerdict) -> Iterator[str]:
 
 
 def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Iterator[str]:
-    record, most = launch.record, 1 if brief else None
+    record = launch.record
+    most = 1 + bool(record.served and record.mended) if brief else None
     rows, shown = launch.rows(most), launch.better[:most]
     if record.workload:
         yield wrapped(f"{shared.sent_words(record.workload)}:")
@@ -275,7 +275,7 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
         rate, tpot_ms = one.result["output_throughput"] * servers, one.result["mean_tpot_ms"]
         layout = shared.layout_in_words(one.config)
         behind = f"{servers} servers of {layout} on the same GPUs, behind a router"
-        yield from shared.items("-", [f"{behind}: {rate:,.0f} tok/s in all, TPOT {tpot_ms:.1f} ms"])
+        yield from shared.items("-", [f"{behind}: {rate:,.0f} tok/s in all, TPOT {tpot_ms:.1f} ms{_kernels(record)}"])
     elif not shown:
         none = "no plan fits on these GPUs" + " but with a change named above" * bool(record.fit and record.fit.options)
         yield f"no settings are better for --goal {record.goal} on these GPUs" if rows else none
@@ -308,6 +308,12 @@ def _slower_start(record: LineVerdict, plan: Served) -> str:
     return f", with TTFT {figure(new)} s, not {figure(old)} s{why}"
 
 
+def _kernels(record: LineVerdict) -> str:
+    """Mark of figures that are those with kernels of AMD, which the line lacks; empty for others."""
+    timed = record.offline or record.served
+    return ", with AITER" if timed and timed.deployment.slow_steps else ""
+
+
 def _timed(record: LineVerdict) -> Deployment | None:
     """The engine whose figures are shown; None without figures."""
     timed = record.fit if record.offline and record.fit else record.served
@@ -330,8 +336,7 @@ def _caveats(record: LineVerdict) -> Iterator[str]:
         accepted = timed and f"with {timed.words}, accepting {timed.accepted_words}"
         yield accepted or "memory includes speculative decoding, speed does not: no acceptance rates are given"
     if record.served:
-        engine = record.served.deployment
-        yield from filter(None, (engine.kernels_remark(record.line.env), *shared.engine_remarks(engine)))
+        yield from shared.engine_remarks(record.served.deployment)
         yield from filter(None, [cache_remark(record.served.prediction)])
 
 

@@ -101,7 +101,7 @@ class Served:
     model: str  #: the checkpoint
     deployment: Deployment
     prediction: Prediction
-    line: engine.ServeLine | None = None  #: whose options beside the settings it keeps
+    line: engine.ServeLine  #: whose options beside the settings it keeps
 
     @property
     def config(self) -> engine.EngineConfig:
@@ -110,7 +110,7 @@ class Served:
     @property
     def launched(self) -> engine.EngineConfig:
         """The settings with the line's drafts, where they are not timed."""
-        return _with_drafts(self.config, self.line.args.speculative_config if self.line else None)
+        return _with_drafts(self.config, self.line.args.speculative_config)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class Served:
     @property
     def command(self) -> tuple[str, ...]:
         """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
-        others = dict(self.line.others) if self.line and not self.line.is_offline else {}
-        fatal = {problem.word for problem in self.line.problems if problem.fatal} if self.line else set()
+        others = {} if self.line.is_offline else dict(self.line.others)
+        fatal = {problem.word for problem in self.line.problems if problem.fatal}
         refused = {word.split()[0] for word in fatal}
         if "--tool-call-parser" in refused:  # with a parser of the recipe comes the switch
             refused.add("--enable-auto-tool-choice")
@@ -148,22 +148,20 @@ class Served:
     @property
     def env(self) -> dict[str, str]:
         """Variables that the recipes set, the line's, and those of the settings."""
-        given, problems = (self.line.env.items(), self.line.problems) if self.line else ((), ())
-        more = self.line and self.config.num_gpus > engine.Layout.of(self.line.args).num_gpus
+        more = self.config.num_gpus > engine.Layout.of(self.line.args).num_gpus
         hiding = _TABLE["visible"].get(self.deployment.profile.platform, ()) if more else ()
-        changed = {*engine.VARIABLES, *(problem.word for problem in problems), *hiding}
-        kept = {name: value for name, value in given if name not in changed and not is_secret(value, name)}
+        changed = {*engine.VARIABLES, *(problem.word for problem in self.line.problems), *hiding}
+        kept = {name: one for name, one in self.line.env.items() if name not in changed and not is_secret(one, name)}
         return {**recipe_of(self.deployment).env, **kept, **self.config.env}
 
     @property
     def from_recipe(self) -> tuple[str, ...]:
         """Options and variables of the recipes in the command that the line lacks, as words."""
         recipe, line = recipe_of(self.deployment), self.line
-        said, given = (line.options, line.env) if line else ({}, {})
-        added = {name.removeprefix("--") for name in recipe.flags}
-        options = engine.read_line(self.command, self.config.version).options.items()
-        words = (f"{name} {brief(value)}".rstrip() for name, value in options if name[2:] in added and name not in said)
-        return (*words, *(f"{name}={self.env[name]}" for name in recipe.env if name not in given))
+        options = engine.read_line(self.command, self.config.version).options
+        added = ((name, options[name]) for name in options if name[2:] in recipe.flags and name not in line.options)
+        words = (f"{name} {brief(value)}".rstrip() for name, value in added)
+        return (*words, *(f"{name}={self.env[name]}" for name in recipe.env if name not in line.env))
 
     def merit(self, merit: Merit) -> float:
         """The logarithm of how well it serves a goal; larger is better."""
@@ -181,7 +179,7 @@ class LineVerdict:
     fit: Fit | None = None
     workload: Load | None = None
     served: Served | None = None
-    mended: Served | None = None  #: the refused line with what the hint of its refusal adds or leaves out
+    mended: Served | None = None  #: the line with what a refusal's hint adds or leaves out, or with AMD's kernels
     ranking: Ranking | None = None
     offline: Prediction | None = None  #: of a benchmark that has an engine of its own: what its result would be
 
@@ -245,7 +243,10 @@ class LineVerdict:
         """Settings in which ``plan`` differs from the line: name -> (the line's, the plan's)."""
         line = {"model": self.model, **self.settings}
         planned = {name: _shown(getattr(plan.launched, name, plan.model)) for name in line}
-        return {name: (value, planned[name]) for name, value in line.items() if value != planned[name]}
+        line |= {**self.line.env, **self.line.others}
+        planned |= {**plan.line.env, **plan.line.others}
+        pairs = {name: (line.get(name), planned.get(name)) for name in {**line, **planned}}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -294,7 +295,7 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
             return answer
         if engine.Layout.of(line.args).num_gpus <= (asked.gpus or inf) and hinted:
             verdict = check_line(replace(line, args=line.args.changed(**hinted)), given, asked)
-            if mended := verdict.served or verdict.mended:
+            if mended := verdict.mended or verdict.served:
                 return replace(answer, workload=verdict.workload, mended=mended, ranking=verdict.ranking)
         return _with_plan(answer, asked, defaults.LEN)
     nodes, ranks = _nodes(result.deployment), result.config.data_parallel_size
@@ -307,7 +308,7 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     known = engine.known_issues(result.config, line.env, serving.model, serving.profile, compilation=compilation)
     issues = (*known, *_doubts(line, result.config, serving.model, serving.profile))
     hidden, refusals = ([], ()) if asked.wrapped else _missing_gpus(line, result.config, serving.profile)
-    line = replace(line, problems=(*line.problems, *issues, *hidden))
+    line = replace(line, problems=(*_about_kernels(line, result), *line.problems, *issues, *hidden))
     answer = replace(answer, fit=result, line=line, refusals=refusals)
     if line.is_offline or line.pools:
         return answer if line.pools else _offline(answer, timed)
@@ -317,8 +318,15 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     deployment = timed_engine(timed, line)
     workload = _workload(asked, deployment, room)
     line = replace(answer.line, problems=(*answer.line.problems, *_about_places(answer.line, deployment, workload)))
-    answer = replace(answer, line=line, workload=workload, served=_serve(answer.model, deployment, workload, line))
+    served = _serve(answer.model, deployment, workload, line)
+    answer = replace(answer, line=line, workload=workload, served=served, mended=_with_kernels(served))
     return replace(answer, ranking=_ranking(answer, asked, workload))
+
+
+def _with_kernels(served: Served) -> Served | None:
+    """The line with the kernels of AMD that it lacks; None where it has them."""
+    timed = replace(served.deployment, without_aiter=False)
+    return _serve(served.model, timed, served.prediction.load, served.line) if served.deployment.slow_steps else None
 
 
 def _nodes(deployment: Deployment) -> int:
@@ -512,6 +520,12 @@ def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Mod
         yield engine.FlagProblem(word, f"vLLM {version} runs it on DeepEP or NIXL alone", hint)
 
 
+def _about_kernels(line: engine.ServeLine, fit: Fit) -> Iterator[engine.FlagProblem]:
+    cause, _, hint = replace(fit.deployment, without_aiter=True).kernels_remark(line.env).rpartition("; ")
+    if cause and fit.fits and not line.pools:
+        yield engine.FlagProblem(engine.AITER, cause, hint, fatal=False)
+
+
 def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) -> Iterator[engine.FlagProblem]:
     if line.args.max_num_seqs is None:
         return
@@ -609,5 +623,12 @@ def _context(answer: LineVerdict) -> int | None:
     return context and min(context, most)
 
 
-def _serve(model: str, deployment: Deployment, workload: Load, line: engine.ServeLine | None = None) -> Served:
+def _serve(model: str, deployment: Deployment, workload: Load, line: engine.ServeLine) -> Served:
+    """The load on an engine that ``line`` launches with the kernels of AMD with which it is timed."""
+    if lacked := deployment.lacked_kernels(line.env):
+        options = {name: value for name, value in lacked.items() if name.startswith("--")}
+        variables = {name: value for name, value in lacked.items() if name not in options}
+        of_line = (line.env, line.options, line.others)
+        env, given, others = ({name: one[name] for name in one if name not in _ATTENTION} for one in of_line)
+        line = replace(line, env=env | variables, options=given | options, others=others | options)
     return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES), line)
