@@ -291,7 +291,7 @@ def _load_lines(launch: JudgedLaunch, *, brief: bool, with_command: bool) -> Ite
             yield from (f"\n{row['what']}:", *(f"  {change}" for change in changes))
         if plan.deployment.verdict != "fits":
             yield from shared.items("!", [f"starts with {percent(plan.deployment.probability_fits)} probability"])
-        if added := plan.from_recipe:
+        if (added := plan.from_recipe) and not (brief and plan is record.mended):
             words = shared.listed(added, BRIEF_ITEMS if brief else len(added))
             yield from shared.items("-", [f"adds from the recipe: {words}"])
         if with_command:
