@@ -69,7 +69,7 @@ def test_predict_prices_the_server_and_its_tokens(gpu: str, usd_per_h: float, sh
         rate = found.get("output_throughput") or 8 * 16 / found["avg_latency"]
         assert found["usd_per_hour"] == usd_per_h
         assert found["usd_per_million_output_tokens"] == pytest.approx(usd_per_h * share / 3600 / rate * 1e6)
-        assert sum("1.99 USD/h, " in note for note in found["notes"]) == 1
+        assert sum("1.99 USD/h" in note for note in found["notes"]) == 1
 
 
 def test_predict_without_a_price_prints_none() -> None:
