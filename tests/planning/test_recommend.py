@@ -172,6 +172,14 @@ def test_a_single_card_gets_the_batch_that_its_owner_gets() -> None:
     assert whole.workload == own.workload and whole.serve_argv == own.serve_argv
 
 
+def test_a_fleet_in_integers_does_not_stand_for_formats_that_fit() -> None:
+    """GPTQ-Int4 of Qwen3-235B took 440 MI300X, because the interval of bf16 misses 25 ms by a little."""
+    asked: dict[str, Any] = {"gpu": "mi300x", "request_rate": 10, "input_len": 2048, "output_len": 512, "ttft": 2000}
+    assert recommend_plans("Qwen/Qwen3-235B-A22B", tpot=25, **asked).best is None
+    best = recommend_plans("Qwen/Qwen3-235B-A22B", tpot=25, confidence=0.5, **asked).best
+    assert best is not None and best.weight_dtype in ("bf16", "fp8")
+
+
 def test_a_4_bit_checkpoint_that_is_passed_over_is_named() -> None:
     """The 4090 gets FP8, and with AWQ twice the tokens/s: a 3090, which has no FP8, was ahead of it in one table."""
     cards = ("--gpu", "3090", "--gpu", "4090", "--gpus", "1")

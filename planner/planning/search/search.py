@@ -60,6 +60,8 @@ class Search:
         if ranking.candidates or not choices.passed_over:
             return ranking
         fewer_bits = rank(Choices(self.space, self.objective, serving, nodes, native=False))
+        if ranking.closest and (best := fewer_bits.best) and best.servers > 1:
+            return ranking  # wider formats fit: a fleet in integers would rest on intervals alone
         planned = {one.resolved.resolved for one in fewer_bits.candidates}
         rejected = (*fewer_bits.rejected, *(one for one in ranking.rejected if one.model not in planned))
         return replace(fewer_bits, rejected=tuple(dict.fromkeys(rejected))) if planned else ranking
