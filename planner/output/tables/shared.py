@@ -103,7 +103,7 @@ def load_takes(sizes: Sequence[tuple[float, int | None]], planned: int) -> str:
 
 
 def router_words(plain: "planning.PlannedRouter | None", planned: int) -> str:
-    """Whether a plainer router would do for the ``planned`` servers, or how many the load takes behind it."""
+    """Return a clause: a plainer router would do for the ``planned`` servers, or so many are needed behind it."""
     if plain is None:
         return ""
     name = f"a {plain.router} router{' (a Kubernetes Service)' * (plain.router == 'random')}"
