@@ -81,12 +81,17 @@ class Fit:
 
     serving: Serving
     min_tensor_parallel_size: int | None
-    options: tuple[WayOut, ...] = ()  #: changes after which it fits
+    ways_out: bool  #: whether ``options`` are looked for
     notes: tuple[str, ...] = ()
     startup_log: tuple[LogLine, ...] = ()  #: where one was given
 
     def __repr__(self) -> str:
         return f"Fit({self.serving!r}: {self.verdict_words})"
+
+    @cached_property
+    def options(self) -> tuple[WayOut, ...]:
+        """Changes after which it fits, best first. A table of many GPUs asks for none."""
+        return tuple(_ways_out(self)) if self.ways_out and self.verdict != "fits" else ()
 
     @property
     def deployment(self) -> Deployment:
@@ -238,8 +243,7 @@ class Fit:
 
 def _held(engine: Deployment) -> dict[str, Any]:
     budget, blocks = engine.budget, engine.budget.num_blocks.mid
-    held = budget.logged_tokens(blocks), budget.concurrency(blocks)
-    return dict(zip(("kv_cache_tokens", "max_concurrency"), held, strict=True))
+    return {"kv_cache_tokens": budget.logged_tokens(blocks), "max_concurrency": budget.concurrency(blocks)}
 
 
 def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
@@ -252,8 +256,7 @@ def fit_of(serving: Serving, *, ways_out: bool = True) -> Fit:
             if serving.changed(tensor_parallel_size=size).memory.fits:
                 smallest = size
                 break
-    fit = Fit(serving=serving, min_tensor_parallel_size=smallest, notes=tuple(_notes(serving)))
-    return replace(fit, options=tuple(_ways_out(fit))) if ways_out and fit.verdict != "fits" else fit
+    return Fit(serving=serving, min_tensor_parallel_size=smallest, ways_out=ways_out, notes=tuple(_notes(serving)))
 
 
 def sweep_settings(serving: Serving) -> list[Fit]:
@@ -468,6 +471,8 @@ def _saves(serving: Serving, name: str, value: Any) -> bool:
     return bool(value > current if name == "gpu_memory_utilization" else value < current)
 
 
+#: A checkpoint of fewer bits by its id: many GPUs ask for it.
+_published = models.PerModel(lambda _wide, name: models.resolve_model(name, network=False).model)
 #: A precision with or without a known checkpoint: its name, the model, the settings that ask for it.
 Precision = tuple[str, Model, dict[str, Setting]]
 
@@ -489,8 +494,7 @@ def _precisions(serving: Serving, profile: GpuProfile) -> Iterator[Precision]:
     for dtype in four:
         name = "an fp8 checkpoint" if dtype == "fp8" else f"a 4-bit checkpoint ({dtype})"
         if checkpoint := known.get(dtype):
-            there = models.resolve_model(checkpoint, network=False).model
-            yield name, there, {"weight_dtype": dtype, "model": checkpoint}
+            yield name, _published(model, checkpoint), {"weight_dtype": dtype, "model": checkpoint}
         elif dtype == "fp8" and serving.memory.budget.features.streams_online_quantization:
             yield ONLINE, model, {"quantization": "fp8"}
         else:

@@ -214,6 +214,15 @@ def test_people_are_shown_three_ways_out_and_programs_all() -> None:
     assert len(json.loads(run(*asked, "--format", "json").out)["options"]) > 3
 
 
+def test_a_table_of_gpus_looks_for_no_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows none, and for all GPUs they take ten times as long as the table."""
+    asked = ("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100,h200")
+    expected = run(*asked)
+    assert all(one["options"] for one in json.loads(run(*asked, "--format", "json").out))
+    monkeypatch.delattr("planner.planning.fit._ways_out")
+    assert run(*asked) == expected
+
+
 def test_online_quantisation_needed_room_for_the_16_bit_model_before_0_15() -> None:
     """26 GB pass through a partition of 25.77 GB only where vLLM quantises each layer as it is read."""
     before, after = (
