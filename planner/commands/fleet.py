@@ -22,24 +22,22 @@ from planner.workload import LATENCIES, Targets
 _fleet = partial(opt.panel_option, "Fleet")
 #: Options that the suggested command states itself, for its part of the load. It repeats all others.
 LOAD_AND_STOCK = (*LENGTHS, *LATENCIES, "workload", "trace", "classes", "request_rate", "budget", "have", "price")
-OutputDir = Annotated[
-    str | None, _fleet("Write launch scripts for disaggregated prefill/decode.", "-o", "--output", metavar="DIR")
-]
-_KV = "GB/s at which one GPU sends KV cache. Default: line rate of the profile's link or network."
+OutputDir = Annotated[str | None, _fleet(opt.HELP["launch_scripts"], "-o", "--output", metavar="DIR")]
 
 
 class FleetOptions:
     minimise: Annotated[defaults.Objective, _fleet("Quantity to minimise.")] = "usd"
     rent: Annotated[defaults.RentedBy, _fleet("Billing unit: gpu or node.")] = "gpu"
     stock: Annotated[
-        "Mapping[str, int] | Sequence[str]",
-        _fleet("Largest number of whole GPUs of a type. Repeatable.", kind=list[str], metavar="GPU=N"),
+        "Mapping[str, int] | Sequence[str]", _fleet(opt.HELP["stock"], kind=list[str], metavar="GPU=N")
     ] = ()
     speculation: opt.Speculation = True
     weight_dtype: opt.CheckpointDtype = None
     disaggregated: Annotated[bool, _fleet("Also plan separate servers for prefill and decode.")] = False
     kv_transfer_gb_per_s: Annotated[
-        float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), _fleet(_KV)
+        float | None,
+        Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),
+        _fleet(opt.HELP["kv_transfer"]),
     ] = None
 
 

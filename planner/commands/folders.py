@@ -111,18 +111,14 @@ def _emission(directory: Path) -> "out.Emission":
     return out.Emission(file, hardware.load_profile(plan.gpu), checkpoint_bytes, lines)
 
 
-@command(
-    "validate",
-    help="Measured beside predicted, and causes of differences. Exit status 1 if a figure is outside its bounds or "
-    "misses its target, or if the server's log shows another vLLM or other settings.",
-)
+_RESULT = Option("--result", kind=Path, metavar="FILE", help=HELP["result"].format(tools=TOOLS))
+
+
+@command("validate", help=HELP["validate"])
 def validate_plan(
     directory: Annotated[PathName, _folder("Folder of a plan, after ./benchmark.sh ran in it.")],
     *,
-    result: Annotated[
-        PathName | None,
-        Option("--result", kind=Path, metavar="FILE", help=f"A result of {TOOLS}, instead of the scripts' own."),
-    ] = None,
+    result: Annotated[PathName | None, _RESULT] = None,
 ) -> "out.ValidationAnswer | out.OfflineValidation":
     """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
 

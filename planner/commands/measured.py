@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from planner import evidence, planning
 from planner import output as out
 from planner.commands.declare import Argument, Option, command, taken
-from planner.commands.options import Calibration, PathName, group_of
+from planner.commands.options import HELP, Calibration, PathName, group_of
 from planner.engine import tagged
 from planner.errors import InputError
 from planner.resources import alone_in
@@ -16,6 +16,7 @@ from planner.resources import alone_in
 TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
 _RUNS = f"Table of measured runs, or a result of {TOOLS}."
 _SOURCES = f"Tables of runs, results of {TOOLS}, folders of plans. Default: the runs that were kept before."
+_OUTPUT = Option("-o", "--output", kind=Path, metavar="FILE", help=HELP["calibration_file"])
 RESULTS = group_of("results", "Results without a plan.json")
 
 
@@ -23,17 +24,12 @@ def _stated(facts: dict[str, Any]) -> "evidence.Stated":
     return evidence.Stated(**taken(facts, RESULTS), args=planning.engine_args(facts))
 
 
-@command(
-    "evaluate", help="Predicted beside measured, run by run, and a summary.", groups=(RESULTS,),
-    engine=tagged("result"),
-)  # fmt: skip
+@command("evaluate", help=HELP["evaluate"], groups=(RESULTS,), engine=tagged("result"))
 def evaluate_runs(
     runs: Annotated[PathName, Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=_RUNS)],
     *,
     calibration: Calibration = None,
-    chart: Annotated[
-        Path | None, Option(metavar="FILE", help="SVG file to draw predicted against measured in.")
-    ] = None,
+    chart: Annotated[Path | None, Option(metavar="FILE", help=HELP["evaluation_chart"])] = None,
     **facts: Any,
 ) -> "out.Evaluation":
     """Predict every measured run of a table (CSV) or of a result file, and compare.
@@ -55,16 +51,10 @@ def evaluate_runs(
     return answer
 
 
-@command(
-    "calibrate", help="Calibrate the model with your own benchmark results.", groups=(RESULTS,),
-    engine=tagged("result"),
-)  # fmt: skip
+@command("calibrate", help=HELP["calibrate"], groups=(RESULTS,), engine=tagged("result"))
 def calibrate_from(
     *sources: Annotated[PathName, Argument(kind=list[Path], metavar="[RUNS.csv|RESULT.json|DIR]...", help=_SOURCES)],
-    output: Annotated[
-        PathName | None,
-        Option("-o", "--output", kind=Path, metavar="FILE", help="Calibration file. Default: this user's own."),
-    ] = None,
+    output: Annotated[PathName | None, _OUTPUT] = None,
     fresh: Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")] = False,
     **facts: Any,
 ) -> "out.CalibrationAnswer":

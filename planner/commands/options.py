@@ -68,14 +68,10 @@ Gpu = Annotated["planning.GpuName", gpu_option("Profile id, alias or file; or 'l
 Gpus = Annotated["planning.GpuName | Iterable[planning.GpuName]", gpu_option(_GPUS, kind=list[str])]
 GpusOrDefault = Annotated["planning.GpuName | Iterable[planning.GpuName]", _DEFAULT_GPUS]
 Partitions = Annotated[bool, Option("--partitions", help="Also the partitions and MIG profiles of these GPUs.")]
-_NETWORK = "Inter-node bandwidth per GPU in GB/s (one 400 Gb/s NIC per GPU = 50). Default: the profile's."
-_CALIBRATION = "File of planner calibrate, or none for the shipped fits. Default: your own calibration, if any."
-_VERSION = "vLLM version, or date of a build. Default: the newest that is at least 30 days old and has an image."
-NetworkGbPerS = Annotated[
-    float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), Option(metavar="GB/S", help=_NETWORK)
-]
-EngineVersion = Annotated[str | None, Option(metavar="VERSION", help=_VERSION)]
-Calibration = Annotated[PathName | None, Option(kind=str, metavar="FILE|none", help=_CALIBRATION)]
+_NETWORK = Option(metavar="GB/S", help=HELP["network"])
+NetworkGbPerS = Annotated[float | None, Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S), _NETWORK]
+EngineVersion = Annotated[str | None, Option(metavar="VERSION", help=HELP["engine_version"])]
+Calibration = Annotated[PathName | None, Option(kind=str, metavar="FILE|none", help=HELP["calibration"])]
 Explain = Annotated[bool, Option(help="Verbose output: all candidates, full tables and the calculation.")]
 Force = Annotated[bool, Option(help="Write into a folder that exists.")]
 Format = Annotated[Literal["table", "json", "csv", "markdown"], Option(help="Form of the data.")]
@@ -174,10 +170,7 @@ def _target(what: str) -> Any:
     return Option(metavar="MS", panel=TARGETS, help=f"Largest acceptable {what}, in ms.")
 
 
-_PERCENTILE = Option(
-    kind=str, metavar="P", panel=TARGETS, default=f"{DEFAULT_PERCENTILE:g}", help="Percentile of the targets, or mean."
-)  # fmt: skip
-_PROBABILITY = "Probability of meeting the targets, from 0.05 to 0.99."
+_PERCENTILE = Option(kind=str, metavar="P", panel=TARGETS, default=f"{DEFAULT_PERCENTILE:g}", help=HELP["percentile"])
 Ttft = Annotated[float | None, _target("time to first token")]
 Tpot = Annotated[float | None, _target("time per output token after the first")]
 E2el = Annotated[float | None, _target("end-to-end latency")]
@@ -185,15 +178,12 @@ Percentile = Annotated[float | str | None, _PERCENTILE]
 Confidence = Annotated[
     float | None,
     Interval(ge=defaults.LEAST_CONFIDENCE, le=defaults.MOST_CONFIDENCE),
-    Option(panel=TARGETS, metavar="P", default=f"{defaults.CONFIDENCE:g}", help=_PROBABILITY),
+    Option(panel=TARGETS, metavar="P", default=f"{defaults.CONFIDENCE:g}", help=HELP["probability"]),
 ]
 
 
 _BUDGET = _size("Find the largest load for this price in USD per hour.", metavar="USD/H")
-_HAVE = "Find the largest load on these whole GPUs. Repeatable."
-Speculation = Annotated[
-    bool, Option("--speculation/--no-speculation", help="Search drafts too: MTP modules, EAGLE heads.")
-]
+Speculation = Annotated[bool, Option("--speculation/--no-speculation", help=HELP["speculation"])]
 
 
 class SizeOptions:
@@ -202,7 +192,7 @@ class SizeOptions:
     headroom: Annotated[float, Interval(ge=0, le=defaults.MOST_HEADROOM), _size("Extra load, as a share of it.")] = 0.0
     spares: Annotated[int, Interval(ge=0, le=100), _size("Spare servers of each kind.", "--spares", "--n-plus")] = 0
     budget: Annotated[float | None, Interval(ge=LEAST_FIGURE, le=MOST_FIGURE), _BUDGET] = None
-    have: Annotated["Mapping[str, int] | Sequence[str]", _size(_HAVE, kind=list[str], metavar="GPU=N")] = ()
+    have: Annotated["Mapping[str, int] | Sequence[str]", _size(HELP["have"], kind=list[str], metavar="GPU=N")] = ()
 
 
 class PlannedLoad:
@@ -216,9 +206,7 @@ class PlannedLoad:
     use_case: Annotated[str | None, _load("A workload by name, with its usual targets.", kind=_WORKLOADS)] = None
     request_rate: TotalRate = None
     burstiness: Burstiness = None
-    trace: Annotated[
-        PathName | None, _load("Recorded arrivals and lengths, CSV or JSON lines.", kind=Path, metavar="FILE")
-    ] = None
+    trace: Annotated[PathName | None, _load(HELP["recorded"], kind=Path, metavar="FILE")] = None
     classes: Classes = ()
     router: RouterName = None
     seed: Seed = None

@@ -32,6 +32,7 @@ Ms = Annotated[float, Interval(gt=0, lt=inf)]
 _TRACE = Option(kind=Path, metavar="FILE", panel=opt.LOAD, help=opt.HELP["trace"])
 _TARGETS = Option(kind=list[str], read=_targets_of, metavar="NAME:MS", panel=opt.LOAD, help=opt.HELP["goodput"])
 _percentiles = partial(opt.numbers, "--metric-percentiles", example="50,90,99")
+_PERCENTILES = Option(kind=str, read=_percentiles, default="99", panel=opt.LOAD, help=opt.HELP["percentiles"])
 
 
 class ServeLoad:
@@ -60,10 +61,7 @@ def predict_serve(
     model: opt.Model,
     gpu: opt.Gpu,
     *,
-    metric_percentiles: Annotated[
-        tuple[float, ...],
-        Option(kind=str, read=_percentiles, default="99", panel=opt.LOAD, help="Percentiles, such as 50,90,99."),
-    ] = (99,),
+    metric_percentiles: Annotated[tuple[float, ...], _PERCENTILES] = (99,),
     goodput: Annotated[dict[str, Ms] | None, _TARGETS] = None,
     explain: opt.Explain = False,
     **options: Any,

@@ -24,7 +24,6 @@ from planner.workload import Targets
 GIVEN = tagged("recommend")
 Served = Annotated["planning.ModelName", opt.model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
 OutputDir = Annotated[str | None, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
-_NODES = "Nodes that one server may fill. Default: 1, more where one holds too little."
 
 
 class ClosedLoop:
@@ -37,10 +36,8 @@ class ClosedLoop:
 class SearchOptions:
     goal: Annotated[defaults.Goal | None, Option(default=defaults.GOAL, help="Optimisation goal.")] = None
     gpus: Annotated[int | None, Interval(ge=1), Option(default=defaults.GPUS_PER_NODE, help="GPUs of one node.")] = None
-    nodes: Annotated[int | None, Interval(ge=1, le=defaults.MOST_NODES), Option(help=_NODES)] = None
-    disaggregated: Annotated[
-        bool, Option(help="Use separate prefill and decode servers where they take fewer GPUs.")
-    ] = False
+    nodes: Annotated[int | None, Interval(ge=1, le=defaults.MOST_NODES), Option(help=opt.HELP["nodes"])] = None
+    disaggregated: Annotated[bool, Option(help=opt.HELP["disaggregated"])] = False
     speculation: opt.Speculation = True
     weight_dtype: opt.CheckpointDtype = None
     pick: Annotated[int, Interval(ge=1), Option(help="Plan to print and to write; 1 is the best.")] = 1
