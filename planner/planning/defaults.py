@@ -29,6 +29,7 @@ LEAST_CONFIDENCE, MOST_CONFIDENCE = 0.05, 0.99  #: beyond, no run shows the erro
 LEAST_BURSTINESS = 0.01  #: of a load that is planned for
 MOST_LOADS = 64  #: of one comparison: a longer table is not read
 FEW_HELD = 4  #: requests that the KV cache of a node holds, below which servers of two nodes are searched too
+FEW_FOR_THROUGHPUT = 128  #: the same for max-throughput, below which an answer names what two nodes give
 MOST_NODES = 8  #: of one server
 REMEDY_NODES = 4  #: of one server, tried where no plan meets the targets
 MOST_HEADROOM = 10.0  #: ten times the load; somebody who writes 20 means 20 %

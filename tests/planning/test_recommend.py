@@ -431,6 +431,22 @@ def test_a_cache_that_is_too_small_for_the_load_is_told_of_fp8_whatever_the_goal
     assert "KV capacity: holds 26 requests" in said
 
 
+def test_an_answer_for_throughput_names_what_two_nodes_give_where_one_holds_few_requests() -> None:
+    """A terabyte of weights leaves 1,128 GB on eight H200 room for 72,800 tokens: 21 requests of 2,048 for sure."""
+    words = ["recommend", "moonshotai/Kimi-K2-Instruct", "--gpu", "h200", "--goal", "max-throughput"]
+    answer = json_of(*words)
+    remedy, (one, *_) = answer["remedy"], answer["plans"]
+    two, *_ = json_of(*words, *remedy["option"].split())["plans"]
+    assert remedy["num_gpus"] == two["num_gpus"] == 2 * one["num_gpus"]
+    assert remedy["requests_held"] == one["max_num_seqs"]
+    assert (
+        remedy[PER_GPU] == pytest.approx(two["predicted"][PER_GPU]) and remedy[PER_GPU] > 2 * one["predicted"][PER_GPU]
+    )
+    assert remedy["usd_per_million_output_tokens"] == pytest.approx(two["usd_per_million_output_tokens"])
+    assert "--nodes 2 would give " in run(*words).out
+    assert json_of(*words, "--nodes", "1")["remedy"] is None  # as asked
+
+
 def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:
     candidates = ranked("balanced", "b200-sxm").candidates
     front = pareto(candidates)

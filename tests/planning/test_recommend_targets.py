@@ -713,6 +713,9 @@ def test_an_option_that_meets_the_targets_is_named_where_no_plan_does(
     assert f"{remedy['option']} would meet the targets, with {remedy['num_gpus']} x " in answer.to_text()
     service = json_of(*words, *remedy["option"].split())["plans"][0]["service"]
     assert service["total_gpus"] == remedy["num_gpus"]
+    even = service["ladder"][0]["total_gpus"]
+    assert even == remedy["gpus_at_even_odds"]
+    assert (f" at 80% confidence, {even} at even odds" in " ".join(answer.to_text().split())) == (even < remedy["num_gpus"])
     if "--router" in asked:  # chance had no plan
         assert service["plain_router"]["router"] == "least-loaded" and service["plain_router"]["servers"] is None
 

@@ -246,8 +246,7 @@ class Recommendation(Answer):
         yield wrapped(self._verdict())
         yield from shared.items("!", map(str, self.doubts))
         if way := self.remedy:
-            servers = f"{way['num_gpus']:,} x {shared.card(way['gpu'])}"
-            yield from shared.items("-", [f"{way['option']} would meet the targets, with {servers}"])
+            yield from shared.items("-", [_way_in_words(way, self.objective.confidence)])
         yield from self._every_gpu() if self.explain else self._one_screen()
 
     def _verdict(self) -> str:
@@ -514,6 +513,19 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
     packages = (service or plan).packages or size
     whole = f" ({counted(ceil(packages), 'GPU')})" if packages < size else ""
     return f"Serve {served or plan.model} on {size:,} x {shared.card(plan.gpu)}{whole}, {layout}: {delivers}"
+
+
+def _way_in_words(way: Mapping[str, Any], confidence: float) -> str:
+    """What an option that the search proposes would give, and on how many GPUs."""
+    size, even = way["num_gpus"], way.get("gpus_at_even_odds")
+    servers = f"{size:,} x {shared.card(way['gpu'])}"
+    if "requests_held" in way:
+        usd = f", {one:,.2f} USD per 1M output tokens" if (one := way["usd_per_million_output_tokens"]) else ""
+        rate = f"{figure(way['output_throughput_per_gpu'])} output tokens/s per GPU{usd}"
+        held = counted(way["requests_held"], "request")
+        return f"{way['option']} would give {rate}, with {servers}: the KV cache of one node surely holds {held}"
+    ends = f" at {confidence:.0%} confidence, {even:,} at even odds" if even and even < size else ""
+    return f"{way['option']} would meet the targets, with {servers}{ends}"
 
 
 def job_in_words(plan: planning.Plan) -> Iterator[str]:

@@ -9,12 +9,14 @@ from planner import progress
 from planner.errors import InputError, PlannerError
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
+from planner.planning.cost import Paid
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan
 from planner.planning.search.by_goal import rank_by_goal
 from planner.planning.search.by_targets import rank_by_targets
 from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import assemble
+from planner.planning.search.servers import Servers
 from planner.planning.search.space import Choices, Objective, Space
 from planner.planning.serving import Serving
 
@@ -113,7 +115,10 @@ class Search:
         """Return an option with which the closest GPU has a plan, and its GPUs; None where any has one without.
 
         Where no plan meets the targets an idle server misses one: another router, or larger servers, may still help.
+        Without targets: the throughput of two nodes, where the KV cache of one limits it.
         """
+        if not self.objective.targets:
+            return next(filter(None, map(self._two_nodes, self.space.servings, rankings)), None)
         near = [one.closest for one in rankings if one.closest and one.closest.load]
         if not near or self.space.coarse or any(one.candidates for one in rankings):
             return None
@@ -133,7 +138,26 @@ class Search:
             return None
         each = best.config.num_gpus
         option += f" {each // self.space.node_size(profile)}" * (option == "--nodes")
-        return {"option": option, "gpu": profile.id, "num_gpus": (best.servers + objective.spares) * each}
+        size = {"num_gpus": (best.servers + objective.spares) * each}
+        even = Servers(space, objective, best).by_confidence[0].total_gpus if objective.value else None
+        return {"option": option, "gpu": profile.id, **size, "gpus_at_even_odds": even}
+
+    def _two_nodes(self, serving: Serving, ranking: Ranking) -> dict[str, Any] | None:
+        """Return what ``--nodes 2`` gives for ``max-throughput`` where the KV cache of a node holds few requests."""
+        profile, space, best = serving.profile, self.space, ranking.best
+        if self.objective.goal != "max-throughput" or space.nodes or space.coarse or not (best and profile.joins_nodes):
+            return None
+        held = int(best.deployment.requests_of(self.objective.load, pessimistic=True)) * best.config.data_parallel_size
+        if best.config.num_gpus != space.node_size(profile) or held >= defaults.FEW_FOR_THROUGHPUT:
+            return None
+        (spread,) = replace(self, space=replace(space, servings=(serving,), nodes=2)).run()
+        if spread.best is None or spread.best.prediction is None or spread.best.config.num_gpus <= best.config.num_gpus:
+            return None
+        gpus, rates = spread.best.config.num_gpus, spread.best.prediction.rates
+        paid = Paid.of(profile, gpus, gpus * rates["output_throughput_per_gpu"], space.prices)
+        size = {"option": "--nodes 2", "gpu": profile.id, "num_gpus": gpus, "requests_held": held}
+        cost = {"usd_per_million_output_tokens": paid.usd_per_million_output_tokens}
+        return size | {"output_throughput_per_gpu": rates["output_throughput_per_gpu"]} | cost
 
     def _check_offloading(self) -> None:
         """Raise InputError where no GPU replays what ``--kv-offloading-size`` keeps of prompts that share prefixes."""
