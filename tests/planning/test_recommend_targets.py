@@ -715,7 +715,8 @@ def test_an_option_that_meets_the_targets_is_named_where_no_plan_does(
     assert service["total_gpus"] == remedy["num_gpus"]
     even = service["ladder"][0]["total_gpus"]
     assert even == remedy["gpus_at_even_odds"]
-    assert (f" at 80% confidence, {even} at even odds" in " ".join(answer.to_text().split())) == (even < remedy["num_gpus"])
+    said = " ".join(answer.to_text().split())
+    assert (f" at 80% confidence, {even} at even odds" in said) == (even < remedy["num_gpus"])
     if "--router" in asked:  # chance had no plan
         assert service["plain_router"]["router"] == "least-loaded" and service["plain_router"]["servers"] is None
 
