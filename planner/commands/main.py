@@ -30,7 +30,7 @@ BUG = 70
 ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
 #: New objects between two looks for unused cycles: a replay makes many that last, and no cycles.
-LOOK_EACH = 100_000
+LOOK_EACH = 1_000_000
 #: The console scripts.
 PROGRAMS = ("planner", "llm-serving-planner")
 _TABLES = tables_of(package_dir("commands") / "commands.toml")
