@@ -282,7 +282,7 @@ class TabledStep:
         split = self.step.breakdown(batch)
         gpu_s = sum(part.time_s for part in split.parts if part.name not in self.parts and part.name != "host")
         gpu_s += sum(part(self.step, batch) for parts in self.parts.values() for part in parts)
-        return split.total_s, self.step._total_s(gpu_s, split.launch_s, split.host_s)
+        return split.total_s, self.step.total_s(gpu_s, split.launch_s, split.host_s)
 
 
 def batch_tok(batch: Batch) -> float:

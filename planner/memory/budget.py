@@ -149,14 +149,15 @@ def memory_budget(
             for stage in weights
         )
     exchanged = exchange_bytes(model, config, several_nodes=config.num_gpus > profile.joined_gpus)
-    peak = activation_peak(model, config, overheads)
+    terms = peak_terms_of(model, config, overheads).scaled  # the sampler, the forward pass or the vision encoder
+    peaks = [total((overheads[name].scaled(size), Interval.exact(fixed))) for name, (size, fixed) in terms.items()]
     non_torch = overheads.non_torch_bytes.plus(Interval.exact(exchanged))
     graphs = graph_bytes(model, config, found, overheads)
     in_budget = found.graphs_in_budget or (given is not None and graphs.mid > 0)
     others = [overheads["reported_memory"].scaled(requested), overheads["unexplained"], overheads["loading"]]
     if model.quantization.assumed:
         others.append(overheads["assumed"].scaled(max(stage.loaded_bytes for stage in weights)))
-    parts = total(others), peak, non_torch, graphs
+    parts = total(others), reduce(Interval.larger, peaks), non_torch, graphs
     stages = tuple(
         StageBudget(stage, requested, *parts, in_budget, pool.block_bytes(stage.layers), given)
         for stage in loaded.with_drafts(loaded.with_extras(weights, model, config), model, config, basis.draft)
@@ -200,13 +201,6 @@ def states_per_request(config: EngineConfig) -> int:
     """Recurrent states: two with prefix caching (mode "align"), one per draft token (``num_speculative_blocks``)."""
     drafts = config.speculative_config.num_speculative_tokens if config.speculative_config else 0
     return (2 if config.enable_prefix_caching else 1) + drafts
-
-
-def activation_peak(model: Model, config: EngineConfig, overheads: Overheads) -> Interval:
-    """Peak of the profile run beside the weights: the sampler, the forward pass or the vision encoder."""
-    terms = peak_terms_of(model, config, overheads).scaled
-    peaks = [total((overheads[name].scaled(size), Interval.exact(fixed))) for name, (size, fixed) in terms.items()]
-    return reduce(Interval.larger, peaks)
 
 
 def peak_terms_of(model: Model, config: EngineConfig, overheads: Overheads) -> PeakTerms:

@@ -13,8 +13,9 @@ searches the context of every request while the GPU is idle. V0 is timed alike; 
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from planner.engine import FLAG, RATE_FLAG, UNTIMED, SpeculativeConfig
@@ -24,36 +25,50 @@ from planner.memory import known_draft, module_mixer
 from planner.model import Component, Layer, Model, Quantization, Weight, mtp_projections
 from planner.timing.efficiencies import Efficiency
 from planner.timing.fits import Calibration, efficiency_for
-from planner.timing.step import Batch, OperatorTime, StepBreakdown, StepModel
+from planner.timing.step import MOST_DECODES, Batch, OperatorTime, StepBreakdown, StepModel
 
 
 class SpeculativeStep:
     """Seconds of the steps of an engine that drafts. Batches count decoding sequences, not drafted tokens."""
 
     def __init__(self, target: StepModel, drafter: StepModel | None, speculative: SpeculativeConfig) -> None:
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter, self._speculative = target, drafter, speculative
         self.drafted_tok = speculative.num_speculative_tokens
-        self._search_s_per_tok = constant("ngram_search") if speculative.method == "ngram" else 0.0
+        self._search_s = constant("ngram_search") if speculative.method == "ngram" else 0.0
         self.efficiency: Efficiency = target.efficiency
+        self._decoding_s = lru_cache(maxsize=MOST_DECODES)(self._decoding)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for another process, without its caches
+        return type(self), (self.target, self.drafter, self._speculative)
 
     def step_s(self, batch: Batch) -> float:
         """Seconds of one engine step, draft included; 0 for an empty batch."""
-        return self.target.step_s(self.verified(batch), self.draft_s(batch)) + self._search_s(batch)
+        if batch.decode_seqs and not (batch.prefill_seqs or any(batch[3:6])):
+            return self._decoding_s(batch.decode_seqs, *batch[7:])(batch.decode_context_tok)
+        return self.target.step_s(self.verified(batch), self.draft_s(batch)) + self._search_s * batch.decode_context_tok
 
     def draft_s(self, batch: Batch) -> float:
         """Seconds that the GPU drafts in the step of ``batch``."""
-        if self.drafter is None:
-            return 0.0
-        return sum(passes * self.drafter.device_s(drafted) for passes, drafted in self._passes(batch))
+        return sum(passes * drafter.device_s(drafted) for drafter, passes, drafted in self._passes(batch))
 
-    def _search_s(self, batch: Batch) -> float:
-        return self._search_s_per_tok * batch.decode_context_tok
+    def _decoding(self, seqs: int, sampled: int, peer_tok: int | None) -> Callable[[float], float]:
+        """``step_s`` of steps that decode ``seqs`` sequences, by the tokens of their contexts together."""
+        target, tok, search_s = self.target, self.drafted_tok + 1, self._search_s
+        verified_s, host_s = target.decoding(seqs, tok, tok, peer_tok), target.host_s(seqs)
+        passes = self._passes(Batch(seqs, decode_sampled=sampled, peer_tok=peer_tok))
+        drafts = [(count, one[1], drafter.decoding(one[0], *one[6:])) for drafter, count, one in passes]
+
+        def step_s(context_tok: float) -> float:
+            draft_s = sum([count * time_s(context_tok + more_tok) for count, more_tok, time_s in drafts])
+            return target.total_s(verified_s(context_tok) + draft_s, 0.0, host_s) + search_s * context_tok
+
+        return step_s
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         """A step part by part; the names of drafting parts start with ``draft:``."""
         verification = self.target.breakdown(self.verified(batch))
         *parts, host = verification.parts or (None,)
-        drafts, search_s = tuple(self._draft_parts(batch)), self._search_s(batch)
+        drafts, search_s = tuple(self._draft_parts(batch)), self._search_s * batch.decode_context_tok
         search = OperatorTime("draft: n-gram search", 1, search_s, 0.0, 0.0, {"host": search_s}) if search_s else None
         return StepBreakdown(
             parts=tuple(part for part in (*parts, *drafts, search, host) if part),
@@ -68,21 +83,19 @@ class SpeculativeStep:
         tok = self.drafted_tok + 1
         return Batch(*batch[:6], tok, tok, batch.peer_tok)  # every step asks: half the time of ``_replace``
 
-    def _passes(self, batch: Batch) -> Iterator[tuple[int, Batch]]:
-        """The batches that pass through the draft, and how often; later passes count at their mean context."""
-        if not batch.decode_seqs + batch.prefill_seqs:
+    def _passes(self, batch: Batch) -> Iterator[tuple[StepModel, int, Batch]]:
+        """The drafter, the batches that pass through it, and how often; later passes count at their mean context."""
+        if self.drafter is None or not batch.decode_seqs + batch.prefill_seqs:
             return
-        yield 1, Batch(*batch[:6], self.drafted_tok + 1, batch.decode_sampled, batch.peer_tok)
-        if self.drafted_tok > 1:
+        yield self.drafter, 1, Batch(*batch[:6], self.drafted_tok + 1, batch.decode_sampled, batch.peer_tok)
+        if later := self.drafted_tok - 1:
             seqs = batch.decode_seqs + batch.prefill_seqs
-            yield self.drafted_tok - 1, Batch(seqs, batch.decode_context_tok + seqs * self.drafted_tok / 2)
+            yield self.drafter, later, Batch(seqs, batch.decode_context_tok + seqs * self.drafted_tok / 2)
 
     def _draft_parts(self, batch: Batch) -> Iterator[OperatorTime]:
-        if self.drafter is None:
-            return
         merged: dict[str, OperatorTime] = {}
-        for passes, drafted in self._passes(batch):
-            for part in self.drafter.breakdown(drafted).parts:
+        for drafter, passes, drafted in self._passes(batch):
+            for part in drafter.breakdown(drafted).parts:
                 if part.bound == "host":
                     continue
                 old = merged.get(part.name, OperatorTime(f"draft: {part.name}", 0, 0.0, 0.0, 0.0, {}))

@@ -8,7 +8,7 @@
 ``launches`` is what the host needs to launch every kernel one by one; replaying a captured graph spares it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, inf, log, sqrt
@@ -25,7 +25,7 @@ from planner.timing.roofline import Row, TimedTerm, operator_term, sum_s
 
 #: The drivers under names of their own: ``Driver.TOKENS`` takes as long to look up as a term to compute.
 TOKENS, SAMPLED, DECODES, _, CONTEXT, PAIRS, EXPERTS = Driver
-MOST_DECODES = 4096  #: batches that only decode, of which all but the attention is kept
+MOST_DECODES = 4096  #: numbers of decoding sequences for which all but the reading of their context is kept
 
 
 class Batch(NamedTuple):
@@ -77,10 +77,6 @@ def distinct_experts(num_experts: Any, top_k: Any, tokens: Any, coverage_exponen
     return num_experts * (1 - (1 - top_k / num_experts) ** independent)
 
 
-def _seen(rows: float, queries: float, span: float) -> float:
-    return rows if span == inf else min(rows, queries * span)
-
-
 def hottest_rows(rows: float, ranks: int, spread: float = 1.0) -> float:
     """Rows on the busiest of ``ranks`` that share ``rows`` at random: m + spread sqrt(2 m ln ranks), m the mean.
 
@@ -118,7 +114,7 @@ class StepModel:
         self.timed, self._rows = made_of.timed(self.efficiency)
         self._context_rows = tuple(row for row in self._rows if row[0] < len(self._contexts))
         self._other_rows = tuple(row for row in self._rows if row[0] >= len(self._contexts))
-        self._beside_context_s = lru_cache(maxsize=MOST_DECODES)(self._without_context_s)
+        self.decoding = lru_cache(maxsize=MOST_DECODES)(self._decoding)
         self.graphs = Graphs.of(config, profile)
         self._piece_kernels = int(constant("piece_launches")) * model.num_layers
         self._most_launch_s = max(self.kernels, self._piece_kernels) * self.efficiency.eager_launch_s
@@ -134,27 +130,39 @@ class StepModel:
     def step_s(self, batch: Batch, besides_s: float = 0.0) -> float:
         """Seconds of one engine step, and of ``besides_s`` on the GPU; 0 for an empty batch.
 
-        With pipeline parallelism: the pass of one of the batches that fill the pipeline through all stages.
-        """
+        With pipeline parallelism: the pass of one of the batches that fill the pipeline through all stages."""
         seqs = batch.decode_seqs + batch.prefill_seqs
-        return self._total_s(self.device_s(batch) + besides_s, 0.0, self._host_s(seqs)) if seqs else 0.0
+        return self.total_s(self.device_s(batch) + besides_s, 0.0, self.host_s(seqs)) if seqs else 0.0
 
     def device_s(self, batch: Batch) -> float:
         """Seconds of a step on the GPU alone: the cost of a pass that the scheduler does not see."""
-        gpu_s = self._gpu_s(batch)
-        return gpu_s if gpu_s >= self._most_launch_s else max(gpu_s, self._launch_s(batch))
+        if batch.prefill_seqs or any(batch[3:6]):
+            gpu_s = sum_s(self._rows, self.drivers(batch, self.loads))
+            return gpu_s if gpu_s >= self._most_launch_s else max(gpu_s, self._launch_s(batch))
+        return self.decoding(batch.decode_seqs, *batch[6:])(batch.decode_context_tok)
 
-    def _gpu_s(self, batch: Batch) -> float:
-        if batch.prefill_seqs or batch.prefill_tok or batch.prefill_pair_tok or batch.prefill_finishing:
-            return sum_s(self._rows, self.drivers(batch, self.loads))
-        beside_s = self._beside_context_s(
-            batch.decode_seqs, batch.decode_query_tok, batch.decode_sampled, batch.peer_tok
-        )
-        return beside_s + sum_s(self._context_rows, self.drivers(batch, self._contexts))
-
-    def _without_context_s(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> float:
+    def _decoding(self, seqs: int, query_tok: int, sampled: int, peer_tok: int | None) -> Callable[[float], float]:
+        """``device_s`` of steps that decode ``seqs`` sequences, by the tokens of their contexts together."""
         batch = Batch(seqs, decode_query_tok=query_tok, decode_sampled=sampled, peer_tok=peer_tok)
-        return sum_s(self._other_rows, self.drivers(batch, self.loads))
+        beside_s, rows = sum_s(self._other_rows, self.drivers(batch, self.loads)), self._context_rows
+        share, most_tok = self._shares(batch)[0], self.graphs.max_context_tok * max(seqs * query_tok, 1)
+        readings = [(load.ratio, *self._reading(load, seqs * share, query_tok)) for load in self._contexts]
+        graph_s, eager_s = self._launch_s(batch), self.kernels * self.efficiency.eager_launch_s
+
+        def device_s(context_tok: float) -> float:
+            drivers = []
+            for ratio, most, pads, rows_each in readings:
+                units = min(context_tok * share / ratio, most) + pads
+                drivers.append((units, units * rows_each))
+            return max(beside_s + sum_s(rows, drivers), graph_s if context_tok * query_tok <= most_tok else eager_s)
+
+        return device_s
+
+    def _reading(self, load: StepLoad, decodes: float, query_tok: int) -> tuple[float, float, float]:
+        """Rows of the cache that sequences read at most, once whatever asks; those that pad them; queries of each."""
+        queries = load.heads * query_tok
+        rows_each = ceil(queries / self._tile) * self._tile / load.heads if queries else query_tok
+        return inf if load.span == inf else decodes * load.span, load.pads * self._decode_pad * decodes, rows_each
 
     def breakdown(self, batch: Batch) -> StepBreakdown:
         if not batch.decode_seqs + batch.prefill_seqs:
@@ -163,9 +171,9 @@ class StepModel:
         done = self.drivers(batch, [replace(load, pads=0.0, heads=0.0) for load in self.loads])
         parts = [self._part(one, drivers[one.load], *done[one.load]) for one in self.timed if drivers[one.load][0]]
         gpu_s = sum(part.time_s for part in parts)
-        host_s, launch_s = self._host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
+        host_s, launch_s = self.host_s(batch.decode_seqs + batch.prefill_seqs), self._launch_s(batch)
         parts.append(OperatorTime("host", 1, host_s, 0.0, 0.0, {"host": host_s}))
-        return StepBreakdown(tuple(parts), gpu_s, launch_s, host_s, self._total_s(gpu_s, launch_s, host_s))
+        return StepBreakdown(tuple(parts), gpu_s, launch_s, host_s, self.total_s(gpu_s, launch_s, host_s))
 
     def _part(self, timed: TimedTerm, padded: tuple[float, float], units: float, rows: float) -> OperatorTime:
         term = timed.term
@@ -173,12 +181,12 @@ class StepModel:
         time_s, shares = timed.time_s(*padded), timed.shares(*padded)
         return OperatorTime(term.name, term.count, time_s, rows * term.flop_per_row, moved_bytes, shares)
 
-    def _total_s(self, gpu_s: float, launch_s: float, host_s: float) -> float:
+    def total_s(self, gpu_s: float, launch_s: float, host_s: float) -> float:
         gpu, launch, host = combine_shares(gpu_s, launch_s, host_s, self.config.async_scheduling, self._unhidden)
         total_s: float = gpu * gpu_s + launch * launch_s + host * host_s
         return total_s
 
-    def _host_s(self, seqs: int) -> float:
+    def host_s(self, seqs: int) -> float:
         visit_s = self.efficiency.host_step_s + self.efficiency.host_seq_s * seqs
         return visit_s / self.config.num_scheduler_steps
 
@@ -221,12 +229,12 @@ class StepModel:
             if driver is TOKENS:
                 units, rows = tokens, tokens
             elif driver is CONTEXT:
-                units = _seen(context / load.ratio, decodes, load.span)  # read once, whatever asks
-                units += load.pads * self._decode_pad * decodes
-                queries = load.heads * query_tok
-                rows = units * (ceil(queries / self._tile) * self._tile / load.heads if queries else query_tok)
+                most, pads, rows_each = self._reading(load, decodes, query_tok)
+                units = min(context / load.ratio, most) + pads
+                rows = units * rows_each
             elif driver is PAIRS:
-                units = rows = _seen(pairs / load.ratio, prefill, load.span) + load.pads * self._prefill_pad * prefill
+                most = inf if load.span == inf else prefill * load.span
+                units = rows = min(pairs / load.ratio, most) + load.pads * self._prefill_pad * prefill
             elif driver is EXPERTS:
                 units, rows = self._experts(load, self.expert_tok(load, batch))
             elif driver is SAMPLED:

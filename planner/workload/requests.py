@@ -218,7 +218,10 @@ class Prefixes:
             ends_here[node[at[at >= first]]] = True
         step_tok = np.zeros(len(parent), dtype=np.int64)
         step_tok[node] = sizes_tok
-        end_tok = _summed(parent, step_tok)
+        summed_tok = step_tok.tolist()
+        for child, node_above in enumerate(parent.tolist()):
+            summed_tok[child] += summed_tok[node_above] if node_above >= 0 else 0
+        end_tok = np.array(summed_tok, dtype=np.int64)
         shared = users > 1
         joins = np.zeros(len(parent), dtype=bool)  # goes on where its parent ends, for the same requests
         inner = np.flatnonzero(parent >= 0)
@@ -318,14 +321,6 @@ def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[N
         level += 1
     empty = np.zeros(0, dtype=np.int64)
     return node, np.concatenate([*parents, empty]), np.concatenate([*users, empty])
-
-
-def _summed(parent: Nodes, step: Nodes) -> Nodes:
-    total = step.tolist()
-    for node, above in enumerate(parent.tolist()):
-        if above >= 0:
-            total[node] += total[above]
-    return np.array(total, dtype=np.int64)
 
 
 def _nearest_kept(parent: Nodes, remains: NDArray[np.bool_]) -> Nodes:

@@ -93,7 +93,7 @@ def mutations() -> Iterator[tuple[str, Mutation]]:
             yield f"constant {name}", scaled_constant(name)
     yield "experts touched", scaled_result(step, "distinct_experts")
     yield "rows of the busiest rank", scaled_result(step, "hottest_rows")
-    yield "host", scaled_result(step.StepModel, "_host_s")
+    yield "host", scaled_result(step.StepModel, "host_s")
     yield "launches", scaled_result(step.StepModel, "_launch_s")
     yield "drafting", scaled_result(drafts.SpeculativeStep, "draft_s")
     yield "search for drafts", scaled_result(drafts.SpeculativeStep, "_search_s")

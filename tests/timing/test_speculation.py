@@ -1,5 +1,6 @@
 """Speculative decoding in time: hand arithmetic at the roofline, and the limits of acceptance and batch size."""
 
+import pickle
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -165,6 +166,18 @@ def test_drafts_by_ngram_cost_the_host_a_walk_over_the_context() -> None:
     assert ngram.draft_s(batch) == suffix.draft_s(batch) == 0
     assert ngram.step_s(batch) - suffix.step_s(batch) == pytest.approx(64 * 8000 * 3e-9)
     assert "draft: n-gram search" in {part.name for part in ngram.breakdown(batch).parts}
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("drafted_tok", [1, 4])
+def test_steps_that_only_decode_are_timed_as_all_others(method: str, drafted_tok: int) -> None:
+    """By a shorter way, which sees less of the batch; also in another process."""
+    step = at_the_roofline(drafts(method, drafted_tok, model="meta-llama/Llama-3.1-8B"))
+    for sampled in (1, 2):
+        batch = Batch(decode_seqs=24, decode_context_tok=24 * 5000, decode_sampled=sampled)
+        long_way_s = step.target.step_s(step.verified(batch), step.draft_s(batch))
+        long_way_s += (method == "ngram") * 24 * 5000 * 3e-9
+        assert step.step_s(batch) == pickle.loads(pickle.dumps(step)).step_s(batch) == pytest.approx(long_way_s)
 
 
 def test_an_empty_step_takes_no_time() -> None:

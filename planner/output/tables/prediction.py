@@ -107,7 +107,11 @@ class PredictionAnswer(MetricAnswer):
         for name, step in self.steps.items() if self.explain else ():
             yield f"\n{name}: {_ms(step.total_s)} ms ({_ms(step.gpu_s)} ms on the GPU, {_ms(step.host_s)} ms host)"
             yield table_text(step.parts, OPERATOR_COLUMNS)
-            yield wrapped(_sum(step), first="  ", rest="  ")
+            besides_s = step.total_s - max(step.gpu_s, step.launch_s)
+            hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
+            what = "to launch the kernels one by one" if step.launch_s > step.gpu_s else "of operators"
+            words = f"= {_ms(max(step.gpu_s, step.launch_s))} ms {what} + {_ms(besides_s)} ms of host time{hidden}"
+            yield wrapped(words, first="  ", rest="  ")
             yield wrapped(_share(name, self.record.replay), first="  ", rest="  ")
 
     def _notes(self) -> Iterator[str]:
@@ -217,13 +221,6 @@ def _basis_lines(deployment: Deployment) -> Iterator[str]:
         if profile.supports(dtype)
     )
     yield f"{profile.id} at its peak: {profile.memory_bandwidth_bytes_per_s / TB:.2f} TB/s, {peaks}"
-
-
-def _sum(step: StepBreakdown) -> str:
-    besides_s = step.total_s - max(step.gpu_s, step.launch_s)
-    hidden = "; asynchronous scheduling hides the rest" if step.host_s - besides_s > 1e-9 else ""
-    what = "to launch the kernels one by one" if step.launch_s > step.gpu_s else "of operators"
-    return f"= {_ms(max(step.gpu_s, step.launch_s))} ms {what} + {_ms(besides_s)} ms of host time{hidden}"
 
 
 def _share(name: str, served: Replay) -> str:

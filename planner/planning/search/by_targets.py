@@ -20,15 +20,7 @@ from planner.engine import EngineArgs, EngineConfig
 from planner.errors import InputError, PlannerError
 from planner.model import ResolvedModel
 from planner.planning import defaults
-from planner.planning.capacity import (
-    Capacity,
-    Steady,
-    at_concurrency,
-    at_load,
-    closed_form_load,
-    idle_load,
-    measure,
-)
+from planner.planning.capacity import Capacity, Steady, at_concurrency, at_load, closed_form_load, idle_load, measure
 from planner.planning.defaults import TOLERANCE, USUAL_BATCH
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Reading, ServedLoad, doubt_at, estimate
