@@ -27,8 +27,7 @@ REQUIRED = inspect.Parameter.empty
 class Option:
     """The spelling of a parameter: ``Annotated[int, Option(help="...")]``; ``settings`` are those of ``typer.Option``.
 
-    ``kind`` is the type of the typed words, which ``read`` turns into the parameter's; ``default`` is for the help.
-    """
+    ``kind`` is the type of the typed words, which ``read`` turns into the parameter's; ``default`` is for the help."""
 
     def __init__(
         self, *names: str, kind: Any = None, read: Callable[[Any], Any] | None = None, default: Any = None,
@@ -121,8 +120,7 @@ class Parameter:
 class Command:
     """A declared command: ``groups`` are classes of further options, ``engine`` the settings that it takes.
 
-    Those in ``searched`` are found where they are not given. ``settings`` go to typer.
-    """
+    Those in ``searched`` are found where they are not given. ``settings`` go to typer."""
 
     words: str
     function: Callable[..., Any]

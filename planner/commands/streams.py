@@ -31,8 +31,7 @@ MEANINGS = tables_of(package_dir("commands") / "streams.toml")
 def write(text: str, stream: TextIO | None, *, verdict: str = "") -> None:
     """Write ``text`` and flush it; nothing where the stream is closed. What it cannot show becomes escapes.
 
-    Raises InputError where the stream cannot be written for another reason.
-    """
+    Raises InputError where the stream cannot be written for another reason."""
     if stream is None or not text:
         return
     encoding = getattr(stream, "encoding", None) or "utf-8"

@@ -146,8 +146,7 @@ def lone_steps(model: Model, config: EngineConfig, profile: GpuProfile) -> LoneS
 def _second_runner_from(model: Model, config: EngineConfig, profile: GpuProfile) -> Release:
     """The release in which a model takes the second runner, which waits no more (0.23: pull request 42187).
 
-    Read off ``use_v2_model_runner`` in ``config/vllm.py``, 0.23 to 0.32, without its variable and options.
-    """
+    Read off ``use_v2_model_runner`` in ``config/vllm.py``, 0.23 to 0.32, without its variable and options."""
     name = model.architecture
     if profile.platform == "rocm" and name in releases("second_runner_on_rocm"):
         return releases("second_runner_on_rocm")[name]
@@ -274,8 +273,7 @@ def sorts(config: EngineConfig, profile: GpuProfile) -> bool:
 def graph_batches(config: EngineConfig, features: Features) -> tuple[int, ...]:
     """Batch sizes that are captured as graphs, ascending; none with ``enforce_eager`` or DeepEP for prompts.
 
-    V0: ``_BATCH_SIZES_TO_CAPTURE`` up to a full batch. V1: ``_set_cudagraph_sizes``; from 0.11.1 by 16 beyond 256.
-    """
+    V0: ``_BATCH_SIZES_TO_CAPTURE`` up to a full batch. V1: ``_set_cudagraph_sizes``; from 0.11.1 by 16 beyond 256."""
     if config.enforce_eager or "eager" in config.exchange:
         return ()
     seqs, release = config.max_num_seqs, config.version.release
@@ -309,8 +307,7 @@ def state_blocks(model: Model, config: EngineConfig, features: Features) -> int:
 def capture_size(settings: EngineArgs, version: EngineVersion, profile: GpuProfile) -> int | None:
     """Return ``--max-cudagraph-capture-size`` for as many decoding requests as ``settings`` have places for.
 
-    None where vLLM captures as many by itself, or has no such option.
-    """
+    None where vLLM captures as many by itself, or has no such option."""
     decoded_tok = (settings.max_num_seqs or 0) * (1 + settings.drafted_tok)
     wanted = min(16 * ceil(decoded_tok / 16), MOST_CAPTURED)  # large graphs have sizes of 16 tokens
     beyond = wanted > version_features(version, profile).max_graph_batch and not settings.enforce_eager
@@ -321,8 +318,7 @@ def capture_size(settings: EngineArgs, version: EngineVersion, profile: GpuProfi
 def _sampler(release: Release, profile: GpuProfile, engine: Engine) -> Sampler:
     """The sampler by default (``v1/sample/ops/topk_topp_sampler.py``).
 
-    FlashInfer: to 0.11.0 where installed (pull request 26859), from 0.21.0 on NVIDIA GPUs that run it (``envs.py``).
-    """
+    FlashInfer: to 0.11.0 where installed (pull request 26859), from 0.21.0 on NVIDIA GPUs that run it (``envs.py``)."""
     if profile.platform == "cuda" and engine == "V1":
         if release < (0, 11, 1):
             return "unknown"

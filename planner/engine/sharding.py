@@ -63,8 +63,7 @@ def stage_sizes(num_layers: int, pipeline_parallel_size: int, *, remainder_last:
     """Layers of each pipeline stage.
 
     Those left over go one each to the stages before the last, from the back (vLLM 0.8.0 on, pull request 13839). With
-    ``remainder_last`` all go to the last, as before.
-    """
+    ``remainder_last`` all go to the last, as before."""
     each, left = divmod(num_layers, pipeline_parallel_size)
     sizes = [each] * pipeline_parallel_size
     if remainder_last:

@@ -74,8 +74,7 @@ def parse_version(text: str, *, date: str = "") -> EngineVersion:
     """The version that ``text`` names: a release, a development build, a date, or a build of unknown number.
 
     A build of unknown number follows the newest release of that day (the 15th of a month, the middle of a year).
-    ``date`` counts where the text has none; ``note`` says what was assumed. Raises InputError for anything else.
-    """
+    ``date`` counts where the text has none; ``note`` says what was assumed. Raises InputError for anything else."""
     text = text.strip()
     build: Build = "vllm+atom-plugin" if re.search(r"\batom\b", text.lower()) else "vllm"
     numbered = _numbered(text) or _mentioned(text) if _PLAIN.fullmatch(text) else None

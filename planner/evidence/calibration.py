@@ -207,8 +207,7 @@ def _widths(evaluated: Iterable[Evaluated]) -> list[float]:
 def _score(evaluated: Sequence[Evaluated]) -> float:
     """Mean interval score of the logarithms (Gneiting and Raftery, JASA 102, 2007), less is better.
 
-    It is the width, and 2 / (1 - 0.9) times how far a measurement lies outside; without an interval, the error.
-    """
+    It is the width, and 2 / (1 - 0.9) times how far a measurement lies outside; without an interval, the error."""
     missed = [max(log(f.lo / f.measured), log(f.measured / f.hi), 0.0) for f in figures_of(evaluated) if f.lo and f.hi]
     return mean(_widths(evaluated)) + 2 / (1 - LEVEL) * mean(missed) if missed else mean_error(evaluated)
 

@@ -213,8 +213,7 @@ def case_of(run: MeasuredRun, local: Local = SHIPPED, *, resent: bool = False) -
 def resent(runs: Iterable[MeasuredRun]) -> frozenset[str]:
     """Return the ids of runs whose server has answered the same prompts before.
 
-    Runs with lengths of conversations that differ only in request_rate were sent to one server, the fastest first.
-    """
+    Runs with lengths of conversations that differ only in request_rate were sent to one server, the fastest first."""
     sweeps: dict[tuple[object, ...], dict[str, float]] = defaultdict(dict)
     for run in runs:
         if run.length_distribution == "sharegpt" and run.request_rate:

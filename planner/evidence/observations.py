@@ -63,8 +63,7 @@ def observe(
 ) -> tuple[list[Observed], list[tuple[MeasuredRun, str]]]:  # fmt: skip
     """Return the sound runs to fit to, replayed with ``calibration``, and those that cannot be with the reason.
 
-    ``seen``: ids of runs whose prompts the server had answered before, by default those among ``runs``.
-    """
+    ``seen``: ids of runs whose prompts the server had answered before, by default those among ``runs``."""
     sound = [run for run in runs if not run.suspect]
     seen = resent(sound) if seen is None else seen
     tasks = [(run, calibration, run.run_id in seen) for run in sound]

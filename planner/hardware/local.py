@@ -120,8 +120,7 @@ def _visible(gpus: tuple[LocalGpu, ...]) -> tuple[LocalGpu, ...]:
 def read_nvidia_smi(query: str, listing: str, visible: str | None = None) -> tuple[LocalGpu, ...]:
     """The GPUs in ``nvidia-smi --query-gpu=name,memory.total,mig.mode.current``, and the MIG instances in ``-L``.
 
-    ``visible`` is CUDA_VISIBLE_DEVICES: numbers, or beginnings of UUIDs.
-    """
+    ``visible`` is CUDA_VISIBLE_DEVICES: numbers, or beginnings of UUIDs."""
     listed: list[tuple[str, list[tuple[str, str]]]] = []  # UUID of each GPU, profile and UUID of its instances
     for line in filter(None, map(_NVIDIA_LINE.match, listing.splitlines())):
         profile, uuid = line[1], line[2] or ""

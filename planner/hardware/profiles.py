@@ -286,8 +286,7 @@ class GpuProfile(_Facts):
     def at_power(self, watts: int) -> "GpuProfile":
         """A copy under a power limit (``nvidia-smi -pl``), which lowers the rates of cores and memory.
 
-        Raises InputError for a limit above the board's power or below half of it, and where that is not known.
-        """
+        Raises InputError for a limit above the board's power or below half of it, and where that is not known."""
         tdp_w = self.tdp.base if self.tdp else 0.0
         if not tdp_w / 2 <= watts <= tdp_w:
             bounds = f"it is {tdp_w / 2:.0f} to {tdp_w:.0f} W" if self.tdp else "its board power is not known"

@@ -227,8 +227,7 @@ def with_kv_cache_space(
     """``config`` with as many whole GiB of KV cache as a CPU surely has left, at least 1, where the user set none.
 
     ``VLLM_CPU_KVCACHE_SPACE`` is for each rank (``platforms/cpu.py``). From 0.20.0 on a worker with less free memory
-    refuses to start (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, nothing is checked.
-    """
+    refuses to start (``determine_available_memory`` in ``v1/worker/cpu_worker.py``); before, nothing is checked."""
     if not profile.kv_cache_is_given or config.given_kv_cache_bytes:
         return config
     space = max(1, int(memory_budget(model, profile, config, basis).binding.left.low // GIB))
@@ -239,8 +238,7 @@ def with_kv_cache_space(
 def unset_kv_cache_space(profile: GpuProfile, version: EngineVersion) -> int | None:
     """GiB of the cache where ``VLLM_CPU_KVCACHE_SPACE`` is not set: 4 to 0.12, half a NUMA node's memory from 0.13.
 
-    None from 0.20.0 on: it is the rest of the utilization at that moment, which no plan can know.
-    """
+    None from 0.20.0 on: it is the rest of the utilization at that moment, which no plan can know."""
     if version.release < (0, 13):
         return 4
     return int(profile.memory_bytes / 2 // GIB) if version.release < (0, 20) else None

@@ -82,8 +82,7 @@ def targets(target: str) -> dict[str, int]:
     """The parameters that a factor on ``target`` changes, and the power of the factor that multiplies each.
 
     A target is a parameter, the common part of the names of several (``launch``, ``host``), or one of the three above.
-    ``launch`` is what kernels take inside graphs: outside of these the host launches, whatever the GPU.
-    """
+    ``launch`` is what kernels take inside graphs: outside of these the host launches, whatever the GPU."""
     if target == SLOWDOWN:
         rates = (name for name in PARAMETERS if "bandwidth" in name or "flop" in name or name == "link_share")
         return dict.fromkeys(rates, -1) | dict.fromkeys(_FIXED_COSTS, 1)
@@ -194,8 +193,7 @@ def covariates_of(model: Model, profile: GpuProfile, config: EngineConfig) -> di
     ``dp`` where TP or DP ranks hold whole experts, or empty. ``untabled`` is a platform whose experts have no kernel
     tables, or empty. ``launches`` is ``rocm`` on AMD, whose GPUs share it. ``release`` is the major and minor version
     of vLLM, ``shape`` one architecture at one size. ``weights`` is ``weight_dtype``, but ``fp8-block`` where scales of
-    blocks have kernels of their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin.
-    """
+    blocks have kernels of their own, and ``int4`` for AWQ and GPTQ on CUDA, which share Marlin."""
     nodes = joined_nodes(model, profile, config)
     holds_whole = model.is_moe and config.enable_expert_parallel and Layout.of(config).expert_ranks > 1
     architecture = SAME_KERNELS.get(profile.architecture, profile.architecture)
@@ -242,8 +240,7 @@ def attention_class(model: Model) -> str:
 def engine_generation(config: EngineConfig, profile: GpuProfile) -> str:
     """``v0``; ``v1``, ``v1-full`` (graphs of whole decode steps), ``v1-async`` (scheduling overlaps); ``atom``.
 
-    Runs of older releases with ``--async-scheduling`` are of ``v1-async``; newer ones without it keep its kernels.
-    """
+    Runs of older releases with ``--async-scheduling`` are of ``v1-async``; newer ones without it keep its kernels."""
     if config.version.build == "vllm+atom-plugin":
         return "atom"
     if config.engine == "V0":

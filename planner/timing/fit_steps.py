@@ -118,8 +118,7 @@ class StepTimes:
         """Experts that a rank reads in each batch of each MoE, and the derivative of their logarithm.
 
         The first one stands for costs that no experts decide. With n = tokens^a and q = 1 - k / E, the derivative of
-        E (1 - q^n) by the logarithm of a is -E q^n ln(q) n ln(n).
-        """
+        E (1 - q^n) by the logarithm of a is -E q^n ln(q) n ln(n)."""
         exponent = np.exp(np.minimum(log_values[self._run_of_experts, INDEX["coverage_exponent"]], 0.0))
         found = distinct_experts(self._num_experts, self._top_k, self._tokens, exponent)
         missed = np.maximum(1 - self._top_k / self._num_experts, 1e-9)

@@ -51,8 +51,7 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
     Tensor parallelism reduces the hidden vector after each row-split matrix. DP ranks of an MoE gather each other's
     tokens before the experts and scatter the sums after (``--all2all-backend allgather_reducescatter``). With EP the
     ranks of a TP group deal its tokens out (sequence parallelism) instead of adding up slices, and gather them again.
-    Source: ``AgRsAll2AllManager`` and ``use_sequence_parallel_moe`` of vLLM 0.27.
-    """
+    Source: ``AgRsAll2AllManager`` and ``use_sequence_parallel_moe`` of vLLM 0.27."""
     hidden_bytes = model.hidden_size * ACTIVATION_BYTES
     tp, pp, dp = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size
     moe_layers = sum(layer.moe is not None for layer in model.layers) if dp > 1 else 0
@@ -81,8 +80,7 @@ def step_collectives(model: Model, profile: GpuProfile, config: EngineConfig) ->
 def _sent(model: Model, profile: GpuProfile, config: EngineConfig) -> Collective:
     """Dispatch of tokens to the ranks of their experts, in fp8 where blocks of weights are, and the sums sent back.
 
-    Source: ``fused_moe/prepare_finalize`` of vLLM 0.32. TP ranks deal out the tokens of their DP rank.
-    """
+    Source: ``fused_moe/prepare_finalize`` of vLLM 0.32. TP ranks deal out the tokens of their DP rank."""
     ranks, linear = Layout.of(config).expert_ranks, model.quantization.linear
     blocks = config.weight_dtype == "fp8" and linear is not None and linear.group == FP8_BLOCK.group
     nodes, each_expert = min(-(-config.num_gpus // profile.joined_gpus), ranks), "each expert" in config.exchange
@@ -143,8 +141,7 @@ def _shared_context(model: Model, config: EngineConfig) -> Iterator[Collective]:
 def _stage_hops(hidden_bytes: int, profile: GpuProfile, tp: int, pp: int) -> Iterator[Collective]:
     """Hops between pipeline stages: hidden vector and residual of each token.
 
-    Each rank sends its slice, and the next stage gathers them (``v1/worker/gpu_worker.py``, vLLM 0.11 to 0.27).
-    """
+    Each rank sends its slice, and the next stage gathers them (``v1/worker/gpu_worker.py``, vLLM 0.11 to 0.27)."""
     if pp == 1:
         return
     token_bytes = 2 * hidden_bytes

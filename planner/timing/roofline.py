@@ -148,8 +148,7 @@ class TimedTerm:
     def shares(self, units: float, rows: float) -> dict[str, float]:
         """Seconds by cause, which add up to ``time_s``: launch, compute, and memory, link or host link.
 
-        The rows that pad a tile do no work. They count with the weights, which each step reads whatever its batch.
-        """
+        The rows that pad a tile do no work. They count with the weights, which each step reads whatever its batch."""
         moved_s = self.memory_s[0] + units * self.memory_s[1] + rows * self.memory_s[2]
         worked_s = units * self.compute_s[1] + rows * self.compute_s[2]
         longer, shorter = ("compute", self.term.path) if worked_s > moved_s else (self.term.path, "compute")

@@ -81,8 +81,7 @@ def hottest_rows(rows: float, ranks: int, spread: float = 1.0) -> float:
     """Rows on the busiest of ``ranks`` that share ``rows`` at random: m + spread sqrt(2 m ln ranks), m the mean.
 
     The largest of n normal variables lies about sqrt(2 ln n) standard deviations above their mean (Cramér,
-    "Mathematical Methods of Statistics", 1946, section 28.6). The deviation of a Poisson variable is sqrt(m).
-    """
+    "Mathematical Methods of Statistics", 1946, section 28.6). The deviation of a Poisson variable is sqrt(m)."""
     mean = rows / ranks
     return mean if ranks == 1 else mean + spread * sqrt(2 * mean * log(ranks))
 

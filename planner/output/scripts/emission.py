@@ -78,8 +78,7 @@ class Emission:
 def render_scripts(emission: Emission) -> dict[str, str]:
     """File name to content: ``plan.json``, the scripts that the plan needs and the runbook.
 
-    Raises IllegalPlanError as ``check_exposure``, InputError if a secret or an impossible word would be written.
-    """
+    Raises IllegalPlanError as ``check_exposure``, InputError if a secret or an impossible word would be written."""
     names, plan = template_names(emission), emission.file.plan
     # templates for plans without a container, or over several nodes, replace those of the same name
     folders: tuple[str, ...] = ("vllm",) if plan.image else ("vllm/native", "vllm")
@@ -182,8 +181,7 @@ def batch_commands(file: PlanFile) -> str:
     """Commands that split a file of requests and answer the parts with ``vllm run-batch``; empty for plans of users.
 
     The command came in 0.9.1. Options of the engine are those that ``vllm bench throughput`` takes as well. A part has
-    its results at its end, so it is no larger than a file of OpenAI's batch API: 50,000 requests.
-    """
+    its results at its end, so it is no larger than a file of OpenAI's batch API: 50,000 requests."""
     plan, taken, words = file.plan, False, list[str]()
     version = engine.parse_version(plan.engine_version)
     for word in plan.serve_argv[3:]:
@@ -282,8 +280,7 @@ def start_timeout_s(checkpoint_bytes: int) -> int:
 def ready_timeout(version: engine.EngineVersion, argv: Sequence[str], env: Mapping[str, str]) -> str:
     """Return the variable that ends a start by time; empty if none does: one API server waits without a limit.
 
-    Source: ``run_multi_api_server`` of vLLM 0.32, whose API servers start beside the engines, one for each DP rank.
-    """
+    Source: ``run_multi_api_server`` of vLLM 0.32, whose API servers start beside the engines, one for each DP rank."""
     more = {option(argv, "--data-parallel-size"), option(argv, "--api-server-count")} - {None, "1"}
     timed = more or not env.keys().isdisjoint((READY_TIMEOUT, "VLLM_USE_RUST_FRONTEND"))
     return READY_TIMEOUT if timed and engine.env_status(version, READY_TIMEOUT) else ""
@@ -413,8 +410,7 @@ def _next_run(plan: Plan) -> dict[str, Any]:
 def _node(profile: GpuProfile, plan: Plan) -> dict[str, Any]:
     """Names for preflight.sh, about one node, and for joining several.
 
-    Memory is compared for whole GPUs only: amd-smi and the driver show that of the whole GPU for each AMD partition.
-    """
+    Memory is compared for whole GPUs only: amd-smi and the driver show that of the whole GPU for each AMD partition."""
     driver_bytes = (profile.memory.driver or profile.memory.engine_visible).base
     capability, partition = profile.compute_capability, profile.partition
     taken, smaller = driver_bytes * plan.gpu_memory_utilization, "--gpu-memory-utilization"

@@ -44,8 +44,7 @@ def write_folder(
     """Write ``files`` (name to content) into ``directory``, all or none. Scripts become executable.
 
     With ``force`` an existing folder keeps foreign files; old ones in ``replaces`` are removed.
-    Raises InputError as ``check_folder``, and if the folder cannot be written.
-    """
+    Raises InputError as ``check_folder``, and if the folder cannot be written."""
     check_folder(directory, force=force)
     directory = directory.resolve()
     with os_errors(f"cannot write {directory}", hint=_HINT):
@@ -83,8 +82,7 @@ def _exchange(directory: Path, new: Path, old: Path, files: Mapping[str, str], r
     """Put the new files over the old plan's and remove its further ones; put all back if that fails.
 
     At any moment each file is the old one or the new one, and ``plan.json`` is the last to change. An old plan may
-    also lie one folder below, for each GPU.
-    """
+    also lie one folder below, for each GPU."""
     places = [directory, *(path for path in directory.iterdir() if path.is_dir() and not path.is_symlink())]
     folders = {place.relative_to(directory) for place in places if (place / "plan.json").is_file()}
     folders |= {Path(name).parent for name in files}
@@ -115,8 +113,7 @@ def run_script(
 ) -> int:
     """Run ``script`` and return its exit status; ``started`` gets its process number.
 
-    The end of this program, kill -9 included, ends the script with SIGTERM, and the script then stops its server.
-    """
+    The end of this program, kill -9 included, ends the script with SIGTERM, and the script then stops its server."""
     environment = {name: value for name, value in os.environ.items() if name not in _UNSET}
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

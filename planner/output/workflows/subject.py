@@ -82,8 +82,7 @@ class Choice:
 class Subject:
     """A workflow with the caller's options: one engine, its plan, and the document's commands if it ran this.
 
-    Raises IllegalPlanError for an unsupported GPU, version or size, InputError for an option without an effect.
-    """
+    Raises IllegalPlanError for an unsupported GPU, version or size, InputError for an option without an effect."""
 
     def __init__(self, workflow: Workflow, choice: Choice) -> None:
         self.workflow, self.choice, self.profile = workflow, choice, choice.profile(workflow)
@@ -140,8 +139,7 @@ class Subject:
     ) -> planning.Deployment:
         """The engine of these settings. Raises IllegalPlanError, with changes that make it fit, if it does not start.
 
-        ``steps`` for each visit of V0's scheduler. The memory of a draft is left out.
-        """
+        ``steps`` for each visit of V0's scheduler. The memory of a draft is left out."""
         serving = self._serving(args, version)
         deployment = (serving.offline if offline else serving.deployment).stepping(steps)
         if deployment.with_settings(speculative_config=None).fits:
@@ -208,8 +206,7 @@ class Subject:
     def _ranked(self, load: Load, command: Command | None) -> tuple[planning.Search, planning.Ranking]:
         """The document's engine alone, else those that a search finds and the caller's options leave.
 
-        Raises IllegalPlanError if none starts, InputError for requests that are too long for the document's.
-        """
+        Raises IllegalPlanError if none starts, InputError for requests that are too long for the document's."""
         choice, documented = self.choice, self.documented
         deployment = self._documented(load, command) if documented else None
         flying = load.max_concurrency if documented else choice.max_concurrency
@@ -263,8 +260,7 @@ class Subject:
     def _draft(self) -> str:
         """The draft model, whose vocabulary has to be the model's. Raises IllegalPlanError for one that cannot run.
 
-        No version from 0.10 to 0.14 drafts with a model (``spec_decode/`` and ``v1/spec_decode/draft_model.py``).
-        """
+        No version from 0.10 to 0.14 drafts with a model (``spec_decode/`` and ``v1/spec_decode/draft_model.py``)."""
         workflow, draft, version = self.workflow, self.choice.draft, self.version
         own = next((c.drafts.model for c in workflow.offline if c.drafts and c.drafts.model), "")
         if own and not draft and not self.documented:
