@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from planner.errors import InputError
 from planner.planning.deployment import Deployment
 from planner.simulator import Client, Replay, StepSum, Timeline, statistic_ms
-from planner.timing import LEVELS, PARAMETERS, Batch, Scatter, Spread, load_calibration, step_gradients
+from planner.timing import LEVELS, PARAMETERS, SHARES, Batch, Scatter, Spread, load_calibration, step_gradients
 from planner.workload import OF_A_REQUEST, Load, Slo
 
 Floats = NDArray[np.float64]
@@ -130,6 +130,10 @@ class Uncertainty(ABC):
             return 1.0
         reach = _reach(scatter, abs(level))
         factor = exp((reach if level > 0 else -reach) * self._sd(figure, above=level > 0))
+        if (level > 0) == figure.inverse and (self.lonely or figure.of in ("throughput", "latency")):
+            here_s, peak_s = (self._time(figure, steps)[0] for steps in (self._steps[0], self._at_peak))
+            least = min(peak_s / here_s, 1.0) if here_s else 0.0  # nothing is faster than the roofline
+            factor = min(factor, 1 / least) if figure.inverse else max(factor, least)
         return factor * self._gap_factor(key, _NORMAL.inv_cdf(probability))
 
     def probability(self, key: str, limit_over_predicted: float) -> float:
@@ -218,6 +222,18 @@ class Uncertainty(ABC):
         here, fast = step_gradients(self.deployment.timer, self._batches(), (0 * away, -away))
         waits = here[1][:, _HOST].sum(axis=1) > here[0] / 2
         return (here, fast) if self.deployment.config.async_scheduling and waits.any() else (here, here)
+
+    @cached_property
+    def _at_peak(self) -> tuple[Floats, Floats]:
+        """Seconds of the steps at the peaks of GPU and links, without launches and host; and derivatives."""
+        timer = self.deployment.timer
+        moves = np.zeros(len(PARAMETERS))
+        for at, name in enumerate(PARAMETERS):
+            if name in SHARES and name != "coverage_exponent":
+                moves[at] = -log(getattr(timer.efficiency, name))
+            elif name.endswith("_s"):
+                moves[at] = -inf
+        return step_gradients(timer, self._batches(), (np.zeros_like(moves), moves))[1]
 
     @cached_property
     def _slower_host(self) -> Floats:

@@ -83,6 +83,15 @@ def test_of_the_replays_at_the_ends_of_an_interval_only_figures_are_kept(monkeyp
     assert [one() is not None for one in replays] == [True, False, False]
 
 
+@pytest.mark.parametrize(("gpu", "tflop_per_s"), [("a100-sxm-80gb", 312), ("l4", 121), ("h100-sxm", 989.4)])
+def test_no_interval_goes_beyond_the_roofline(gpu: str, tflop_per_s: float) -> None:
+    """Llama-3.1-8B multiplies each prompt token with 32 layers of 218.1 million weights: 13.96 GFLOP, in bf16."""
+    serving = Serving("meta-llama/Llama-3.1-8B-Instruct", gpu, max_model_len=4096)
+    made = serving.predict(Load(2048, 1, 64), bench="throughput")
+    most = made.uncertainty.beside(made.figures)["tokens_per_second_hi"]
+    assert made.figures["tokens_per_second"] < most < tflop_per_s * 1e12 / 13.96e9
+
+
 def test_latency_of_a_batch_is_the_duration_of_the_same_prompts_offline() -> None:
     load = Load(256, 64, 8)
     latency = Prediction.of(deployed(), load, bench="latency").figures["avg_latency"]
