@@ -230,7 +230,10 @@ class Prefixes:
         joined[parent[joins]] = True
         remains = shared & ~joined
         number = np.where(remains, np.cumsum(remains) - 1, -1)
-        above = _nearest_kept(parent, remains)
+        kept_above, stays = list[int](), remains.tolist()
+        for node_above in parent.tolist():  # the nearest above each node that remains, or -1
+            kept_above.append(node_above if node_above < 0 or stays[node_above] else kept_above[node_above])
+        above = np.array(kept_above, dtype=np.int64)
         new_parent = np.where(above[remains] >= 0, number[above[remains]], -1)
         last_shared = np.where(remains, np.arange(len(parent)), above)  # of each node, itself or the nearest above
 
@@ -321,15 +324,6 @@ def _chained(names: Nodes, sizes: Nodes, first: Nodes, counts: Nodes) -> tuple[N
         level += 1
     empty = np.zeros(0, dtype=np.int64)
     return node, np.concatenate([*parents, empty]), np.concatenate([*users, empty])
-
-
-def _nearest_kept(parent: Nodes, remains: NDArray[np.bool_]) -> Nodes:
-    """For each node the nearest one above it that is kept, or -1."""
-    nearest: list[int] = []
-    stays = remains.tolist()
-    for above in parent.tolist():
-        nearest.append(above if above < 0 or stays[above] else nearest[above])
-    return np.array(nearest, dtype=np.int64)
 
 
 def drawn(load: "Load") -> Requests:

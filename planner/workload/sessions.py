@@ -76,11 +76,13 @@ class Sessions:
         laps = np.arange(max(min(ceil(ROUNDS * span_s / round_s), MOST // count), 2))[:, None]
         # what goes on at the beginning began before it, and is not what begins at the end
         shift = (laps - begun).astype(np.int64) * count
-        names = list(map(range, (2 * (firsts + shift)).ravel().tolist(), (2 * (lasts + shift + 1)).ravel().tolist()))
-        tok = [sizes[2 * first : 2 * turn + 2] for _, _, first, turn in rows] * len(laps)
+        pieces = 2 * np.tile(lasts - firsts + 1, len(laps))
+        places = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+        names = np.repeat(2 * (firsts + shift).ravel(), pieces) + places
+        tok, every = np.array(sizes)[names % len(sizes)], np.ones_like(pieces)
         prompts, answers = (np.tile(each, len(laps)) for each in (prompt_tok, answer_tok[lasts]))
         arrival_s = (past_s + laps * round_s).ravel() - past_s[0]
-        return Requests(prompts, answers, arrival_s, Prefixes.of(names, tok, [1] * len(names)))
+        return Requests(prompts, answers, arrival_s, Prefixes.of_arrays(names, tok, pieces, every, pieces[:0]))
 
 
 @lru_cache(maxsize=32)  # engines are compared by the same shares
