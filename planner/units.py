@@ -21,8 +21,7 @@ TFLOP = 1e12
 #: Bounds of every latency, rate and count, in any unit: other values are mistakes, and products of figures within
 #: them stay far within the range of a float.
 LEAST_FIGURE, MOST_FIGURE = 1e-6, 1e15
-#: Digits of a count; ``int`` refuses some thousands.
-MOST_DIGITS = 18
+MOST_DIGITS = 18  #: digits of a count; ``int`` refuses some thousands
 #: Factor from a unit, as written in a profile, to the unit used inside.
 FACTORS: dict[str, float] = {
     "B": 1, "KB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "B/s": 1, "GB/s": GB,

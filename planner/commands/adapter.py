@@ -23,8 +23,7 @@ from planner.secrets import masked
 from planner.units import in_range
 
 FILE = "planner.toml"
-#: Sources of a value, as the parser calls them.
-TYPED, FROM_FILE, UNSAID = "COMMANDLINE", "DEFAULT_MAP", "DEFAULT"
+TYPED, FROM_FILE, UNSAID = "COMMANDLINE", "DEFAULT_MAP", "DEFAULT"  #: sources of a value, as the parser calls them
 
 FORMAT = Parameter("format", Literal["table", "json", "csv", "markdown"], "table", Option(help="Form of the data."))
 

@@ -154,8 +154,7 @@ class Command:
         }
 
 
-#: Every command that is declared by a module that was imported.
-COMMANDS: dict[str, Command] = {}
+COMMANDS: dict[str, Command] = {}  #: every command that is declared by a module that was imported
 
 
 def command(words: str, **declared: Any) -> Callable[[Function], Function]:

@@ -29,15 +29,12 @@ BUG = 70
 #: The error of the parser: the base of the bases of typer's own error, wherever its version keeps them.
 ParserError: type[Exception] = typer.BadParameter.__mro__[2]
 
-#: New objects between two looks for unused cycles: a replay makes many that last, and no cycles.
-LOOK_EACH = 1_000_000
-#: The console scripts.
-PROGRAMS = ("planner", "llm-serving-planner")
+LOOK_EACH = 1_000_000  #: new objects between two looks for unused cycles: a replay makes many that last, and no cycles
+PROGRAMS = ("planner", "llm-serving-planner")  #: the console scripts
 _TABLES = tables_of(package_dir("commands") / "commands.toml")
 #: Command, in the order of the help -> the module that declares it. Groups of commands, with their help.
 COMMANDS, GROUPS = dict[str, str](_TABLES["modules"]), dict[str, str](_TABLES["groups"])
-#: Dates in GPU profiles.
-FACTS, PRICES = r"^retrieved = ([\d-]+)$", r"^\[sources\.prices-([\d-]+)\]$"
+FACTS, PRICES = r"^retrieved = ([\d-]+)$", r"^\[sources\.prices-([\d-]+)\]$"  #: dates in GPU profiles
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,8 +23,7 @@ SIZE = "Size"
 #: Settings that change memory, and settings that change time.
 MEMORY = tuple(name for name, row in SETTINGS.items() if row.only != "time")
 TIME = tuple(name for name, row in SETTINGS.items() if row.only != "memory")
-#: A path, as text or as an object.
-PathName = str | PathLike[str]
+PathName = str | PathLike[str]  #: a path, as text or as an object
 
 
 def complete_model(incomplete: str) -> list[str]:
@@ -57,8 +56,7 @@ def gpu_option(text: str, **settings: Any) -> Any:
     return Option(**{"kind": str, "metavar": "GPU", "autocompletion": complete_gpu, "help": text, **settings})
 
 
-#: Longer helps by option.
-HELP: dict[str, str] = tables_of(package_dir("commands") / "options.toml")["help"]
+HELP: dict[str, str] = tables_of(package_dir("commands") / "options.toml")["help"]  #: longer helps by option
 _load, _size = (partial(panel_option, panel) for panel in (LOAD, SIZE))
 _GPUS = "Profile id, alias or file; 'all'; or 'local'. Repeatable, or with commas."
 _DEFAULT_GPUS = gpu_option(f"{_GPUS} Default: {' '.join(defaults.GPUS)}.", kind=list[str])

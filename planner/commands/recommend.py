@@ -20,8 +20,7 @@ from planner.planning import defaults
 from planner.units import MOST_FIGURE, counted
 from planner.workload import Targets
 
-#: Settings that the search does not choose, so that they can be given.
-GIVEN = tagged("recommend")
+GIVEN = tagged("recommend")  #: settings that the search does not choose, so that they can be given
 Served = Annotated["planning.ModelName", opt.model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
 OutputDir = Annotated[str | None, Option("-o", "--output", metavar="DIR", help="Write the scripts into this folder.")]
 

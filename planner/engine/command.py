@@ -24,8 +24,7 @@ from planner.workload import Load
 LOOPBACK = "127.0.0.1"  #: address of a server on its own machine
 EVERYWHERE = "0.0.0.0"  # noqa: S104  (in a container, whose port is published on LOOPBACK; or where the user asks)
 Value = str | int | float | bool | Mapping[str, object] | Sequence[str] | None
-#: Settings that a line names even where they are the default.
-_ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")
+_ALWAYS = ("tensor_parallel_size", "kv_cache_dtype")  #: settings that a line names even where they are the default
 #: Folders of vLLM's benchmark scripts in images of AMD and of the vLLM project.
 BENCHMARKS = {"rocm": "/app/vllm/benchmarks", "cuda": "/vllm-workspace/benchmarks", "cpu": "benchmarks"}
 _OF_TOKENIZER = {"--trust-remote-code": False, "--tokenizer-mode": True}  #: options, and if they take a value

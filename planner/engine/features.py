@@ -31,8 +31,7 @@ BOTH_SINCE, V0_GONE_IN, ORACLE_GONE_IN = (0, 8), (0, 11), (0, 11, 1)
 _STATES_SINCE: Release = (0, 10, 2)
 #: V1 runs on CPUs from the first of these on; from the second on, until the oracle goes, without sliding windows.
 _CPU_SINCE, _NO_WINDOWS_ON_CPU_SINCE = (0, 9, 1), (0, 9, 2)
-#: First release whose V1 runs pipelines with the default executor.
-_PIPELINES_SINCE: Release = (0, 9, 1)
+_PIPELINES_SINCE: Release = (0, 9, 1)  #: first release whose V1 runs pipelines with the default executor
 #: Largest ``--max-cudagraph-capture-size`` that is planned: that of InferenceX's lines for gpt-oss-120b and MiniMax-M3.
 MOST_CAPTURED = 2048
 

@@ -27,8 +27,7 @@ VllmCommand = Literal[
     "benchmark_latency.py",
 ]  # fmt: skip
 Spans = tuple[tuple[int, int], ...]  #: first and last index into the list of versions, ascending
-#: Commands whose options include those of the engine.
-_ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")
+_ENGINE_COMMANDS = ("serve", "bench throughput", "bench latency")  #: commands whose options include those of the engine
 #: In AMD's images one release before upstream (their documentation of 0.9.1).
 _EARLY_ON_ROCM = {"VLLM_ROCM_USE_AITER_MHA": (0, 9, 1), "VLLM_ROCM_QUICK_REDUCE_QUANTIZATION": (0, 9, 1)}
 

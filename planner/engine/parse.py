@@ -52,8 +52,7 @@ from planner.workload import Load
 _TABLE = tables_of(package_dir("engine") / "lines.toml")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _OPTION = re.compile(r"--?[A-Za-z]")
-#: The settings by their flags.
-_ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}
+_ROWS = {row.flag: row for row in SETTINGS.values() if not row.ours}  #: the settings by their flags
 #: Values of options beside ``NOT_SIMULATED`` that are simulated.
 _AS_SIMULATED = {"--kv-offloading-backend": ["native"]}
 _CAPTURED = "--max-cudagraph-capture-size"

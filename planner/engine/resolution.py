@@ -58,11 +58,9 @@ _NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")  #: ``_FLOAT16_NOT_SUP
 SHORT_NAMES = {long: short for short, long in LONG_NAMES.items()} | {"half": "fp16", "float": "fp32"}
 #: vLLM's method names for checkpoints whose own ``quant_method`` is wider.
 _METHODS = {("modelopt", "nvfp4"): "modelopt_fp4", ("modelopt", "mxfp8"): "modelopt_mxfp8"}
-#: ``BlockSize`` of ``config/cache.py`` to 0.17; 256 from 0.12.0 on.
-BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)  #: ``BlockSize`` of ``config/cache.py`` to 0.17; 256 from 0.12.0 on
 POLICIES = ("fcfs", "priority")  #: of ``--scheduling-policy``
-#: V0 splits prompts by default where contexts are longer (``arg_utils.py``).
-V0_LONG_CONTEXT = 32768
+V0_LONG_CONTEXT = 32768  #: V0 splits prompts by default where contexts are longer (``arg_utils.py``)
 #: V0, ``SchedulerConfig``: tokens of a step with chunked prefill; 512 to 0.6.4.
 _V0_CHUNK_TOKENS = 2048
 #: V0: least tokens of a step when a model sees images (``_MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``).
@@ -667,8 +665,7 @@ def _picks_latents(model: Model) -> bool:
 
 FLAG, RATE_FLAG = SETTINGS["speculative_config"].flag, ACCEPTANCE_RATE.flag
 OLD_FLAGS: dict[str, str] = tables_of(package_dir("engine") / "replaced.toml")["speculative"]
-#: The V0 engine's speculative decoding went before the engine itself (vLLM pull request 21152).
-V0_ENDS = (0, 10)
+V0_ENDS = (0, 10)  #: the V0 engine's speculative decoding went before the engine itself (vLLM pull request 21152)
 #: vLLM's names of methods whose memory is understood; older versions call mtp after the model's architecture.
 METHODS: dict[str, SpeculativeMethod] = {name: name for name in get_args(SpeculativeMethod)} | {"[ngram]": "ngram"}
 HEADS_SINCE = (0, 13)  #: Red Hat published gpt-oss with its EAGLE head on 0.13.0; no run on AMD is published

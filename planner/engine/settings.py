@@ -312,8 +312,7 @@ def _settings() -> dict[str, Setting]:
     return rows
 
 
-#: Every setting, by name.
-SETTINGS: Mapping[str, Setting] = _settings()
+SETTINGS: Mapping[str, Setting] = _settings()  #: every setting, by name
 
 
 @cache
@@ -349,8 +348,7 @@ def tagged(tag: Tag) -> tuple[str, ...]:
 
 #: Settings that a plan repeats: layout and element types, bounds of one step, others.
 PLANNED = tuple(dict.fromkeys((*tagged("axes"), "weight_dtype", "kv_cache_dtype", *tagged("batch"), *tagged("plan"))))
-#: Parts of vLLM that planner does not model.
-UNMODELLED = tables_of(package_dir("engine") / "unmodelled.toml")
+UNMODELLED = tables_of(package_dir("engine") / "unmodelled.toml")  #: parts of vLLM that planner does not model
 NOT_SIMULATED = frozenset(UNMODELLED["options"])
 
 

@@ -22,8 +22,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware import GpuProfile, PartitionRule
 from planner.model import UNQUANTIZED, Attention, Component, Model, Precision, Shard, StateMixer, Weight
 
-#: vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE) before TP cuts it.
-VOCAB_PADDING = 64
+VOCAB_PADDING = 64  #: vLLM pads the vocabulary to a multiple of this (DEFAULT_VOCAB_PADDING_SIZE) before TP cuts it
 #: Smallest block that fp8 scales of expert weights are refined to when a shard cuts a block (vLLM 0.32).
 SMALLEST_REFINED_BLOCK = 32
 

@@ -30,8 +30,7 @@ RELEASES: dict[Release, datetime.date] = {
 }
 NEWEST: Release = max(RELEASES)
 READ_ON = datetime.date(2026, 11, 20)  #: the day on which these dates were read
-#: First release with measured runs to compare with; older ones follow its rules.
-OLDEST: Release = (0, 4, 2)
+OLDEST: Release = (0, 4, 2)  #: first release with measured runs to compare with; older ones follow its rules
 
 
 def release_text(release: Release) -> str:

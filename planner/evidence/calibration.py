@@ -32,8 +32,7 @@ from planner.planning import LEVEL, SHIPPED, Local, Serving, launched_line, read
 from planner.timing import LocalFits, base_digest, load_calibration
 from planner.units import counted
 
-#: Runs from which on some are left out, and most parts that are left out.
-LEAST_LEFT_OUT, MOST_FOLDS = 3, 20
+LEAST_LEFT_OUT, MOST_FOLDS = 3, 20  #: runs from which on some are left out, and most parts that are left out
 #: Measured and predicted speeds that differ by a larger factor have different units, such as s and ms. A machine
 #: without measurements may well be off by a factor of ten.
 IMPLAUSIBLE = 200

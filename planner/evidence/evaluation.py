@@ -47,10 +47,8 @@ CONTEXT_ROOM, LEAST_CONTEXT = 256, 8192
 SERVED_CONTEXT = 32768
 #: Seeds of ``vllm bench``: its default, and the one that is given most.
 USUAL_SEEDS = (0, 42)
-#: Lengths that people ask for are multiples of one of these.
-ROUND_TOK = (50, 64)
-#: Means are published with a decimal.
-PRINTED_TOK = 0.051
+ROUND_TOK = (50, 64)  #: lengths that people ask for are multiples of one of these
+PRINTED_TOK = 0.051  #: means are published with a decimal
 NEAREST = 3  #: published runs beside an answer
 
 

@@ -166,25 +166,20 @@ class FitState:
         return result
 
 
-#: Target to its name for people.
-MEANINGS: Mapping[str, str] = tables_of(package_dir("evidence") / "factors.toml")
+MEANINGS: Mapping[str, str] = tables_of(package_dir("evidence") / "factors.toml")  #: target to its name for people
 #: Targets of which every setting has its own; the others are the machine's.
 OF_A_SETTING = dict.fromkeys(("slowdown", "prefill"), ("gpu", "shape", "weights", "tp"))
 #: Targets that are part of the GPU's time: what is said of them is said beside it.
 OF_THE_GPU = ("prefill", "launch", "collective_s", "link_share")
 #: The runs determine a factor when they narrow its standard deviation to this share of the prior, or less.
 DETERMINED = 0.9
-#: Share of the prior variance that runs take away, below which a direction is not worth a column.
-LEAST_KNOWN = 1e-3
+LEAST_KNOWN = 1e-3  #: share of the prior variance that runs take away, below which a direction is not worth a column
 #: Share of what a run teaches that holds for its own load alone. By the interval score of other loads on half of the
 #: groups of ``benchmarks/own_runs.py``: best from 0.15 (TTFT after three runs) to 0.5 (TPOT).
 OF_ITS_LOAD = 0.4
-#: Logarithms and loadings below this are not worth a line.
-NEGLIGIBLE = 1e-4
-#: Fits, each with replays at the speed that the fit before gave: speed changes who waits for whom.
-ROUNDS = 4
-#: The fit has settled when no efficiency (its logarithm) moves by more than this between two rounds.
-SETTLED = 0.01
+NEGLIGIBLE = 1e-4  #: logarithms and loadings below this are not worth a line
+ROUNDS = 4  #: fits, each with replays at the speed that the fit before gave: speed changes who waits for whom
+SETTLED = 0.01  #: the fit has settled when no efficiency (its logarithm) moves by more than this between two rounds
 
 
 @dataclass(frozen=True, slots=True)

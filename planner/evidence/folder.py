@@ -23,10 +23,8 @@ from planner.resources import MOST_LOG_BYTES, read_given
 from planner.units import LEAST_FIGURE, MOST_FIGURE
 from planner.workload import OF_A_REQUEST
 
-#: Tokens that a prompt may gain or lose when random ids are turned into text and back.
-PROMPT_SLACK_TOK = 8
-#: And the share of a long prompt.
-PROMPT_SLACK = 0.02
+PROMPT_SLACK_TOK = 8  #: tokens that a prompt may gain or lose when random ids are turned into text and back
+PROMPT_SLACK = 0.02  #: and the share of a long prompt
 RECOMMENDATION = "recommendation.json"
 #: Files of a plan that are shown whole, in the order in which they are run.
 SCRIPTS = (

@@ -51,10 +51,8 @@ class Observed:
     arrival: str = ""
 
 
-#: Statistics that runs were published with.
-STATISTICS = ("mean", "median", "p99")
-#: Batches with a smaller share of the weight of all metrics are left out.
-NEGLIGIBLE = 1e-9
+STATISTICS = ("mean", "median", "p99")  #: statistics that runs were published with
+NEGLIGIBLE = 1e-9  #: batches with a smaller share of the weight of all metrics are left out
 
 
 def observe(

@@ -23,8 +23,7 @@ from planner.workload import LATENCIES
 AGAIN = "measure again (in the folder of a plan: FORCE=1 ./benchmark.sh)"
 #: Rates and sums of one file agree with their parts to this share: one program computed them, and printed all digits.
 EXACT = 0.01
-#: Burstiness of evenly spaced arrivals: gaps drawn with this shape vary by a thousandth.
-EVENLY = 1e6
+EVENLY = 1e6  #: burstiness of evenly spaced arrivals: gaps drawn with this shape vary by a thousandth
 #: Share by which a TPOT may differ from what TTFT and E2EL leave for it before it is taken for something else.
 SLACK = 0.1
 #: Statistics of a latency, and their names in files of other tools.

@@ -205,8 +205,7 @@ def of_one_server(run: MeasuredRun, replicas: int) -> MeasuredRun:
 #: Factor by which means may miss E2EL = TTFT + (output tokens - 1) x TPOT, and Little's law: requests in flight =
 #: throughput x E2EL / output tokens. Lengths vary, and a rate covers a run's whole time; mixed-up units are off by 60.
 LOOSE = 2.0
-#: A run that starts and ends empty may have this many times fewer requests in flight than its concurrency.
-EMPTY = 10.0
+EMPTY = 10.0  #: a run that starts and ends empty may have this many times fewer requests in flight than its concurrency
 
 
 def check_run(run: MeasuredRun) -> None:

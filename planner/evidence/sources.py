@@ -21,12 +21,10 @@ from planner.model import resolve_model
 from planner.planning import Plan, read_plan
 from planner.resources import MOST_LOG_BYTES, read_given
 
-#: A result's plan lies in one of so many folders above it.
-LEVELS_UP = 3
+LEVELS_UP = 3  #: a result's plan lies in one of so many folders above it
 ACCEPTED = "spec_decode_per_position_acceptance_rates"  #: of a result of vllm bench serve with drafts
 SWEPT = "summary.csv"  #: that vllm bench sweep writes into its folder
-#: Share by which tokens of a throughput result may differ from what the lengths make.
-SLACK = 0.02
+SLACK = 0.02  #: share by which tokens of a throughput result may differ from what the lengths make
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ MEMORY_TOLERANCES = {
 }
 #: Metrics that are compared at other loads than the plan's own.
 SWEEP_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-#: Share by which a setting in a log may differ from the plan's.
-SAME = 0.005
+SAME = 0.005  #: share by which a setting in a log may differ from the plan's
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,18 +120,12 @@ def _memory(planned: dict[str, Any], startup: StartupLog, block_size: int) -> It
         yield from _line(key, "tokens" if in_tokens else "GiB", share, planned, logged, 1 if in_tokens else GIB)
 
 
-#: Prefix-cache hits below this share do not change the TTFT noticeably.
-NOTICEABLE_HITS = 0.02
-#: The version that builds without a release number print.
-UNTAGGED = "0.1.dev"
-#: Share of blocks in use from which the cache is full and requests wait.
-FULL_CACHE = 0.98
-#: Share by which the tokens of a step with drafts may differ from the prediction's.
-SAME_ACCEPTED = 0.05
-#: Decode steps shorter than this are about as long as the host's work between them.
-HOST_BOUND_MS = 12.0
-#: With these causes the figures say nothing about the plan.
-NOT_THE_PLAN = ("version", "settings")
+NOTICEABLE_HITS = 0.02  #: prefix-cache hits below this share do not change the TTFT noticeably
+UNTAGGED = "0.1.dev"  #: the version that builds without a release number print
+FULL_CACHE = 0.98  #: share of blocks in use from which the cache is full and requests wait
+SAME_ACCEPTED = 0.05  #: share by which the tokens of a step with drafts may differ from the prediction's
+HOST_BOUND_MS = 12.0  #: decode steps shorter than this are about as long as the host's work between them
+NOT_THE_PLAN = ("version", "settings")  #: with these causes the figures say nothing about the plan
 #: TTFT and TPOT, or ITL's median and tail, are slower by one factor if their ratios to the prediction differ by less.
 ALIKE = 1.2
 

@@ -175,8 +175,7 @@ def _mode(fields: dict[str, Any], *keys: str) -> str:
     return next((mode for mode in modes if mode not in {"", "N/A", "NONE", "UNKNOWN"}), "")
 
 
-#: Drivers differ by a few MiB for the same GPU; two kinds of GPU differ by far more.
-MEMORY_TOLERANCE = 0.03
+MEMORY_TOLERANCE = 0.03  #: drivers differ by a few MiB for the same GPU; two kinds of GPU differ by far more
 _OTHERWISE = "name the nearest profile with --gpu: planner hardware list shows them; or give a .toml file"
 
 

@@ -43,8 +43,7 @@ COMPRESSED_BLOCK, COMPRESSED_WINDOW_BLOCK = 256, 64
 MLLAMA_ENCODER_TOKENS = 4 * 1601
 #: Mixers and architectures whose recurrent state vLLM holds in 32 bits where the checkpoint does not say.
 FP32_STATE_KINDS, FP32_STATE_ARCHITECTURES = ("kda",), ("NemotronH",)
-#: Columns of a convolution's state: its kernel less one, and the kernel of every published model is 4.
-CONV_COLUMNS = 3
+CONV_COLUMNS = 3  #: columns of a convolution's state: its kernel less one, and the kernel of every published model is 4
 #: States whose convolution keeps a column for each draft token (``mamba_utils.py``).
 DRAFTED_STATES = ("mamba2", "gdn", "kda")
 
@@ -233,8 +232,7 @@ def align_states(specs: set[CacheSpec]) -> dict[CacheSpec, CacheSpec]:
     return aligned | {spec: replace(spec, block_size=block_size, padded_bytes=page) for spec in states}
 
 
-#: Layers and what each keeps, in order.
-LayerSpecs = Sequence[tuple[int, CacheSpec]]
+LayerSpecs = Sequence[tuple[int, CacheSpec]]  #: layers and what each keeps, in order
 Member = tuple[int, CacheSpec]
 
 

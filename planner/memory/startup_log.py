@@ -156,8 +156,7 @@ def _value(text: str) -> int | float | bool | str:
     return float(text) if re.fullmatch(r"\d*\.\d+", text) else text
 
 
-#: Half of the last digit that vLLM prints.
-ROUNDING_BYTES = 0.005 * GIB
+ROUNDING_BYTES = 0.005 * GIB  #: half of the last digit that vLLM prints
 IMPLIED = "the log prints the sum of activations and memory outside torch; the planner divides it"
 PEAKS = ("sampler", "forward", "encoder")
 

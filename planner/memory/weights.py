@@ -48,8 +48,7 @@ from planner.resources import package_dir, tables_of
 from planner.units import GIB
 
 _TABLE = tables_of(package_dir("memory") / "sizes.toml")
-#: Stands for the architecture where Marlin's kernels are asked for.
-MARLIN = "marlin"
+MARLIN = "marlin"  #: stands for the architecture where Marlin's kernels are asked for
 
 
 @dataclass(frozen=True)

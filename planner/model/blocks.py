@@ -10,9 +10,8 @@ from planner.model.config import Config, family
 from planner.resources import package_dir, tables_of
 
 Kind = TypeVar("Kind", bound=Hashable)
-#: Names of the projections of an MLP: those up, and last the one down.
 QKVO = ("q_proj", "k_proj", "v_proj", "o_proj")
-GATED = ("gate_proj", "up_proj", "down_proj")
+GATED = ("gate_proj", "up_proj", "down_proj")  #: names of the projections of an MLP: those up, and last the one down
 FUSED_GATE_UP = ("gate_up_proj", "gate_up_proj", "down_proj")
 W1_W3_W2 = ("w1", "w3", "w2")
 PLAIN = ("up_proj", "down_proj")
@@ -258,8 +257,7 @@ def family_rows(table: str, build: Callable[..., ModelParts]) -> None:
         family(*row.pop("classes"))(partial(built, **row))
 
 
-#: Names of the projection of a module: each has one.
-PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")
+PROJECTIONS = ("eh_proj", "e_h_proj", "fc", "input_proj")  #: names of the projection of a module: each has one
 
 
 def mtp_module(

@@ -35,8 +35,7 @@ ENTRIES = package_dir("model") / "entries"
 KINDS: dict[str, str] = tables_of(package_dir("model") / "names.toml")["kinds"]
 #: The GPU vendor that a publisher makes checkpoints for; those of other publishers run on both.
 _MADE_FOR: dict[str, tuple[str, ...]] = {"amd": ("amd",), "nvidia": ("nvidia",)}
-#: Formats that vLLM serves on GPUs of one vendor only.
-_SERVED_ON: dict[str, tuple[str, ...]] = {"nvfp4": ("nvidia",)}
+_SERVED_ON: dict[str, tuple[str, ...]] = {"nvfp4": ("nvidia",)}  #: formats that vLLM serves on GPUs of one vendor only
 _SEPARATORS = re.compile(r"[-_. ]")
 _WORD = re.compile(r"\d+(?:\.\d+)*[a-z]*|[a-z]+")
 #: Words of an id that people leave out: publishers in front, forms of the same model behind.

@@ -67,8 +67,7 @@ class Local:
         return (stale + "planner calibrate without files fits its runs again",) if self.is_stale else ()
 
 
-#: The shipped fits alone.
-SHIPPED = Local()
+SHIPPED = Local()  #: the shipped fits alone
 
 
 def local_path() -> Path:

@@ -309,10 +309,8 @@ def _notes(serving: Serving) -> Iterator[str]:
     )  # fmt: skip
 
 
-#: The largest share of memory that is still sane to ask for.
-LARGEST_PERCENT = 97
-#: A shorter context is no way out.
-SHORTEST_CONTEXT_TOK = 2048
+LARGEST_PERCENT = 97  #: the largest share of memory that is still sane to ask for
+SHORTEST_CONTEXT_TOK = 2048  #: a shorter context is no way out
 #: Other GPUs that are named at most. They have this many times the memory, and this share of the speed, at least.
 OTHER_GPUS, MORE_MEMORY, LEAST_SPEED = 3, 1.1, 0.5
 NO_GRAPHS, ONLINE = "no CUDA graphs (slower)", "fp8 weights, quantised while they load"

@@ -35,8 +35,7 @@ _AT_TIMES = frozenset(("label", "max_concurrency", "request_goodput", "request_g
 
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
-    #: Properties that raise InputError for what no command would have written.
-    checked: ClassVar[tuple[str, ...]] = ()
+    checked: ClassVar[tuple[str, ...]] = ()  #: properties that raise InputError for what no command would have written
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:

@@ -24,10 +24,8 @@ LAYOUT, FREE = tagged("layout"), tagged("logged")
 KERNELS = {"flashinfer_sampler": FLASHINFER_SAMPLER, "mxfp4_use_marlin": MXFP4_MARLIN}
 #: Largest difference of a profile's total from the one logged: GPUs of one name differ by up to 0.3 %.
 MEMORY_TOLERANCE = 0.01
-#: Largest difference of weights from the prediction: 94 % of published logs are within 1 %.
-WEIGHTS_TOLERANCE = 0.01
-#: Weights further off than this are those of another checkpoint.
-OTHER_CHECKPOINT = 0.10
+WEIGHTS_TOLERANCE = 0.01  #: largest difference of weights from the prediction: 94 % of published logs are within 1 %
+OTHER_CHECKPOINT = 0.10  #: weights further off than this are those of another checkpoint
 
 
 class Start(NamedTuple):

@@ -43,8 +43,7 @@ RATES = frozenset(
 TIMES = frozenset({"duration", "elapsed_time"})
 #: Statistic whose uncertainty a percentile takes: runs were published with means, medians and 99th percentiles.
 STATISTICS = {"mean": "mean", "median": "median", "p50": "median", "p90": "p99", "p95": "p99", "p99": "p99"}
-#: Requests of a longer load whose steps stand for all.
-MOST_PROMPTS = 20_000
+MOST_PROMPTS = 20_000  #: requests of a longer load whose steps stand for all
 #: One standard deviation of the logarithm of the share of gaps beyond a percentile of ITL. Which prompts share a step
 #: depends on milliseconds of the client: where a percentile lies near the edge of gaps with a prompt, it is either.
 GAP_SHARE = 0.3

@@ -18,8 +18,7 @@ from planner.simulator.record import Replay, TokenRuns
 from planner.units import MS
 from planner.workload import LATENCIES, OF_A_REQUEST, Load, Slo
 
-#: Lines of the table of ``vllm bench serve``.
-LINES = tables_of(package_dir("simulator") / "bench.toml")
+LINES = tables_of(package_dir("simulator") / "bench.toml")  #: lines of the table of ``vllm bench serve``
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)
 NEWEST_RELEASE = (0, 33, 0)
 ROUNDING = 1e-9  #: by how much a figure must be above a limit, relative, to be above it for certain

@@ -18,8 +18,7 @@ from planner.simulator.record import Log, StepRun
 from planner.simulator.sequence import ByPriority, Pace, Sequence, Step, straight
 from planner.timing import Batch
 
-#: Times closer than this, in s, count as one moment, so that rounding does not decide who comes first.
-MOMENT_S = 1e-9
+MOMENT_S = 1e-9  #: times closer than this, in s, count as one moment, so that rounding does not decide who comes first
 #: Kinds of events, in the order in which those of the same moment happen: steps end before others begin.
 ENDS, BEGINS = 0, 1
 

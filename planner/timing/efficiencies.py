@@ -158,8 +158,7 @@ def _collective_values(profile: GpuProfile, ranks: int) -> dict[str, float]:
     return values
 
 
-#: A factor: its target, and the covariates for which it holds.
-Key = tuple[str, tuple[tuple[str, str], ...]]
+Key = tuple[str, tuple[tuple[str, str], ...]]  #: a factor: its target, and the covariates for which it holds
 #: Covariates that most engines do not have: a factor with one of them is of those that have it.
 SPECIAL = ("partition", "nodes", "bus", "experts", "tabled", "untabled", "source")
 

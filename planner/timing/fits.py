@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 SHIPPED = "shipped"
 COVARIANCE = "covariance.npz"  #: what the runs teach of the factors, beside ``efficiency.json``
-#: Two-sided levels that a file of fits gives the reach of its errors for.
-LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98)
+LEVELS = (0.5, 0.8, 0.9, 0.95, 0.98)  #: two-sided levels that a file of fits gives the reach of its errors for
 
 
 class FitRecord(BaseModel):

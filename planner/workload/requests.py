@@ -84,8 +84,7 @@ class Requests:
         return float(self.prefixes.reusable_tok.mean()) if self.prefixes else 0.0
 
 
-#: Share of the prompt; ``--cache-threshold``.
-MATCHED = 0.3
+MATCHED = 0.3  #: share of the prompt; ``--cache-threshold``
 #: Servers are out of balance where the fullest has so many requests more than the emptiest, and so many times as many.
 #: ``--balance-abs-threshold``, ``--balance-rel-threshold``
 UNEVEN, UNEVEN_TIMES = 64, 1.5

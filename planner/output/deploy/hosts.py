@@ -193,8 +193,7 @@ TARGETS = {
     "lws": Target(lws, (*_CLUSTER, "nodes", "rdma_resource")),
     "slurm": Target(slurm, ("name", "start_timeout_s", "host", "nodes", "container"), 1),
 }
-#: Every file of any target.
-FILES = ("compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "server.sbatch")
+FILES = ("compose.yaml", "nginx.conf", "kubernetes.yaml", "lws.yaml", "server.sbatch")  #: every file of any target
 
 
 def render_deployable(

@@ -31,8 +31,7 @@ ACCURACY_CONCURRENCY = 128  #: of the NVIDIA recipe
 ACCURACY_MAX_MODEL_LEN = 1536
 #: Requests outside the measurement: they compile what a first batch of these lengths needs.
 WARM_UP_PROMPTS, WARM_UP_OUTPUT_LEN = 8, 64
-#: Distance between seeds: no client sends prompts that a prefix cache has seen from another.
-SEED_STEP = 1000
+SEED_STEP = 1000  #: distance between seeds: no client sends prompts that a prefix cache has seen from another
 #: NVIDIA drivers for vLLM's images, by the first release: the one of their CUDA, and the oldest that can run it.
 #: CUDA 13.0, 12.9, 12.8 (``VLLM_MAIN_CUDA_VERSION``) and 12.4; minor versions of CUDA 12 share their drivers.
 CUDA_DRIVERS = {(0, 20): (580, 580), (0, 11, 1): (575, 525), (0, 9): (570, 525), (0, 0): (550, 525)}
@@ -44,8 +43,7 @@ START_ALLOWANCE_S = 900
 DOWNLOAD_BYTES_PER_S = 100e6
 LEAST_LAUNCH_TIMEOUT_S = 3600  #: of launch.sh, which is started by hand
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"  #: 600 by default, fixed before 0.14.0
-#: Drivers differ by a few MiB in the memory that they report for the same GPU.
-_DRIVER_VARIATION = 0.01
+_DRIVER_VARIATION = 0.01  #: drivers differ by a few MiB in the memory that they report for the same GPU
 #: Variables that choose GPUs. launch.sh, or the platform of a deployment, sets them.
 PLACEMENT_VARIABLES = frozenset(tables_of(package_dir("output") / "names.toml")["placement_variables"])
 #: The script that makes the image, in ``image_source`` of a plan.

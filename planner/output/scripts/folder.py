@@ -20,8 +20,7 @@ from planner.resources import alone_in, package_dir, tables_of
 ALL_FILES: tuple[str, ...] = tuple(tables_of(package_dir("output") / "names.toml")["plan_files"])
 _HINT = "give -o a folder that you may write to"
 _PR_SET_PDEATHSIG = 1  #: of <sys/prctl.h>
-#: Variables that change what the scripts leave behind.
-_UNSET = ("FORCE", "KEEP", "STOP")
+_UNSET = ("FORCE", "KEEP", "STOP")  #: variables that change what the scripts leave behind
 LEAST_WAIT_S = 120  #: that a script gets to stop its server: docker stop alone waits 10 s before it kills
 
 

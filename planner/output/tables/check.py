@@ -16,8 +16,7 @@ from planner.planning import Deployment, LineVerdict, PlannedWorkload, Served, c
 from planner.units import counted, figure, format_bytes, percent, rounded
 
 COLUMNS = columns_of("check")
-#: On one screen.
-BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)
+BRIEF = tuple(replace(c, spare=c.key in ("output_throughput", "mean_e2el_ms")) for c in COLUMNS)  #: on one screen
 BRIEF_PROBLEMS = 3
 BRIEF_ITEMS = 8  #: launches, lines of memory, changes
 NOTED_TTFT = 1.5  #: times the TTFT of the line from which a better plan says so

@@ -23,8 +23,7 @@ _TAKEN: dict[str, Callable[[Any], Any]] = {
     "tpot": lambda point: _mean_and_p99(point, "tpot", 1, ",.1f"),
 }
 TABLE = columns_of("comparison", **_TAKEN)
-#: On one screen: all loads in one table.
-BRIEF = columns_of("comparison_brief", **_TAKEN)
+BRIEF = columns_of("comparison_brief", **_TAKEN)  #: on one screen: all loads in one table
 #: A point in JSON and CSV.
 FIELDS = columns_of(
     "comparison_fields",

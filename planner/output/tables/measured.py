@@ -364,8 +364,7 @@ class Evaluation(Answer):
 
 BAND = 0.2
 PANELS: dict[str, list[str]] = NAMES["evaluation_panels"]
-#: Table below the chart: title of the panel, GPU, statistics.
-CHART_COLUMNS = columns_of("evaluation_chart")
+CHART_COLUMNS = columns_of("evaluation_chart")  #: table below the chart: title of the panel, GPU, statistics
 
 
 def evaluation_chart(evaluated: Sequence[evidence.Evaluated]) -> Chart | None:

@@ -25,11 +25,9 @@ from planner.workload import Load, targets_in_words
 COLUMNS = columns_of("plans")
 #: With targets: the cost and load of all servers, then the figures of one.
 TARGET_COLUMNS = columns_of("plans_for_targets", layout=shared.layout_in_words)
-#: On one screen: the best plan of each GPU.
-BRIEF = columns_of("plans_brief", layout=shared.layout_in_words)
+BRIEF = columns_of("plans_brief", layout=shared.layout_in_words)  #: on one screen: the best plan of each GPU
 BRIEF_TARGETS = columns_of("plans_for_targets_brief", layout=shared.layout_in_words)
-#: One server's figures for each class, under the table.
-CLASS_COLUMNS = columns_of("plan_classes")
+CLASS_COLUMNS = columns_of("plan_classes")  #: one server's figures for each class, under the table
 WORTH_A_RUN = 1.05  #: gain of a server's load from which on a benchmark run is proposed
 BRIEF_GPUS = 8  #: rows of the brief table
 BRIEF_WARNINGS = 2

@@ -14,10 +14,8 @@ from planner.workload import Load
 
 #: Scripts that are made from the template ``offline.sh.j2``.
 OFFLINE_SCRIPTS = ("latency.sh", "ttft.sh", "throughput.sh", "speculative.sh", "quick_reduce.sh", "aiter.sh")
-#: Defaults of ``vllm bench latency``.
-WARM_UP_ITERATIONS, ITERATIONS = 10, 30
-#: Shares of the predicted highest request rate, from idle to overload
-RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)
+WARM_UP_ITERATIONS, ITERATIONS = 10, 30  #: defaults of ``vllm bench latency``
+RATES = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1)  #: shares of the predicted highest request rate, from idle to overload
 LEAST_PROMPTS = 100  #: of a load at a rate
 MOST_STEPS = 50  #: more doublings than ``max_num_seqs`` has
 

@@ -12,8 +12,7 @@ from planner.output.workflows.subject import Subject
 
 _OF_TOKENS = ("throughput", "per_s")
 _UNITS = {"avg_latency": "s", "duration": "s", "request_throughput": "req/s"}
-#: One option under several names.
-_SAME = {"--random-input-len": "--input-len", "--random-output-len": "--output-len"}
+_SAME = {"--random-input-len": "--input-len", "--random-output-len": "--output-len"}  #: one option under several names
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from planner.output.workflows.subject import Choice, Subject
 from planner.units import GB
 from planner.workload import Load
 
-#: MAD's script passes --num-scheduler-steps and calls benchmarks/benchmark_*.py
-MAD_NEWEST = (0, 10, 0)
+MAD_NEWEST = (0, 10, 0)  #: MAD's script passes --num-scheduler-steps and calls benchmarks/benchmark_*.py
 
 
 def plan_workflow(workflow: Workflow, choice: Choice, *, command: str) -> dict[str, str]:

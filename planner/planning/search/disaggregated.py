@@ -36,8 +36,7 @@ from planner.planning.search.space import Choices
 from planner.units import MS, counted
 from planner.workload import Load, Slo, Targets
 
-#: vLLM has had its NIXL connector since this release (pull request 17751).
-NIXL_SINCE = (0, 9, 0)
+NIXL_SINCE = (0, 9, 0)  #: vLLM has had its NIXL connector since this release (pull request 17751)
 KV_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 PREFILL_PORT, NIXL_PORT = 8000, 5600  #: vLLM's own defaults
 DECODE_PORT = 8200  #: the first of decode servers

@@ -23,8 +23,7 @@ from math import ceil, inf
 import numpy as np
 
 TIME_LIMIT_S = 5.0
-#: Weight of one server against the price of the cheapest unit: breaks ties and buys nothing.
-TIE = 1e-6
+TIE = 1e-6  #: weight of one server against the price of the cheapest unit: breaks ties and buys nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,7 @@ from planner.simulator import statistic_ms
 from planner.units import DAY_S, GB, GIB, HOUR_S, Interval, counted, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
 
-#: The line of ``vllm bench serve`` that sends a load to the planned server.
-Client = Callable[..., list[str]]
+Client = Callable[..., list[str]]  #: the line of ``vllm bench serve`` that sends a load to the planned server
 
 
 def assemble(

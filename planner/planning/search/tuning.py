@@ -49,8 +49,7 @@ from planner.workload import Load
 Floats = NDArray[np.float64]
 DRAWS = 4096
 SEED = 0
-#: Added to the variance of what was measured, so that nearly equal figures stay separable.
-LEAST_VARIANCE = 1e-6
+LEAST_VARIANCE = 1e-6  #: added to the variance of what was measured, so that nearly equal figures stay separable
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,12 +126,9 @@ class Standing:
 
 
 SCHEMA_VERSION = 1
-#: Another setting has to be better by this share to count: two runs of one setting differ by as much.
-WITHIN = 0.03
-#: Probability with which the best has to be known.
-SURE = 0.95
-#: Bound of a logarithm, and of its variance: no machine is e^100 times as fast as another.
-MOST_LOG = 100.0
+WITHIN = 0.03  #: another setting has to be better by this share to count: two runs of one setting differ by as much
+SURE = 0.95  #: probability with which the best has to be known
+MOST_LOG = 100.0  #: bound of a logarithm, and of its variance: no machine is e^100 times as fast as another
 
 
 class _Record(BaseModel):
@@ -255,10 +251,8 @@ def read_state(path: Path, digest: str) -> TuningState | None:
 
 #: Settings that a search chooses, so that they are open again unless the plan's command gave them.
 OPEN: Mapping[str, Any] = {name: SETTINGS[name].default for name in tagged("searched")}
-#: Probability of being better than the best prediction, below which a setting is not worth a run.
-LEAST_ODDS = 0.01
-#: Settings of all engines together, and of one checkpoint, layout and KV dtype.
-MOST_SETTINGS, MOST_PER_ENGINE = 24, 6
+LEAST_ODDS = 0.01  #: probability of being better than the best prediction, below which a setting is not worth a run
+MOST_SETTINGS, MOST_PER_ENGINE = 24, 6  #: settings of all engines together, and of one checkpoint, layout and KV dtype
 
 
 class TunedSetting(NamedTuple):
