@@ -46,7 +46,7 @@ class Prediction:
 
     deployment: Deployment
     load: Load
-    replay: simulator.Replay  #: of more than ``MOST_PROMPTS`` without the gaps between tokens
+    replay: simulator.Replay  #: of more than ``MOST_PROMPTS`` without the gaps between tokens; of many alike the first
     bench: Bench = "serve"
     percentiles: Sequence[float] = (99,)  #: that the benchmark reports
     goodput: Mapping[str, float] = field(default_factory=dict)  #: targets in ms, by metric
@@ -60,8 +60,9 @@ class Prediction:
         """Replay ``load`` as ``bench`` sends it: a client to a server, all prompts at once, or one batch.
 
         Raises InputError where a request never fits the KV cache."""
-        offline, few = bench != "serve", load.num_prompts <= MOST_PROMPTS
-        served = deployment.replay(load, offline=offline, keep_steps=few, keep_gaps=not offline)
+        sent = load.first(MOST_PROMPTS) if bench == "throughput" and load.alike else load
+        offline, few = bench != "serve", sent.num_prompts <= MOST_PROMPTS
+        served = deployment.replay(sent, offline=offline, keep_steps=few, keep_gaps=not offline)
         made = cls(deployment, load, served, bench, tuple(percentiles), goodput or {})
         if few or offline:
             return made
@@ -116,8 +117,9 @@ class Prediction:
         """The keys of the benchmark's result file."""
         config, model_id = self.deployment.config, self.deployment.model.id
         if self.bench != "serve":
-            result_of = simulator.throughput_result if self.bench == "throughput" else simulator.latency_result
-            return result_of(self.replay, model_id=model_id)
+            if self.bench == "latency":
+                return simulator.latency_result(self.replay, model_id=model_id)
+            return simulator.throughput_result(self.replay, model_id=model_id, count=self.load.num_prompts)
         result = simulator.serve_result(
             self.replay, self.load, model_id=model_id, backend=bench_backend(config.version),
             percentiles=self.percentiles, goodput=self.goodput,
@@ -141,7 +143,8 @@ class Prediction:
     @property
     def paid(self) -> Paid:
         """The cost of the engine, and of its output tokens at the rate of the replay."""
-        rate = float(self.replay.output_len.sum()) / self.replay.duration_s
+        served = self.figures if self.bench == "throughput" else {}
+        rate = served.get("output_throughput") or float(self.replay.output_len.sum()) / self.replay.duration_s
         return Paid.of(self.deployment.profile, self.deployment.config.num_gpus, rate)
 
     @cached_property

@@ -198,10 +198,17 @@ def _by_second(
     return np.bincount(place, weights=np.concatenate(sums)).astype(np.float64)
 
 
-def throughput_result(replay: Replay, *, model_id: str = "") -> BenchResult:
-    """The result file of ``vllm bench throughput``, and ``output_throughput``, which it only prints."""
-    duration_s, count, output_tok = replay.duration_s, len(replay.sent_s), int(replay.output_len.sum())
-    total_tok = int(replay.input_len.sum()) + output_tok
+def throughput_result(replay: Replay, *, model_id: str = "", count: int = 0) -> BenchResult:
+    """The result file of ``vllm bench throughput``, and ``output_throughput``, which it only prints.
+
+    Of ``count`` requests that are alike, those beyond the replay end one after the other as in its middle half."""
+    served, output_tok = len(replay.sent_s), int(replay.output_len.sum())
+    duration_s, total_tok, more = replay.duration_s, int(replay.input_len.sum()) + output_tok, max(count - served, 0)
+    if more:
+        middle = np.arange(served // 4, served * 3 // 4)
+        duration_s += more * float(np.polyfit(middle, np.sort(replay.end_s)[middle], 1)[0])
+    count = served + more
+    output_tok, total_tok = (tok * count // served for tok in (output_tok, total_tok))
     return {
         "model_id": model_id,
         "elapsed_time": duration_s,

@@ -219,3 +219,17 @@ def test_the_host_launches_kernels_outside_of_graphs_about_as_fast_for_any_gpu()
     engines = [Serving("meta-llama/Llama-3.1-8B-Instruct", gpu=gpu, enforce_eager=True).deployment for gpu in gpus]
     each_s = [engine.efficiency.eager_launch_s for engine in engines]
     assert min(each_s) > 5e-6 and max(each_s) < min(1.5 * min(each_s), 100e-6)
+
+
+def test_of_many_equal_prompts_the_first_stand_for_the_others() -> None:
+    many = Load(128, 16, 30_000)
+    made = Prediction.of(deployed(), many, bench="throughput")
+    assert len(made.replay.sent_s) == 20_000
+    assert made.figures["num_requests"] == 30_000 and made.figures["total_num_tokens"] == 30_000 * 144
+    whole = deployed().replay(many, offline=True)
+    assert made.figures["elapsed_time"] == pytest.approx(whole.duration_s, rel=2e-3)
+    assert made.paid.usd_per_million_output_tokens == pytest.approx(
+        made.paid.usd_per_hour / 3600 / made.figures["output_throughput"] * 1e6
+    )
+    varied = Prediction.of(deployed(), replace(many, range_ratio=0.5), bench="throughput")
+    assert len(varied.replay.sent_s) == 30_000

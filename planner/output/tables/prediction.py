@@ -234,8 +234,10 @@ def _share(name: str, served: Replay) -> str:
 
 
 def _queue(record: Prediction) -> str:
-    """Clause on the queue that the load makes; empty where it makes none that grows."""
-    load = record.load
+    """Clause on requests that are not replayed, or on the queue that the load makes; empty where none grows."""
+    load, served = record.load, len(record.replay.sent_s)
+    if record.bench == "throughput" and served < load.num_prompts:
+        return f"; the first {served:,} are replayed, and the others end as evenly as these"
     if record.bench == "serve" and load.value == inf:
         return ", so TTFT includes the queue: --max-concurrency or --request-rate limits it"
     most = steady_per_s(record.deployment, load) if load.open else inf
