@@ -60,7 +60,12 @@ class Prediction:
         """Replay ``load`` as ``bench`` sends it: a client to a server, all prompts at once, or one batch.
 
         Raises InputError where a request never fits the KV cache."""
-        sent = load.first(MOST_PROMPTS) if bench == "throughput" and load.alike else load
+        varied = (
+            load.recorded is not None
+            or load.length_distribution == "conversation"
+            or any(least < most for least, most in map(load.bounds, (load.input_len, load.output_len)))
+        )
+        sent = load if varied or bench != "throughput" else load.first(MOST_PROMPTS)
         offline, few = bench != "serve", sent.num_prompts <= MOST_PROMPTS
         served = deployment.replay(sent, offline=offline, keep_steps=few, keep_gaps=not offline)
         made = cls(deployment, load, served, bench, tuple(percentiles), goodput or {})

@@ -249,11 +249,6 @@ class Load:
         return max(floor(length * (1 - self.range_ratio)), 1), ceil(length * (1 + self.range_ratio))
 
     @property
-    def alike(self) -> bool:
-        lengths = map(self.bounds, (self.input_len, self.output_len))
-        return self.recorded is None and self.length_distribution != "conversation" and all(a == b for a, b in lengths)
-
-    @property
     def common_len(self) -> int:
         """Tokens at the head of all prompts; of recorded ones a cache finds what they share by itself."""
         return self.prefix_len if self.recorded is None else 0
