@@ -52,6 +52,7 @@ from planner.resources import package_dir, tables_of
 from planner.units import GIB
 
 Usage = Literal["serve", "offline"]
+_REFUSALS = tables_of(package_dir("engine") / "refusals.toml")["refusals"]
 #: vLLM's long names, by the short ones used here.
 LONG_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _NO_FLOAT16 = ("gemma2", "gemma3", "gemma3_text", "glm4")  #: ``_FLOAT16_NOT_SUPPORTED_MODELS`` of config/model.py
@@ -65,6 +66,14 @@ V0_LONG_CONTEXT = 32768  #: V0 splits prompts by default where contexts are long
 _V0_CHUNK_TOKENS = 2048
 #: V0: least tokens of a step when a model sees images (``_MULTIMODAL_MODEL_MAX_NUM_BATCHED_TOKENS``).
 _V0_MULTIMODAL_TOKENS = 5120
+
+
+def _refusal(
+    kind: str, remedy: Mapping[str, Any] | None = None, error: type[InputError] = IllegalPlanError, **values: Any
+) -> InputError:
+    """Return a refusal of ``refusals.toml``: its cause and hint with these ``values``, and the settings it adds."""
+    cause, hint = (text.format(**values) for text in _REFUSALS[kind])
+    return error(cause, hint=hint, **(remedy or {}))
 
 
 def resolve(
@@ -172,8 +181,7 @@ class _Resolver:
         limits = self.args.limit_mm_per_prompt or "{}"
         counts = json.dumps(dict(media_limits(limits)))
         if not limits.startswith("{") and self.version.release >= (0, 10):  # ``nullable_kvs`` of arg_utils.py to 0.9.2
-            cause = f"--limit-mm-per-prompt {limits}: vLLM {self.version} takes JSON"
-            raise IllegalPlanError(cause, hint=f"use --limit-mm-per-prompt '{counts}'", limit_mm_per_prompt=counts)
+            raise _refusal("limits", {"limit_mm_per_prompt": counts}, asked=limits, version=self.version, counts=counts)
         generation_config(self.args.override_generation_config or "{}")
 
     def _environment(self) -> flags.Environment:
@@ -219,8 +227,7 @@ class _Resolver:
             self._took(f"{word}: ignored, {f'{GATHER} runs' if shared else 'no DP ranks share experts'}")
             return
         if not args.enable_expert_parallel:
-            cause = f"{word}: vLLM runs it between ranks with whole experts"
-            raise IllegalPlanError(cause, hint="add --enable-expert-parallel", enable_expert_parallel=True)
+            raise _refusal("whole_experts", {"enable_expert_parallel": True}, word=word)
         if "buffers" not in exchange:
             self._took(f"{word}: ignored in memory, its buffers are not known")
         spread = "links" in exchange and args.num_gpus > profile.joined_gpus
@@ -234,30 +241,25 @@ class _Resolver:
         """EPLB moves whole experts between ``ranks`` that hold as many each (``config/parallel.py``, ``layer.py``)."""
         copies, config = self.args.redundant_experts, json.loads(self.args.eplb_config or "{}")
         if not self.args.enable_eplb:
-            cause = f"--eplb-config: num_redundant_experts {copies} without EPLB"
-            raise IllegalPlanError(cause, hint="add --enable-eplb", enable_eplb=True)
+            raise _refusal("copies", {"enable_eplb": True}, copies=copies)
         if ranks < 2 and self.version.release >= (0, 10, 1):
-            cause = "--enable-eplb, --eplb-config: no ranks share experts by --enable-expert-parallel"
-            raise IllegalPlanError(cause, hint="leave it out", enable_eplb=False, eplb_config=None)
+            raise _refusal("no_ranks", {"enable_eplb": False, "eplb_config": None})
         experts = copies + max((layer.moe.num_experts for layer in self.model.layers if layer.moe), default=0)
         if left := experts % max(ranks, 1):
             even = json.dumps({**config, "num_redundant_experts": copies + ranks - left})
-            cause = f"--enable-eplb, --eplb-config: {experts} experts cannot be divided evenly over {ranks} ranks"
-            raise IllegalPlanError(cause, hint=f"use --eplb-config '{even}'", eplb_config=even)
+            raise _refusal("uneven_experts", {"eplb_config": even}, experts=experts, ranks=ranks, even=even)
 
     def _check_context_parallel(self, size: int, ranks: int) -> None:
         """Ranks with the same KV heads may share tokens (``config/parallel.py``, ``verify_with_parallel_config``)."""
         flag = f"--decode-context-parallel-size {size}"
         if ranks % size:
-            cause = f"{flag}: does not divide --tensor-parallel-size {ranks}"
-            raise IllegalPlanError(cause, hint="use a divisor of it: its ranks share")
+            raise _refusal("divisor", flag=flag, ranks=ranks)
         mixers = self.model.distinct_mixers
         if all(isinstance(mixer, models.LatentAttention) for mixer in mixers):
             return
         plain = [m for m in mixers if isinstance(m, models.Attention) and not m.span_tokens and not m.cross]
         if len(plain) < len(mixers) or not version_features(self.version, self.profile).context_parallel_heads:
-            cause = f"{flag}: how vLLM {self.version} shares the cache of {self.model.id} is not known"
-            raise UnmodelledError(cause, hint="leave it out: it is for latent, and from 0.11.1 for grouped attention")
+            raise _refusal("shared_cache", None, UnmodelledError, flag=flag, version=self.version, model=self.model.id)
         for mixer in plain:
             repeats, group = ranks // mixer.num_kv_heads, mixer.num_heads // mixer.num_kv_heads
             if size > repeats or group % size:
@@ -281,8 +283,7 @@ class _Resolver:
             hint = "use auto, bfloat16, float16 or float32; weights are quantised with --quantization"
             raise InputError(f"--dtype {self.args.dtype} is not a type that vLLM computes in", hint=hint)
         if asked == "bf16" and half == "fp16":
-            cause = f"--dtype {self.args.dtype}: {self.profile.name} has no bfloat16"
-            raise IllegalPlanError(cause, hint="use --dtype float16", dtype="float16")
+            raise _refusal("bfloat16", {"dtype": "float16"}, dtype=self.args.dtype, gpu=self.profile.name)
         stored, table = self.model.quantization, tables_of(package_dir("engine") / "capabilities.toml")["activations"]
         method = _METHODS.get((stored.method or "", stored.weight_dtype), stored.method)
         both = ["bf16", "fp16"]
@@ -301,14 +302,10 @@ class _Resolver:
         """Precision of the weights; empty for that of the activations."""
         version, served, stored = self.version, self.model, self.model.quantization.method
         if stored == "":  # ``_verify_quantization``: to 0.10 an unknown method, later unquantised
-            lacks = f"{served.id}: quantization_config in its config.json lacks quant_method"
-            cause = f"{lacks}, so vLLM {version} does not read it as quantised and stops at its scales"
-            hint = 'serve another checkpoint, or add "quant_method": "modelopt" there'
-            raise IllegalPlanError(cause, hint=hint)
+            raise _refusal("method", model=served.id, version=version)
         asked = self.args.quantization
         if asked and stored == "modelopt" and "modelopt" not in asked and version.release < (0, 10):
-            cause = f"--quantization {asked}: {served.id} is already quantised with modelopt"
-            raise IllegalPlanError(cause, hint="leave out --quantization: vLLM reads it from the checkpoint")
+            raise _refusal("quantised", asked=asked, model=served.id)
         if asked and stored != "modelopt":  # ``override_quantization_method`` of modelopt.py puts its own in place
             status = flags.value_status(version, "quantization", asked)
             named = f"--quantization {asked}: vLLM {version}"
@@ -335,16 +332,15 @@ class _Resolver:
             cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
         if self._deprecated(method):
-            cause = f"vLLM {version} refuses {method}, a deprecated quantisation, for {served.id}"
-            hint = "use another quantisation, or add --allow-deprecated-quantization"
-            raise IllegalPlanError(cause, hint=hint, allow_deprecated_quantization=True)
+            raise _refusal(
+                "deprecated", {"allow_deprecated_quantization": True}, version=version, method=method, model=served.id
+            )
         int8 = quantization.linear is not None and quantization.linear.compute_dtype == "int8"
         form = f"{method} {'int8' if int8 else quantization.weight_dtype}"
         without_cutlass = int8 and "CutlassInt8" in self.args.env.get("VLLM_DISABLED_KERNELS", "")  # Triton's are next
         if stored and not self._runs(form, "checkpoint") and not without_cutlass:
-            cause = f"vLLM {version} has no kernels for {served.id} ({form}) on {self.profile.name}"
-            others = "an fp8 or 16-bit checkpoint" if int8 else "another checkpoint, a newer --engine-version"
-            raise IllegalPlanError(cause, hint=f"use {others}, or --gpu l4")
+            kernels = "int8_kernels" if int8 else "kernels"
+            raise _refusal(kernels, version=version, model=served.id, form=form, gpu=self.profile.name)
         return "" if quantization.weight_dtype in models.UNQUANTIZED else quantization.weight_dtype
 
     def _deprecated(self, method: str) -> bool:
@@ -366,14 +362,11 @@ class _Resolver:
         on_cpu = self.profile.platform == "cpu"
         if engine == "V1" and not v1_serves(model, version, on_cpu=on_cpu):
             where = f"{model.architecture}{' on a CPU' if on_cpu else ''}"
-            cause = f"the V1 engine of vLLM {version} does not serve {where}"
-            raise IllegalPlanError(cause, hint="leave VLLM_USE_V1 out, or choose a newer --engine-version")
+            raise _refusal("v1", version=version, where=where)
         if engine == "V0" and version.release >= V0_GONE_IN:
-            cause = f"{model.id} would need the V0 engine on this device, which vLLM {version} does not have"
-            raise IllegalPlanError(cause, hint="choose a newer --engine-version")
+            raise _refusal("v0", model=model.id, version=version)
         if engine == "V0" and is_hybrid(model):
-            cause = f"vLLM {version} serves {model.id} by its V0 engine, whose memory for states is not modelled"
-            raise UnmodelledError(cause, hint="choose --engine-version 0.10.2 or newer")
+            raise _refusal("v0_states", error=UnmodelledError, version=version, model=model.id)
         return engine
 
     def _max_model_len(self) -> int:
@@ -402,17 +395,13 @@ class _Resolver:
         """On in V1; in V0 for long contexts without images, MLA, windows, drafts, adapters (``arg_utils.py``)."""
         asked, drafts, model = self.args.enable_chunked_prefill, self.args.speculative_config, self.model
         if drafts and features.engine == "V0" and asked:
-            cause = f"with speculative decoding by vLLM {self.version} (V0) it is not modelled"
-            raise UnmodelledError(f"--enable-chunked-prefill: {cause}", hint="leave it out")
+            raise _refusal("chunked_drafts", error=UnmodelledError, version=self.version)
         if asked is False and features.engine == "V1" and self.version.release < (0, 11, 1):
-            cause = f"--no-enable-chunked-prefill: vLLM {self.version} (V1) always chunks"
-            raise IllegalPlanError(cause, hint="leave it out", enable_chunked_prefill=None)
+            raise _refusal("chunks", {"enable_chunked_prefill": None}, version=self.version)
         caching = self.args.enable_prefix_caching
         cached = caching is not False and prefix_caching(model, features, asked=bool(caching))
         if asked is False and cached and aligns_states(model, self.version):
-            cause = f"--no-enable-chunked-prefill: vLLM {self.version} caches prefixes of {model.id} by chunks only"
-            hint = "leave it out, or add --no-enable-prefix-caching"
-            raise IllegalPlanError(cause, hint=hint, enable_chunked_prefill=None)
+            raise _refusal("cached_chunks", {"enable_chunked_prefill": None}, version=self.version, model=model.id)
         if asked is not None:
             return asked
         if features.engine == "V1":
@@ -444,18 +433,15 @@ class _Resolver:
         for name, value, asked in limits:
             self._took("" if asked else f"{name} {value} (vLLM {self.version} {features.engine}, {self.usage})")
         if tokens < seqs:
-            cause = f"--max-num-batched-tokens {tokens} is less than --max-num-seqs {seqs}"
-            raise IllegalPlanError(cause, hint="give each sequence of a batch at least one token")
+            raise _refusal("tokens", tokens=tokens, seqs=seqs)
         # 0.7.1 to 0.7.3 check the token budget before they see MLA, which switches chunks off
         at_first = args.enable_chunked_prefill
         if at_first is None:
             at_first = max_model_len > V0_LONG_CONTEXT and self.profile.platform == "cuda"
         late = features.absorbs_latents and uses_latent_attention(self.model) and at_first
         if not chunked and tokens < max_model_len and not late:
-            cause = f"--max-num-batched-tokens {tokens} is less than --max-model-len {max_model_len} without chunks"
-            hint = f"raise it to {max_model_len}, lower --max-model-len, or use --enable-chunked-prefill"
             way = "enable_chunked_prefill" if features.engine == "V1" else "max_num_batched_tokens"
-            raise IllegalPlanError(cause, hint=hint, **{way: None})
+            raise _refusal("unchunked", {way: None}, tokens=tokens, context=max_model_len)
         return tokens, seqs
 
     def _block_size(self) -> int:
@@ -573,9 +559,7 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
         if not _fp8_by_default(model, profile, version):
             return KvDtype(dtype, "auto")
         if not flags.value_status(version, "kv_cache_dtype", flag):
-            cause = f"--kv-cache-dtype {flag}: vLLM {version} takes fp8 here and has no value for another type"
-            hint = "use --kv-cache-dtype fp8, or a newer --engine-version"
-            raise IllegalPlanError(cause, hint=hint, kv_cache_dtype="fp8")
+            raise _refusal("fp8_cache", {"kv_cache_dtype": "fp8"}, flag=flag, version=version)
         return KvDtype(dtype, flag)
     status = flags.value_status(version, "kv_cache_dtype", flag)
     if status.state == "unknown":
@@ -583,8 +567,7 @@ def kv_cache_dtype(asked: str, dtype: str, model: Model, profile: GpuProfile, ve
     if not status:
         raise IllegalPlanError(f"--kv-cache-dtype {asked}: vLLM {version} does not have it ({status})", hint=possible)
     if name in LONG_NAMES:  # vLLM 0.33 refuses it and older versions compute nonsense
-        cause = f"--kv-cache-dtype {asked} differs from the {dtype} that the model is computed in"
-        raise IllegalPlanError(cause, hint=f"leave it at auto, or use --dtype {asked}")
+        raise _refusal("cache_dtype", asked=asked, dtype=dtype)
     if name not in models.KV_ELEMENT_BYTES:
         raise UnmodelledError(f"--kv-cache-dtype {asked}: its layout in memory is not modelled", hint=possible)
     return KvDtype(name, flag)
@@ -685,8 +668,7 @@ def parse_speculative_config(text: str) -> SpeculativeConfig:
         raise InputError(f"{FLAG} is not a JSON object: {text[:80]!r}", hint=_EXAMPLE)
     tokens = given.get("num_speculative_tokens")
     if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
-        cause = f"{FLAG}: num_speculative_tokens must be a whole number of at least 1, got {tokens!r}"
-        raise InputError(cause, hint=_EXAMPLE)
+        raise _refusal("drafted", error=InputError, flag=FLAG, tokens=repr(tokens), example=_EXAMPLE)
     draft = given.get("model")
     if draft is not None and not isinstance(draft, str):
         raise InputError(f"{FLAG}: model must be a hub id or a path, got {draft!r}", hint=_EXAMPLE)
@@ -780,8 +762,7 @@ def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if isinstance(length, int | float) and not isinstance(length, bool):
         if not 1 <= length <= tokens + 1:
-            cause = f"{FLAG}: synthetic_acceptance_length must lie between 1 and {tokens + 1}, got {length}"
-            raise InputError(cause, hint=_EXAMPLE)
+            raise _refusal("length", error=InputError, flag=FLAG, most=tokens + 1, length=length, example=_EXAMPLE)
         return tuple(min(max(length - 1 - place, 0.0), 1.0) for place in range(tokens))
     if rates is None:
         return ()
@@ -792,11 +773,9 @@ def _synthetic(given: dict[str, Any], tokens: int) -> tuple[float, ...]:
 
 def _checked_rates(rates: Sequence[float], tokens: int, what: str) -> tuple[float, ...]:
     if len(rates) != tokens:
-        cause = f"{what}: {len(rates)} rates for {tokens} drafted tokens"
-        raise InputError(cause, hint="give one rate, or one for each position")
+        raise _refusal("rates", error=InputError, what=what, rates=len(rates), tokens=tokens)
     if not all(0 <= rate <= 1 for rate in rates) or any(after > before for before, after in pairwise(rates)):
-        cause = f"{what}: rates lie between 0 and 1 and never rise from position to position"
-        raise InputError(cause, hint="each is the share of steps in which the draft is accepted up to there")
+        raise _refusal("rising_rates", error=InputError, what=what)
     return tuple(map(float, rates))
 
 
@@ -853,11 +832,9 @@ def check_speculative_config(
             cause = f"{FLAG}: vLLM {version} does not know {key!r} ({status})"
             raise IllegalPlanError(cause, hint=status.hint or "leave it out")
     if wanted.method == "draft_model" and not features.draft_models and features.engine == "V1":
-        cause = f"{FLAG}: vLLM {version} (V1) does not draft with a model (not before 0.15.0)"
-        raise IllegalPlanError(cause, hint='choose vLLM 0.15.0 or later, or "method": "ngram"')
+        raise _refusal("draft_model", flag=FLAG, version=version)
     if json.loads(wanted.text or "{}").get("method") == "mtp" and version.release < (0, 11):  # config/speculative.py
-        cause = f"{FLAG}: vLLM {version} has no method mtp (not before 0.11.0)"
-        raise IllegalPlanError(cause, hint='name the family, as "deepseek_mtp"', speculative_config=None)
+        raise _refusal("mtp", {"speculative_config": None}, flag=FLAG, version=version)
     since = releases("mtp").get(model.architecture, (0,))
     if wanted.method == "mtp" and (not model.mtp or version.release < since):
         cause = f"{FLAG}: {model.id} has no multi-token-prediction modules"
@@ -866,9 +843,8 @@ def check_speculative_config(
     # ``_raise_if_draft_tp_mismatch`` of v1/spec_decode/draft_model.py: the first runner, used for draft models to 0.27
     cut = wanted.method == "draft_model" and features.engine == "V1" and version.release < (0, 28)
     if wanted.draft_tensor_parallel_size not in (None, tensor_parallel_size, tensor_parallel_size if cut else 1):
-        size = f"draft_tensor_parallel_size {wanted.draft_tensor_parallel_size}"
-        cause = f"{FLAG}: {size} is {'not' if cut else 'neither 1 nor'} the model's {tensor_parallel_size}"
-        raise IllegalPlanError(cause, hint="leave it out")
+        draft, other = wanted.draft_tensor_parallel_size, "not" if cut else "neither 1 nor"
+        raise _refusal("draft_size", flag=FLAG, draft=draft, other=other, size=tensor_parallel_size)
 
 
 def check_draft(config: EngineConfig, model: Model, draft: Model | None) -> None:
@@ -898,8 +874,7 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
         hint = f"use {(larger or RANKS[-1:])[0]}, which serves adapters of all ranks up to it"
         raise IllegalPlanError(cause, hint=hint, **({"max_lora_rank": larger[0]} if larger else {}))
     if in_host < loras:
-        cause = f"--max-cpu-loras {in_host} is less than --max-loras {loras}"
-        raise IllegalPlanError(cause, hint=f"raise it to {loras}: it counts those on the GPU", max_cpu_loras=loras)
+        raise _refusal("adapters_in_host", {"max_cpu_loras": loras}, in_host=in_host, loras=loras)
     name, release, never, refused = model.architecture, version.release, (1,), ""
     tables = releases("adapted_tables").get(name, never) <= release < releases("plain_tables").get(name, never)
     if release <= releases("no_adapters").get(name, ()):  # ``load_lora_model`` raises ValueError
@@ -909,11 +884,9 @@ def resolve_lora(args: EngineArgs, model: Model, version: EngineVersion) -> Lora
     if refused:
         raise IllegalPlanError(f"--enable-lora: {refused}", hint="leave it out, or merge the adapter into the model")
     if args.fully_sharded_loras and args.enable_expert_parallel:
-        cause = "--fully-sharded-loras: vLLM refuses it with --enable-expert-parallel"
-        raise IllegalPlanError(cause, hint="leave one of them out")
+        raise _refusal("sharded_adapters")
     if args.fully_sharded_loras and rank % args.tensor_parallel_size:
-        cause = f"--max-lora-rank {rank} is not divisible by --tensor-parallel-size {args.tensor_parallel_size}"
-        raise IllegalPlanError(f"--fully-sharded-loras: {cause}", hint="raise the rank, or leave it out")
+        raise _refusal("sharded_rank", rank=rank, size=args.tensor_parallel_size)
     # routed experts have adapters since FusedMoEWithLoRA (pull request 21229)
     experts, joined = release >= (0, 11, 1), releases("joined_experts").get(name, never) <= release
     return LoraConfig(loras, rank, in_host, args.fully_sharded_loras, experts, tables, joined)
