@@ -106,9 +106,10 @@ from .published import options_version as options_version
 from .published import visible_devices as visible_devices
 from .published import Recipe as Recipe
 from .published import ADVISED_UTILIZATION as ADVISED_UTILIZATION
-from .published import DEEPSEEK_MAX_MODEL_LEN as DEEPSEEK_MAX_MODEL_LEN
 from .published import MOST_UTILIZATION as MOST_UTILIZATION
 from .published import known_issues as known_issues
+from .published import DEEPSEEK_MAX_MODEL_LEN as DEEPSEEK_MAX_MODEL_LEN
+from .published import served_context as served_context
 from .published import recipe_for as recipe_for
 from .published import recipe_release as recipe_release
 from .published import without_kernels as without_kernels

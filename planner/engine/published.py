@@ -327,6 +327,13 @@ def _known_keys(config: Mapping[str, Any], version: EngineVersion, left_out: lis
     return matched
 
 
+def served_context(model: Model, profile: GpuProfile, version: EngineVersion) -> int:
+    """Return the longest context of a model: its own, or what AMD's images serve DeepSeek-V3 and R1 with."""
+    own, images = model.max_position_embeddings, AITER_IMAGES_SINCE <= version.release < AITER_IMAGES_UNTIL
+    limited = images and profile.architecture == "gfx942" and model.architecture == "DeepseekV3ForCausalLM"
+    return min(own, DEEPSEEK_MAX_MODEL_LEN) if limited else own
+
+
 def known_issues(
     config: EngineConfig, env: Mapping[str, str], model: Model, profile: GpuProfile, *, compilation: str = ""
 ) -> Iterator[FlagProblem]:
@@ -351,6 +358,6 @@ def known_issues(
     if aiter and config.kv_cache_dtype == "fp8":
         hint = "set it to 0, or leave --kv-cache-dtype out"
         yield FlagProblem(AITER, f"has no fp8 KV cache in {image}", hint, fatal=False)
-    if model.architecture == "DeepseekV3ForCausalLM" and config.max_model_len > DEEPSEEK_MAX_MODEL_LEN:
+    if served_context(model, profile, config.version) < min(config.max_model_len, model.max_position_embeddings):
         cause = f"{config.max_model_len:,} tokens are more than {image} serves this model with"
         yield FlagProblem("--max-model-len", cause, f"give {DEEPSEEK_MAX_MODEL_LEN}", fatal=False)

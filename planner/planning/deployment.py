@@ -158,7 +158,7 @@ class Deployment:
         return f"over {nodes} nodes, each GPU with {rate}: {runs_text}{fewer}"
 
     @cached_property
-    def _with_aiter(self) -> engine.Recipe | None:
+    def with_aiter(self) -> engine.Recipe | None:
         """The recipe, if it sets AITER for this GPU and model."""
         cuts = engine.cuts_expert_blocks(self.model, Layout.of(self.config))  # which AITER's experts do not read
         cache = self.config.kv_cache_dtype
@@ -174,11 +174,11 @@ class Deployment:
         """Published factors on steps without AITER (``factors``) by ``context_tok``; empty for an engine with it."""
         name = "slow_steps_latent" if self._latent else "slow_steps"
         table: dict[str, list[float]] = tables_of(package_dir("planning") / "remarks.toml")[name]
-        return table if self.without_aiter and self._with_aiter else {}
+        return table if self.without_aiter and self.with_aiter else {}
 
     def lacked_kernels(self, env: Mapping[str, str]) -> dict[str, str]:
         """The variables and the option that bring AITER to an AMD server whose ``env`` lacks it; empty for others."""
-        if not (recipe := self._with_aiter) or engine.is_on(env, AITER):
+        if not (recipe := self.with_aiter) or engine.is_on(env, AITER):
             return {}
         moe, backend = f"{AITER}_MOE", recipe.flags.get("attention-backend", "")
         wanted = {AITER: "1", moe: recipe.env.get(moe, "1"), "--attention-backend": backend}

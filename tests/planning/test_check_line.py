@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from command_line import run
 
-from planner import check_command
+from planner import check_command, check_fit
 from planner.output.tables.check import _slower_start
 from planner.planning.defaults import USUAL_MAX_NUM_SEQS
 
@@ -653,3 +653,49 @@ def test_kernels_that_read_no_cut_blocks_are_refused(gpu: str, env: str, words: 
         off = "0" in (plan["env"].get("VLLM_ROCM_USE_AITER_MOE"), plan["env"].get("VLLM_MOE_USE_DEEP_GEMM"))
         options = plan["command"]
         assert not forced or off or "--enable-expert-parallel" in options or "--tensor-parallel-size 8" not in options
+
+
+@pytest.mark.parametrize(
+    ("line", "backend"),
+    [
+        ("VLLM_ROCM_USE_AITER=1 vllm serve Qwen/Qwen3-32B --attention-backend TRITON_ATTN", "ROCM_AITER_FA"),
+        ("VLLM_ROCM_USE_AITER=1 VLLM_ATTENTION_BACKEND=TRITON_MLA vllm serve deepseek-ai/DeepSeek-R1 -tp 8", None),
+    ],
+)
+def test_another_attention_than_aiters_is_named_and_left_out_of_better_lines(line: str, backend: str | None) -> None:
+    """``get_attn_backend_cls`` of ``platforms/rocm.py`` takes the backend that is named before AITER's own."""
+    version = ("--engine-version", "0.19.0" if backend else "0.10.1")
+    said = answer("mi300x", line, *version, "--max-concurrency", "8")
+    named = next(one for one in said["flags"] if "TRITON" in str(one))
+    assert not named["fatal"] and "takes the place of AITER's attention" in str(named)
+    for plan, words in zip(said["better"], better(said), strict=True):
+        assert "TRITON" not in plan["command"] and (backend is None or value(words, "--attention-backend") == backend)
+    without = answer("mi300x", re.sub(r"\S* ?\S*TRITON_\w+", "", line), *version, "--max-concurrency", "8")
+    assert "takes the place" not in str(without["flags"])
+
+
+def test_no_suggestion_has_a_longer_context_than_the_images_serve() -> None:
+    """AMD's guide of vLLM 0.9.1, on DeepSeek-V3 and R1: "--max-model-len cannot be greater than 32768"."""
+    asked = ("--engine-version", "0.9.1", "--max-concurrency", "8")
+    said = answer("mi300x", "vllm serve deepseek-ai/DeepSeek-R1 -tp 8", *asked)
+    assert said["better"] and all(value(words, "--max-model-len") == "32768" for words in better(said))
+    plan = json.loads(run("recommend", "deepseek-ai/DeepSeek-R1", "--gpu", "mi300x", *asked, "--format", "json").out)
+    assert plan["plans"][0]["max_model_len"] == 32768
+
+
+def test_a_suggestion_has_no_switch_without_its_parser() -> None:
+    """vLLM ends with "--enable-auto-tool-choice requires --tool-call-parser"; no recipe names one for phi-4."""
+    line = "vllm serve microsoft/phi-4 --enable-auto-tool-choice --tool-call-parser nonsense"
+    said = answer("h100", line, "--max-concurrency", "4", status=1)
+    assert said["better"] and "--enable-auto-tool-choice" not in str(better(said))
+
+
+def test_better_plans_start_as_surely_as_the_line() -> None:
+    """Beside 16-bit weights an L4 holds 33,536 tokens in 16 bits or not, and surely in 8."""
+    fit = check_fit(LLAMA, "l4", max_model_len=2048).to_dict()
+    context = int(1.02 * fit["kv_cache_tokens"])
+    assert check_fit(LLAMA, "l4", max_model_len=context).to_dict()["verdict"] == "too close to call"
+    found = check_command(f"vllm serve {LLAMA} --max-model-len {context} --kv-cache-dtype fp8", "l4", max_concurrency=1)
+    ranking = found.record.ranking
+    assert found.record.served and ranking and found.record.served.deployment.verdict == "fits"
+    assert {one.deployment.verdict for one in ranking.candidates} == {"fits"}

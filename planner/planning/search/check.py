@@ -120,7 +120,7 @@ class Served:
     def command(self) -> tuple[str, ...]:
         """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
         others = {} if self.line.is_offline else dict(self.line.others)
-        fatal = {problem.word for problem in self.line.problems if problem.fatal}
+        fatal = {problem.word for problem in self.line.problems if problem.fatal or problem.word in _ATTENTION}
         refused = {word.split()[0] for word in fatal}
         if "--tool-call-parser" in refused:  # with a parser of the recipe comes the switch
             refused.add("--enable-auto-tool-choice")
@@ -319,14 +319,16 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     workload = _workload(asked, deployment, room)
     line = replace(answer.line, problems=(*answer.line.problems, *_about_places(answer.line, deployment, workload)))
     served = _serve(answer.model, deployment, workload, line)
-    answer = replace(answer, line=line, workload=workload, served=served, mended=_with_kernels(served))
+    answer = replace(answer, line=line, workload=workload, served=served, mended=_with_kernels(answer, served))
     return replace(answer, ranking=_ranking(answer, asked, workload))
 
 
-def _with_kernels(served: Served) -> Served | None:
-    """The line with the kernels of AMD that it lacks; None where it has them."""
-    timed = replace(served.deployment, without_aiter=False)
-    return _serve(served.model, timed, served.prediction.load, served.line) if served.deployment.slow_steps else None
+def _with_kernels(answer: LineVerdict, served: Served) -> Served | None:
+    """The line with the kernels of AMD that it lacks, and a context that they serve; None where it has them."""
+    load = served.prediction.load
+    context = max(_context(answer) or 0, load.longest_len)
+    timed = replace(served.deployment, without_aiter=False).with_settings(max_model_len=context)
+    return _serve(served.model, timed, load, served.line) if served.deployment.slow_steps else None
 
 
 def _nodes(deployment: Deployment) -> int:
@@ -344,10 +346,8 @@ def _fitted(line: engine.ServeLine, serving: Serving) -> tuple[engine.ServeLine,
     given = line.args.cpu_kvcache_space or any(problem.word == engine.CPU_KVCACHE_SPACE for problem in line.problems)
     if profile.kv_cache_is_given and not given:
         space = unset_kv_cache_space(profile, version)
-        left = "what --gpu-memory-utilization leaves when it starts; the prediction counts whole GiB of that"
-        cause = f"not set: vLLM {version} then gives the KV cache " + (f"{space} GiB" if space else left)
-        fix = "set it to the GiB that the cache should get"
-        remark = engine.FlagProblem(engine.CPU_KVCACHE_SPACE, cause, fix, fatal=False)
+        name, word = "cache" if space else "left_cache", engine.CPU_KVCACHE_SPACE
+        remark = _problem(name, fatal=False, word=word, version=version, space=space)
         args = line.args.changed(env={engine.CPU_KVCACHE_SPACE: space}) if space else line.args
         line = replace(line, args=args, problems=(*line.problems, remark))
     share = line.args.gpu_memory_utilization or engine.default_utilization(version)
@@ -426,8 +426,7 @@ def _fallen_back(
         words = tuple(
             word for word, setting in given.items() if engine.default_engine(version, profile, **setting) == "V0"
         )
-    cause = f"the V1 engine of vLLM {version} does not have it, so the server falls back to V0"
-    remarks = [engine.FlagProblem(word, cause, "leave it out to run V1", fatal=False) for word in words]
+    remarks = [_problem("fallen_back", fatal=False, word=word, version=version) for word in words]
     return replace(line, problems=(*line.problems, *remarks))
 
 
@@ -436,8 +435,7 @@ def _doubts(
 ) -> Iterator[engine.FlagProblem]:
     share, method, version = config.gpu_memory_utilization, line.args.quantization, config.version
     if share > engine.MOST_UTILIZATION and config.engine == "V1" and version.release >= (0, 9, 1):
-        cause = f"{share:g} of the memory is not free when the server starts"
-        yield engine.FlagProblem("--gpu-memory-utilization", cause, f"give {engine.ADVISED_UTILIZATION}")
+        yield _problem("share", share=share, advised=engine.ADVISED_UTILIZATION)
     given = {name: value for name, value in {**line.env, **line.others}.items() if engine.env_status(version, name)}
     with suppress(KeyError, ValueError, AttributeError):
         keyed = json.loads(given["--attention-config"]).items()
@@ -450,31 +448,25 @@ def _doubts(
         if word.startswith("--") and kernels != profile.platform:
             yield engine.FlagProblem(word, f"{name} has kernels for {kernels} alone", "leave it out")
         elif fp8 and config.engine == "V1" and not reads.get(name, True):
-            cause = f"{given[word]} does not read an fp8 KV cache on {profile.name}"
-            yield engine.FlagProblem(word, cause, "leave it out, or --kv-cache-dtype")
+            yield _problem("fp8_cache", word=word, backend=given[word], gpu=profile.name)
     backend = engine.recipe_for(model, profile, version).flags.get("attention-backend", "")
     named = given.keys() & {*_ATTENTION} or version.release < (0, 19)  # whose priorities have AITER first
     if backend == "ROCM_AITER_FA" and engine.is_on(line.env, engine.AITER) and not named:
-        cause = f"vLLM {version} takes ROCM_ATTN, 22 to 31 % slower in published runs; predicted is {backend}"
-        yield engine.FlagProblem(_ATTENTION[0], cause, f"give {backend}", fatal=False)
+        yield _problem("attention", fatal=False, version=version, backend=backend)
     cuts = version.release >= (0, 32) and engine.cuts_expert_blocks(model, engine.Layout.of(config))
     chosen = "moe_backend" in " ".join((*line.others, *line.others.values())).replace("-", "_")
     for name, moe, default in _TABLE["forced_experts"] if cuts and not chosen else ():
         values = line.env.get(name, default), line.env.get(moe, "1")
         if {name, moe} & line.env.keys() and all(value.lower() in ("1", "true") for value in values):
-            cause = "forces kernels that do not read the blocks of fp8 experts as TP cuts them"
-            hint = f"set {moe}=0, or add --enable-expert-parallel"
-            yield engine.FlagProblem(moe if moe in line.env else name, cause, hint)
+            yield _problem("experts", word=moe if moe in line.env else name, moe=moe)
     yield from _rank_doubts(line, config, model)
     own = model.quantization.weight_dtype
     if method and model.quantization.method == "modelopt" and method != _TABLE["modelopt"].get(own, "modelopt_mixed"):
-        cause = f"vLLM takes the format of the checkpoint, {own} of modelopt"
-        yield engine.FlagProblem(f"--quantization {method}", cause, "leave it out", fatal=False)
+        yield _problem("modelopt", fatal=False, method=method, own=own)
     of_nvidia = model.quantization.method and profile.platform == "cuda"
     # versions with ``auto_awq`` take Marlin under either name
     if method in ("awq", "gptq") and of_nvidia and not engine.value_status(version, "quantization", f"auto_{method}"):
-        cause = f"vLLM {version} then takes slower kernels than Marlin, its own choice, which is predicted"
-        yield engine.FlagProblem(f"--quantization {method}", cause, "leave it out", fatal=False)
+        yield _problem("marlin", fatal=False, method=method, version=version)
 
 
 def _missing_gpus(
@@ -491,11 +483,8 @@ def _missing_gpus(
     share = local / config.data_parallel_size if local is not None and not nodes else 1 / (nodes or 1)
     taken = round(config.num_gpus * share)
     seen = {name: value.count(",") + 1 for name in visible if (value := line.env.get(name)) and "$" not in value}
-    hidden = [
-        engine.FlagProblem(name, f"names {counted(number)}, and the line takes {taken}", f"name {taken} of them")
-        for name, number in seen.items()
-        if number < taken
-    ]
+    few = ((name, counted(number)) for name, number in seen.items() if number < taken)
+    hidden = [_problem("hidden", word=name, number=number, taken=taken) for name, number in few]
     joined = " ".join(engine.head_node_words(config, -(-taken // node), config.version))
     cause = f"the line takes {counted(taken)} of one machine, which has {node}"
     return hidden, (IllegalPlanError(cause, hint=f"add {joined} on the first node"),) * (taken > node)
@@ -516,14 +505,23 @@ def _rank_doubts(line: engine.ServeLine, config: engine.EngineConfig, model: Mod
     if halved and line.args.all2all not in _TABLE["microbatched"]:
         option = "--all2all-backend " if version.release >= (0, 11, 1) else "VLLM_ALL2ALL_BACKEND="
         steps = ", whose steps have 256 tokens by default," if version.release >= (0, 20) else ""
-        hint = f"add {option}{_TABLE['microbatched'][0]}{steps} and install DeepEP, or leave it out"
-        yield engine.FlagProblem(word, f"vLLM {version} runs it on DeepEP or NIXL alone", hint)
+        yield _problem("exchange", word=word, version=version, wanted=f"{option}{_TABLE['microbatched'][0]}{steps}")
+
+
+def _problem(kind: str, *, fatal: bool = True, **values: Any) -> engine.FlagProblem:
+    """Return a problem of ``check.toml``: its word, cause and hint with these ``values``."""
+    word, cause, hint = (text.format(**values) for text in _TABLE["problems"][kind])
+    return engine.FlagProblem(word, cause, hint, fatal)
 
 
 def _about_kernels(line: engine.ServeLine, fit: Fit) -> Iterator[engine.FlagProblem]:
     cause, _, hint = replace(fit.deployment, without_aiter=True).kernels_remark(line.env).rpartition("; ")
     if cause and fit.fits and not line.pools:
         yield engine.FlagProblem(engine.AITER, cause, hint, fatal=False)
+    given, recipe = {**line.env, **line.others}, fit.deployment.with_aiter
+    for word in _ATTENTION if recipe and engine.is_on(line.env, engine.AITER) else ():
+        if (name := given.get(word, "").upper()) and "AITER" not in name:
+            yield _problem("aiter", fatal=False, word=word, name=name)
 
 
 def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) -> Iterator[engine.FlagProblem]:
@@ -532,12 +530,10 @@ def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) ->
     places, ranks = deployment.config.max_num_seqs, deployment.config.data_parallel_size
     held = int(deployment.requests_of(load))
     if places > next((size for size in defaults.USUAL_MAX_NUM_SEQS if size >= held), held):  # plans have that size
-        cause = f"{places:,} places, and {counted(held, 'request')} of this load fit the KV cache"
-        yield engine.FlagProblem("--max-num-seqs", cause, f"give {max(held, 1):,}", fatal=False)
+        yield _problem("places", fatal=False, places=places, held=counted(held, "request"), wanted=max(held, 1))
     if load.num_prompts < min(places * ranks, load.max_concurrency or places * ranks) and not load.open:
-        cause = f"{load.num_prompts:,} requests never fill the {places * ranks:,} places"
-        fix = f"send {defaults.PROMPTS_PER_SLOT} for each place"
-        yield engine.FlagProblem("--num-prompts", cause, fix, fatal=False)
+        sent, each = load.num_prompts, defaults.PROMPTS_PER_SLOT
+        yield _problem("prompts", fatal=False, sent=sent, places=places * ranks, each=each)
 
 
 def _workload(asked: LineRequest, deployment: Deployment, default_len: int) -> Load:

@@ -593,7 +593,8 @@ def _longest_context(deployment: Deployment) -> int:
     Engines that never cut a prompt keep theirs: a longer context takes a larger token budget there.
     """
     config, budget = deployment.config, deployment.budget
-    own, most = config.max_model_len, min(deployment.model.max_position_embeddings, defaults.LONGEST_CONTEXT)
+    served = engine.served_context(deployment.model, deployment.profile, config.version)
+    own, most = config.max_model_len, min(served, defaults.LONGEST_CONTEXT)
     if not config.enable_chunked_prefill or config.engine != "V1" or most <= own:
         return own
     longest = budget.longest(budget.num_blocks.low, most)
