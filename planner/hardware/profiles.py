@@ -240,6 +240,10 @@ class GpuProfile(_Facts):
         """Logical GPUs of one whole GPU in this mode: 1 without partitions, 8 for CPX."""
         return self.partition.count if self.partition else 1
 
+    def counted(self, number: float) -> str:
+        """``8 GPUs``; ``8 partitions`` where it is a part of one."""
+        return counted(number, "partition" if self.partition else "GPU")
+
     @property
     def whole(self) -> str:
         """Id of the whole GPU, the unit that is rented: its own, or that of the GPU it is a part of."""

@@ -165,7 +165,7 @@ def test_no_reason_is_missing() -> None:
         ),
         (
             "MiniMaxAI/MiniMax-M2.5", "h200",
-            ["--tensor-parallel-size 2, not 4 (the recipe's: 4 GPUs at best, against 2 GPUs)",
+            ["--tensor-parallel-size 2, not 4 (the recipe's: at least 4 GPUs, against 2 GPUs)",
              "--max-num-seqs 128, not 512 (places for the load)"],
         ),
         (

@@ -13,6 +13,7 @@ from planner.commands.recommend import script_files
 from planner.output import Answer
 from planner.planning import met_limits
 from planner.planning.predict import Reading
+from planner.planning.search import doubts
 from planner.planning.search.doubts import NARROWED, TIMES, WAIT_S
 from planner.workload import Load, Slo
 
@@ -105,6 +106,28 @@ def test_servers_of_few_requests_name_a_looser_target_that_takes_half() -> None:
         looser = re.fullmatch(r"--tpot 56 would take (\d+) GPUs?", doubt.change)
         assert looser and 2 * int(looser[1]) <= servers
         assert gpus(tpot=56, confidence=0.5) <= int(looser[1])
+
+
+def test_servers_are_called_idle_below_four_requests_each_and_above_two_for_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Five servers; with a ``candidate`` looser targets are looked for, without one only the number counts."""
+    monkeypatch.setattr(doubts, "_looser", lambda *_: "looser targets")
+    answer = recommend_plans(**TIGHT, tpot=KEPT, confidence=0.5)
+    for candidate, busy in ((answer.rankings[0].best, 4 * 5), (None, 5 / 2)):
+        for flying in (0.99 * busy, busy):
+            doubt = next(doubts._about_idle(answer.search, "gb10", 5, flying, candidate), None)
+            assert (doubt is not None) == (flying < busy), (candidate, flying)
+    assert not [*doubts._about_idle(answer.search, "gb10", 2, 0.1, None)]  # one is no server for a request each
+
+
+def test_the_parts_of_a_gpu_are_called_partitions() -> None:
+    """Eight of them are one GPU: the looser targets of a fleet named eight GPUs beside its own four."""
+    asked: dict[str, Any] = {"input_len": 1024, "output_len": 1024, "request_rate": 5, "ttft": 1000, "tpot": 28}
+    for ask in (recommend_plans, size_fleet):
+        words = " ".join(map(str, ask("Qwen/Qwen3-8B", "mi300x-cpx", speculation=False, **asked).doubts))
+        assert re.search(r"\d+ partitions are|would take \d+ partitions", words)
+        assert not re.search(r"\d+ GPUs are|would take \d+ GPUs", words)
 
 
 def test_a_lone_user_is_told_the_smallest_servers_that_looser_targets_take() -> None:

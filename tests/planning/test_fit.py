@@ -223,6 +223,12 @@ def test_a_table_of_gpus_looks_for_no_ways_out(monkeypatch: pytest.MonkeyPatch) 
     assert run(*asked) == expected
 
 
+@pytest.mark.parametrize(("gpus", "status"), [("h100,h200", 0), ("h200,mi300x-cpx", 1), ("mi300x-cpx,l4", 1)])
+def test_the_exit_status_over_several_gpus_is_a_no_if_one_of_them_is(gpus: str, status: int) -> None:
+    """26 GB of Llama-2-13B: as docs/reference/json.md has it, a list is a yes where every GPU is."""
+    assert run("fit", "meta-llama/Llama-2-13b-hf", "--gpu", gpus).status == status
+
+
 def test_online_quantisation_needed_room_for_the_16_bit_model_before_0_15() -> None:
     """26 GB pass through a partition of 25.77 GB only where vLLM quantises each layer as it is read."""
     before, after = (

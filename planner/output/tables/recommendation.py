@@ -459,7 +459,11 @@ def _passed_over(rankings: Sequence[planning.Ranking]) -> Iterator[str]:
         if narrow and one.best and one.profile.interconnect.kind == "pcie" and "4" not in one.best.config.weight_dtype:
             cards.setdefault(narrow, []).append(shared.card(one.profile.id))
     for narrow, names in cards.items():
-        yield f"{narrow} was left out on {shared.listed(names, 3)}, where more bits fit: give it as MODEL to compare"
+        takes = (one for one in rankings if any(each.resolved.resolved == narrow for each in one.candidates))
+        lacking = [shared.card(one.profile.id) for one in takes if not one.profile.supports("fp8")]
+        but = f", but not on {shared.listed(lacking, 3)}, without FP8" if lacking else ""
+        where = f"{shared.listed(names, 3)}, where more bits fit{but}"
+        yield f"{narrow} was left out on {where}: give it as MODEL to compare"
 
 
 def _brief_columns(plan: planning.Plan) -> Sequence[Column]:
@@ -559,7 +563,8 @@ def _why_none(ranking: planning.Ranking, objective: planning.Objective) -> str:
         for reading in closest.load.readings
         if not reading.met
     ]
-    even = f"even with {planning.little_in_words(closest.load)} a server of {counted(closest.config.num_gpus)}"
+    server = f"a server of {closest.profile.counted(closest.config.num_gpus)}"
+    even = f"even with {planning.little_in_words(closest.load)} {server}"
     misses = f"misses {' and '.join(missed)} at {objective.confidence:.0%} confidence"
     idle = "" if objective.lone else " by an idle server only"
     return f"{even} {misses}; achievable{idle}: {planning.met_limits(closest.load.readings, lone=objective.lone)}"

@@ -503,7 +503,7 @@ class _Search:
     def _cost_words(self, cost: float) -> str:
         if self.objective.value is None:
             return f"{1 / cost:,.3g} requests/s per GPU"
-        return f"{cost:,.0f} GPU{'s' if cost != 1 else ''}"
+        return self.choices.profile.counted(round(cost))
 
 
 def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:

@@ -13,7 +13,6 @@ from planner.planning.deployment import Deployment
 from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.comparison import ComparedPoint, Comparison
 from planner.planning.search.space import Objective, Space
-from planner.units import counted
 
 _LAYOUT = engine.tagged("axes")
 #: Settings that are named where only the plan has them; a recipe without a TP size leaves it to the GPU.
@@ -118,12 +117,13 @@ def _result(objective: Objective, ranking: Ranking, winner: Candidate, wanted: M
     lost = (one.reason for one in ranking.rejected if one.model == served and fits(one))
     result = re.sub(r" \([^)]*\)", "", next(lost, ""))
     if same and same.load:
-        result = f"{counted(same.num_gpus)}, against {counted(winner.num_gpus)}"
+        result = f"{winner.profile.counted(same.num_gpus)}, against {winner.profile.counted(winner.num_gpus)}"
     elif same:
         merit = Merit.among(ranking.candidates, objective.goal)
         result = f"{merit.words(same)} against {merit.words(winner)}"
-    as_many = re.fullmatch(r"(\d+ GPUs?), against \1", result)
-    return f"{as_many[1]} as well" if as_many else result.replace("per GPU at best", "per GPU as an upper bound")
+    as_many = re.fullmatch(r"(\d+ \w+), against \1", result)
+    bounded = re.sub(r"^(.* per GPU) at best", r"at most \1", re.sub(r"^(\d+ \w+) at best", r"at least \1", result))
+    return f"{as_many[1]} as well" if as_many else bounded
 
 
 def _covers(planned: Any, stated: Any) -> bool:

@@ -161,7 +161,7 @@ def _about_idle(search: Search, gpu: str, servers: int, flying: float, candidate
         gpus = servers * candidate.config.num_gpus
         if servers == 1 or flying < 1.0:  # one server has time for all
             change = _smaller(search, candidate, int(gpus / TIMES))
-            size = counted(gpus) if change else size
+            size = candidate.profile.counted(gpus) if change else size
         if servers > 1 and not change:
             change = _looser(candidate.deployment, asked, servers)
     if not change and servers > TIMES * max(flying, 1.0):
@@ -181,7 +181,7 @@ def _smaller(search: Search, candidate: Candidate, most: int) -> str:
     narrow = (resolve_model(one.id, network=False) for one in made if one.weight_dtype.startswith("int4"))
     fewer = (_smallest(search, candidate, one, own[0] - 1 if own else most) for one in narrow)
     ways = filter(None, (own, min(filter(None, fewer), default=None)))
-    return "; ".join(f"{words} would take {counted(gpus)}" for gpus, _, words in ways)
+    return "; ".join(f"{words} would take {candidate.profile.counted(gpus)}" for gpus, _, words in ways)
 
 
 def _smallest(
@@ -214,7 +214,7 @@ def _looser(deployment: Deployment, objective: Objective, servers: int) -> str:
     engine, half = wide if wide.fits else deployment, int(servers / TIMES)
     count, *_ = fewest_servers(lambda count: share_of(engine, looser, count, exactly=True), 1, half, half)
     flags = " ".join(f"--{slo.metric} {slo.limit_ms:g}" for slo in slos)
-    return f"{flags} would take {counted(count * config.num_gpus)}" if count else ""
+    return f"{flags} would take {deployment.profile.counted(count * config.num_gpus)}" if count else ""
 
 
 def _about_sizes(objective: Objective, candidate: Candidate, service: Service, gpu: str) -> Iterator[Doubt]:
@@ -227,7 +227,8 @@ def _about_sizes(objective: Objective, candidate: Candidate, service: Service, g
     elif objective.value is None:
         if now.largest_load and even.largest_load > TIMES * now.largest_load:
             ratio, unit = even.largest_load / now.largest_load, service.load_unit
-            said = f"one server carries {now.largest_load:,.3g} {unit}, the expected value is {ratio:,.1f} times that"
+            server = f"one server of {candidate.profile.counted(candidate.config.num_gpus)}"
+            said = f"{server} carries {now.largest_load:,.3g} {unit}, the expected value is {ratio:,.1f} times that"
             change = f"--confidence {EVEN:g} takes it; {NARROWED}"
             yield Doubt("confidence", gpu, f"{said}: {_interval(service)} decides", change)
     elif even.total_gpus and now.total_gpus and now.total_gpus > TIMES * even.total_gpus:
@@ -239,7 +240,9 @@ def _about_interval(objective: Objective, candidate: Candidate, service: Service
     """The doubt about a size of which ``even`` servers are enough at even odds."""
     gpus = (even + objective.spares) * candidate.config.num_gpus
     looser = met_limits(share_of(candidate.deployment, objective, even, exactly=True).readings)
-    return _too_many(gpu, service.total_gpus, gpus, _interval(service), looser)
+    return _too_many(
+        gpu, candidate.profile.counted(service.total_gpus), service.total_gpus / gpus, gpus, _interval(service), looser
+    )
 
 
 def _interval(service: Service) -> str:
@@ -260,11 +263,11 @@ def _about_fleet_sizes(fleets: Fleets, fleet: Fleet) -> Iterator[Doubt]:
             share = share_of(pool.kind.deployment, pool.kind.objective, servers, exactly=True)
             looser = met_limits(share.readings)
         interval = f"the interval of {pool.load.bound_by or pool.load.binding}"
-        yield _too_many(gpu, fleet.gpus, even.gpus, interval, looser)
+        yield _too_many(gpu, counted(fleet.gpus), fleet.gpus / even.gpus, even.gpus, interval, looser)
 
 
-def _too_many(gpu: str, now: int, even: int, interval: str, looser: str) -> Doubt:
-    said = f"{now:,} GPUs are {now / even:,.1f} times the {even:,} of the expected value: {interval} decides"
+def _too_many(gpu: str, size: str, ratio: float, even: int, interval: str, looser: str) -> Doubt:
+    said = f"{size} are {ratio:,.1f} times the {even:,} of the expected value: {interval} decides"
     options = " or ".join(filter(None, (looser, f"--confidence {EVEN:g}")))
     return Doubt("confidence", gpu, said, f"{options} would take about {even:,} or fewer; {NARROWED}")
 

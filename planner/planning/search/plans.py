@@ -382,7 +382,11 @@ def _why_goal(space: Space, objective: Objective, ranking: Ranking, winner: Cand
 
 def _why_service(objective: Objective, winner: Candidate, load: ServedLoad) -> Iterator[str]:
     """Yield the targets met, the GPUs of each server, and what limits them."""
-    unit, size, targets = load_words(objective.by), counted(winner.config.num_gpus), targets_in_words(objective.slos)
+    unit, size, targets = (
+        load_words(objective.by),
+        winner.profile.counted(winner.config.num_gpus),
+        targets_in_words(objective.slos),
+    )
     several, sent, replay = winner.servers > 1, objective.load, load.replay
     if objective.value is None:
         each = f"each of {winner.servers} servers" if several else "one server"
@@ -468,7 +472,7 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
     config, load = candidate.config, candidate.load
     assert load is not None
     yield (
-        f"closest: {candidate.resolved.resolved}, {counted(config.num_gpus)}, --tensor-parallel-size "
+        f"closest: {candidate.resolved.resolved}, {candidate.profile.counted(config.num_gpus)}, --tensor-parallel-size "
         f"{config.tensor_parallel_size}, {little_in_words(load)}"
     )
     for reading in load.readings:
