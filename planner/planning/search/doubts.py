@@ -240,9 +240,8 @@ def _about_interval(objective: Objective, candidate: Candidate, service: Service
     """The doubt about a size of which ``even`` servers are enough at even odds."""
     gpus = (even + objective.spares) * candidate.config.num_gpus
     looser = met_limits(share_of(candidate.deployment, objective, even, exactly=True).readings)
-    return _too_many(
-        gpu, candidate.profile.counted(service.total_gpus), service.total_gpus / gpus, gpus, _interval(service), looser
-    )
+    size = candidate.profile.counted(service.total_gpus)
+    return _too_many(gpu, size, service.total_gpus / gpus, gpus, _interval(service), looser)
 
 
 def _interval(service: Service) -> str:

@@ -139,7 +139,8 @@ class Search:
         each = best.config.num_gpus
         option += f" {each // self.space.node_size(profile)}" * (option == "--nodes")
         size = {"num_gpus": (best.servers + objective.spares) * each}
-        even = Servers(space, objective, best).by_confidence[0].total_gpus if objective.value else None
+        rungs = Servers(space, objective, best).by_confidence
+        even = next((one.total_gpus for one in rungs if one.confidence == defaults.LADDER[0]), None)
         return {"option": option, "gpu": profile.id, **size, "gpus_at_even_odds": even}
 
     def _two_nodes(self, serving: Serving, ranking: Ranking) -> dict[str, Any] | None:
