@@ -88,6 +88,18 @@ def test_the_best_plan_has_its_nearest_runs_and_a_machine_without_relatives_none
     assert nearest("meta-llama/Llama-3.1-8B-Instruct", "cpu", Load(32, 8, 1, max_concurrency=1)) == []
 
 
+@pytest.mark.parametrize(
+    "asked", [("compare", "--gpu", "mi300x", "--max-concurrency", "16"),
+              ("fleet", "--request-rate", "2", "--ttft", "2000", "--tpot", "60")],
+)  # fmt: skip
+def test_the_first_of_a_table_has_its_nearest_runs(asked: tuple[str, ...]) -> None:
+    words = (*asked, "openai/gpt-oss-120b", "--gpu", "mi325x", "--format", "json")
+    rows = json.loads(run(*words, "--explain").out)["nearest_runs"]
+    assert {row["run"] for row in rows} == {1, 2, 3}
+    assert all(row["measured"] == float(PUBLISHED[row["run_id"]][row["metric"]]) for row in rows)
+    assert "nearest_runs" not in json.loads(run(*words).out)
+
+
 def test_a_line_has_the_runs_of_the_same_question_to_predict() -> None:
     line = ("vllm", "serve", "meta-llama/Meta-Llama-3-8B-Instruct", "--max-model-len", "8192")
     load = ("--random-input-len", "512", "--random-output-len", "128", "--num-prompts", "40", "--max-concurrency", "32")

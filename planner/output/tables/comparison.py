@@ -1,11 +1,11 @@
 """``planner compare``: the GPUs under each load, and which one leads where."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from planner import planning
+from planner import evidence, planning
 from planner.engine import without_kernels
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
@@ -58,6 +58,7 @@ class ComparisonAnswer(Answer):
     prices: Mapping[str, float]  #: given prices: profile id to USD per GPU and hour
     said: tuple[str, ...] = ()  #: notes on the model
     stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without the load
+    nearest: tuple["evidence.Near", ...] = ()  #: published runs like the fastest GPU's, with ``explain``
 
     @classmethod
     def of(cls, record: planning.Comparison, *more: Any, **shown: Any) -> "ComparisonAnswer":
@@ -66,7 +67,12 @@ class ComparisonAnswer(Answer):
             _ = point.latencies, point.tok_per_s, point.bound_by  # cached: their intervals may take replays
         beside = tuple(planning.departures_in(record))
         doubts = tuple(planning.doubts_about_comparison(record))
-        return cls(record, tuple(record.orders()), doubts, beside, *more, **shown)
+        answer = cls(record, tuple(record.orders()), doubts, beside, *more, **shown)
+        if not answer.explain or not record.points:
+            return answer
+        first, local = answer._fastest, record.question.serving.local
+        near = evidence.nearest_runs(first.candidate.deployment, first.busiest.load, first.busiest.figures, local=local)
+        return replace(answer, nearest=tuple(near))
 
     @property
     def ok(self) -> bool:
@@ -100,6 +106,7 @@ class ComparisonAnswer(Answer):
             ],
             "prices": shared.price_rows(self.profiles, self.prices),
             "refused": to_plain(self.record.refused),
+            **({"nearest_runs": rows_of(self.nearest, shared.NEAREST)} if self.explain else {}),
         }
 
     def sentences(self) -> Iterator[str]:
@@ -116,6 +123,7 @@ class ComparisonAnswer(Answer):
             said = ((point.gpu, one) for point, of in self.departures for one in of)
             lines = ((gpu, planning.beside_recipe(of_gpu)) for gpu, of_gpu in shared.grouped(said).items())
             yield from shared.items("-", (f"{gpu} {line}" for gpu, (line,) in lines))
+            yield from shared.nearest_lines(self.nearest)
         elif self.record.points:
             yield from self._one_screen()
         else:

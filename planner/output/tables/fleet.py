@@ -1,14 +1,14 @@
 """``planner fleet``: a line for each fleet, best first, then those with prefill and decode on servers of their own."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from planner import planning
+from planner import evidence, planning
 from planner.hardware import GpuProfile
 from planner.output.answer import Answer, fields_of, to_plain
-from planner.output.render import SPACE, at, columns_of, command_lines, known_table, table_text, wrapped
+from planner.output.render import SPACE, at, columns_of, command_lines, known_table, rows_of, table_text, wrapped
 from planner.output.tables import shared
 from planner.output.tables.disaggregated import divided_object, equal_words, needs_words, sides_of
 from planner.units import counted, figure
@@ -57,6 +57,7 @@ class FleetAnswer(Answer):
     divided: tuple[planning.Disaggregated | planning.Refused, ...] = ()  #: disaggregated serving of each GPU
     said: tuple[str, ...] = ()  #: notes on the model and on the trace
     stated: tuple[str, ...] = ()  #: words of the options that planner recommend takes too, without load and limits
+    nearest: tuple["evidence.Near", ...] = ()  #: published runs like the busiest servers' of the best, with ``explain``
 
     @classmethod
     def of(cls, record: planning.Fleets, *more: Any, **shown: Any) -> "FleetAnswer":
@@ -66,7 +67,12 @@ class FleetAnswer(Answer):
             _ = best.carries, best.reuse, best.offloading, best.measure_next, best.with_margin  # cached: they replay
             _ = best.plain_router
             _ = best.by_confidence if record.search.objective.slos else ()
-        return cls(record, doubts, *more, **shown)
+        answer = cls(record, doubts, *more, **shown)
+        if best is None or not answer.explain:
+            return answer
+        served, local = best.busiest.load.prediction, record.search.space.servings[0].local
+        near = evidence.nearest_runs(served.deployment, served.load, served.figures, local=local)
+        return replace(answer, nearest=tuple(near))
 
     @property
     def ok(self) -> bool:
@@ -105,6 +111,7 @@ class FleetAnswer(Answer):
             "disaggregated": list(map(divided_object, self.divided)),
             "prices": shared.price_rows(space.gpus, space.prices),
             "refused": to_plain(fleets.refused),
+            **({"nearest_runs": rows_of(self.nearest, shared.NEAREST)} if self.explain else {}),
         }
 
     def sentences(self) -> Iterator[str]:
@@ -116,6 +123,7 @@ class FleetAnswer(Answer):
             yield from shared.items("-", _reasons(fleets, best) if best else ())
             if self._split:
                 yield f"\nprefill and decode on servers of their own:\n\n{table_text(self._split, DISAGGREGATED)}"
+            yield from shared.nearest_lines(self.nearest)
             return
         if best is None:
             yield from shared.items("x", (f"{one.gpu}: {one.reason}" for one in fleets.refused[:BRIEF_REFUSED]))
