@@ -445,14 +445,22 @@ class _Resolver:
         return tokens, seqs
 
     def _block_size(self) -> int:
-        asked = self.args.block_size
+        """Tokens of a block, which kernels divide (``select_common_block_size``); ``cuda.py`` sets them to 0.17."""
+        asked, usual = self.args.block_size, block_size(self.model, self.profile, self.version)
         if asked is None:
-            return block_size(self.model, self.profile, self.version)
+            return usual
         listed = self.version.release < (0, 18)  # config/cache.py: any number from 0.18.0 on, which kernels divide
         if asked not in BLOCK_SIZES and (listed or asked % 16):
             cause = f"--block-size {asked}: vLLM {self.version} has no kernel for it"
             sizes = ", ".join(map(str, BLOCK_SIZES))
             raise IllegalPlanError(cause, hint=f"use one of: {sizes}{'' if listed else ', or a multiple of 16'}")
+        cuda, latent = self.profile.platform == "cuda", uses_latent_attention(self.model)
+        if listed and cuda and latent and asked % usual:
+            self._took(f"--block-size {asked}: ignored, vLLM {self.version} sets {usual} for latent attention")
+            return usual
+        if asked % (divisor := _sparse_block(self.model, cuda=cuda)):
+            cause = f"--block-size {asked}: the sparse attention of {self.model.id} takes multiples of {divisor}"
+            raise IllegalPlanError(cause, hint=f"use --block-size {divisor}", block_size=divisor)
         return asked
 
     def _async_scheduling(self, features: Features) -> bool:
@@ -515,15 +523,23 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
     if profile.platform == "cpu":
         return 16 if uses_latent_attention(model) or release < (0, 9) else 128
     if not uses_latent_attention(model):
-        return 16
+        return max(16, _sparse_block(model))
     if profile.platform == "rocm":
         return 1 if (0, 8, 5) <= release < (0, 20) else 16
     capability = (profile.compute_capability or (0, 0))[0]
-    if _picks_latents(model) and capability in (9, 10):
+    if _picks_latents(model):
         return 64
     if capability == 10 and release >= (0, 10, 2):
         return 128 if release < (0, 18) else 32
     return 64 if capability == 9 and (0, 8) <= release < (0, 18) else 16
+
+
+def _sparse_block(model: Model, *, cuda: bool = True) -> int:
+    """Tokens that sparse attention reads at once: ``get_supported_kernel_block_sizes`` of its indexers in 0.27.1 and
+    0.32.0 (issue 48286); latents on AMD take any."""
+    kinds = {type(mixer) for mixer in model.distinct_mixers if getattr(mixer, "indexer", None)}
+    sizes = {models.CompressedAttention: 256, models.Attention: 128, models.LatentAttention: 64 if cuda else 1}
+    return next((tokens for kind, tokens in sizes.items() if kind in kinds), 1)
 
 
 def _is_large(profile: GpuProfile, version: EngineVersion) -> bool:

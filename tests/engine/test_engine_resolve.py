@@ -539,6 +539,36 @@ def test_defaults_that_were_taken_are_named() -> None:
     assert "max_" not in " ".join(settings("0.11.0", "h100-sxm", **asked).defaults_taken)
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "size", "least"),
+    [
+        ("deepseek-ai/DeepSeek-V3.2", "b200-sxm", 16, 64),  # issue 48286: "No common block size for 16"
+        ("deepseek-ai/DeepSeek-V3.2", "h200-sxm", 32, 64),
+        ("deepseek-ai/DeepSeek-V3.2", "h200-sxm", 128, 0),  # which its kernels divide
+        ("deepseek-ai/DeepSeek-V3.2", "mi355x", 16, 0),
+        ("zai-org/GLM-5-FP8", "b200-sxm", 16, 64),
+        ("deepseek-ai/DeepSeek-V4-Flash", "b200-sxm", 128, 256),
+        ("MiniMaxAI/MiniMax-M3", "b200-sxm", 16, 128),
+        ("deepseek-ai/DeepSeek-R1", "b200-sxm", 16, 0),  # Triton's kernels take it
+    ],
+)
+def test_blocks_that_sparse_attention_cannot_divide_are_refused(model: str, gpu: str, size: int, least: int) -> None:
+    served = resolve_model(model, network=False).model
+    if not least:
+        assert settings("0.32.0", gpu, served, block_size=size).block_size == size
+        return
+    assert settings("0.32.0", gpu, served).block_size == least
+    with pytest.raises(IllegalPlanError, match=f"--block-size {size}: .* multiples of {least}") as refusal:
+        settings("0.32.0", gpu, served, block_size=size)
+    assert refusal.value.remedy == {"block_size": least}
+
+
+def test_to_0_17_blocks_of_latent_attention_are_overwritten() -> None:
+    """0.14.0: "Forcing kv cache block size to 64 for FlashMLA backend."."""
+    config = settings("0.14.0", "h200-sxm", LATENT, block_size=16)
+    assert config.block_size == 64 and any("--block-size 16: ignored" in note for note in config.ignored)
+
+
 REFUSED: list[tuple[str, dict[str, Any], type[PlannerError], str]] = [
     ("0.33.0", {"gpu_memory_utilization": 1.5}, InputError, "--gpu-memory-utilization"),
     ("0.33.0", {"gpu_memory_utilization": 0.0}, InputError, "--gpu-memory-utilization"),
