@@ -158,6 +158,10 @@ def _cause(error: Exception, words: Sequence[str]) -> str:
 def _usage_hint(error: Exception, words: Sequence[str]) -> str:
     context, message = getattr(error, "ctx", None), str(getattr(error, "message", ""))
     if option := getattr(error, "option_name", ""):
+        meant = _TABLES["meant"].get(option, option)
+        option = meant.partition(" ")[0]
+        if context and any(option in parameter.opts for parameter in context.command.params):
+            return f"use {meant}"
         if row := next((row for row in engine.SETTINGS.values() if option in row.flags), None):
             searched = words[0] in ("recommend", "fleet") and "searched" in row.tags.split()
             first = "fit" if row.only == "memory" else "predict"

@@ -116,6 +116,8 @@ def meant_ids(name: str) -> list[str]:
     (['meta-llama/Llama-3.3-70B-Instruct'], ['deepseek-ai/DeepSeek-R1'])
     >>> meant_ids("gpt-oss"), meant_ids("gptoss 120b")
     (['openai/gpt-oss-120b', 'openai/gpt-oss-20b'], ['openai/gpt-oss-120b'])
+    >>> meant_ids("qwen3-8b-instruct")
+    ['Qwen/Qwen3-8B', 'Qwen/Qwen3-VL-8B-Instruct']
     """
     organisation, slash, name = name.lower().rpartition("/")
     asked = _WORD.findall(name)
@@ -140,6 +142,10 @@ def meant_ids(name: str) -> list[str]:
     if len({models[i] for i in plain}) == 1:  # one model: of its forms the one that was named, else the shortest
         shortest = min(len(rests[i]) for i in plain)
         plain = [i for i in plain if len(rests[i]) == shortest]
+    bare = [word for word in asked if word not in _FORMS]
+    if bare != asked and models[plain[0]]:  # a model of other words has the form: the one without it may be meant
+        rests |= {i: [] for i in catalog_ids() if _rest(bare, i) == [] and i.lower().startswith(organisation + slash)}
+        plain += [i for i in rests if not rests[i] and i not in plain]
     return sorted(plain, key=lambda i: (len(rests[i]), i.lower()))
 
 

@@ -20,6 +20,7 @@ CLOSED = re.compile(
     r"(?:chatgpt|gpt[ -]?[345]|o[134](?![a-z0-9.])|claude|gemini|grok[ -]?[345]|text-(?:davinci|embedding))",
     re.IGNORECASE,
 )
+_LINK = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface|hf)\.co/([\w.-]+/[\w.-]+)")
 MOST_IDS = 6  #: that a refusal lists
 #: Ends of the names of GGUF files and repositories; of the latter with the quantisation, as vLLM takes them.
 GGUF = re.compile(r"(?:[-_.](?:UD-)?I?Q\d\w*)?\.gguf$|[-_.]gguf(?::[\w-]+)?$|:(?:UD-)?I?Q\d\w*$", re.IGNORECASE)
@@ -84,6 +85,8 @@ def _refuse_unless_hub_id(name: str, path: Path | None) -> None:
         raise InputError(f"{name} is neither a file nor a folder", hint="give a folder with a config.json")
     if name.startswith(("/", "./", "../", "~")) or name.endswith(".json"):
         raise InputError(f"{name[:200]!r}: no such file or folder", hint="check the path, or give a hub id")
+    if link := _LINK.match(name):
+        raise InputError(f"{name[:200]!r} is a link, not a hub id", hint=f"give {link[1]}")
     if CLOSED.match(name):
         hint = "give a model with published weights, such as openai/gpt-oss-120b; see planner models list"
         raise InputError(f"{name[:80]} has no open weights: only its vendor serves it", hint=hint)
