@@ -89,6 +89,7 @@ from .launches import read_manifest as read_manifest
 from .launches import shell_word as shell_word
 from .launches import version_of_images as version_of_images
 from .flags import FlagProblem as FlagProblem
+from .parse import BITSANDBYTES as BITSANDBYTES
 from .parse import ServeLine as ServeLine
 from .parse import option_values as option_values
 from .parse import read_line as read_line

@@ -38,7 +38,7 @@ from planner.engine.flags import (
     takes_value,
     value_status,
 )
-from planner.engine.published import PARSERS, PARSERS_SINCE, options_version
+from planner.engine.published import PARSERS, PARSERS_SINCE, options_version, parsers_of
 from planner.engine.resolution import FLAG as DRAFTS
 from planner.engine.resolution import parse_speculative_config
 from planner.engine.settings import NOT_SIMULATED, SETTINGS, EngineArgs, flag_of
@@ -67,6 +67,7 @@ _FRACTIONS = ("request_rate", "burstiness", "range_ratio")
 _SPELLED: dict[VllmCommand, list[str]] = {
     command: [command] if command.endswith(".py") else ["vllm", *command.split()] for command in get_args(VllmCommand)
 }
+BITSANDBYTES, _OTHER_FORMATS = "bitsandbytes", "serve a checkpoint in AWQ, GPTQ or FP8"
 _DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 API_SERVER = "vllm.entrypoints.openai.api_server"
 #: Commands that start an engine of their own, and those that send requests to a server.
@@ -271,19 +272,22 @@ def read_line(
         if environment.get(name) and one.on and one.on != others
         and env_status(version, name, platform=platform) and is_value(name, environment[name])
     })  # fmt: skip
-    reader.problems += _check_parsers(reader.options, version)
+    model, load_format = reader.positional or reader.named, reader.options.get("--load-format", "")
+    reader.problems += _check_parsers(reader.options, version, model or "")
     seen = {problem.word for problem in reader.problems}
     judged = find_flag_problems([*_SPELLED[command], *reader.canonical], version, platform=platform)
     problems = [problem for problem in judged if not {problem.word, problem.word.rpartition(" ")[0]} & seen]
-    plugin, in_gguf = version.release >= (0, 24), reader.options.get("--load-format") == "gguf"  # pull request 39612
-    if in_gguf or GGUF.search(reader.positional or reader.named or ""):
+    plugin, in_gguf = version.release >= (0, 24), load_format == "gguf"  # pull request 39612
+    if in_gguf or GGUF.search(model or ""):
         cause = f"vLLM {version} reads GGUF by vllm-gguf-plugin alone" if plugin else "weights in GGUF are not modelled"
         word = "--load-format" if in_gguf else "GGUF"
-        problems.append(FlagProblem(word, cause, "serve a checkpoint in AWQ, GPTQ or FP8", modelled=plugin))
+        problems.append(FlagProblem(word, cause, _OTHER_FORMATS, modelled=plugin))
+    if load_format == BITSANDBYTES and not (status := value_status(version, "quantization", BITSANDBYTES)):
+        problems.append(FlagProblem(f"--load-format {BITSANDBYTES}", str(status), _OTHER_FORMATS))
     for name, value in environment.items():
         problems += check_env(name, version, platform=platform, value=value)
     return ServeLine(
-        reader.positional or reader.named, EngineArgs(**reader.settings),
+        model, EngineArgs(**reader.settings),
         problems=(*reader.problems, *problems),
         not_simulated=tuple(dict.fromkeys(reader.not_simulated)), longest_context=reader.longest_context,
         num_scheduler_steps=reader.num_scheduler_steps, only_v0=needs_v0(reader.options, environment, version),
@@ -292,18 +296,34 @@ def read_line(
     )  # fmt: skip
 
 
-def _check_parsers(options: Mapping[str, str], version: EngineVersion) -> Iterator[FlagProblem]:
+def _check_parsers(options: Mapping[str, str], version: EngineVersion, model: str) -> Iterator[FlagProblem]:
     """Yield the parsers that the server misses when it starts (``validate_api_server_args`` of vLLM)."""
-    auto = "--enable-auto-tool-choice" in options
+    auto, of_recipe = "--enable-auto-tool-choice" in options, parsers_of(model, version)
     if auto and not options.get("--tool-call-parser"):
-        yield FlagProblem("--enable-auto-tool-choice", "needs --tool-call-parser", "name the model's parser")
+        parser = of_recipe.get("tool-call-parser")
+        hint = f"add --tool-call-parser {parser}" if parser else "name the model's parser"
+        yield FlagProblem("--enable-auto-tool-choice", "needs --tool-call-parser", hint)
     for option, kind in PARSERS.items() if version.release >= PARSERS_SINCE else ():
         flag, plugin = f"--{option}", f"--{option.replace('-call', '')}-plugin"
-        name = options.get(flag, "")
-        if name and "$" not in name and plugin not in options and not (status := value_status(version, kind, name)):
+        name, parser = options.get(flag, ""), of_recipe.get(option, "")
+        if not name or "$" in name or plugin in options:
+            continue
+        if not (status := value_status(version, kind, name)):
             load = f"load it by {plugin}" if flag_status(version, plugin) else "leave it out"
-            hint = _hint(status, name, known_values(version, kind), load)
+            hint = f"give {parser}" if parser else _hint(status, name, known_values(version, kind), load)
             yield FlagProblem(f"{flag} {name}", str(status), hint, fatal=auto or kind == "reasoning_parser")
+        elif _reads_other_format(option, name, parser, of_recipe, model):
+            becomes = "tool calls stay text" if kind == "tool_call_parser" else "answers may end in the reasoning"
+            cause = f"the model's recipe has {parser or 'none'}; with another format {becomes}"
+            yield FlagProblem(f"{flag} {name}", cause, f"give {parser}" if parser else "leave it out", fatal=False)
+
+
+def _reads_other_format(option: str, name: str, parser: str, recipe: Mapping[str, str], model: str) -> bool:
+    """True if the recipe's parser reads another format, or a recipe with tools has no reasoning, unlike ``name``."""
+    if parser:
+        return name != parser and not any({name, parser} <= {*group} for group in _TABLE["alike"][option])
+    named = name.replace("_", "") in re.sub(r"[-_]", "", model.lower())
+    return option == "reasoning-parser" and bool(recipe) and not named
 
 
 def without_drafts(line: ServeLine) -> ServeLine:

@@ -199,7 +199,7 @@ def recipe_for(
             flags |= layer.get("flags", {})
             settings |= layer.get("settings", {})
             sources[_table("recipes")["sources"][layer["source"]]] = None
-    if serving := _serving_flags(model) if version.release >= PARSERS_SINCE else {}:
+    if serving := _serving_flags(model.id) if version.release >= PARSERS_SINCE else {}:
         flags |= serving
         sources[_table("recipes")["sources"]["recipes"]] = None
     if model.requires_remote_code:
@@ -214,17 +214,17 @@ def recipe_for(
     if "tool-call-parser" in flags:
         flags["enable-auto-tool-choice"] = True
     env = {name: value for name, value in sorted(env.items()) if name in known}
-    return Recipe(env, flags, settings, tuple(sources), tuple(left_out), tuple(_of_model("aside", model)))
+    return Recipe(env, flags, settings, tuple(sources), tuple(left_out), tuple(_of_model("aside", model.id)))
 
 
 def recipe_release(model: Model) -> Release:
     """The release that the model's recipe demands; (0,) where every one that knows the model has it."""
-    return max(map(release_of, _of_model("needs", model)), default=(0,))
+    return max(map(release_of, _of_model("needs", model.id)), default=(0,))
 
 
-def _of_model(table: str, model: Model) -> list[str]:
+def _of_model(table: str, model: str) -> list[str]:
     """The texts of the patterns that begin a word of the model's id."""
-    name = model.id.rstrip("/").lower()
+    name = model.rstrip("/").lower()
     return [text for pattern, text in _table("recipes")[table].items() if re.search(rf"(?:^|[-/]){pattern}", name)]
 
 
@@ -248,7 +248,13 @@ def reason_beside_recipe(word: str, *, added: bool) -> str:
     return reasons.get(word, reasons["other"])
 
 
-def _serving_flags(model: Model) -> dict[str, Any]:
+def parsers_of(model: str, version: EngineVersion) -> dict[str, str]:
+    """Return the parsers of the model's recipe that ``version`` has, by option."""
+    given = _serving_flags(model)
+    return {name: given[name] for name, kind in PARSERS.items() if value_status(version, kind, given.get(name, ""))}
+
+
+def _serving_flags(model: str) -> dict[str, Any]:
     matched = _of_model("serving", model)
     words = (option.split() for option in re.split(r"\s*--", matched[-1]) if option) if matched else ()
     return {flag: value[0] if value else True for flag, *value in words}

@@ -498,6 +498,7 @@ def test_an_option_that_v1_overwrites_is_a_remark(version: str) -> None:
     ("env", "options", "version", "said_of"),
     [
         ("VLLM_ROCM_USE_AITER=1", "", "0.30.0", {"--attention-backend": False}),
+        ("VLLM_ROCM_USE_AITER=1", "--attention-backend ROCM_ATTN", "0.30.0", {"--attention-backend": False}),
         ("VLLM_ROCM_USE_AITER=1", "--attention-backend ROCM_AITER_FA", "0.30.0", {}),
         ("VLLM_ROCM_USE_AITER=1", "", "0.18.1", {}),  # whose priorities have AITER first
         ("VLLM_ROCM_USE_AITER=0", "", "0.30.0", {"VLLM_ROCM_USE_AITER": False}),  # of AITER as a whole
@@ -510,6 +511,51 @@ def test_attention_that_vllm_picks_before_aiters_is_a_remark(
     said = answer("mi300x", f"{env} vllm serve {LLAMA} {options}", "--engine-version", version)
     assert flags(said) == said_of
     assert version == "0.18.1" or env[-1] == "0" or all("ROCM_AITER_FA" in plan for plan in better(said))
+    if "--attention-backend" in said_of:
+        changed = {"line": options.partition(" ")[2] or None, "plan": "ROCM_AITER_FA"}
+        assert said["better"][0]["changes"] == {"--attention-backend": changed}
+        assert said["better"][0]["delivers"]["output_throughput"] == said["delivers"]["output_throughput"]
+        words = shlex.split(f"check --gpu mi300x --engine-version {version} -- {env} vllm serve {LLAMA} {options}")
+        assert "\nthis line, with ROCM_AITER_FA " in run(*words).out
+
+
+@pytest.mark.parametrize(
+    ("options", "starts"),
+    [
+        ("--load-format bitsandbytes", False),  # "BitsAndBytes loader does not support fp8 quantization"
+        ("--load-format bitsandbytes --quantization bitsandbytes", True),
+    ],
+)
+def test_the_loader_of_bitsandbytes_takes_no_other_weights(options: str, starts: bool) -> None:
+    model = LLAMA if starts else "RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8"
+    line = f"vllm serve {model} --max-model-len 8192 {options}"
+    assert answer("h100", line, "--engine-version", "0.27.1", status=not starts)["starts"] is starts
+    plans = better(answer("h100", line, status=1))
+    assert (plans or not starts) and all("bitsandbytes" not in words for words in plans)
+
+
+CODER = "Qwen/Qwen3-Coder-30B-A3B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("line", "remarks"),
+    [
+        (f"{CODER} --tool-call-parser hermes", ["give qwen3_coder"]),
+        (f"{CODER} --tool-call-parser qwen3_xml", []),
+        (f"{CODER} --tool-call-parser qwen3_coder --reasoning-parser deepseek_r1", ["leave it out"]),
+        ("Qwen/Qwen3-8B --tool-call-parser hermes --reasoning-parser deepseek_r1", []),
+        ("ByteDance-Seed/Seed-OSS-36B-Instruct --tool-call-parser seed_oss --reasoning-parser seed_oss", []),
+        ("Qwen/Qwen3-8B --tool-call-parser qwen", ["give hermes"]),
+        (f"{LLAMA} --tool-call-parser pythonic", []),  # without a recipe
+    ],
+)
+def test_parsers_that_read_another_format_than_the_recipes_are_replaced(line: str, remarks: list[str]) -> None:
+    said = answer("h200", f"vllm serve {line} --enable-auto-tool-choice -tp 2", status=line.split()[2] == "qwen")
+    told = [flag["hint"] for flag in said["flags"] if "-parser" in flag["flag"]]
+    assert told == remarks
+    for words in better(said) if remarks else ():
+        assert value(words, "--tool-call-parser") == ("qwen3_coder" if CODER in line else "hermes")
+        assert "deepseek_r1" not in words
 
 
 @pytest.mark.parametrize(
@@ -548,6 +594,9 @@ def test_the_first_better_line_of_amd_has_its_kernels(gpu: str, line: str) -> No
         ("h100", "--distributed-executor-backend nope", "--distributed-executor-backend nope"),
         ("h100", "-cc.cudagraph_mode NOPE", "--compilation-config cudagraph_mode NOPE"),
         ("h100", "--runner nope", "--runner nope"),
+        ("h100", "--block-size 32 --attention-backend FLASHMLA", "--block-size"),
+        ("h100", "--block-size 64 --attention-backend FLASHMLA", ""),
+        ("h100", "--load-format bitsandbytes", "--load-format bitsandbytes"),  # "Load format ... is not supported"
         ("h100", "--load-format gguf", "--load-format"),  # "Load format `gguf` is not supported" (pull request 39612)
         # and what it takes: backends and graphs in any case, an executor by its class, formats of plugins
         ("h100", "--attention-backend flash_attn --moe-backend Flashinfer-Cutlass -cc.cudagraph_mode none", ""),

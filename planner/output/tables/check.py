@@ -309,8 +309,7 @@ def _slower_start(record: LineVerdict, plan: Served) -> str:
 
 def _kernels(record: LineVerdict) -> str:
     """Mark of figures that are those with kernels of AMD, which the line lacks; empty for others."""
-    timed = record.offline or record.served
-    return ", with AITER" if timed and timed.deployment.slow_steps else ""
+    return f", with {record.assumed_kernels}" if record.assumed_kernels else ""
 
 
 def _timed(record: LineVerdict) -> Deployment | None:

@@ -33,6 +33,7 @@ from planner.units import counted, whole_number
 from planner.workload import Load, Targets
 
 _TABLE = tables_of(package_dir("planning") / "check.toml")
+_REPLACED = ("--tool-call-parser", "--reasoning-parser")  #: options whose remarks the recipe of the model answers
 #: Words that choose the attention backend, the newest first.
 _ATTENTION = ("--attention-backend", "--attention-config.backend", "VLLM_ATTENTION_BACKEND")
 SETTINGS = tuple(dict.fromkeys((*engine.tagged("axes"), "weight_dtype", *engine.tagged("plan"), *_TABLE["compared"])))
@@ -120,7 +121,8 @@ class Served:
     def command(self) -> tuple[str, ...]:
         """``vllm serve`` with these settings, the line's other options as they are, and those that the recipes add."""
         others = {} if self.line.is_offline else dict(self.line.others)
-        fatal = {problem.word for problem in self.line.problems if problem.fatal or problem.word in _ATTENTION}
+        answered = (*_REPLACED, *_ATTENTION)
+        fatal = {one.word for one in self.line.problems if one.fatal or one.word.split()[0] in answered}
         refused = {word.split()[0] for word in fatal}
         if "--tool-call-parser" in refused:  # with a parser of the recipe comes the switch
             refused.add("--enable-auto-tool-choice")
@@ -159,7 +161,8 @@ class Served:
         """Options and variables of the recipes in the command that the line lacks, as words."""
         recipe, line = recipe_of(self.deployment), self.line
         options = engine.read_line(self.command, self.config.version).options
-        added = ((name, options[name]) for name in options if name[2:] in recipe.flags and name not in line.options)
+        kept = {name for name in line.options if name not in _REPLACED or line.options[name] == options.get(name)}
+        added = ((name, options[name]) for name in options if name[2:] in recipe.flags and name not in kept)
         words = (f"{name} {brief(value)}".rstrip() for name, value in added)
         return (*words, *(f"{name}={self.env[name]}" for name in recipe.env if name not in line.env))
 
@@ -234,6 +237,14 @@ class LineVerdict:
             if one.merit(merit) > (best[1] if best else self.served).merit(merit) + merit.tie:
                 best = servers, one
         return best
+
+    @property
+    def assumed_kernels(self) -> str:
+        """AMD's kernels that the line lacks and whose figures it has; else empty."""
+        timed = self.offline or self.served
+        if timed is None:
+            return ""
+        return "AITER" if timed.deployment.slow_steps else _lacked_attention(self.line, timed.deployment)
 
     @property
     def model(self) -> str:
@@ -319,7 +330,8 @@ def check_line(line: engine.ServeLine, serving: Serving, asked: LineRequest) -> 
     workload = _workload(asked, deployment, room)
     line = replace(answer.line, problems=(*answer.line.problems, *_about_places(answer.line, deployment, workload)))
     served = _serve(answer.model, deployment, workload, line)
-    answer = replace(answer, line=line, workload=workload, served=served, mended=_with_kernels(answer, served))
+    answer = replace(answer, line=line, workload=workload, served=served)
+    answer = replace(answer, mended=_with_kernels(answer, served))
     return replace(answer, ranking=_ranking(answer, asked, workload))
 
 
@@ -328,7 +340,7 @@ def _with_kernels(answer: LineVerdict, served: Served) -> Served | None:
     load = served.prediction.load
     context = max(_context(answer) or 0, load.longest_len)
     timed = replace(served.deployment, without_aiter=False).with_settings(max_model_len=context)
-    return _serve(served.model, timed, load, served.line) if served.deployment.slow_steps else None
+    return _serve(served.model, timed, load, served.line) if answer.assumed_kernels else None
 
 
 def _nodes(deployment: Deployment) -> int:
@@ -436,23 +448,7 @@ def _doubts(
     share, method, version = config.gpu_memory_utilization, line.args.quantization, config.version
     if share > engine.MOST_UTILIZATION and config.engine == "V1" and version.release >= (0, 9, 1):
         yield _problem("share", share=share, advised=engine.ADVISED_UTILIZATION)
-    given = {name: value for name, value in {**line.env, **line.others}.items() if engine.env_status(version, name)}
-    with suppress(KeyError, ValueError, AttributeError):
-        keyed = json.loads(given["--attention-config"]).items()
-        given |= {f"--attention-config.{key}": str(value) for key, value in keyed}
-    fp8, capability = config.kv_cache_dtype.startswith("fp8"), profile.compute_capability or (9, 0)
-    reads = {"TRITON_ATTN": capability >= (8, 9), "FLASH_ATTN": capability[0] in (9, 10)}  # v1/attention/backends
-    for word in _ATTENTION:
-        name = given.get(word, "").upper()
-        kernels = next((home for start, home in _TABLE["kernels"].items() if name.startswith(start)), profile.platform)
-        if word.startswith("--") and kernels != profile.platform:
-            yield engine.FlagProblem(word, f"{name} has kernels for {kernels} alone", "leave it out")
-        elif fp8 and config.engine == "V1" and not reads.get(name, True):
-            yield _problem("fp8_cache", word=word, backend=given[word], gpu=profile.name)
-    backend = engine.recipe_for(model, profile, version).flags.get("attention-backend", "")
-    named = given.keys() & {*_ATTENTION} or version.release < (0, 19)  # whose priorities have AITER first
-    if backend == "ROCM_AITER_FA" and engine.is_on(line.env, engine.AITER) and not named:
-        yield _problem("attention", fatal=False, version=version, backend=backend)
+    yield from _backend_doubts(line, config, profile)
     cuts = version.release >= (0, 32) and engine.cuts_expert_blocks(model, engine.Layout.of(config))
     chosen = "moe_backend" in " ".join((*line.others, *line.others.values())).replace("-", "_")
     for name, moe, default in _TABLE["forced_experts"] if cuts and not chosen else ():
@@ -460,6 +456,10 @@ def _doubts(
         if {name, moe} & line.env.keys() and all(value.lower() in ("1", "true") for value in values):
             yield _problem("experts", word=moe if moe in line.env else name, moe=moe)
     yield from _rank_doubts(line, config, model)
+    packed, formats = engine.BITSANDBYTES, (method, model.quantization.method)
+    known = engine.value_status(version, "quantization", packed)
+    if known and line.others.get("--load-format") == packed and packed not in formats:
+        yield _problem("loader", model=model.id)
     own = model.quantization.weight_dtype
     if method and model.quantization.method == "modelopt" and method != _TABLE["modelopt"].get(own, "modelopt_mixed"):
         yield _problem("modelopt", fatal=False, method=method, own=own)
@@ -467,6 +467,42 @@ def _doubts(
     # versions with ``auto_awq`` take Marlin under either name
     if method in ("awq", "gptq") and of_nvidia and not engine.value_status(version, "quantization", f"auto_{method}"):
         yield _problem("marlin", fatal=False, method=method, version=version)
+
+
+def _backends(line: engine.ServeLine, version: engine.EngineVersion) -> dict[str, str]:
+    """The attention backends that the line names, by the words that do."""
+    given = {name: value for name, value in {**line.env, **line.others}.items() if engine.env_status(version, name)}
+    with suppress(KeyError, ValueError, AttributeError):
+        keyed = json.loads(given["--attention-config"]).items()
+        given |= {f"--attention-config.{key}": str(value) for key, value in keyed}
+    return {word: given[word].upper() for word in _ATTENTION if given.get(word)}
+
+
+def _backend_doubts(
+    line: engine.ServeLine, config: engine.EngineConfig, profile: GpuProfile
+) -> Iterator[engine.FlagProblem]:
+    fp8, capability = config.kv_cache_dtype.startswith("fp8"), profile.compute_capability or (9, 0)
+    reads = {"TRITON_ATTN": capability >= (8, 9), "FLASH_ATTN": capability[0] in (9, 10)}  # v1/attention/backends
+    block_size = line.args.block_size if line.args.block_size and config.version.release >= (0, 18) else 0
+    for word, name in _backends(line, config.version).items():
+        kernels = next((home for start, home in _TABLE["kernels"].items() if name.startswith(start)), profile.platform)
+        if word.startswith("--") and kernels != profile.platform:
+            yield engine.FlagProblem(word, f"{name} has kernels for {kernels} alone", "leave it out")
+        elif fp8 and config.engine == "V1" and not reads.get(name, True):
+            yield _problem("fp8_cache", word=word, backend=name, gpu=profile.name)
+        elif block_size % (divisor := _TABLE["blocks"].get(name, 1)):
+            yield _problem("blocks", backend=name, divisor=divisor, size=block_size)
+
+
+def _lacked_attention(line: engine.ServeLine, deployment: Deployment) -> str:
+    """AITER's attention, whose figures a line with AITER has, where it takes another; else empty."""
+    version, recipe = deployment.config.version, deployment.with_aiter
+    if not recipe or not engine.is_on(line.env, engine.AITER):
+        return ""
+    backend = str(recipe.flags.get("attention-backend", ""))
+    # without a name ROCM_ATTN goes first from 0.19 on
+    taken = next(iter(_backends(line, version).values()), "" if backend and version.release >= (0, 19) else "AITER")
+    return "" if "AITER" in taken else backend or "AITER"
 
 
 def _missing_gpus(
@@ -518,10 +554,10 @@ def _about_kernels(line: engine.ServeLine, fit: Fit) -> Iterator[engine.FlagProb
     cause, _, hint = replace(fit.deployment, without_aiter=True).kernels_remark(line.env).rpartition("; ")
     if cause and fit.fits and not line.pools:
         yield engine.FlagProblem(engine.AITER, cause, hint, fatal=False)
-    given, recipe = {**line.env, **line.others}, fit.deployment.with_aiter
-    for word in _ATTENTION if recipe and engine.is_on(line.env, engine.AITER) else ():
-        if (name := given.get(word, "").upper()) and "AITER" not in name:
-            yield _problem("aiter", fatal=False, word=word, name=name)
+    attention, named = _lacked_attention(line, fit.deployment), _backends(line, fit.config.version)
+    if attention and not named:
+        yield _problem("attention", fatal=False, version=fit.config.version, backend=attention)
+    yield from (_problem("aiter", fatal=False, word=word, name=named[word]) for word in named if attention)
 
 
 def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) -> Iterator[engine.FlagProblem]:
@@ -621,8 +657,10 @@ def _context(answer: LineVerdict) -> int | None:
 
 def _serve(model: str, deployment: Deployment, workload: Load, line: engine.ServeLine) -> Served:
     """The load on an engine that ``line`` launches with the kernels of AMD with which it is timed."""
-    if lacked := deployment.lacked_kernels(line.env):
+    attention, lacked = _lacked_attention(line, deployment), deployment.lacked_kernels(line.env)
+    if attention or lacked:
         options = {name: value for name, value in lacked.items() if name.startswith("--")}
+        options |= {_ATTENTION[0]: attention} if attention.startswith("ROCM") else {}
         variables = {name: value for name, value in lacked.items() if name not in options}
         of_line = (line.env, line.options, line.others)
         env, given, others = ({name: one[name] for name in one if name not in _ATTENTION} for one in of_line)
