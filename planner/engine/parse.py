@@ -300,9 +300,8 @@ def _check_parsers(options: Mapping[str, str], version: EngineVersion, model: st
     """Yield the parsers that the server misses when it starts (``validate_api_server_args`` of vLLM)."""
     auto, of_recipe = "--enable-auto-tool-choice" in options, parsers_of(model, version)
     if auto and not options.get("--tool-call-parser"):
-        parser = of_recipe.get("tool-call-parser")
-        hint = f"add --tool-call-parser {parser}" if parser else "name the model's parser"
-        yield FlagProblem("--enable-auto-tool-choice", "needs --tool-call-parser", hint)
+        named = of_recipe.get("tool-call-parser", "the model's parser")
+        yield FlagProblem("--enable-auto-tool-choice", "needs --tool-call-parser", f"name {named}")
     for option, kind in PARSERS.items() if version.release >= PARSERS_SINCE else ():
         flag, plugin = f"--{option}", f"--{option.replace('-call', '')}-plugin"
         name, parser = options.get(flag, ""), of_recipe.get(option, "")

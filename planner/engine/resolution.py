@@ -535,8 +535,7 @@ def block_size(model: Model, profile: GpuProfile, version: EngineVersion) -> int
 
 
 def _sparse_block(model: Model, *, cuda: bool = True) -> int:
-    """Tokens that sparse attention reads at once: ``get_supported_kernel_block_sizes`` of its indexers in 0.27.1 and
-    0.32.0 (issue 48286); latents on AMD take any."""
+    """Tokens that sparse attention reads at once (``indexer.py`` of 0.27.1 and 0.32.0); latents on AMD take any."""
     kinds = {type(mixer) for mixer in model.distinct_mixers if getattr(mixer, "indexer", None)}
     sizes = {models.CompressedAttention: 256, models.Attention: 128, models.LatentAttention: 64 if cuda else 1}
     return next((tokens for kind, tokens in sizes.items() if kind in kinds), 1)

@@ -116,8 +116,6 @@ def meant_ids(name: str) -> list[str]:
     (['meta-llama/Llama-3.3-70B-Instruct'], ['deepseek-ai/DeepSeek-R1'])
     >>> meant_ids("gpt-oss"), meant_ids("gptoss 120b")
     (['openai/gpt-oss-120b', 'openai/gpt-oss-20b'], ['openai/gpt-oss-120b'])
-    >>> meant_ids("qwen3-8b-instruct")
-    ['Qwen/Qwen3-8B', 'Qwen/Qwen3-VL-8B-Instruct']
     """
     organisation, slash, name = name.lower().rpartition("/")
     asked = _WORD.findall(name)

@@ -72,8 +72,7 @@ def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candida
 def with_figures(objective: Objective, candidate: Candidate, *, ranked: bool = False) -> Candidate:
     """Return the candidate with its replay; to be ``ranked``, DP ranks that share experts get lengths that vary.
 
-    Under equal lengths they read prompts in the same steps, as the traffic of users never does.
-    """
+    Under equal lengths they read prompts in the same steps, as the traffic of users never does."""
     load = objective.closed_loop(candidate.estimate.concurrency)
     in_phase = candidate.in_phase(load)
     if ranked and in_phase:

@@ -242,9 +242,8 @@ class LineVerdict:
     def assumed_kernels(self) -> str:
         """AMD's kernels that the line lacks and whose figures it has; else empty."""
         timed = self.offline or self.served
-        if timed is None:
-            return ""
-        return "AITER" if timed.deployment.slow_steps else _lacked_attention(self.line, timed.deployment)
+        off = "AITER" if timed and timed.deployment.slow_steps else ""
+        return off or (_lacked_attention(self.line, timed.deployment) if timed else "")
 
     @property
     def model(self) -> str:

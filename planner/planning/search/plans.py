@@ -48,8 +48,7 @@ def assemble(
     """Return the plan for ``candidate``, with an ``image`` that is built instead of pulled, or under another ``load``.
 
     ``sized`` looks for the largest load of one server, which takes longer than the rest of the plan.
-    Raises IllegalPlanError where no image of the version is known for the GPU.
-    """
+    Raises IllegalPlanError where no image of the version is known for the GPU."""
     best = candidate is ranking.best
     place = next((place for place, one in enumerate(ranking.candidates, 1) if one is candidate), 1)
     if load is None:
@@ -150,8 +149,7 @@ def _benchmark_line(
 ) -> BenchmarkLine | None:
     """The launch that was searched, with its replay of the benchmark; None where the serving line is the same.
 
-    Drafts are accepted as predicted: the random prompts of the benchmark would accept fewer.
-    """
+    Drafts are accepted as predicted: the random prompts of the benchmark would accept fewer."""
     searched = candidate.searched or candidate
     narrow = replace(searched.config, max_num_seqs=min(searched.config.max_num_seqs, candidate.config.max_num_seqs))
     if narrow != searched.config:

@@ -39,8 +39,7 @@ def share_of(
 ) -> ServedLoad:  # fmt: skip
     """Predict one of ``servers`` that share the load, beside the targets; ``whole`` and ``exactly`` as for ``measure``.
 
-    Of a trace it gets the last ``TRACE_PROMPTS`` that the router sends it, or its ``entire`` share.
-    """
+    Of a trace it gets the last ``TRACE_PROMPTS`` that the router sends it, or its ``entire`` share."""
     load, slos, value = objective.load, objective.slos, objective.value
     assert value is not None
     each = value / servers
@@ -72,8 +71,7 @@ def fewest_servers(
 ) -> tuple[int | None, ServedLoad | None, ServedLoad | None]:
     """The smallest number in [fewest, cap] whose share meets the targets, its load, and the last load that does not.
 
-    ``probe`` is assumed to miss a target below some number only. With a cap, that is tried first.
-    """
+    ``probe`` is assumed to miss a target below some number only. With a cap, that is tried first."""
 
     def least(load: ServedLoad) -> float:
         """A load so small that less would not help: one in flight, or a server that idles between requests."""

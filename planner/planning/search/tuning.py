@@ -226,8 +226,7 @@ class TuningState(_Record):
 def read_state(path: Path, digest: str) -> TuningState | None:
     """The state of the tuning of the plan ``digest``; None where it has not begun.
 
-    Raises InputError for a file that is broken, or of another plan.
-    """
+    Raises InputError for a file that is broken, or of another plan."""
     again = "remove that folder to tune from the start; results in it are then measured again"
     try:
         state = TuningState.model_validate_json(read_given(path))
@@ -265,8 +264,7 @@ class TunedSetting(NamedTuple):
 def search_again(file: PlanFile, local: Local) -> Search:
     """Return the search that made the plan of ``file``, without its targets: they are measured.
 
-    Raises InputError for a plan of a recorded load, and for targets that its benchmark does not measure.
-    """
+    Raises InputError for a plan of a recorded load, and for targets that its benchmark does not measure."""
     plan, words, service, sent = file.plan, shlex.split(file.command), file.plan.service, file.plan.workload
     other = "validate this plan: planner validate DIR; or plan for --request-rate and lengths"
     named = ("mean", "median", *(f"p{percentile}" for percentile in defaults.PERCENTILES))
