@@ -717,6 +717,7 @@ def test_another_attention_than_aiters_is_named_and_left_out_of_better_lines(lin
     said = answer("mi300x", line, *version, "--max-concurrency", "8")
     named = next(one for one in said["flags"] if "TRITON" in str(one))
     assert not named["fatal"] and "takes the place of AITER's attention" in str(named)
+    assert named["hint"] == (f"give {backend}" if backend else "leave it out")  # which ROCM_ATTN would follow
     for plan, words in zip(said["better"], better(said), strict=True):
         assert "TRITON" not in plan["command"] and (backend is None or value(words, "--attention-backend") == backend)
     without = answer("mi300x", re.sub(r"\S* ?\S*TRITON_\w+", "", line), *version, "--max-concurrency", "8")

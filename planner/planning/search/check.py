@@ -556,7 +556,8 @@ def _about_kernels(line: engine.ServeLine, fit: Fit) -> Iterator[engine.FlagProb
     attention, named = _lacked_attention(line, fit.deployment), _backends(line, fit.config.version)
     if attention and not named:
         yield _problem("attention", fatal=False, version=fit.config.version, backend=attention)
-    yield from (_problem("aiter", fatal=False, word=word, name=named[word]) for word in named if attention)
+    fix = f"give {attention}" if attention.startswith("ROCM") else "leave it out"
+    yield from (_problem("aiter", fatal=False, word=word, name=named[word], fix=fix) for word in named if attention)
 
 
 def _about_places(line: engine.ServeLine, deployment: Deployment, load: Load) -> Iterator[engine.FlagProblem]:
