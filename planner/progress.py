@@ -1,7 +1,6 @@
 """Progress of long computations.
 
-The code that computes reports to a listener, if there is one: the command line on a terminal has one.
-"""
+The code that computes reports to a listener, if there is one: the command line on a terminal has one."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

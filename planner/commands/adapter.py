@@ -1,7 +1,6 @@
 """Run a declared command: parse the words, call the function, print its answer.
 
-``planner.toml`` has a table for each command (``[predict.serve]``) with a key for each flag (``max-concurrency``).
-"""
+``planner.toml`` has a table for each command (``[predict.serve]``) with a key for each flag (``max-concurrency``)."""
 
 import inspect
 import shlex

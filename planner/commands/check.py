@@ -52,8 +52,7 @@ def check_command(
 
     ``line`` is the command, its words, or the path of a script, manifest or plan's folder.
     ``answer.ok`` is true if every engine starts, ``answer.branches`` has each of several. Raises InputError where there
-    is no such line, and for a load that its context does not hold.
-    """
+    is no such line, and for a load that its context does not hold."""
     if line is None:
         raise InputError("Missing argument 'LINE': there is nothing to check", hint="see planner check --help")
     text, plan = _text_of(line)

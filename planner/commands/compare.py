@@ -56,8 +56,7 @@ def compare_gpus(
 
     ``max_concurrency`` (8, 32, 128 requests) or ``request_rate`` are those of all servers of a GPU type; ``price`` is
     USD per GPU and hour. ``answer.record.points`` has every figure, with its interval. Raises InputError for an
-    impossible load or price, and what ``Serving`` raises.
-    """
+    impossible load or price, and what ``Serving`` raises."""
     given = {**locals(), **options}
     from planner.commands.recommend import repeated
 

@@ -1,7 +1,6 @@
 """Declarations of commands: their options with types, bounds and help, and the check of values.
 
-Nothing here imports typer, so that a program that uses the library does not wait for it.
-"""
+Nothing here imports typer, so that a program that uses the library does not wait for it."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping

@@ -27,8 +27,7 @@ def fit(
 ) -> FitAnswer | FitTable:  # fmt: skip
     """Check one GPU, several GPUs (a row for each) or, with ``sweep``, many settings.
 
-    Raises IllegalPlanError where vLLM refuses the settings on all GPUs, and what ``Serving`` raises.
-    """
+    Raises IllegalPlanError where vLLM refuses the settings on all GPUs, and what ``Serving`` raises."""
     if startup_log is not None and (sweep or len(planning.find_gpus(gpu)[0]) > 1):
         raise InputError("--startup-log is of one start on one GPU", hint="leave out --sweep, and name one --gpu")
     if startup_log is not None:

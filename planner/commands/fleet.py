@@ -54,8 +54,7 @@ def size_fleet(
     """Size servers, GPUs, dollars and watts that carry a load under latency targets.
 
     The load is a ``request_rate`` (requests per second, of all servers), ``classes`` or a ``trace``; targets are in ms.
-    ``answer.fleets`` has the best first. Raises InputError for an impossible load or price, and as ``Serving`` does.
-    """
+    ``answer.fleets`` has the best first. Raises InputError for an impossible load or price, and as ``Serving`` does."""
     from planner.commands.recommend import repeated
 
     options, of_case = with_use_case(options)

@@ -123,8 +123,7 @@ def validate_plan(
     """Compare the measurements of a plan's scripts with its prediction, with the likeliest causes of differences.
 
     ``result`` is the file of another tool that measured it. ``answer.ok`` is true if every measurement lies within its
-    bounds and meets its target, and the log shows the plan's vLLM and settings. Raises InputError without a result.
-    """
+    bounds and meets its target, and the log shows the plan's vLLM and settings. Raises InputError without a result."""
     if result is None and (offline := out.validate_offline(Path(directory))):
         return offline
     return out.ValidationAnswer(evidence.validate(Path(directory), None if result is None else Path(result)))
@@ -144,8 +143,7 @@ def tune_plan(
 
     The end is where no other setting is better by 3 % with 95 % probability, or after ``runs`` or ``minutes``. All is
     kept below ``directory/tune``: the same call goes on after a break. ``answer.best`` is the folder of the best
-    measured plan. Raises InputError without a plan, where the machine is not ready, and where several settings fail.
-    """
+    measured plan. Raises InputError without a plan, where the machine is not ready, and where several settings fail."""
     # on the command line each step is reported on stderr as it happens: a run takes minutes
     tell = (lambda line: write(f"{line}\n", sys.__stderr__)) if command_line else progress.say
     tuner = out.Tuner(Path(directory), tell)

@@ -49,8 +49,7 @@ def _flag(name: str) -> str:
 def with_use_case(options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the options with ``use_case`` written out as workload, targets and goal, and a note that says so.
 
-    Lengths, targets and a goal that are given win. Raises InputError for ``workload`` beside it, UnknownNameError.
-    """
+    Lengths, targets and a goal that are given win. Raises InputError for ``workload`` beside it, UnknownNameError."""
     given = {key: value for key, value in options.items() if value is not None}
     asked = ((name, given.get(name), least) for name, least in FASTEST_MS.items())
     in_ms = tuple(

@@ -1,7 +1,6 @@
 """The entry point: it turns errors into exit statuses, and it alone writes to the terminal.
 
-0 yes, 1 no, 2 bad input, 3 the hub could not be reached or refused, 70 a bug, 130 Ctrl-C.
-"""
+0 yes, 1 no, 2 bad input, 3 the hub could not be reached or refused, 70 a bug, 130 Ctrl-C."""
 
 import gc
 import re

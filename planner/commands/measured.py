@@ -36,8 +36,7 @@ def evaluate_runs(
 
     ``facts`` are those that a result does not hold: ``gpu``, ``model``, ``input_len``, settings of the engine, ...
     ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
-    Raises InputError, naming line and column, for a file that is no table of runs.
-    """
+    Raises InputError, naming line and column, for a file that is no table of runs."""
     if chart and chart.suffix != ".svg":
         raise InputError(f"--chart {chart} does not end in .svg", hint="for example --chart evaluation.svg")
     local = planning.local_for(calibration)
@@ -62,8 +61,7 @@ def calibrate_from(
 
     ``sources`` are tables of runs, results of ``vllm bench`` or folders of plans; ``fresh`` leaves out earlier runs.
     ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where no run can be
-    replayed, and where the file cannot be written.
-    """
+    replayed, and where the file cannot be written."""
     path = Path(output) if output is not None else planning.local_path()
     paths = [Path(one) for given in sources for one in ([given] if isinstance(given, str | PathLike) else given)]
     read = evidence.read_sources(paths, _stated(facts))

@@ -70,8 +70,7 @@ def predict_serve(
 
     Lengths are tokens, ``request_rate`` is requests per second (infinite: all at once), ``goodput`` has targets in ms.
     ``answer.result`` has the keys of the bench's result file, and ``KEY_lo`` and ``KEY_hi``, the 90 % interval.
-    Where the KV cache does not hold one request, ``answer.ok`` is false. Raises InputError for an impossible load.
-    """
+    Where the KV cache does not hold one request, ``answer.ok`` is false. Raises InputError for an impossible load."""
     given = taken(options, ServeLoad)
     refuse_contradictions(given, planned=False)
     fields = {"max_concurrency": given.pop("max_concurrency", None), "burstiness": given.get("burstiness", 1.0)}

@@ -57,8 +57,7 @@ def recommend_plans(
     The load is given by lengths in tokens, a ``workload`` by name, a ``trace`` or ``classes``; targets in ms at a
     ``percentile``, met with probability ``confidence``. ``answer.defaults_taken`` names what was left open,
     ``answer.best`` is the best plan of all, ``answer.plans`` has one for each GPU; ``write_scripts`` writes them.
-    Raises InputError for options that contradict each other, and what ``Serving`` raises.
-    """
+    Raises InputError for options that contradict each other, and what ``Serving`` raises."""
     if output is not None and not output.strip():
         raise InputError("-o names no folder", hint="for example -o plans")
     directory = None if output is None else Path(output)

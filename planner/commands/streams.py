@@ -1,7 +1,6 @@
 """Writing to stdout and stderr: a terminal, a closed pipe, a full disk, a locale without Unicode.
 
-Green is a yes, red a no, yellow a warning, cyan a command to type next; the text is the same without colours.
-"""
+Green is a yes, red a no, yellow a warning, cyan a command to type next; the text is the same without colours."""
 
 import errno
 import os

@@ -1,7 +1,6 @@
 """Measured runs: errors of predictions, fits, leave-outs, validation.
 
-The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used.
-"""
+The names that other packages may use stand in ``__init__.pyi``; each is imported when it is first used."""
 
 import lazy_loader as lazy
 

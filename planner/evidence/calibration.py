@@ -1,7 +1,6 @@
 """Calibration by a user's own runs, and whether it predicts better than the fits that we ship.
 
-Runs of earlier calibrations in the file count too; a new run replaces an earlier one of the same name.
-"""
+Runs of earlier calibrations in the file count too; a new run replaces an earlier one of the same name."""
 
 import datetime
 import re

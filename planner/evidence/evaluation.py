@@ -2,8 +2,7 @@
 
 ``vllm bench`` draws the same requests, arrivals and order for the same seed, so the mean of the answers tells it::
 
-    100 answers, uniform in [49, 950], seed 42        491.46 tokens on average; published: 491.5
-"""
+    100 answers, uniform in [49, 950], seed 42        491.46 tokens on average; published: 491.5"""
 
 import re
 from collections import defaultdict

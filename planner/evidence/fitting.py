@@ -12,8 +12,7 @@ distribution (``planner.timing.Belief``). With R a root of its covariance::
     factors = R u,  u ~ N(0, 1)           the runs then give u a mean m and a covariance C
     posterior mean R m, covariance R R' - R (1 - C) R'
 
-A file holds, for each factor, its part of R m and a row of a root of R (1 - C) R'.
-"""
+A file holds, for each factor, its part of R m and a row of a root of R (1 - C) R'."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,6 @@
 """The folder of a plan: its scripts, and what they measured.
 
-A result counts when it is of this very plan: the digest in its name, the number of requests and their lengths agree.
-"""
+A result counts when it is of this very plan: the digest in its name, the number of requests and their lengths agree."""
 
 import json
 import re

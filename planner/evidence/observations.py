@@ -1,8 +1,7 @@
 """Measured runs as sums of step times: what a fit works on.
 
 ``observe`` replays each run into the batches of its steps, and each metric into a weighted sum of their times.
-``Terms`` evaluates the metrics of many runs at once, as functions of the efficiencies, with their derivatives.
-"""
+``Terms`` evaluates the metrics of many runs at once, as functions of the efficiencies, with their derivatives."""
 
 from collections.abc import Container, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor

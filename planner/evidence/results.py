@@ -3,8 +3,7 @@
 Sources: vLLM 0.27 (``benchmarks/sweep/serve.py``), SGLang 0.5 (``bench_serving.py``), GuideLLM 0.5
 (``schemas/request_stats.py``), AIPerf 0.10 (``profile_export_aiperf.json``), inference-perf 0.6.1
 (``reportgen/base.py``), InferenceX (``utils/process_result.py``). The latency between tokens of GuideLLM, AIPerf and
-GenAI-Perf is vLLM's TPOT, that between chunks of AIPerf its ITL, SGLang's E2E latency its E2EL.
-"""
+GenAI-Perf is vLLM's TPOT, that between chunks of AIPerf its ITL, SGLang's E2E latency its E2EL."""
 
 import csv
 import json

@@ -1,7 +1,6 @@
 """Measured runs of vLLM: a table with one row per run.
 
-Columns are the fields of ``MeasuredRun`` and ``MEASUREMENTS``; others are ignored. An empty cell is "not stated".
-"""
+Columns are the fields of ``MeasuredRun`` and ``MEASUREMENTS``; others are ignored. An empty cell is "not stated"."""
 
 import csv
 import re

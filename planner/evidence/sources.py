@@ -1,7 +1,6 @@
 """Measured runs from tables, results of ``vllm bench`` and other tools, and folders of plans.
 
-The ``plan.json`` in a result's folder, or above it, says which engine ran; else the caller does.
-"""
+The ``plan.json`` in a result's folder, or above it, says which engine ran; else the caller does."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,6 @@
 """Measurements of a plan beside its prediction, and why they missed: first what the log says, then the pattern.
 
-Further loads, which ``sweep.sh`` sent, are replayed with the fits that the plan names.
-"""
+Further loads, which ``sweep.sh`` sent, are replayed with the fits that the plan names."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,7 @@
 - ``graphs`` is the captured memory, less what layers and batch sizes explain.
 
 Each has two values. That for the log's model has its rounding as interval. That for others on the same GPU, vLLM minor
-version and TP size has the known spread between models. Where only the cache is printed, the rest is activations.
-"""
+version and TP size has the known spread between models. Where only the cache is printed, the rest is activations."""
 
 import re
 from collections import defaultdict

@@ -18,8 +18,7 @@ profile run is left out.
 - ``draft_model`` has all of the second model.
 - ``eagle`` has one layer and a projection from 2 hidden to hidden.
 - ``eagle3`` has one layer, a projection from 3 hidden to hidden, and an lm_head.
-- ``ngram`` and ``suffix`` have no weights.
-"""
+- ``ngram`` and ``suffix`` have no weights."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator

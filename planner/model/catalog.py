@@ -14,8 +14,7 @@ One JSON file per organisation in ``planner/model/entries``, one entry per hub i
 ``like`` copies another entry. ``base`` copies another entry without its quantisation; the entry is a quantised
 checkpoint of that model, or its EAGLE head where ``weight_dtype`` is absent. ``form_of`` takes the quantisation of
 another checkpoint. A null in ``config`` removes a key. In lists of modules ``layers.{0-3,7}.mlp`` stands for five
-names. ``KINDS`` says how far to trust each kind.
-"""
+names. ``KINDS`` says how far to trust each kind."""
 
 import json
 import re

@@ -3,8 +3,7 @@
 A new family is one function in ``planner/model/families``::
 
     @family("LlamaForCausalLM")
-    def llama(config: Config) -> ModelParts: ...
-"""
+    def llama(config: Config) -> ModelParts: ..."""
 
 from collections.abc import Callable, Mapping
 from reprlib import repr as brief

@@ -1,7 +1,6 @@
 """One list of rows, printed as a table, JSON, CSV or Markdown.
 
-CSV and JSON have exact values. In tables ``-`` stands for no value, and numbers are right-aligned.
-"""
+CSV and JSON have exact values. In tables ``-`` stands for no value, and numbers are right-aligned."""
 
 import csv
 import json
@@ -131,8 +130,7 @@ def records_text(records: Sequence[Any], output: str, columns: Sequence[Column])
 def table_text(records: Iterable[Any], columns: Sequence[Column]) -> str:
     """A table that fits the terminal: spare columns go, headings and text wrap; else each row becomes a list.
 
-    Laid out here, because rich and tabulate take 40 ms to import, and rich up to 60 ms for a long table.
-    """
+    Laid out here, because rich and tabulate take 40 ms to import, and rich up to 60 ms for a long table."""
     shown = [column for column in columns if not column.aside]
     rows = rows_of(records, shown)
     grid = {column: [column.title, *(column.cell(row[column.key]) for row in rows)] for column in shown}

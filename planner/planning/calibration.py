@@ -5,8 +5,7 @@
     [[sampler]] ...      overheads of memory, from start-up logs   (planner fit --startup-log, planner calibrate DIR)
     [efficiency] ...     factors on the efficiencies that we ship, and the runs they rest on   (planner calibrate)
 
-``calibration.toml`` in the user's data directory counts unless ``--calibration`` names another file, or ``none``.
-"""
+``calibration.toml`` in the user's data directory counts unless ``--calibration`` names another file, or ``none``."""
 
 from __future__ import annotations
 
@@ -104,8 +103,7 @@ def save(
 ) -> Path:
     """Add constants of memory to the file, replace its factors where ``efficiency`` is given, and return its path.
 
-    Constants of the same name under the same conditions are replaced. Raises InputError where it cannot be written.
-    """
+    Constants of the same name under the same conditions are replaced. Raises InputError where it cannot be written."""
     path = path or local_path()
     known = read_local(path) if _is_there(path) else SHIPPED
     every = (*known.memory, *learned)

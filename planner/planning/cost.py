@@ -47,8 +47,7 @@ class Price:
 def price_of(profile: GpuProfile, given: Mapping[str, float] | None = None) -> Price | None:
     """The price of one (logical) GPU: what ``given`` says of it or of its package, else the profile's; None: unknown.
 
-    ``given``: profile id to USD per hour. A partition costs its share of the package, which is rented whole.
-    """
+    ``given``: profile id to USD per hour. A partition costs its share of the package, which is rented whole."""
     given = given or {}
     if profile.id in given:
         return Price(Interval.exact(given[profile.id]), "--price")
@@ -90,8 +89,7 @@ class Rented:
 def parse_prices(words: Iterable[str], profiles: Sequence[GpuProfile]) -> dict[str, float]:
     """USD per hour by profile id, from ``mi355x=2.5``.
 
-    Raises InputError for what is no price, and for a GPU that is not among ``profiles``.
-    """
+    Raises InputError for what is no price, and for a GPU that is not among ``profiles``."""
     known = {profile.id for profile in profiles} | {profile.whole for profile in profiles}
     prices: dict[str, float] = {}
     for word in words:

@@ -32,8 +32,7 @@ def bracket(
 
     Either is None where no value from ``least`` to ``most`` is on that side. ``known`` were tried before; ``whole``:
     values are whole numbers. It goes on where a line through the logarithms of two trials reaches the limit; every few
-    trials it halves, so that it ends whatever the line says.
-    """
+    trials it halves, so that it ends whatever the line says."""
     trials = sorted(known, key=lambda one: one.value)
     value = None if guess is None else min(max(guess, least), most)
     for turn in count(1):
@@ -60,8 +59,7 @@ def _next_value(
 ) -> float:  # fmt: skip
     """Value to try: where the limit is expected, and a little beyond it where that closes the bracket.
 
-    Never nearer to a known value than ``near`` times. Without a line: the geometric mean of the bounds, or by steps.
-    """
+    Never nearer to a known value than ``near`` times. Without a line: the geometric mean of the bounds, or by steps."""
     if met and missed:
         limit = None if by_halves or missed.value <= met.value * near**2 else crossing(met, missed)
         if limit is None:

@@ -262,8 +262,7 @@ class BenchmarkLine(_Record):
 class Plan(_Record):
     """Settings, prediction and reasons for one GPU type. Field names are vLLM's flags.
 
-    ``serve_argv`` is the serving line: the launch that users get, and that the figures are of.
-    """
+    ``serve_argv`` is the serving line: the launch that users get, and that the figures are of."""
 
     gpu: str
     num_gpus: Gpus

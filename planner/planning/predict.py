@@ -7,8 +7,7 @@ batch of C. It sits through the prefill of the other requests once each::
     TTFT = half a step + own prefill        TPOT = (E2EL - TTFT) / (output - 1)
     throughput = C x output / E2EL
 
-DP ranks that share experts step together, so that a prompt on one of them delays all.
-"""
+DP ranks that share experts step together, so that a prompt on one of them delays all."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

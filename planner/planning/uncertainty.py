@@ -9,8 +9,7 @@ it to first order. Where the GPU waits for an asynchronous host, a fast host is 
 an open loop the queue reacts. There the direction in which the whole engine is slower or faster is replayed at both
 ends (sigma points: Julier and Uhlmann, Proceedings of the IEEE 92(3), 2004). The noise, and how many deviations hold
 which share of the measurements, are those of published runs that the fit did not see (split conformal prediction: Lei
-et al., JASA 113(523), 2018).
-"""
+et al., JASA 113(523), 2018)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,7 @@
 ``tests/reference_scheduler.py`` is the best introduction: the same scheduler step by step, in 311 lines without any
 short cut. Tests hold the replay, which is much faster, to its results.
 
-``__init__.pyi`` lists the names that other packages may use; each is imported when it is first used.
-"""
+``__init__.pyi`` lists the names that other packages may use; each is imported when it is first used."""
 
 import lazy_loader as lazy
 

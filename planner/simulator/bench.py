@@ -1,8 +1,7 @@
 """Results and tables as ``vllm bench`` gives them, from a replay.
 
 Definitions are those of ``vllm/benchmarks/serve.py``, ``throughput.py`` and ``latency.py`` (0.32.0); percentiles
-interpolate linearly, standard deviations are those of the population.
-"""
+interpolate linearly, standard deviations are those of the population."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain

@@ -18,8 +18,7 @@ preempted request finds its blocks again. It gives them back last block first: o
 
 Blocks of one piece of text (a node of ``Prefixes``) are taken and given back together: the queue holds them as one
 ``_Run`` and loses its end first. Nodes at which a prompt ends with a full block, which it has to compute again, come in
-two parts, so none has to be cut.
-"""
+two parts, so none has to be cut."""
 
 from array import array
 from collections import OrderedDict

@@ -22,8 +22,7 @@ pieces of text instead of blocks:
   is launched, and the scheduler hears of it with what that step computes. An idle engine looks all the time.
 
 Not modelled: steps that wait for blocks whose store has not ended yet. Blocks that did not fit on the host are offered
-again with every change of the batch, in vLLM in every step.
-"""
+again with every change of the batch, in vLLM in every step."""
 
 from bisect import bisect_left, insort
 from collections import deque

@@ -2,8 +2,7 @@
 
 The decode clock counts the tokens that each running request has got by decoding, the same for all. A request that
 starts to decode at tick c with n tokens to come ends in the step that reaches tick c + n. The work of a step thus does
-not depend on how many requests run.
-"""
+not depend on how many requests run."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping

@@ -9,8 +9,7 @@
 With one acceptance rate a, pi = a^i (Leviathan, Kalman and Matias, 2023, arXiv 2211.17192, equation 1). The passes are
 those of vLLM's ``v1/spec_decode/eagle.py`` and ``draft_model.py``. The first covers prompts and all k + 1 tokens,
 accepted or not. Only the last token gets logits. MTP modules and EAGLE layers run k times. For n-grams the host
-searches the context of every request while the GPU is idle. V0 is timed alike; suffix trees are not.
-"""
+searches the context of every request while the GPU is idle. V0 is timed alike; suffix trees are not."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,8 +1,7 @@
 """Step times of many batches at once, with their derivatives by the logarithm of each efficiency.
 
 Each cost of each term of each batch is one entry of flat arrays: seconds x units x one efficiency / another. Beyond
-the costs, three things move a step: the share that overlap hides, the experts that a batch touches, and the host.
-"""
+the costs, three things move a step: the share that overlap hides, the experts that a batch touches, and the host."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -11,8 +11,7 @@ Behind an NVSwitch every rank has its full bandwidth. In an xGMI mesh each pair 
 n - 1 each (RCCL on MI300X: 48 GB/s for a pair, 310-330 for eight, of 64 and 448). PCIe is shared by all. Between
 nodes a ring runs once over each rank's adapter, so adapters add up. RCCL reaches 330-350 GB/s over two nodes of eight
 MI300X with 50 each, NCCL 96 GB/s for eight A100 with four of 25. Ranks are numbered as ``initialize_model_parallel`` of
-vLLM's ``distributed/parallel_state.py`` does: TP group, then pipeline stages, then DP ranks.
-"""
+vLLM's ``distributed/parallel_state.py`` does: TP group, then pipeline stages, then DP ranks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

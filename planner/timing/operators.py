@@ -11,8 +11,7 @@ Attention adds, for each pair of a query token and a cached token that it may se
     bytes = KV elements of one rank x element size read once per sequence in decode
 
 Recurrent states of s elements take 6 s FLOP for each decoded token and 8 s for each prompt token. Every quantity is
-linear in its driver. Left out: FLOP of rotary embedding and residual (their kernels and bytes count), vision towers.
-"""
+linear in its driver. Left out: FLOP of rotary embedding and residual (their kernels and bytes count), vision towers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator

@@ -9,8 +9,7 @@
 
 ``overlap`` 1 is the classic roofline (Williams, Waterman and Patterson, CACM 52(4), 2009). Routed experts hide nothing:
 in published timings of grouped GEMMs arithmetic and memory add up. A ``Term`` lists costs at the peaks with the
-efficiency that stretches each; ``step`` evaluates one batch, ``fit_steps`` thousands.
-"""
+efficiency that stretches each; ``step`` evaluates one batch, ``fit_steps`` thousands."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -5,8 +5,7 @@
     step = max(operators + collectives, launches) + host                      the host works while the GPU waits
     step = max(operators + collectives, launches, host) + unhidden x host     asynchronous scheduling (vLLM 0.14 on)
 
-``launches`` is what the host needs to launch every kernel one by one; replaying a captured graph spares it.
-"""
+``launches`` is what the host needs to launch every kernel one by one; replaying a captured graph spares it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

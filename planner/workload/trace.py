@@ -2,8 +2,7 @@
 
 CSV with a heading, or JSON objects line by line; ``FORMS`` has the columns. ``hash_ids`` name the blocks of a prompt,
 each with all before it. Rows of one ``session`` go on from each other: a prompt begins with the prompt and the answer
-before it, where it is long enough for both. A plan is made for the busiest stretch of ``STRETCH`` requests in a row.
-"""
+before it, where it is long enough for both. A plan is made for the busiest stretch of ``STRETCH`` requests in a row."""
 
 import csv
 import hashlib

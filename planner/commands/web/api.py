@@ -1,7 +1,6 @@
 """The commands as an HTTP API: ``GET /api/fit?model=...&gpu=...`` calls the function of ``planner fit``.
 
-Nothing names a file: parameters that are paths are not offered, and neither are other servers.
-"""
+Nothing names a file: parameters that are paths are not offered, and neither are other servers."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping

@@ -1,8 +1,7 @@
 """The application of ``planner ui``. Every computation has a place in a worker process.
 
 A request has to be a GET with the token, from this page or an address bar. On a loopback address it has to name this
-machine (DNS rebinding). The page loads only its own files and cannot be framed.
-"""
+machine (DNS rebinding). The page loads only its own files and cannot be framed."""
 
 import asyncio
 import logging

@@ -5,8 +5,7 @@ Elements per sequence, as in vLLM's ``MambaStateShapeCalculator``, for k key hea
     mamba    conv (inner, kernel - 1)                        state (inner, d_state)
     mamba2   conv (inner + 2 groups d_state, kernel - 1)     state (heads, head_dim, d_state)
     gdn      conv (2 k key_dim + v value_dim, kernel - 1)    state (v, value_dim, key_dim): gated delta network
-    kda      conv (3 heads head_dim, kernel - 1)             state (heads, head_dim, head_dim), fp32
-"""
+    kda      conv (3 heads head_dim, kernel - 1)             state (heads, head_dim, head_dim), fp32"""
 
 from dataclasses import replace
 from math import ceil

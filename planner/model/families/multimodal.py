@@ -1,7 +1,6 @@
 """Text models with vision towers and projectors, which memory holds whether images come or not.
 Every weight of a tower is of Component.VISION and not ``linear``: text tokens do not pass it, and it is not quantised.
-What is neither repeated nor split over ranks is counted, not shaped: only its size matters.
-"""
+What is neither repeated nor split over ranks is counted, not shaped: only its size matters."""
 
 import re
 from collections.abc import Callable

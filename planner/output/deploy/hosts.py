@@ -141,8 +141,7 @@ def slurm(pods: Pods) -> dict[str, str]:
 def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
     """``prefill.sh`` and ``decode.sh``, joined by NIXL's side channel and a router (vLLM's ``toy_proxy_server.py``).
 
-    Raises IllegalPlanError if no image or no connector of the version is known for the GPU.
-    """
+    Raises IllegalPlanError if no image or no connector of the version is known for the GPU."""
     if plan.model.startswith("/"):
         raise IllegalPlanError(f"{plan.model} is a folder, which machines do not share", hint="name a model of the hub")
     files = {f"{side.role}.sh": _side_script(plan, side, command) for side in plan.launches()}

@@ -207,8 +207,7 @@ class Pods:
 def describe(emission: scripts.Emission, site: Site, command: str, most: int) -> Pods:
     """The pods of a plan at a site that holds ``most`` such servers.
 
-    Raises IllegalPlanError for a plan that cannot run in a container, InputError for impossible numbers.
-    """
+    Raises IllegalPlanError for a plan that cannot run in a container, InputError for impossible numbers."""
     plan = emission.file.plan
     if site.replicas is not None and site.replicas > most:
         raise InputError(

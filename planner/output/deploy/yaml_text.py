@@ -1,6 +1,5 @@
 """YAML that every reader understands alike: quotes around words that YAML 1.1, YAML 1.2 or Go's parsers could take
-for numbers or truth values (``1e3``, ``y``, ``0o7``).
-"""
+for numbers or truth values (``1e3``, ``y``, ``0o7``)."""
 
 import re
 import sys

@@ -1,8 +1,7 @@
 """The scripts of a plan. Everything is computed here; templates only insert the names of ``template_names``.
 
 Nodes of one server are joined by vLLM's processes (mp, from 0.11.1 on), a Ray cluster before that, or DP ranks (dp).
-Sources: ``ParallelConfig`` of vLLM 0.27, and its page "Data Parallel Deployment".
-"""
+Sources: ``ParallelConfig`` of vLLM 0.27, and its page "Data Parallel Deployment"."""
 
 import json
 import re

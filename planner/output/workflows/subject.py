@@ -1,7 +1,6 @@
 """The subject of a workflow: one serving engine, its load, and the plan that the scripts launch.
 
-The document's model on its GPU gets the document's command, any other the settings that ``planner recommend`` finds.
-"""
+The document's model on its GPU gets the document's command, any other the settings that ``planner recommend`` finds."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -5,8 +5,7 @@
 - ``balanced``: the point of the Pareto front of tokens/s per GPU and per user, in logarithms, farthest from its chord.
 
 A batch fits when the low end of the memory budget holds all its requests at full length, so no plan preempts. Where a
-concurrency is asked for, its expected size is enough: requests without a place would wait for a whole answer.
-"""
+concurrency is asked for, its expected size is enough: requests without a place would wait for a whole answer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -3,8 +3,7 @@
 A *family* is all engines that differ in ``max_num_batched_tokens`` and ``max_num_seqs`` only. Families are taken by
 their bounds on the cost in GPUs; an engine that could be cheaper than the best is replayed at the load it would carry.
 Bounds drop an engine before it is replayed, and never a winner: on latency that of a request alone on the server, on
-the rate that of full batches in the steady state.
-"""
+the rate that of full batches in the steady state."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -263,8 +262,7 @@ class _Search:
     def _budgets(self, resolved: ResolvedModel, args: EngineArgs) -> list[int | None]:
         """Token budgets to search: the one that is asked for or advised first, or else vLLM's own.
 
-        An engine that cuts no prompts takes none below its context.
-        """
+        An engine that cuts no prompts takes none below its context."""
         asked, own = self.choices.space.args.max_num_batched_tokens, args.max_num_batched_tokens
         if asked or self.coarse or "batched" in args.exchange:
             return [asked or own]
@@ -509,8 +507,7 @@ class _Search:
 def _no_better(engine: RankedEngine, other: RankedEngine, load: ServedLoad) -> bool:
     """Return True if ``engine`` serves ``load`` no better than ``other`` of its family, which is more promising.
 
-    It takes the same steps where none came near the limits of either. A TPOT of steps without prompts hardly moves.
-    """
+    It takes the same steps where none came near the limits of either. A TPOT of steps without prompts hardly moves."""
     one, two, replay = engine.deployment.config, other.deployment.config, load.replay
     budgets = {one.max_num_batched_tokens, two.max_num_batched_tokens}
     same = (
@@ -570,8 +567,7 @@ def _two_of_each(requests: Requests) -> Requests:
 def missed_for_certain(deployment: Deployment, objective: Objective) -> Reading | None:
     """The worst target that no request meets, whatever else is in the engine; None where that is not certain.
 
-    Of recorded requests: that half of them miss, in a cache that forgets nothing.
-    """
+    Of recorded requests: that half of them miss, in a cache that forgets nothing."""
     config, load, client = deployment.config, objective.load, deployment.client
     if load.classes or config.speculative_config:
         return None

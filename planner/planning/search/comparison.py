@@ -1,7 +1,6 @@
 """GPUs side by side on equal hardware: throughput, cost and bottleneck of each, and who leads at which load.
 
-Equal hardware is as many whole GPUs of each type, under equal servers of the best legal TP size for each load.
-"""
+Equal hardware is as many whole GPUs of each type, under equal servers of the best legal TP size for each load."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,7 @@
     transfer = KV bytes of the prompt on one rank / bytes per second of one GPU's link or network adapter
 
 Prefill servers are replayed with prompts that ask for one token, decode servers with prompts that are cached but for
-the last block. The KV cache leaves when the prefill is done. Links run at their line rate unless a rate is given.
-"""
+the last block. The KV cache leaves when the prefill is done. Links run at their line rate unless a rate is given."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -123,8 +122,7 @@ class Disaggregated:
         """Both sides as they are started, with vLLM's NIXL connector.
 
         The router decides which side is asked first, not ``kv_role`` (vLLM's page "NixlConnector Usage Guide").
-        Raises IllegalPlanError for versions without it.
-        """
+        Raises IllegalPlanError for versions without it."""
         sides: tuple[tuple[Literal["prefill", "decode"], Side, int, int], ...] = (
             ("prefill", self.prefill, self.prefill_servers, PREFILL_PORT),
             ("decode", self.decode, self.decode_servers, DECODE_PORT),
@@ -190,8 +188,7 @@ def disaggregate(
     """Plan prefill and decode servers with the settings of ``candidate``, at the sizes that carry most per GPU.
 
     ``aggregated`` is the largest load of one server that does both, ``rate`` the requests per second to carry.
-    ``transfer_bytes_per_s``: of one GPU; None: the profile's link within a node, else its network.
-    """
+    ``transfer_bytes_per_s``: of one GPU; None: the profile's link within a node, else its network."""
     profile = candidate.profile
     if profile.partition is None:
         profile = profile.with_node(search.space.node_size(profile))

@@ -4,8 +4,7 @@
 - ``idle``: more than TIMES as many servers as there are requests in flight, or as somewhat looser targets take.
 - ``wait``: a first token that comes after more than WAIT_S on average.
 - ``odds``: targets that even odds miss, which refutes the answer, or meet where the answer is no.
-- ``pools``: one pool for all classes that takes more GPUs than a pool for each.
-"""
+- ``pools``: one pool for all classes that takes more GPUs than a pool for each."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

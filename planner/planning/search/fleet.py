@@ -278,8 +278,7 @@ class Fleet:
     def offloading(self) -> tuple[PlannedOffloading, float, int | None] | None:
         """The worth of ``--kv-offloading-size``; without it, requests per second of a server, and GPUs to pay for.
 
-        None where host memory keeps no blocks of shared prefixes.
-        """
+        None where host memory keeps no blocks of shared prefixes."""
         pool = self._only
         found = pool.kind.offloading(pool.load) if pool else None
         if pool is None or found is None:
@@ -319,8 +318,7 @@ class Fleets:
 def plan_fleets(search: Search, terms: Terms = Terms(), classes: Sequence[Load] = ()) -> Fleets:
     """Plan fleets for the load of ``search``: of each GPU the better of two shapes.
 
-    ``classes`` are the parts that may get servers of their own, by default those of the load.
-    """
+    ``classes`` are the parts that may get servers of their own, by default those of the load."""
     search = replace(search, objective=replace(search.objective, goal="balanced"))
     load, more = search.objective.load, 1 + search.objective.headroom
     demands = tuple(classes) or load.classes or (load,)

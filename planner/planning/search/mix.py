@@ -13,8 +13,7 @@
                 r[g], and the sum of one package  <=  stock[g]                         modes share their packages
 
 A server serves one class, so its capacity is the one that was replayed, and nothing is assumed about mixtures. A
-spare of a kind stands in for any server of that kind. Equal costs are broken towards fewer servers.
-"""
+spare of a kind stands in for any server of that kind. Equal costs are broken towards fewer servers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

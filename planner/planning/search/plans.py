@@ -538,8 +538,7 @@ def _warnings(
 def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candidate:
     """Return the candidate as it is launched for users: with the widest settings that carry its load as well.
 
-    Settings that were given stay. Under targets a wider batch that misses one gives way to the searched batch.
-    """
+    Settings that were given stay. Under targets a wider batch that misses one gives way to the searched batch."""
     if candidate.searched is not None:
         return candidate
     searched, own = replace(candidate, searched=replace(candidate, prediction=None)), candidate.load
@@ -559,8 +558,7 @@ def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candi
 def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator[Deployment]:
     """Yield the engine with places for a larger rate, for its load, for the searched batch and with that batch itself.
 
-    Each has the model's context and vLLM's own choice of prefix caching, and is yielded as far as it fits.
-    """
+    Each has the model's context and vLLM's own choice of prefix caching, and is yielded as far as it fits."""
     config, given, load, usual = candidate.config, space.args, candidate.load, defaults.USUAL_MAX_NUM_SEQS
     caching, own = config.enable_prefix_caching, candidate.deployment
     flying = ceil(candidate.estimate.concurrency / config.data_parallel_size)
@@ -592,8 +590,7 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
 def _longest_context(deployment: Deployment) -> int:
     """Tokens of the longest request that the low end of the KV cache holds, at most the model's context.
 
-    Engines that never cut a prompt keep theirs: a longer context takes a larger token budget there.
-    """
+    Engines that never cut a prompt keep theirs: a longer context takes a larger token budget there."""
     config, budget = deployment.config, deployment.budget
     served = engine.served_context(deployment.model, deployment.profile, config.version)
     own, most = config.max_model_len, min(served, defaults.LONGEST_CONTEXT)

@@ -115,8 +115,7 @@ class Search:
         """Return an option with which the closest GPU has a plan, and its GPUs; None where any has one without.
 
         Where no plan meets the targets an idle server misses one: another router, or larger servers, may still help.
-        Without targets: the throughput of two nodes, where the KV cache of one limits it.
-        """
+        Without targets: the throughput of two nodes, where the KV cache of one limits it."""
         if not self.objective.targets:
             return next(filter(None, map(self._two_nodes, self.space.servings, rankings)), None)
         near = [one.closest for one in rankings if one.closest and one.closest.load]

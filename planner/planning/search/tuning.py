@@ -10,8 +10,7 @@ Of draws from it, with b the best measured worth::
 
     gain of a setting    mean of max(worth - b, 0)     expected improvement: Jones et al., "Efficient global
                                                        optimization", Journal of Global Optimization 13, 1998
-    best is known        share of the draws in which no open setting is worth more than b (1 + within)
-"""
+    best is known        share of the draws in which no open setting is worth more than b (1 + within)"""
 
 import shlex
 from collections import Counter, defaultdict
@@ -76,8 +75,7 @@ class Prospects:
     ) -> "Standing":
         """After ``measured``, the logarithms by setting, where the settings ``out`` do not run.
 
-        ``within``: share by which another setting has to be better to count.
-        """
+        ``within``: share by which another setting has to be better to count."""
 
         def worth(logarithms: Floats) -> Floats:
             """exp(merit) where no margin is negative, else 0; (..., 1 + targets) to (...)."""
@@ -342,8 +340,7 @@ def _promising(search: Search, merit: Merit, rankings: Iterable[Ranking]) -> Ite
 def _under_load(search: Search, plan: Plan, merit: Merit, rankings: Iterable[Ranking]) -> list[TunedSetting]:
     """Settings that may be the best under the load of ``plan`` and its targets, most expected of them first.
 
-    Of each engine with each token budget the largest batch, and that of the plan.
-    """
+    Of each engine with each token budget the largest batch, and that of the plan."""
     sent = plan.workload.sent
     tried: dict[tuple[object, int], list[tuple[Ranking, Candidate]]] = defaultdict(list)
     for ranking in rankings:
@@ -387,8 +384,7 @@ def measured_merit(
 ) -> tuple[float, ...]:
     """The logarithm of the merit of a measured plan, from its benchmark's result, and of its margin to each target.
 
-    In an open loop as many users are there as requests are in flight: their rate x how long one takes (Little).
-    """
+    In an open loop as many users are there as requests are in flight: their rate x how long one takes (Little)."""
     rate = float(result["output_throughput"])
     users = plan.workload.max_concurrency or result["request_throughput"] * result["mean_e2el_ms"] * MS
     figures = {**result, "output_throughput_per_gpu": rate / plan.num_gpus, "output_throughput_per_user": rate / users}
