@@ -52,6 +52,7 @@ WORDS = ("--max-num-batched-tokens", "8192", "--kv-cache-dtype", "fp8")
 TARGETS = (Slo("ttft", 2000), Slo("tpot", 60))
 CHAT = Load(1024, 256, request_rate=20.0, name="all")
 SHORT = Load(256, 64, request_rate=4.0, name="all")
+BUNCHED, TIGHT = Load(1024, 256, range_ratio=0.5, request_rate=3.5, name="all"), (Slo("ttft", 500), Slo("tpot", 40))
 
 
 def asked(*gpus: str, load: Load = CHAT, slos: tuple[Slo, ...] = TARGETS, **settings: Any) -> Search:
@@ -644,6 +645,7 @@ def test_each_pool_of_a_mix_carries_its_share_alone() -> None:
         # near what a lone request takes one request more in flight is much load, and its interval is not the usual one
         ("gb10", LLAMA, SHORT, parse_slos({"tpot": 29.0})),
         ("l4", LLAMA, SHORT, parse_slos({"tpot": 40.0})),
+        ("h100", "Qwen/Qwen3-32B", BUNCHED, TIGHT),
     ],
 )
 def test_without_headroom_and_spares_a_fleet_is_the_recommended_plan(
@@ -658,6 +660,23 @@ def test_without_headroom_and_spares_a_fleet_is_the_recommended_plan(
     assert tuple((end or 0.0) * service.replicas for end in ends) == pytest.approx(
         (carries.low, carries.mid, carries.high)
     )
+
+
+def test_of_two_servers_each_carries_more_than_one_alone_whatever_is_asked() -> None:
+    """The router spreads bunches: 3.5 requests/s of two servers are no load for one, in a fleet and in a stock."""
+    searches = [
+        search_for(Targets(TIGHT, value=rate), "h100", model="Qwen/Qwen3-32B", load=load, args=EngineArgs(**FIXED))
+        for rate in (3.0, 3.5)
+        for load in [replace(BUNCHED, request_rate=rate)]
+    ]
+    (low,), (high,) = (plan_fleets(search).single for search in searches)
+    each = [fleet.pools[0].load.value for fleet in (low, high)]
+    assert low.servers == high.servers == 2 and each[0] == pytest.approx(each[1], rel=defaults.TOLERANCE)
+    asked = replace(searches[1].objective, targets=Targets(TIGHT))
+    alone, both = (
+        plan_fleets(Search(replace(searches[1].space, stock={"h100-sxm": gpus}), asked)).single[0] for gpus in (1, 2)
+    )
+    assert alone.request_rate < 3.5 < each[1] < both.request_rate
 
 
 def test_a_mixed_fleet_has_a_command_for_each_type_of_gpu() -> None:

@@ -271,7 +271,8 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
     each = f" in {pools} pools, each" if pools > 1 else ""
     servers += f"{each} behind a {objective.router} router" if best.servers > 1 else ""
     layout = shared.layout_in_words(pool.kind.deployment.config)
-    yield f"{servers}; one server, {layout}, carries {figure(pool.load.value)} requests/s"
+    one = "each" if pools == 1 and pool.servers > 1 else "one server"  # behind a router fewer carry less each
+    yield f"{servers}; {one}, {layout}, carries {figure(pool.load.value)} requests/s"
     yield from planning.beside_recipe(pool.kind.departures)
     margin = shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
     parts = filter(None, [*margin, shared.router_words(best.plain_router, best.servers - spare)])

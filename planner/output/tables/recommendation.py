@@ -694,10 +694,10 @@ def _load_note(plan: planning.Plan, service: planning.Service) -> str:
     if service.largest_load is not None and service.node_load is not None:
         rate, held = service.largest_load_output_throughput_per_gpu, plan.gpus_per_node // plan.num_gpus
         tokens = f", {figure(rate)} output tokens/s per GPU" if rate is not None else ""
-        if not words[0].startswith("one server"):
+        if not words[0].startswith(one := _one_of(service)):
             ends = service.largest_load_lo, service.largest_load_hi
             most = shared.figure_between(service.largest_load, *ends, service.load_unit)
-            words.append(f"one server carries {most}{' within the targets' * bool(service.targets)}{tokens}")
+            words.append(f"{one} carries {most}{' within the targets' * bool(service.targets)}{tokens}")
         if held > 1 and service.stock is None:
             words.append(f"a node holds {held} servers, which carry {figure(service.node_load)}")
     return _in_parts("; ".join(filter(None, words)), service)
@@ -708,13 +708,18 @@ def _in_parts(words: str, service: planning.Service) -> str:
     return words.replace("GPU", "partition") if service.packages < service.total_gpus else words
 
 
+def _one_of(service: planning.Service) -> str:
+    """Return the server whose largest load is told: behind a router fewer carry less each."""
+    return "one server" if service.carrying == 1 else f"each of these {service.carrying:,} servers"
+
+
 def _confidence_words(service: planning.Service) -> str:
     """The load of one server, or the GPUs that the load takes, at each confidence; empty without targets."""
     sizes = {one.total_gpus for one in service.ladder if one.total_gpus or service.load_asked}
     if len(sizes) == 1 and (service.replicas == 1 or not service.load_asked):
         loads = ((one.largest_load, one.confidence) for one in service.ladder)
         carried = (f"{figure(load) if load else 0} {service.load_unit} at {odds:.0%}" for load, odds in loads)
-        return f"one server carries {', '.join(carried)} confidence"
+        return f"{_one_of(service)} carries {', '.join(carried)} confidence"
     rungs = [(rung.confidence, rung.total_gpus) for rung in service.ladder]
     return _in_parts(shared.load_takes(rungs, service.total_gpus), service) if rungs else ""
 

@@ -382,7 +382,7 @@ class _Search:
             failed = failed or one
             if not load.drawn or one.excess > defaults.NOISY or fewer < count - 1:
                 break
-        return replace(self._candidate(engine, met, count), too_much=failed), failed
+        return self._candidate(engine, met, count), failed
 
     def _meets_cold(self, engine: RankedEngine) -> bool:
         """True if an idle server that has seen none of the prompts meets the targets: the limit of many servers."""

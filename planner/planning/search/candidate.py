@@ -65,7 +65,6 @@ class Candidate:
     prediction: Prediction | None = None  #: the replay and its uncertainty, for the best
     servers: int = 1  #: that carry the load together, spares left out
     load: ServedLoad | None = None  #: of one server, where there are targets
-    too_much: ServedLoad | None = None  #: of one of fewer servers, which missed a target
     capacity: Capacity | None = None  #: other loads, as far as they were replayed
     rival: Deployment | None = None  #: of the best under targets: the most promising engine of another precision
     searched: "Candidate | None" = None  #: with the benchmark line, where ``for_users`` has made this the serving line

@@ -51,6 +51,7 @@ class Kind(Servers):
 
     ranking: Ranking  #: that it is of
     loads: dict[int, ServedLoad | None]  #: by the place of the class
+    below: dict[int, float] = field(default_factory=dict)  #: bounds: behind a router fewer servers carry less each
 
     @cached_property
     def departures(self) -> tuple[str, ...]:
@@ -76,8 +77,9 @@ class Kind(Servers):
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Requests per second of each class; 0 where it cannot serve it."""
-        return tuple(load.value if load else 0.0 for _, load in sorted(self.loads.items()))
+        """Requests per second of each class, which take the servers that were searched; 0: it cannot serve it."""
+        loads = sorted(self.loads.items())
+        return tuple(min(load.value, self.below.get(place, inf)) if load else 0.0 for place, load in loads)
 
 
 @dataclass(frozen=True)
@@ -420,7 +422,7 @@ class _Solver:
             return pool.kind
         capacity = Capacity(candidate.deployment, pool.load.sent, objective.targets or Targets(), known=[pool.load])
         alone = max(pool.servers, ceil(pool.demand.request_rate / pool.load.value - ROUNDING))  # in its class
-        own = replace(candidate, servers=alone, load=pool.load, too_much=None, capacity=capacity)
+        own = replace(candidate, servers=alone, load=pool.load, capacity=capacity)
         return Servers(self.search.space, objective, own)
 
     def _kinds(self, rankings: Sequence[Ranking]) -> list[Kind]:
@@ -432,7 +434,9 @@ class _Solver:
                 kind = Kind(self.search.space, objective, candidate, ranking, {})
                 # of shared prefixes it is the load of so many servers
                 load = candidate.load if objective.load.reused else kind.most or candidate.load
-                kinds.setdefault(candidate.config, kind).loads[place] = load
+                of_class = kinds.setdefault(candidate.config, kind)
+                of_class.loads[place] = load
+                of_class.below[place] = objective.load.request_rate / (candidate.servers - 0.5)
         for kind in kinds.values():
             for place in set(range(len(rankings))) - kind.loads.keys():
                 kind.loads[place] = self._carried(kind.candidate, place)
@@ -458,8 +462,9 @@ class _Solver:
             loads = {(c, k): self._carried(kinds[k].candidate, c, n) for (c, k), n in counts.items()}
             if loads:
                 kinds = [
-                    replace(kind, loads={c: loads.get((c, k), load) for c, load in kind.loads.items()})
+                    replace(kind, loads=kind.loads | own, below=kind.below | dict.fromkeys(own, inf))
                     for k, kind in enumerate(kinds)
+                    for own in [{c: load for (c, of), load in loads.items() if of == k}]
                 ]
             carried = (sum(n * kinds[k].rates[c] for k, n in enumerate(row)) for c, row in enumerate(mix.servers))
             if all(rate >= (1 - ROUNDING) * one.request_rate for rate, one in zip(carried, self.demands, strict=True)):

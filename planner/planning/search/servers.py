@@ -168,14 +168,13 @@ class Servers:
     def capacity(self) -> Capacity:
         """The capacity of one of them; of recorded requests, for those that the router sends it.
 
-        The search's replays are reused, but where prompts share prefixes not that of fewer servers: it found more.
+        What one of fewer servers missed tells nothing of it: the router had fewer to choose from.
         """
         candidate, objective = self.candidate, self.objective
         if candidate.capacity:
             return candidate.capacity
-        own = (candidate.load, None if objective.load.reused else candidate.too_much)
         load, targets = objective.dealt(candidate.servers), objective.targets or Targets()
-        return Capacity(candidate.deployment, load, targets, known=[one for one in own if one])
+        return Capacity(candidate.deployment, load, targets, known=[candidate.load] if candidate.load else [])
 
     @cached_property
     def most(self) -> ServedLoad | None:
