@@ -215,8 +215,8 @@ def lines(outcomes: list[Outcome]) -> Iterator[str]:
         f"which loads are told apart, in {sum(share <= TOLERANCE for share in lost)} cases; most is lost in the worst: "
         f"{max(lost):.1%}; mean {sum(lost) / len(lost):.1%}. Requests/s per GPU with "
         f"{defaults.CONFIDENCE:.0%} confidence. The search passes over what cannot win with "
-        f"{defaults.OPTIMISM[True]:g} times "
-        f"its closed form; the best carry {max(one.over for one in outcomes):.2f} times theirs at most.\n"
+        f"{defaults.OPTIMISM:g} times its closed form; "
+        f"the best carry {max(one.over for one in outcomes):.2f} times theirs at most.\n"
     )
     yield "| model | GPU | load | engines | found | best | lost | the better engine | CPU s of the search |"
     yield "| --- | --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"

@@ -64,9 +64,9 @@ COMPARED_FINALISTS = 2  #: tensor-parallel sizes of each GPU that are replayed, 
 FLEET_ENGINES = 3  #: of each GPU that a fleet is made of, the cheapest first
 CLASS_ENGINES = 1  #: the same for each class of a fleet of several
 BATCH_GUESSES = 2  #: of the largest batch, before the range that is left is halved
-#: A server carries at most so many times the closed form, which knows no percentiles and no queue: exactly, and to
-#: first order. A judgement that the refusals name; benchmarks/results/search.md has the most that was seen.
-OPTIMISM = {True: 1.05, False: 1.2}
+#: A server carries at most so many times the closed form, which knows no percentiles and no queue. A judgement
+#: that the refusals name; benchmarks/results/search.md has the most that was seen.
+OPTIMISM = 1.05
 CROWDED = 1.5  #: the same of sessions, over the rate at which seldom more are in flight than in the closed form
 LONG_STEPS = 0.5  #: share of the TPOT that decode steps without prompts make up where cutting prompts changes little
 FAR_OFF = 1.03  #: expected over limit, by more than a token budget changes beyond the closed form's own order

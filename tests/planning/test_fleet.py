@@ -815,6 +815,7 @@ def test_many_types_of_gpus_are_sized_under_targets(monkeypatch: pytest.MonkeyPa
     assert len(fleets["fleets"]) == 3 and fleets["carries"]["request_rate"] is None
     pools = [pool for fleet in fleets["fleets"] for pool in fleet["pools"]]
     assert {(pool["utilisation"], pool["largest_load"]) for pool in pools} == {(None, None)}
+    assert "with --gpu to search each finely" in " ".join(str(answer).split())
     assert " used" not in answer.to_text("table")  # 100 % of the load that it was asked to carry
     sizes = [rung["gpus"] for rung in fleets["ladder"]]
     assert sizes == sorted(sizes) and sizes[1] == fleets["fleets"][0]["gpus"]

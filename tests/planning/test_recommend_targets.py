@@ -42,7 +42,7 @@ from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
 from planner.workload.load import Load, mixed
 from planner.workload.requests import Prefixes, Requests
-from planner.workload.targets import Targets, parse_slos
+from planner.workload.targets import Slo, Targets, parse_slos
 
 pytestmark = pytest.mark.usefixtures("short_replays")
 
@@ -515,7 +515,7 @@ def test_a_miss_of_sessions_by_noise_does_not_hide_that_fewer_servers_do(monkeyp
     """Qwen3-30B-A3B, 8 requests/s of coding agents on H100: 12 servers meet the targets, 11 miss by 5 %, 10 meet."""
     excess = {13: 0.7, 12: 0.79, 11: 1.05, 10: 0.88, 9: 1.3, 8: 1.4}
 
-    def share(_: object, __: object, servers: int, *, exactly: bool) -> SimpleNamespace:
+    def share(_: object, __: object, servers: int) -> SimpleNamespace:
         times = excess.get(servers, 0.5 if servers > 13 else 2.0)
         replay = SimpleNamespace(mean_in_flight=3.0, e2el_s=np.array([1.0]))
         return SimpleNamespace(meets=times <= 1, excess=times, value=8 / servers, by="rate", replay=replay)
@@ -568,7 +568,7 @@ def test_the_closest_engine_may_miss_with_one_request_too(monkeypatch: pytest.Mo
     far, near = SimpleNamespace(excess=8.6, by="rate"), SimpleNamespace(excess=2.6, by="rate")
     monkeypatch.setattr(by_targets, "alone", lambda *_: near)
     found = SimpleNamespace(
-        exactly=False, objective=SimpleNamespace(by="rate"), load=SimpleNamespace(unsendable=True),
+        coarse=True, objective=SimpleNamespace(by="rate"), load=SimpleNamespace(unsendable=True),
         missed=[(thrashing, far)], hopeless=[(2.0, slow)], choices=SimpleNamespace(deployed=lambda *_: None),
         _candidate=lambda engine, load, _: (engine, load),
     )  # fmt: skip
@@ -946,6 +946,24 @@ def test_a_target_that_idle_servers_miss_by_little_is_not_searched_load_by_load(
     assert not ranking.candidates and not tried
     kept = aiming(asked, targets=Targets(parse_slos({"e2el": 400.0})))
     assert ranked(kept).candidates and tried
+
+
+@pytest.mark.usefixtures("short_replays")
+@pytest.mark.parametrize(
+    ("gpu", "model", "rate"),
+    [("h200", "meta-llama/Llama-3.3-70B-Instruct", 7.0), ("h100", "Qwen/Qwen3-8B", 20.0), ("l40s", SMALL, 10.0)],
+)
+def test_a_row_of_many_gpus_keeps_the_targets_and_is_never_cheaper_alone(
+    gpu: str, model: str, rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among many types of GPUs a row is searched coarsely: the search of that GPU alone finds no dearer plan."""
+    load, slos = Load(1024, 256, request_rate=rate, range_ratio=0.5), (Slo("ttft", 500), Slo("tpot", 40))
+    search = search_for(Targets(slos, value=rate), gpu, model=model, load=load)
+    fine = ranked(search).best
+    monkeypatch.setattr(defaults, "FEW_GPUS", 0)
+    coarse = ranked(search).best
+    assert fine and coarse and fine.num_gpus <= coarse.num_gpus
+    assert share_of(coarse.deployment, search.objective, coarse.servers, exactly=True).meets
 
 
 def test_no_token_budget_that_is_given_takes_fewer_gpus_than_the_search() -> None:

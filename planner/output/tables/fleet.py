@@ -129,8 +129,9 @@ class FleetAnswer(Answer):
             yield from shared.items("x", (f"{one.gpu}: {one.reason}" for one in fleets.refused[:BRIEF_REFUSED]))
             return
         yield "\n" + known_table(self.fleets[:BRIEF_FLEETS], BRIEF)
-        if len(self.fleets) > BRIEF_FLEETS:
-            yield f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"
+        rest = [f"and {len(self.fleets) - BRIEF_FLEETS} more fleets"] if len(self.fleets) > BRIEF_FLEETS else []
+        if rest or fleets.search.space.coarse:
+            yield "; ".join([*rest, *[shared.COARSELY] * fleets.search.space.coarse])
         certainty, (servers, *reasons) = list(_certainty(best)), _reasons(fleets, best, brief=True)
         notes = [*certainty[:1], *map(needs_words, self._split[:2]), *reasons, *certainty[1:], servers]
         yield from shared.items("-", notes[: shared.NOTES - len(self.doubts)])

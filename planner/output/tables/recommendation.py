@@ -274,9 +274,10 @@ class Recommendation(Answer):
         if best:
             made = [plan for _, plan in pairs if plan]
             yield "\n" + known_table(made[:BRIEF_GPUS], _brief_columns(made[0]))
-            if more := len(made[BRIEF_GPUS:]):
-                few = f"name up to {planning.defaults.FEW_GPUS} with --gpu to search each finely"
-                yield from shared.items("-", [f"{counted(more, 'more type')} of GPU in --format csv; {few}"])
+            if self.search.space.coarse:
+                more = len(made[BRIEF_GPUS:])
+                rest = [f"{counted(more, 'more type')} of GPU in --format csv"] if more else []
+                yield from shared.items("-", ["; ".join([*rest, shared.COARSELY])])
             if best.classes:
                 rows = [row for one in best.classes for row in _class_rows(best, one)]
                 yield "\n" + known_table(rows, CLASS_COLUMNS)

@@ -34,6 +34,7 @@ def recommend_words(model: str, profile: GpuProfile, prices: Mapping[str, float]
 
 
 MORE = "see --explain for details"
+COARSELY = f"name up to {planning.defaults.FEW_GPUS} with --gpu to search each finely"
 EVIDENCE = ("calibration=calibrated_by", "efficiency_basis=evidence.basis",  # of a ``Deployment``, in JSON
             "evidence=evidence.kind", "evidence_runs=evidence.runs")  # fmt: skip
 LISTED = 3  #: GPUs of one group in a note

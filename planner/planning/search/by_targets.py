@@ -84,8 +84,7 @@ class _Search:
         self.choices, self.objective, self.load = choices, choices.objective, choices.objective.load
         self.classes, self.coarse = choices.objective.classes, choices.space.coarse
         self.targets = choices.objective.targets or Targets()
-        self.exactly = not self.coarse  # many types of GPUs are left at first order
-        self.margin = defaults.CROWDED if self.load.drawn else defaults.OPTIMISM[self.exactly]  # over the closed form
+        self.margin = defaults.CROWDED if self.load.drawn else defaults.OPTIMISM  # over the closed form
         self.families: list[RankedEngine] = []  # the most promising first
         self.plans: list[Candidate] = []
         self.alternatives = 0 if self.coarse else defaults.TARGET_ALTERNATIVES
@@ -364,7 +363,7 @@ class _Search:
         if cap < fewest or fewest > (load.count if load.unsendable and not load.drawn else inf):
             return None, None
         start = int(min(max(engine.servers(self.objective, at_least=False), fewest), cap))
-        share = cache(partial(judged_share, engine.deployment, self.objective, exactly=self.exactly))
+        share = cache(partial(judged_share, engine.deployment, self.objective))
         if cap == inf and not load.unsendable and not share(start).meets:
             each = idle_load(engine.deployment, load, self.objective.by)
             idle = share(max(2 * ceil(value / each), start))  # as far as ``fewest_servers`` goes
@@ -403,10 +402,10 @@ class _Search:
     def _most_carried(self, engine: RankedEngine) -> tuple[Candidate | None, ServedLoad | None]:
         servers = self.choices.servers_in_stock(engine.num_gpus)
         sent = self.objective.dealt(max(servers, 1))
-        capacity = Capacity(engine.deployment, sent, self.targets, exactly=self.exactly)
+        capacity = Capacity(engine.deployment, sent, self.targets)
         if self.plans:
             challenge = self.choices.gpus_each(engine.num_gpus) / self.best_cost * self._clearly(engine)
-            for exactly in (False, True)[: 1 + self.exactly]:
+            for exactly in (False, True)[: 1 + capacity.exactly]:
                 load = capacity.at(challenge, exactly=exactly)
                 if not load.meets:
                     return None, load
@@ -469,7 +468,7 @@ class _Search:
 
     def _closest(self) -> Candidate | None:
         """The engine that misses a target least: while it idles, or even with one request at a time."""
-        idle = self.exactly and self.objective.by == "rate" and not self.load.unsendable
+        idle = not self.coarse and self.objective.by == "rate" and not self.load.unsendable
         closest: tuple[RankedEngine, ServedLoad] | None = None
         nearest = min(self.missed, key=lambda pair: pair[1].excess, default=None)  # it meets those of a request alone
         if nearest and (idle or self.load.unsendable):

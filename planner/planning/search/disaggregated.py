@@ -39,7 +39,6 @@ NIXL_SINCE = (0, 9, 0)  #: vLLM has had its NIXL connector since this release (p
 KV_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 PREFILL_PORT, NIXL_PORT = 8000, 5600  #: vLLM's own defaults
 DECODE_PORT = 8200  #: the first of decode servers
-OPTIMISM = defaults.OPTIMISM[True]  #: a side carries at most so many times the closed form, as servers that do both
 
 
 @dataclass(frozen=True)
@@ -302,7 +301,7 @@ class _Sizes:
         least, planned = gpus(self.rate, spares), (max(servers, self.candidate.servers) + spares) * each
         if least < planned or gpus(servers * aggregated.value * (1 + TOLERANCE)) <= servers * each:
             return ""
-        judged = f"{counted(least)} at best ({OPTIMISM - 1:.0%} above the closed form, a margin by judgement)"
+        judged = f"{counted(least)} at best ({defaults.OPTIMISM - 1:.0%} above the closed form, a margin by judgement)"
         return judged if least == planned else f"{judged}, against {counted(planned)}"
 
     def decode(self) -> Side | None:
@@ -367,7 +366,7 @@ class _Sizes:
         for one in self._engines(**changes):
             full = Steady.of(one, load).rate(self.confidence)
             carried = closed_form_load(one, load, slos, "rate", confidence=self.confidence)
-            bounds.append((one, full, min(full, carried * OPTIMISM)))
+            bounds.append((one, full, min(full, carried * defaults.OPTIMISM)))
         return sorted(bounds, key=lambda size: -size[2] / size[0].config.num_gpus)
 
     def _largest(self, deployment: Deployment, load: Load, slos: tuple[Slo, ...], full: float) -> ServedLoad | None:

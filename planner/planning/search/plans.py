@@ -542,7 +542,7 @@ def for_users(space: Space, objective: Objective, candidate: Candidate) -> Candi
     if candidate.searched is not None:
         return candidate
     searched, own = replace(candidate, searched=replace(candidate, prediction=None)), candidate.load
-    exactly = objective.by == "rate" and not space.coarse
+    exactly = objective.by == "rate"
     for deployment in _wider(space, objective, candidate):
         wide = replace(searched, deployment=deployment, capacity=None)
         if own is None:

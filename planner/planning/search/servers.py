@@ -56,12 +56,12 @@ def share_of(
     return measure(deployment, sent, slos, confidence=objective.confidence, whole=whole, exactly=exactly)
 
 
-def judged_share(deployment: Deployment, objective: Objective, servers: int, *, exactly: bool) -> ServedLoad:
-    """Predict one of ``servers``: to first order, and where that meets the targets ``exactly``, with all of a trace."""
+def judged_share(deployment: Deployment, objective: Objective, servers: int) -> ServedLoad:
+    """Predict one of ``servers``: to first order, and where that meets the targets exactly, with all of a trace."""
     load = share_of(deployment, objective, servers, whole=False)
     if load.meets and objective.load.unsendable and len(load.replay.sent_s) == defaults.TRACE_PROMPTS:
         load = share_of(deployment, objective, servers, entire=True, whole=False)
-    if load.meets and exactly and objective.by == "rate" and objective.slos:
+    if load.meets and objective.by == "rate" and objective.slos:
         load = against(load.prediction, objective.slos, objective.confidence)
     return load
 
@@ -234,7 +234,7 @@ class Servers:
         engine, servers, known = self.candidate.deployment, self.candidate.servers, self.candidate.load
         objective = replace(self.objective, targets=replace(self.objective.targets or Targets(), confidence=confidence))
         less, most = confidence < self.objective.confidence, max(defaults.MOST_TIMES * servers, guess)
-        judged = partial(judged_share, engine, objective, exactly=not self.space.coarse)
+        judged = partial(judged_share, engine, objective)
         share = cache(lambda count: known if less and known and count >= servers else judged(count))  # meets
         start = max(min(guess, servers - 1), 1) if less else max(guess, servers)
         far = objective.load.unsendable and not less and not share(start).meets and not share(most).meets
@@ -261,7 +261,7 @@ class Servers:
         own = replace(self.candidate, deployment=engine, servers=ceil(planned / each), load=None)
         odds = replace(objective.targets or Targets(), confidence=even.confidence)
         fewer = ((even.total_gpus or 0) - 1) // each - spares
-        if fewer < 1 or not judged_share(engine, replace(objective, targets=odds), fewer, exactly=True).meets:
+        if fewer < 1 or not judged_share(engine, replace(objective, targets=odds), fewer).meets:
             return None
         replayed = replace(self, candidate=own)._replayed
         few, many = replayed(even.confidence, fewer), replayed(objective.confidence, own.servers)
@@ -283,7 +283,7 @@ class Servers:
         for router in routers:
             targets = replace(objective.targets or Targets(), router=router)
             behind = replace(self, objective=replace(objective, targets=targets))
-            load = judged_share(self.candidate.deployment, behind.objective, servers, exactly=not self.space.coarse)
+            load = judged_share(self.candidate.deployment, behind.objective, servers)
             if load.meets:
                 break
         else:
