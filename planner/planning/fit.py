@@ -314,6 +314,7 @@ SHORTEST_CONTEXT_TOK = 2048  #: a shorter context is no way out
 #: Other GPUs that are named at most. They have this many times the memory, and this share of the speed, at least.
 OTHER_GPUS, MORE_MEMORY, LEAST_SPEED = 3, 1.1, 0.5
 NO_GRAPHS, ONLINE = "no CUDA graphs (slower)", "fp8 weights, quantised while they load"
+FEW_PLACES = (128, 64, 32)  #: for requests with a state, each of which takes a block of the cache
 #: Settings that cost little, least first: tried together where none of them is enough alone.
 FRUGAL: tuple[tuple[str, Setting], ...] = (
     ("max_num_seqs", 128),
@@ -331,7 +332,10 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
     larger = [mode for mode in modes if here.partition and mode.memory_bytes > here.memory_bytes]
     same = list(_fewest_gpus(serving))
     if serving.model.quantization.method is None and not serving.args.quantization and here.supports("fp8"):
-        same[:0] = (one for one in _option(serving, ONLINE, {"quantization": "fp8"}) if one not in same)
+        published = (one for one in same if one.num_gpus == fit.config.num_gpus and "model" in one.settings)
+        ready = [one for one in published if one.settings["weight_dtype"] == "fp8"]
+        first = ready or [*_option(serving, ONLINE, {"quantization": "fp8"})]  # loads twice the bytes of a checkpoint
+        same = [*first, *(one for one in same if one not in first)]
     one_node = fit.config.pipeline_parallel_size == fit.config.data_parallel_size == 1 and not here.partition
     changing = ("max_model_len", *["model"] * (serving.model.quantization.method is not None))  # what is served
     if one_node and all(not one.settings.keys().isdisjoint(changing) for one in same):
@@ -341,9 +345,10 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
         tries = ((f"{two}, {name}", size | more, model) for name, model, more in _precisions(serving, here))
         same += _first(_option(serving, text.removesuffix(", "), asked, model=made) for text, asked, made in tries)
     validated = serving.changed(allow_unvalidated=False)
-    wider = _first_gpus(validated, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", len(larger))
+    made = _first_gpus(validated, sorted(larger, key=lambda p: p.memory_bytes), "{} instead", len(larger))
+    wider = sorted(made, key=lambda option: len(option.settings))  # the checkpoint stays, where one holds it
     others = (
-        *sorted(wider, key=lambda option: len(option.settings))[:1],  # the checkpoint stays, where one holds it
+        *(one for one in wider if one is wider[0] or one.settings["gpu"] == here.whole),
         *_first_gpus(serving, _other_gpus(serving), "{}", OTHER_GPUS),
     )
     settings = tuple(_settings(serving, fit))
@@ -537,6 +542,8 @@ def _with_cache(serving: Serving, change: str, settings: dict[str, Setting]) -> 
     with suppress(IllegalPlanError):  # a precision that vLLM refuses, or does not compute on this GPU
         if settings.get("weight_dtype") == "fp8" and settings.keys() <= {"weight_dtype", "model"}:  # before 4 bits
             cheap += ((", frugal settings", {name: value for name, value in FRUGAL if _saves(serving, name, value)}),)
+        if settings and serving.memory.lacking_states:
+            cheap += tuple((f", at most {places} requests at once", {"max_num_seqs": places}) for places in FEW_PLACES)
         yield from _first(
             _option(serving, change + words, {**settings, **more})
             for words, more in (cheap if settings else ())

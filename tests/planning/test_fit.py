@@ -636,3 +636,36 @@ def test_eight_bits_with_frugal_settings_go_before_four_bits() -> None:
     assert here[0].settings["weight_dtype"] == "fp8" and here[0].max_model_len == 131_072
     asked = {name: value for name, value in here[0].settings.items() if name != "weight_dtype"}
     assert fitted(str(asked.pop("model")), "mi300x-cpx", "0.32.0", **asked).verdict == "fits"
+
+
+@pytest.mark.parametrize("context", [8192, 32_768])
+def test_a_4_bit_checkpoint_with_states_comes_with_fewer_requests(context: int) -> None:
+    """The 21 GB of Qwen3.5-35B-A3B-GPTQ-Int4 leave one 5090 room for 64 states: 256 of them need two cards."""
+    first = fitted("Qwen/Qwen3.5-35B-A3B", "rtx-5090", "0.32.0", max_model_len=context).options[0]
+    assert first.settings.pop("model") == "Qwen/Qwen3.5-35B-A3B-GPTQ-Int4" and first.num_gpus == 1
+    asked = {"max_num_seqs": first.settings["max_num_seqs"], "max_model_len": context}
+    assert fitted("Qwen/Qwen3.5-35B-A3B-GPTQ-Int4", "rtx-5090", "0.32.0", **asked).verdict == "fits"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "size", "made"),
+    [
+        ("zai-org/GLM-4.6", "h100", 8, "zai-org/GLM-4.6-FP8"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "gb200", 1, "nvidia/Llama-3.3-70B-Instruct-FP8"),
+    ],
+)
+def test_a_ready_checkpoint_comes_before_16_bits_quantised_on_load(name: str, gpu: str, size: int, made: str) -> None:
+    options = fitted(name, gpu, "0.32.0", tensor_parallel_size=size).options
+    assert next(one for one in options if "weight_dtype" in one.settings).settings["model"] == made
+    assert not any("quantization" in one.settings for one in options)
+
+
+def test_a_partition_is_offered_its_whole_card_before_other_products() -> None:
+    options = fitted("openai/gpt-oss-120b", "mi300x-cpx", "0.32.0").options
+    assert [one.settings["gpu"] for one in options if "gpu" in one.settings][:2] == ["mi300x-dpx", "mi300x"]
+
+
+def test_gpus_on_several_nodes_are_called_so() -> None:
+    asked = ("deepseek-ai/DeepSeek-V3", "--tensor-parallel-size", "16", "--gpu")
+    over = "over 2 nodes" in run("fit", *asked, "h100").out, "over" in run("fit", *asked, "gb200").out.splitlines()[0]
+    assert over == (True, load_profile("gb200").gpus_per_node < 16)

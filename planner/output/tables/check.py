@@ -189,9 +189,8 @@ def _row(what: str, line: LineVerdict, served: Served | None = None) -> dict[str
 
 def _headline(record: LineVerdict) -> str:
     size = record.fit.config.num_gpus if record.fit else Layout.of(record.line.args).num_gpus
-    serving = record.serving
-    over = f" over {nodes} nodes" if (nodes := -(-size // serving.profile.gpus_per_node)) > 1 else ""
-    return f"{record.model} on {size} x {serving.profile.id}{over}, vLLM {serving.version}: {_verdict(record)}"
+    where = shared.gpus_on_nodes(size, record.serving.profile)
+    return f"{record.model} on {where}, vLLM {record.serving.version}: {_verdict(record)}"
 
 
 def _start(launch: JudgedLaunch) -> Iterator[str]:

@@ -11,7 +11,7 @@ from planner.memory import SHIPPED
 from planner.model import ResolvedModel
 from planner.output.answer import Answer, fields_of, to_plain
 from planner.output.render import SCHEMA_VERSION, at, columns_of, pair_lines, table_text, wrapped
-from planner.output.tables.shared import MORE, engine_note, listed
+from planner.output.tables.shared import MORE, engine_note, gpus_on_nodes, listed
 from planner.planning import Fit, LogLine, Verdict, explain
 from planner.units import GIB, Interval, format_bytes, format_gb, rounded
 
@@ -86,8 +86,8 @@ class FitAnswer(Answer):
 
     def sentences(self) -> Iterator[str]:
         result = self.record
-        config, gpu = result.config, result.gpu_id
-        where = f"{config.num_gpus} x {gpu}" if config.num_gpus > 1 else gpu
+        config, profile = result.config, result.deployment.profile
+        where = gpus_on_nodes(config.num_gpus, profile) if config.num_gpus > 1 else profile.id
         yield wrapped(f"{self.resolved.resolved} on {where}, vLLM {config.version}: {result.verdict_words}")
         if result.reason:
             yield wrapped(result.reason, first="  ", rest="  ")

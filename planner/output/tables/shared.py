@@ -242,6 +242,12 @@ def gpus_in_words(plan: Any) -> str:
     return f"{plan.num_gpus} x {plan.gpu}"
 
 
+def gpus_on_nodes(num_gpus: int, profile: GpuProfile) -> str:
+    """GPUs with the nodes that they fill: ``16 x h100-sxm over 2 nodes``."""
+    nodes = ceil(num_gpus / profile.gpus_per_node)
+    return f"{num_gpus} x {profile.id}" + f" over {nodes} nodes" * (nodes > 1)
+
+
 def layout_in_words(settings: Any) -> str:
     """The parallel axes of one server, such as ``TP 4 + EP``, of a plan or of an engine's settings."""
     sizes = {"TP": settings.tensor_parallel_size, "PP": settings.pipeline_parallel_size}
