@@ -332,16 +332,25 @@ class _Resolver:
             cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
         if self._deprecated(method):
-            raise _refusal(
-                "deprecated", {"allow_deprecated_quantization": True}, version=version, method=method, model=served.id
-            )
+            remedy, instead = {"allow_deprecated_quantization": True}, self._instead(served, quantization.weight_dtype)
+            named = {"method": method, "model": served.id, "instead": instead or "another quantisation"}
+            raise _refusal("deprecated", remedy, version=version, **named)
         int8 = quantization.linear is not None and quantization.linear.compute_dtype == "int8"
         form = f"{method} {'int8' if int8 else quantization.weight_dtype}"
         without_cutlass = int8 and "CutlassInt8" in self.args.env.get("VLLM_DISABLED_KERNELS", "")  # Triton's are next
         if stored and not self._runs(form, "checkpoint") and not without_cutlass:
-            kernels = "int8_kernels" if int8 else "kernels"
-            raise _refusal(kernels, version=version, model=served.id, form=form, gpu=self.profile.name)
+            kernels, instead = "int8_kernels" if int8 else "kernels", int8 and self._instead(served, "fp8")
+            named = {"form": " ".join(dict.fromkeys(form.split())), "instead": instead or "an fp8 or 16-bit checkpoint"}
+            raise _refusal(kernels, version=version, model=served.id, gpu=self.profile.name, **named)
         return "" if quantization.weight_dtype in models.UNQUANTIZED else quantization.weight_dtype
+
+    def _instead(self, served: Model, weight_dtype: str) -> str | None:
+        """Return a known checkpoint of the same base, made for this GPU by another method of quantisation."""
+        entry, vendor = models.find_entry(served.id), self.profile.vendor
+        made = models.quantized_checkpoints((entry and entry.base) or served.id)
+        alike = (one.id for one in made if one.weight_dtype == weight_dtype and vendor in one.platforms)
+        methods = ((name, models.resolve_model(name, network=False).model.quantization.method) for name in alike)
+        return next((name for name, method in methods if method != served.quantization.method), None)
 
     def _deprecated(self, method: str) -> bool:
         """True if the version serves the method of quantisation only with ``--allow-deprecated-quantization``."""

@@ -415,8 +415,9 @@ def test_deprecated_quantisations_need_a_flag(model: str, method: str | None, ve
     asked: dict[str, Any] = {"quantization": method, "max_model_len": 8192}
     if deprecated:
         with pytest.raises(IllegalPlanError, match="a deprecated quantisation") as caught:
-            settings(version, "h100-sxm", found, **asked)
-        assert "--allow-deprecated-quantization" in caught.value.hint
+            settings(version, "mi300x" if method is None else "h100-sxm", found, **asked)
+        instead = "amd/Llama-3.1-405B-Instruct-FP8-KV" if method is None else "another quantisation"
+        assert caught.value.hint == f"use {instead}, or add --allow-deprecated-quantization"
         asked |= caught.value.remedy
     assert settings(version, "h100-sxm", found, **asked).weight_dtype in ("fp8", "int8-gptq")
 
@@ -454,8 +455,10 @@ def test_least_compute_capability_of_a_checkpoint(checkpoint: str, version: str,
         if capability >= least:
             assert settings(version, gpu, model).weight_dtype
             continue
-        with pytest.raises(IllegalPlanError, match=f"{version} has no kernels for example/quantised"):
+        with pytest.raises(IllegalPlanError, match=f"{version} has no kernels for example/quantised") as caught:
             settings(version, gpu, model)
+        words = str(caught.value).partition("(")[2].partition(")")[0].split()
+        assert len(words) == len(set(words)), "a method that is called like its format is named once"
 
 
 #: csrc/quantization/w8a8/cutlass/scaled_mm_c3x_sm100.cu and _sm120.cu (no int8), vLLM issue 54311.
@@ -464,7 +467,7 @@ def test_int8_activations_do_not_run_on_blackwell(gpu: str) -> None:
     model = resolve_model("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", network=False).model
     with pytest.raises(IllegalPlanError, match=r"no kernels for .* \(compressed-tensors int8\)") as caught:
         settings("0.32.0", gpu, model)
-    assert "fp8 or 16-bit" in caught.value.hint
+    assert "use nvidia/Llama-3.1-8B-Instruct-FP8" in caught.value.hint
     assert all(settings("0.32.0", other, model).weight_dtype == "int8-gptq" for other in ("h100", "l4", "mi300x"))
     assert settings("0.32.0", gpu, model, env=Environment(VLLM_DISABLED_KERNELS="CutlassInt8ScaledMMLinearKernel"))
 
