@@ -77,6 +77,7 @@ from .search.candidate import Candidate as Candidate
 from .search.candidate import Rejected as Rejected
 from .search.candidate import Ranking as Ranking
 from .search.candidate import Merit as Merit
+from .search.plans import accuracy_warnings as accuracy_warnings
 from .search.plans import mean_usd as mean_usd
 from .search.plans import plans_in_order as plans_in_order
 from .search.departures import beside_recipe as beside_recipe

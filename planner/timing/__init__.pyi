@@ -25,6 +25,7 @@ from .fits import load_calibration as load_calibration
 from .fits import parse_local as parse_local
 from .fits import distance as distance
 from .fits import setting_of as setting_of
+from .fits import ran_on as ran_on
 from .fits import settings_near as settings_near
 from .links import host_bytes_per_s as host_bytes_per_s
 from .links import step_collectives as step_collectives

@@ -73,6 +73,12 @@ def settings() -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@cache
+def ran_on(architecture: str) -> tuple[str, ...]:
+    """Return the formats of the weights in published runs on GPUs of an architecture."""
+    return tuple({one["weights"] for one in settings() if one["architecture"] == architecture})
+
+
 def setting_of(covariates: Mapping[str, str], config: EngineConfig) -> dict[str, str]:
     """Return ``covariates`` with the layout. A shape is that of the layers, with images or without."""
     ranks = config.tensor_parallel_size, config.pipeline_parallel_size, config.data_parallel_size

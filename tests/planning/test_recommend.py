@@ -553,9 +553,9 @@ def test_a_plan_file_reads_back_as_it_was_written() -> None:
     assert PlanFile.from_json(file.to_json()) == file
 
 
-@pytest.mark.parametrize(("gpu", "native"), [("h100", True), ("a100", False)])
+@pytest.mark.parametrize(("gpu", "native"), [("h100", True), ("a10g", True), ("a100", False)])
 def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native: bool) -> None:
-    """An H100 computes fp8, an A100 does not. No run of int8 on a GPU with fp8 was published for calibration."""
+    """An H100 computes fp8, an A100 does not. Runs of int8 for calibration are of the A100's architecture alone."""
     (ranking,) = search_for(None, gpu, model="meta-llama/Llama-3.1-8B-Instruct", goal="max-throughput").run()
     planned = {candidate.config.weight_dtype for candidate in ranking.candidates}
     assert ("int8-gptq" in planned) != native
@@ -692,3 +692,11 @@ def test_a_precision_that_is_asked_for_gets_no_word_on_fp8_checkpoints() -> None
     """There is one: amd/Llama-3.3-70B-Instruct-FP8-KV."""
     asked = run("recommend", "meta-llama/Llama-3.3-70B-Instruct", "--weight-dtype", "bf16", "--gpu", "mi300x")
     assert asked.status == 0 and "no FP8 checkpoint" not in asked.out
+
+
+def test_int8_that_was_not_asked_for_is_warned_of() -> None:
+    (ranking,) = (
+        search := search_for(None, "a100", model="meta-llama/Llama-3.1-8B-Instruct", goal="max-throughput")
+    ).run()
+    narrow = next(one for one in ranking.candidates if one.config.weight_dtype == "int8-gptq")
+    assert any("int8-gptq weights may cost accuracy" in words for words in search.plan(ranking, narrow).warnings)

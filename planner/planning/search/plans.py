@@ -33,7 +33,7 @@ from planner.planning.predict import Prediction, ServedLoad
 from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.departures import Departures, beside_recipe, recipe_of
 from planner.planning.search.servers import Servers
-from planner.planning.search.space import Objective, Space
+from planner.planning.search.space import INTEGER, Objective, Space
 from planner.simulator import statistic_ms
 from planner.units import DAY_S, GB, GIB, HOUR_S, Interval, counted, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words
@@ -480,17 +480,25 @@ def closest_lines(candidate: Candidate) -> Iterator[str]:
     yield f"bottleneck: {what_limits(candidate.deployment, load)}"
 
 
+def accuracy_warnings(space: Space, candidate: Candidate) -> Iterator[str]:
+    """Yield warnings of a checkpoint with few bits that the user did not name, and of an fp8 KV cache likewise."""
+    config, resolved = candidate.config, candidate.resolved
+    stated, _ = engine.stated_words((resolved.resolved, space.model.resolved), candidate.profile)
+    fp8_asked = space.args.kv_cache_dtype != "auto" or engine.flag_of("kv_cache_dtype") in stated
+    fp8_chosen = config.kv_cache_dtype.startswith("fp8") and not fp8_asked
+    few_bits = config.weight_dtype in ("mxfp4", "nvfp4", *INTEGER)
+    holds = {
+        "few_bits": few_bits and resolved.resolved != space.model.resolved,
+        "fp8_cache": fp8_chosen and not resolved.model.quantization.kv_cache_dtype,
+    }
+    yield from remarks("plan", holds, config=config, asked=space.model.resolved)
+
+
 def _warnings(
     space: Space, objective: Objective, candidate: Candidate, image_note: str, recipe: engine.Recipe
 ) -> Iterator[str]:
     config, profile, deployment, load = candidate.config, candidate.profile, candidate.deployment, objective.load
     model, drafts = candidate.resolved.model, config.speculative_config
-    few_bits = config.weight_dtype in ("mxfp4", "nvfp4", "int4", "int4-awq", "int4-gptq")
-    # a checkpoint that the user named is not warned of
-    chosen = few_bits and candidate.resolved.resolved != space.model.resolved
-    stated, _ = engine.stated_words((candidate.resolved.resolved, space.model.resolved), profile)
-    fp8_asked = space.args.kv_cache_dtype != "auto" or engine.flag_of("kv_cache_dtype") in stated
-    fp8_chosen = config.kv_cache_dtype.startswith("fp8") and not fp8_asked
     options = [name for name in recipe.left_out if name.startswith("--")]  # variables that went are simply not needed
     node, unknown = space.node_size(profile), [*engine.known_issues(config, recipe.env | config.env, model, profile)]
     copies, sends = node // config.num_gpus, partial(engine.flag_status, config.version, command="bench serve")
@@ -514,8 +522,7 @@ def _warnings(
         **dict.fromkeys(candidate.resolved.notes, True),
         "drafts_imposed" if imposed else "drafts": drafts,
         "in_phase": not objective.targets and candidate.in_phase(load),
-        "few_bits": chosen,
-        "fp8_cache": fp8_chosen and not model.quantization.kv_cache_dtype,
+        **dict.fromkeys(accuracy_warnings(space, candidate), True),
         "unsendable": load.unsendable,
         "timed_trace": timed_trace,
         "priority": unsent,
@@ -531,7 +538,7 @@ def _warnings(
     yield from remarks(
         "plan", holds, config=config, context=context, held=held, drafts=drafts, varied=varied, image=image_note,
         started=started, range_ratio=defaults.USUAL_RANGE_RATIO, sent="a trace" if load.origin else "turns",
-        options=", ".join(options), asked=space.model.resolved, longest=longest,
+        options=", ".join(options), longest=longest,
     )  # fmt: skip
 
 

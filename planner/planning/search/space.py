@@ -6,7 +6,7 @@ from itertools import count, product
 from math import inf
 from typing import Any
 
-from planner import engine
+from planner import engine, timing
 from planner.errors import IllegalPlanError, InputError, PlannerError
 from planner.hardware import GpuProfile
 from planner.model import Checkpoint, Model, ResolvedModel, quantized_checkpoints, resolve_model
@@ -20,8 +20,8 @@ from planner.workload import By, Load, Router, Slo, Targets
 
 #: Publishers of quantised checkpoints with published evaluations, beside the model's own publisher.
 TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
-#: Integer formats. A GPU with matrix units for fp8 takes them where nothing else fits: they save memory, and accuracy
-#: costs more than the speed is worth.
+#: Integer formats. A GPU with matrix units for fp8, or without runs of them on its architecture, takes them where
+#: nothing else fits: they save memory, and accuracy costs more than the speed is worth.
 INTEGER = ("int8-gptq", "int4", "int4-awq", "int4-gptq")
 #: First release with DP attention and EP in ``vllm serve`` (``--data-parallel-size``: 0.8.3 offline, 0.9.0 served).
 DATA_PARALLEL_SINCE = (0, 9)
@@ -176,7 +176,7 @@ class Choices:
     ) -> None:  # fmt: skip
         """``nodes`` are the numbers of nodes that one server may fill.
 
-        ``native`` yields the model and all checkpoints but integer ones where the GPU has FP8; else those alone.
+        ``native`` yields the model and all checkpoints but integers where FP8 or a lack of runs forbids; else those.
         """
         self.space, self.objective, self.serving, self.nodes = space, objective, serving, nodes
         self.native, self.passed_over = native, False
@@ -191,10 +191,10 @@ class Choices:
         if self.native and wanted in (None, asked.model.quantization.weight_dtype):
             yield asked
         own, made = asked.model.quantization, quantized_checkpoints(asked.resolved) if asked.source != "path" else ()
-        seen = {(own.weight_dtype, own.kv_cache_dtype)}
+        seen, measured = {(own.weight_dtype, own.kv_cache_dtype)}, timing.ran_on(self.profile.architecture)
         for checkpoint in made:
             reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
-            later = key[0] in INTEGER and self.profile.supports("fp8")
+            later = key[0] in INTEGER and (self.profile.supports("fp8") or not key[0].startswith(measured))
             if wanted not in (None, key[0]) or (not self.native and not later):
                 continue  # not asked for, or searched or turned down before
             if reason is None and self.native and later:
