@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from math import isfinite
 from typing import Any
 
@@ -74,6 +76,21 @@ class FleetAnswer(Answer):
         near = evidence.nearest_runs(served.deployment, served.load, served.figures, local=local)
         return replace(answer, nearest=tuple(near))
 
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """Warnings of accuracy, of the best fleet."""
+        kinds, space = self.record.best.kinds if self.record.best else (), self.record.search.space
+        lines = (planning.accuracy_warnings(space, kind.candidate) for kind in kinds)
+        return tuple(dict.fromkeys(chain.from_iterable(lines)))
+
+    @cached_property
+    def advice(self) -> tuple[str, ...]:
+        """Advice of documents that the best fleet does not follow."""
+        best = self.record.best
+        served = ((one.kind.candidate, one.load.sent) for one in (best.pools if best else ()))
+        lines = (planning.Advised(one.deployment, one.resolved.resolved, sent, None) for one, sent in served)
+        return tuple(dict.fromkeys(words for one in lines for words in one.contradicted()))
+
     @property
     def ok(self) -> bool:
         """True if there is a fleet, and the expected value does not refute it."""
@@ -99,6 +116,7 @@ class FleetAnswer(Answer):
             "ladder": [fields_of(one, *RUNG) for one in best.by_confidence] if best and objective.slos else [],
             "measure_next": _measure_next(best) if best else None,
             "doubts": shared.doubts_of(self.doubts),
+            **fields_of(self, "warnings", "advice"),
             "minimised": fleets.minimised,
             "carries": planning.interval_figures("request_rate", best.carries if best else None),
             "prefix_cache_share": best.reuse if best else {},
@@ -118,9 +136,10 @@ class FleetAnswer(Answer):
         fleets, best = self.record, self.record.best
         yield wrapped(_verdict_of(fleets))
         yield from shared.items("!", map(str, self.doubts if self.explain else self.doubts[:BRIEF_DOUBTS]))
+        cautions = [*shared.items("!", self.warnings), *shared.items("i", self.advice[: None if self.explain else 1])]
         if self.explain:
             yield "\n" + (table_text(self.fleets, COLUMNS) if self.fleets else "no fleet: no GPU carries this load")
-            yield from shared.items("-", _reasons(fleets, best) if best else ())
+            yield from (*shared.items("-", _reasons(fleets, best) if best else ()), *cautions)
             if self._split:
                 yield f"\nprefill and decode on servers of their own:\n\n{table_text(self._split, DISAGGREGATED)}"
             yield from shared.nearest_lines(self.nearest)
@@ -134,7 +153,7 @@ class FleetAnswer(Answer):
             yield "; ".join([*rest, *[shared.COARSELY] * fleets.search.space.coarse])
         certainty, (servers, *reasons) = list(_certainty(best)), _reasons(fleets, best, brief=True)
         notes = [*certainty[:1], *map(needs_words, self._split[:2]), *reasons, *certainty[1:], servers]
-        yield from shared.items("-", notes[: shared.NOTES - len(self.doubts)])
+        yield from (*shared.items("-", notes[: shared.NOTES - len(self.doubts)]), *cautions)
         yield from (line for words in self._next_commands(best) for line in command_lines({}, words))
 
     @property
@@ -271,9 +290,8 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
     pools = len({(one.place, one.kind.profile.id) for one in best.pools})
     each = f" in {pools} pools, each" if pools > 1 else ""
     servers += f"{each} behind a {objective.router} router" if best.servers > 1 else ""
-    layout = shared.layout_in_words(pool.kind.deployment.config)
     one = "each" if pools == 1 and pool.servers > 1 else "one server"  # behind a router fewer carry less each
-    yield f"{servers}; {one}, {layout}, carries {figure(pool.load.value)} requests/s"
+    yield "; ".join([servers, *dict.fromkeys(_carries(best, other, one) for other in best.pools)])
     yield from planning.beside_recipe(pool.kind.departures)
     margin = shared.margin_lines(objective.headroom, objective.spares, best.gpus, best.with_margin)
     parts = filter(None, [*margin, shared.router_words(best.plain_router, best.servers - spare)])
@@ -298,6 +316,13 @@ def _reasons(fleets: planning.Fleets, best: planning.Fleet, *, brief: bool = Fal
         rest = ", ".join(f"{share:.1%} {router}" for router, share in best.reuse.items() if router != asked)
         words = f"{best.reuse.get(asked, 0.0):.1%} of the prompt tokens come from the prefix cache, {asked}"
         yield f"{words}; {rest}" if rest else words
+
+
+def _carries(best: planning.Fleet, pool: planning.Pool, one: str) -> str:
+    of = f" of {pool.demand.name}" * (len({other.place for other in best.pools}) > 1)
+    of += f" on {shared.card(pool.kind.profile.id)}" * (len(best.rented) > 1)
+    layout = shared.layout_in_words(pool.kind.deployment.config)
+    return f"{one}{of}, {layout}, carries {figure(pool.load.value)} requests/s"
 
 
 def _certainty(best: planning.Fleet) -> Iterator[str]:
