@@ -189,6 +189,8 @@ def _defaults_taken(stated: Mapping[str, Any], targets: "Targets | None", node: 
         "max_concurrency": defaults.LATENCY_CONCURRENCY if latency else "searched",
         "num_prompts": "5 x the concurrency",
     }  # fmt: skip
+    if stated.get("have") or stated.get("budget"):
+        del taken["gpus"]
     if targets is not None:
         del taken["goal"], taken["max_concurrency"], taken["num_prompts"]
         taken |= {"percentile": f"{workload.DEFAULT_PERCENTILE:g}", "num_prompts": "as the percentile needs"}

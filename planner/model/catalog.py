@@ -9,7 +9,7 @@ One JSON file per organisation in ``planner/model/entries``, one entry per hub i
                            "config": {"quantization_config": {...}}}
     "org/model-AWQ":      {"kind": "form", "base": "org/model", "weight_dtype": "int4-awq"}
     "org/model-FP8-new":  {"kind": "form", "base": "org/model", "weight_dtype": "fp8", "form_of": "org/model-FP8"}
-    "org/old-name":       {"alias_of": "org/model", "why": "the model was renamed"}
+    "org/old-name":       {"alias_of": "org/model", "why": "was renamed on the hub"}
 
 ``like`` copies another entry. ``base`` copies another entry without its quantisation; the entry is a quantised
 checkpoint of that model, or its EAGLE head where ``weight_dtype`` is absent. ``form_of`` takes the quantisation of

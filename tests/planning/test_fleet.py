@@ -22,7 +22,7 @@ from planner.engine import EngineArgs
 from planner.errors import InputError
 from planner.hardware.profiles import load_profile
 from planner.output.scripts.text import option
-from planner.output.tables.shared import figure_between, load_takes
+from planner.output.tables.shared import figure_between, load_takes, router_words
 from planner.planning import defaults
 from planner.planning.defaults import RentedBy
 from planner.planning.search.disaggregated import (
@@ -886,3 +886,39 @@ def test_one_load_gets_equal_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("planner.planning.search.fleet._Solver._kinds", lambda *_: kinds)
     best = plan_fleets(search).best
     assert best and len(best.pools) == 1 and best.gpus == 4
+
+
+def test_each_pool_names_the_load_of_its_own_server() -> None:
+    """A server of long prompts carries a fraction of what one of short prompts does."""
+    words = ["fleet", LLAMA, "--gpu", "h100", "--no-speculation", "--class", "chat=20:1000:200,ttft=800,tpot=50"]
+    words += ["--class", "long=1:20000:500,ttft=6000"]
+    text, (pools, *_) = " ".join(run(*words).out.split()), [one["pools"] for one in json_of(*words)["fleets"]]
+    found = dict(re.findall(r"one server of (\w+), TP \d, carries ([\d.]+) requests/s", text))
+    assert len(found) == len(pools) == 2
+    assert all(float(found[pool["class"]]) == pytest.approx(pool["largest_load"], rel=0.05) for pool in pools)
+
+
+def test_a_fleet_warns_of_what_a_plan_warns() -> None:
+    """A question about bf16 is answered with MXFP4, which AMD's recipe puts second."""
+    asked: dict[str, Any] = {"request_rate": 5.0, "input_len": 1024, "output_len": 256, "ttft": 1000.0, "tpot": 50.0}
+    name = "meta-llama/Llama-3.3-70B-Instruct"
+    fleet, plan = size_fleet(name, "mi355x", **asked), recommend_plans(name, "mi355x", **asked).best
+    assert plan is not None and plan.weight_dtype == "mxfp4" and fleet.warnings
+    assert set(fleet.warnings) <= set(plan.warnings) and "mxfp4 weights may cost accuracy" in str(fleet)
+    assert any("FP8 first" in words for words in fleet.advice)
+
+
+def test_a_stock_has_no_default_number_of_gpus() -> None:
+    taken = [row.partition(" = ")[0] for row in recommend_plans(LLAMA, have=["l4=1"]).to_dict()["defaults_taken"]]
+    assert "gpus" not in taken and "input_len" in taken
+
+
+def test_one_server_misses_and_several_miss() -> None:
+    router = {
+        "router": "random",
+        "servers": 3,
+        "targets": [SimpleNamespace(met=False, slo="p95 TTFT", expected_ms=9.0)],
+    }
+    words = [router_words(cast(Any, SimpleNamespace(**router)), planned) for planned in (1, 2)]
+    words.append(router_words(cast(Any, SimpleNamespace(**router | {"targets": []})), 1))
+    assert [one.partition(": ")[2][:8] for one in words] == ["1 misses", "2 miss p", "1 cannot"]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from searches import ranked, search_for
 
 from planner.engine.settings import EngineArgs
+from planner.output.tables.recommendation import predicted_lines
 from planner.planning.capacity import Capacity
 from planner.planning.defaults import LADDER
 from planner.planning.plan import Plan
@@ -105,12 +106,14 @@ def test_each_size_of_the_ladder_is_what_the_same_servers_take_when_asked(
 
 
 def test_without_a_load_the_ladder_is_what_one_server_carries() -> None:
-    service = plan(None, "l40s").service  # of which few runs are known
+    made = plan(None, "l40s")  # of which few runs are known
+    service = made.service
     assert service and service.measure_next
     half, asked, most = (rung.largest_load for rung in service.ladder)
     assert half > asked > most and asked == service.largest_load
     assert asked < service.measure_next.expected.largest_load <= half
     assert service.measure_next.deviation_factor < 1
+    assert any(line.startswith(f"running {service.measure_next.script} at") for line in predicted_lines(made))
 
 
 def test_a_run_says_more_of_a_gpu_that_was_hardly_measured() -> None:

@@ -630,7 +630,7 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
             yield f"{name:<17}  {figure(target.predicted_ms, 4)} ms (target {limit} ms), {most}"
         servers = counted(service.replicas, "such server")
         yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
-        yield from filter(None, (_confidence_words(service), *_measured_next(service)))
+        yield from filter(None, (_confidence_words(service), *_measured_next(service, of="")))
     if plan.evidence_note or plan.calibration != SHIPPED:
         yield f"calibration        {'; '.join(filter(None, (plan.calibration, plan.evidence_note)))}"
 
@@ -733,7 +733,7 @@ def _rival_lines(plan: planning.Plan) -> Iterator[str]:
         yield f"the interval of {dtype} decides: {takes}; benchmark.sh of --weight-dtype {dtype} -o DIR settles it"
 
 
-def _measured_next(service: planning.Service) -> Iterator[str]:
+def _measured_next(service: planning.Service, of: str = " of -o DIR") -> Iterator[str]:
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run and now:
@@ -745,7 +745,7 @@ def _measured_next(service: planning.Service) -> Iterator[str]:
             what = "raise the load of one server"
             words = [f"{figure(one.largest_load)} {service.load_unit}" for one in (now, run.expected)]
         change = f"{what} from {words[0]} to {words[-1]} at {service.confidence:.0%} confidence"
-        yield shared.measure_next(f"{run.script} of -o DIR", run, _in_parts(change, service))
+        yield shared.measure_next(run.script + of, run, _in_parts(change, service))
 
 
 def _rejected_lines(ranking: planning.Ranking) -> Iterator[str]:

@@ -113,7 +113,8 @@ def router_words(plain: "planning.PlannedRouter | None", planned: int) -> str:
     missed = " and ".join(f"{one.slo} (up to {figure(one.expected_ms)} ms)" for one in plain.targets if not one.met)
     such = size_in_words(plain.servers, planned, "such server") if plain.servers else ""
     takes = f"it takes {such}" if such else "no number of such servers is enough"
-    return f"behind {name} {takes}: {planned} miss {missed or 'the load'}"
+    few = f"{planned} miss{'es' * (planned == 1)} {missed}" if missed else f"{planned} cannot carry the load"
+    return f"behind {name} {takes}: {few}"
 
 
 def asked_load(value: float, unit: str = "requests/s") -> str:
