@@ -332,16 +332,17 @@ class _Resolver:
             cause = f"{served.id} is quantised with {method}, which vLLM {version} does not have ({status})"
             raise IllegalPlanError(cause, hint=status.hint or f"choose a vLLM before {status.gone_in}")
         if self._deprecated(method):
-            remedy, instead = {"allow_deprecated_quantization": True}, self._instead(served, quantization.weight_dtype)
-            named = {"method": method, "model": served.id, "instead": instead or "another quantisation"}
-            raise _refusal("deprecated", remedy, version=version, **named)
+            instead = self._instead(served, quantization.weight_dtype) or "another quantisation"
+            remedy = {"allow_deprecated_quantization": True}
+            raise _refusal("deprecated", remedy, version=version, method=method, model=served.id, instead=instead)
         int8 = quantization.linear is not None and quantization.linear.compute_dtype == "int8"
         form = f"{method} {'int8' if int8 else quantization.weight_dtype}"
         without_cutlass = int8 and "CutlassInt8" in self.args.env.get("VLLM_DISABLED_KERNELS", "")  # Triton's are next
         if stored and not self._runs(form, "checkpoint") and not without_cutlass:
-            kernels, instead = "int8_kernels" if int8 else "kernels", int8 and self._instead(served, "fp8")
-            named = {"form": " ".join(dict.fromkeys(form.split())), "instead": instead or "an fp8 or 16-bit checkpoint"}
-            raise _refusal(kernels, version=version, model=served.id, gpu=self.profile.name, **named)
+            kernels, words = "int8_kernels" if int8 else "kernels", " ".join(dict.fromkeys(form.split()))
+            instead = (self._instead(served, "fp8") if int8 else None) or "an fp8 or 16-bit checkpoint"
+            gpu, model = self.profile.name, served.id
+            raise _refusal(kernels, version=version, model=model, form=words, gpu=gpu, instead=instead)
         return "" if quantization.weight_dtype in models.UNQUANTIZED else quantization.weight_dtype
 
     def _instead(self, served: Model, weight_dtype: str) -> str | None:
