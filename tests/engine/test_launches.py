@@ -296,7 +296,8 @@ def test_no_script_is_too_strange_to_be_read_or_refused(script: str) -> None:
     except InputError as error:
         assert error.hint
     else:
-        assert all(launch.server and launch.server.argv[1] == "serve" for launch in launches)
+        begins = [launch.server and launch.server.argv[1:2] for launch in launches]
+        assert all(words in (("serve",), ()) for words in begins)  # a benchmark's script may stand alone
 
 
 def test_what_a_document_leaves_to_its_reader_swallows_no_option() -> None:
