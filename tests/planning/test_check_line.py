@@ -542,6 +542,7 @@ CODER = "Qwen/Qwen3-Coder-30B-A3B-Instruct"
     [
         (f"{CODER} --tool-call-parser hermes", ["give qwen3_coder"]),
         (f"{CODER} --tool-call-parser qwen3_xml", []),
+        ("zai-org/GLM-4.7-FP8 --tool-call-parser glm45 -tp 8", ["give glm47"]),  # 4.7 has another format
         (f"{CODER} --tool-call-parser qwen3_coder --reasoning-parser deepseek_r1", ["leave it out"]),
         ("Qwen/Qwen3-8B --tool-call-parser hermes --reasoning-parser deepseek_r1", []),
         ("ByteDance-Seed/Seed-OSS-36B-Instruct --tool-call-parser seed_oss --reasoning-parser seed_oss", []),
@@ -550,11 +551,12 @@ CODER = "Qwen/Qwen3-Coder-30B-A3B-Instruct"
     ],
 )
 def test_parsers_that_read_another_format_than_the_recipes_are_replaced(line: str, remarks: list[str]) -> None:
-    said = answer("h200", f"vllm serve {line} --enable-auto-tool-choice -tp 2", status=line.split()[2] == "qwen")
+    said = answer("h200", f"vllm serve -tp 2 --enable-auto-tool-choice {line}", status=line.split()[2] == "qwen")
     told = [flag["hint"] for flag in said["flags"] if "-parser" in flag["flag"]]
     assert told == remarks
     for words in better(said) if remarks else ():
-        assert value(words, "--tool-call-parser") == ("qwen3_coder" if CODER in line else "hermes")
+        given = {CODER: "qwen3_coder", "zai-org/GLM-4.7-FP8": "glm47"}.get(line.split()[0], "hermes")
+        assert value(words, "--tool-call-parser") == given
         assert "deepseek_r1" not in words
 
 
