@@ -39,7 +39,8 @@ def find_limit(deployment: Deployment, served: Replay, load: Load) -> str:
 
 def cache_remark(record: Prediction) -> str:
     """Return a note on a KV cache too small for the load, with its preemptions; empty where it is no bottleneck."""
-    limit, preempted = find_limit(record.deployment, record.replay, record.load), int(record.replay.preemptions.sum())
+    limit, replayed = find_limit(record.deployment, record.replay, record.load), record.replay.preemptions
+    preempted = round(replayed.sum() * record.load.count / len(replayed))  # of many equal prompts a part was replayed
     return f"bottleneck: {limit} at once; {counted(preempted, 'preemption')}" if limit.startswith("KV") else ""
 
 

@@ -16,6 +16,7 @@ from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
+from planner.planning.limits import cache_remark
 from planner.planning.predict import Prediction, estimate
 from planner.planning.serving import Serving
 from planner.simulator.record import TokenRuns
@@ -219,6 +220,16 @@ def test_the_host_launches_kernels_outside_of_graphs_about_as_fast_for_any_gpu()
     engines = [Serving("meta-llama/Llama-3.1-8B-Instruct", gpu=gpu, enforce_eager=True).deployment for gpu in gpus]
     each_s = [engine.efficiency.eager_launch_s for engine in engines]
     assert min(each_s) > 5e-6 and max(each_s) < min(1.5 * min(each_s), 100e-6)
+
+
+def test_preemptions_are_those_of_all_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = []
+    for most in (2_400, 1_200):
+        monkeypatch.setattr("planner.planning.predict.MOST_PROMPTS", most)
+        made = Prediction.of(deployed("l40s", 1, 256), Load(1024, 512, 2_400), bench="throughput")
+        assert len(made.replay.sent_s) == most
+        counts.append(int(cache_remark(made).rpartition("; ")[2].split()[0].replace(",", "")))
+    assert counts[1] == pytest.approx(counts[0], rel=0.25) and counts[0] > 100
 
 
 def test_of_many_equal_prompts_the_first_stand_for_the_others() -> None:
