@@ -567,7 +567,7 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
     [
         # public questions: the answer is the 4-bit checkpoint of the publisher, or what fit finds
         (("Qwen/Qwen3-30B-A3B", "--gpu", "rtx-4090"), "Qwen3-30B-A3B-GPTQ-Int4 (asked: bf16) on 1 x RTX-4090"),
-        (("Qwen/Qwen3-8B", "--gpu", "t4", "--weight-dtype", "int4-awq"), "Qwen3-8B-AWQ (asked: bf16) on 1 x T4"),
+        (("Qwen/Qwen3-8B", "--gpu", "t4"), "Qwen3-8B-AWQ (asked: bf16) on 1 x T4"),
         # of another publisher: named, in a command that plans it
         (
             ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "--gpu", "rtx-4090"),

@@ -20,8 +20,8 @@ from planner.workload import By, Load, Router, Slo, Targets
 
 #: Publishers of quantised checkpoints with published evaluations, beside the model's own publisher.
 TRUSTED_PUBLISHERS = frozenset({"amd", "nvidia", "redhatai"})
-#: Integer formats. A GPU with matrix units for fp8, or without runs of them on its architecture, takes them where
-#: nothing else fits: they save memory, and accuracy costs more than the speed is worth.
+#: Integer formats. A GPU with matrix units for fp8 takes them where nothing else fits, as one whose architecture has no
+#: run of int8 takes that: they save memory, and accuracy costs more than the speed is worth.
 INTEGER = ("int8-gptq", "int4", "int4-awq", "int4-gptq")
 #: First release with DP attention and EP in ``vllm serve`` (``--data-parallel-size``: 0.8.3 offline, 0.9.0 served).
 DATA_PARALLEL_SINCE = (0, 9)
@@ -194,7 +194,8 @@ class Choices:
         seen, measured = {(own.weight_dtype, own.kv_cache_dtype)}, timing.ran_on(self.profile.architecture)
         for checkpoint in made:
             reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
-            later = key[0] in INTEGER and (self.profile.supports("fp8") or not key[0].startswith(measured))
+            unproven = key[0].startswith("int8") and not key[0].startswith(measured)  # speed is all that int8 offers
+            later = key[0] in INTEGER and (self.profile.supports("fp8") or unproven)
             if wanted not in (None, key[0]) or (not self.native and not later):
                 continue  # not asked for, or searched or turned down before
             if reason is None and self.native and later:
