@@ -446,6 +446,7 @@ def test_an_answer_for_throughput_names_what_two_nodes_give_where_one_holds_few_
     assert remedy["usd_per_million_output_tokens"] == pytest.approx(two["usd_per_million_output_tokens"])
     assert "--nodes 2 would give " in run(*words).out
     assert json_of(*words, "--nodes", "1")["remedy"] is None  # as asked
+    assert json_of(*words, "--gpu", "b200")["remedy"] is None  # a node of B200 gives more
 
 
 def test_the_knee_is_on_the_front_and_farthest_from_its_chord() -> None:

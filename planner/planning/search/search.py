@@ -117,7 +117,9 @@ class Search:
         Where no plan meets the targets an idle server misses one: another router, or larger servers, may still help.
         Without targets: the throughput of two nodes, where the KV cache of one limits it."""
         if not self.objective.targets:
-            return next(filter(None, map(self._two_nodes, self.space.servings, rankings)), None)
+            most = max((one.best.tok_per_s_per_gpu for one in rankings if one.best), default=0.0)
+            offers = (self._two_nodes(*pair, most) for pair in zip(self.space.servings, rankings, strict=True))
+            return next(filter(None, offers), None)
         near = [one.closest for one in rankings if one.closest and one.closest.load]
         if not near or self.space.coarse or any(one.candidates for one in rankings):
             return None
@@ -142,8 +144,10 @@ class Search:
         even = next((one.total_gpus for one in rungs if one.confidence == defaults.LADDER[0]), None)
         return {"option": option, "gpu": profile.id, **size, "gpus_at_even_odds": even}
 
-    def _two_nodes(self, serving: Serving, ranking: Ranking) -> dict[str, Any] | None:
-        """Return what ``--nodes 2`` gives for ``max-throughput`` where the KV cache of a node holds few requests."""
+    def _two_nodes(self, serving: Serving, ranking: Ranking, most: float) -> dict[str, Any] | None:
+        """Return what ``--nodes 2`` gives for ``max-throughput`` where the KV cache of a node holds few requests.
+
+        None unless a GPU gives more tokens/s than ``most``, those of the best answer."""
         profile, space, best = serving.profile, self.space, ranking.best
         if self.objective.goal != "max-throughput" or space.nodes or space.coarse or not (best and profile.joins_nodes):
             return None
@@ -152,6 +156,8 @@ class Search:
             return None
         (spread,) = replace(self, space=replace(space, servings=(serving,), nodes=2)).run()
         if spread.best is None or spread.best.prediction is None or spread.best.config.num_gpus <= best.config.num_gpus:
+            return None
+        if spread.best.tok_per_s_per_gpu <= most:
             return None
         gpus, rates = spread.best.config.num_gpus, spread.best.prediction.rates
         paid = Paid.of(profile, gpus, gpus * rates["output_throughput_per_gpu"], space.prices)
