@@ -519,7 +519,7 @@ def plan_in_words(plan: planning.Plan, served: str = "") -> str:
 
 
 def _way_in_words(way: Mapping[str, Any], confidence: float) -> str:
-    """What an option that the search proposes would give, and on how many GPUs."""
+    """Return what an option of the search would give, and on how many GPUs."""
     size, even = way["num_gpus"], way.get("gpus_at_even_odds")
     servers = f"{size:,} x {shared.card(way['gpu'])}"
     if "requests_held" in way:
@@ -710,7 +710,7 @@ def _in_parts(words: str, service: planning.Service) -> str:
 
 
 def _one_of(service: planning.Service) -> str:
-    """Return the server whose largest load is told: behind a router fewer carry less each."""
+    """Return the server whose largest load is shown: behind a router fewer carry less each."""
     return "one server" if service.carrying == 1 else f"each of these {service.carrying:,} servers"
 
 
