@@ -489,7 +489,11 @@ def _precisions(serving: Serving, profile: GpuProfile) -> Iterator[Precision]:
         return
     made = models.quantized_checkpoints((entry and entry.base) or asked)
     own_first = sorted(made, key=lambda one: one.publisher != asked.partition("/")[0])
-    known = {one.weight_dtype: one.id for one in reversed(own_first) if profile.vendor in one.platforms}
+    known: dict[str, str] = {}
+    for one in (one for one in own_first if profile.vendor in one.platforms and one.weight_dtype not in known):
+        with suppress(IllegalPlanError):  # a method of quantisation that the version refuses
+            vllm.resolve(serving.args, _published(model, one.id), profile, serving.version)
+            known[one.weight_dtype] = one.id
     fp4 = {"nvidia": ("nvfp4",), "amd": ("mxfp4",)}.get(profile.vendor, ()) if profile.supports("fp4") else ()
     four = [dtype for dtype in (*fp4, "int4-awq", "int4", "int4-gptq") if dtype in known]
     if whole:
