@@ -26,8 +26,8 @@ from .commands.fit import check_fit as check_fit
 from .commands.fit import list_fits as list_fits
 from .commands.fit import sweep_fit as sweep_fit
 from .commands.fleet import size_fleet as size_fleet
-from .commands.measured import calibrate_from as calibrate_from
-from .commands.measured import evaluate_runs as evaluate_runs
+from .commands.folders import calibrate_from as calibrate_from
+from .commands.folders import evaluate_runs as evaluate_runs
 from .commands.folders import validate_plan as validate_plan
 from .commands.predict import predict_latency as predict_latency
 from .commands.predict import predict_serve as predict_serve

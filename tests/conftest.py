@@ -74,7 +74,7 @@ def short_replays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replay about a third of the requests: for tests that compare answers with each other, not with measurements."""
     monkeypatch.setattr(defaults, "LEAST_SEARCH_PROMPTS", 60)
     monkeypatch.setattr(defaults, "PROMPTS_PER_FLYING", 1)
-    monkeypatch.setattr("planner.workload.sessions.POOL_PROMPTS", 400)
+    monkeypatch.setattr("planner.workload.requests.POOL_PROMPTS", 400)
 
 
 @pytest.fixture

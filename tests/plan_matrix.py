@@ -11,7 +11,7 @@ from planner.errors import PlannerError
 from planner.output.scripts.emission import Emission
 from planner.output.tables.recommendation import predicted_lines
 from planner.planning.plan import Plan, PlanFile
-from planner.planning.search.candidate import Candidate
+from planner.planning.search.space import Candidate
 from planner.workload.load import Load
 
 #: Hub ids by precision; a precision that nobody publishes is that of the model itself.

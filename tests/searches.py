@@ -8,9 +8,8 @@ from planner.engine.version import EngineVersion
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.defaults import Goal
-from planner.planning.search.candidate import Ranking
 from planner.planning.search.search import Search
-from planner.planning.search.space import Choices, Objective, Space
+from planner.planning.search.space import Choices, Objective, Ranking, Space
 from planner.planning.serving import Serving
 from planner.workload.load import Load
 from planner.workload.targets import Targets

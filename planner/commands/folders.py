@@ -1,8 +1,11 @@
-"""Commands for a plan's folder: ``planner report``, ``deploy``, ``validate`` and ``tune``."""
+"""Folders of scripts and measured runs: ``report``, ``deploy``, ``validate``, ``tune``, ``workflow``, ``evaluate`` and
+``calibrate``."""
 
 import re
 import sys
+from contextlib import suppress
 from enum import StrEnum
+from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,11 +13,73 @@ from annotated_types import Interval
 
 from planner import evidence, hardware, planning, progress
 from planner import output as out
-from planner.commands.declare import Argument, Option, command
-from planner.commands.measured import TOOLS
+from planner.commands import options as opt
+from planner.commands.declare import Argument, Option, command, taken
 from planner.commands.options import HELP, Calibration, Force, PathName, group_of
 from planner.commands.streams import write
+from planner.engine import tagged
 from planner.errors import InputError
+from planner.resources import alone_in
+
+TOOLS = "vllm bench, GuideLLM, AIPerf, GenAI-Perf, inference-perf, SGLang's bench_serving or InferenceX"
+_RUNS = f"Table of measured runs, or a result of {TOOLS}."
+_SOURCES = f"Tables of runs, results of {TOOLS}, folders of plans. Default: the runs that were kept before."
+_OUTPUT = Option("-o", "--output", kind=Path, metavar="FILE", help=HELP["calibration_file"])
+RESULTS = group_of("results", "Results without a plan.json")
+
+
+def _stated(facts: dict[str, Any]) -> "evidence.Stated":
+    return evidence.Stated(**taken(facts, RESULTS), args=planning.engine_args(facts))
+
+
+@command("evaluate", help=HELP["evaluate"], groups=(RESULTS,), engine=tagged("result"))
+def evaluate_runs(
+    runs: Annotated[PathName, Argument(kind=Path, metavar="RUNS.csv|RESULT.json", help=_RUNS)],
+    *,
+    calibration: Calibration = None,
+    chart: Annotated[Path | None, Option(metavar="FILE", help=HELP["evaluation_chart"])] = None,
+    **facts: Any,
+) -> "out.Evaluation":
+    """Predict every measured run of a table (CSV) or of a result file, and compare.
+
+    ``facts`` are those that a result does not hold: ``gpu``, ``model``, ``input_len``, settings of the engine, ...
+    ``answer.evaluated`` has a record for each run, ``answer.summary()`` errors by GPU, bench and metric as fractions.
+    Raises InputError, naming line and column, for a file that is no table of runs."""
+    if chart and chart.suffix != ".svg":
+        raise InputError(f"--chart {chart} does not end in .svg", hint="for example --chart evaluation.svg")
+    local = planning.local_for(calibration)
+    table = evidence.read_measurements(Path(runs), _stated(facts))
+    answer = out.Evaluation(
+        tuple(evidence.evaluate(table, local)), remarks=(*local.notes, *evidence.notes_on_runs(table))
+    )
+    if chart:
+        out.write_file(chart, answer.to_svg().encode(), flag="--chart")
+        out.note(f"wrote {chart}")
+    return answer
+
+
+@command("calibrate", help=HELP["calibrate"], groups=(RESULTS,), engine=tagged("result"))
+def calibrate_from(
+    *sources: Annotated[PathName, Argument(kind=list[Path], metavar="[RUNS.csv|RESULT.json|DIR]...", help=_SOURCES)],
+    output: Annotated[PathName | None, _OUTPUT] = None,
+    fresh: Annotated[bool, Option(help="Leave out the runs of earlier calibrations.")] = False,
+    **facts: Any,
+) -> "out.CalibrationAnswer":
+    """Calibrate with a user's own runs; later predictions use it if it is better.
+
+    ``sources`` are tables of runs, results of ``vllm bench`` or folders of plans; ``fresh`` leaves out earlier runs.
+    ``answer.ok`` is false where nothing was better and so nothing was written. Raises InputError where no run can be
+    replayed, and where the file cannot be written."""
+    path = Path(output) if output is not None else planning.local_path()
+    paths = [Path(one) for given in sources for one in ([given] if isinstance(given, str | PathLike) else given)]
+    read = evidence.read_sources(paths, _stated(facts))
+    with suppress(OSError):  # reported when the file is written
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with alone_in(path.parent):  # from reading the runs that are kept to writing them again
+        answer = evidence.calibrate(read, path, fresh=fresh)
+        if answer.kept:
+            answer.save()
+    return out.CalibrationAnswer(answer)
 
 
 def _folder(text: str) -> Any:
@@ -152,3 +217,41 @@ def tune_plan(
         return out.TuningAnswer(tuner, tuner.learn())
     except InputError as error:
         return out.TuningAnswer(tuner, remarks=(f"no calibration: {error.cause}",))
+
+
+def complete_workflow(incomplete: str) -> list[str]:
+    return opt.beginning(incomplete, ("list", *out.list_workflows()))
+
+
+Name = Annotated[str, Argument(metavar="list|NAME", autocompletion=complete_workflow, help="Name of the workflow.")]
+Gpu = Annotated[str, opt.gpu_option("Profile id, alias or file; or 'local'. Default: the document's.")]
+OutputDir = Annotated[Path, Option("-o", "--output", metavar="DIR", help="Write the files into this folder.")]
+CHOICE = group_of("choice")
+Model = Annotated[str, opt.model_argument("[MODEL]", "Default: the document's.")]
+
+
+@command("workflow", help="Scripts of published recipes: 'list', or a NAME.", groups=(CHOICE, opt.HUB))
+def workflow(
+    name: Name, model: Model | None = None, *, gpu: Gpu | None = None, output: OutputDir | None = None,
+    force: Force = False, calibration: Calibration = None, format: opt.Format = "table", command_line: str,
+    **choices: Any,
+) -> None:  # fmt: skip
+    """Print the files of a workflow, or write them. Settings that do not fit are refused before that."""
+    if name == "list":
+        out.print_workflows(list(out.list_workflows().values()), format)
+        return
+    chosen = out.find_workflow(name)
+    if output:
+        out.check_folder(output, force=force)
+    profile, remarks = planning.find_gpu(gpu) if gpu else (None, ())
+    local = planning.local_for(calibration)
+    out.print_notes((*remarks, *local.notes))
+    choice = out.Choice(model, profile, local=local, **choices)
+    files = out.plan_workflow(chosen, choice, command=command_line)
+    if output:
+        out.write_folder(output, files, force=force)
+        out.note(f"wrote {len(files)} files into {output}; start with WORKFLOW.md")
+    out.print_files({file: out.purpose_of(file) for file in files}, format)
+    out.print_notes([out.calibration_of(files)])
+    if not output:
+        out.note(f"write them with: {command_line} -o {name}")

@@ -73,10 +73,10 @@ from .plan import read_plan as read_plan
 from .search.search import Search as Search
 from .search.space import Space as Space
 from .search.space import Objective as Objective
-from .search.candidate import Candidate as Candidate
-from .search.candidate import Rejected as Rejected
-from .search.candidate import Ranking as Ranking
-from .search.candidate import Merit as Merit
+from .search.space import Candidate as Candidate
+from .search.space import Rejected as Rejected
+from .search.space import Ranking as Ranking
+from .search.space import Merit as Merit
 from .search.plans import accuracy_warnings as accuracy_warnings
 from .search.plans import mean_usd as mean_usd
 from .search.plans import plans_in_order as plans_in_order
@@ -89,10 +89,10 @@ from .search.plans import little_in_words as little_in_words
 from .search.plans import bottleneck as bottleneck
 
 # Which GPU?
-from .limits import cache_remark as cache_remark
-from .limits import limit_in_words as limit_in_words
+from .predict import cache_remark as cache_remark
+from .predict import limit_in_words as limit_in_words
 from .search.comparison import Question as Question
-from .search.candidate import Refused as Refused
+from .search.space import Refused as Refused
 from .search.comparison import ComparedPoint as ComparedPoint
 from .search.comparison import Comparison as Comparison
 from .search.comparison import Order as Order

@@ -1,7 +1,7 @@
 from .belief import Known as Known
 from .belief import Spread as Spread
-from .drafts import SpeculativeStep as SpeculativeStep
-from .drafts import speculative_step as speculative_step
+from .step import SpeculativeStep as SpeculativeStep
+from .step import speculative_step as speculative_step
 from .efficiencies import CLIENT_DELAYS as CLIENT_DELAYS
 from .efficiencies import PARAMETERS as PARAMETERS
 from .efficiencies import SHARES as SHARES

@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.hardware import constant
-from planner.timing.drafts import SpeculativeStep
 from planner.timing.efficiencies import PARAMETERS, SHARES
 from planner.timing.operators import Driver, StepLoad
 from planner.timing.roofline import Part, Per, Term
-from planner.timing.step import Batch, StepModel, combine_shares, distinct_experts
+from planner.timing.step import Batch, SpeculativeStep, StepModel, combine_shares, distinct_experts
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

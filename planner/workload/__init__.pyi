@@ -21,7 +21,7 @@ from .requests import joined as joined
 from .targets import Router as Router
 
 # loads of several turns, by name
-from .sessions import named_sessions as named_sessions
+from .requests import named_sessions as named_sessions
 
 # latency targets
 from .targets import CONFIDENCE as CONFIDENCE

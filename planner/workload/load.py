@@ -109,8 +109,7 @@ class Load:
     @classmethod
     def sessions(cls, name: str, rate: float, seed: int = 0) -> Load:
         """A load of several turns by name, drawn for ``rate`` requests per second. Raises UnknownNameError."""
-        from planner.workload.requests import share
-        from planner.workload.sessions import KEPT, named_sessions
+        from planner.workload.requests import KEPT, named_sessions, share
 
         check_workload(name, named_sessions())
         sent = share(named_sessions()[name].requests(rate, seed), 1, KEPT)
@@ -312,7 +311,7 @@ class Load:
 
     def sessions_at_once(self, rate: float, in_flight: float) -> float | None:
         """Sessions that wait for an answer or pause at ``rate`` requests/s; None for a load without named sessions."""
-        from planner.workload.sessions import named_sessions
+        from planner.workload.requests import named_sessions
 
         return in_flight + rate * named_sessions()[self.name].pause_s.mean if self.drawn else None
 
@@ -379,8 +378,7 @@ class Load:
             sent = mixed(classes, prompts, seed=self.seed, burstiness=self.burstiness)
             return replace(self, request_rate=rate, num_prompts=prompts, recorded=sent, classes=classes)
         if self.recorded is not None:
-            from planner.workload.requests import TRACE_POOL, share
-            from planner.workload.sessions import shares
+            from planner.workload.requests import TRACE_POOL, share, shares
 
             drawn = self.drawn and shares(self.name, self.request_rate, servers, router, self.seed)
             few = max(min(servers, self.count, TRACE_POOL * servers // self.count), 1)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from command_line import run, shell, spawn
 
+from planner.commands.folders import complete_workflow as workflows
 from planner.commands.options import complete_gpu as gpus
 from planner.commands.options import complete_model as models
-from planner.commands.workflow import complete_workflow as workflows
 from planner.hardware import load_profile
 from planner.model import resolve_model
 

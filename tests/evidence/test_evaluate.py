@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from command_line import run
 
-from planner.commands.measured import evaluate_runs
+from planner.commands.folders import evaluate_runs
 from planner.evidence.evaluation import (
     Evaluated,
     PredictedFigure,

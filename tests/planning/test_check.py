@@ -26,7 +26,7 @@ from planner.output.workflows.render import plan_workflow
 from planner.output.workflows.subject import Choice
 from planner.planning import engine_args
 from planner.planning.plan import PlannedWorkload
-from planner.planning.search.candidate import Merit
+from planner.planning.search.space import Merit
 from planner.planning.serving import Serving
 from planner.workload import Load
 

@@ -19,9 +19,8 @@ from planner.errors import IllegalPlanError
 from planner.hardware.profiles import load_profile
 from planner.model.catalog import find_entry
 from planner.planning.predict import Estimate
-from planner.planning.search.candidate import Candidate, Ranking
 from planner.planning.search.departures import Departures, recipe_of
-from planner.planning.search.space import Objective, Space
+from planner.planning.search.space import Candidate, Objective, Ranking, Space
 from planner.workload import Load
 
 pytestmark = pytest.mark.usefixtures("best_plans", "short_loops")

@@ -16,8 +16,7 @@ from planner.engine.version import parse_version
 from planner.hardware.profiles import load_profile
 from planner.model.resolve import resolve_model
 from planner.planning.deployment import Deployment, resolve_deployment
-from planner.planning.limits import cache_remark
-from planner.planning.predict import Prediction, estimate
+from planner.planning.predict import Prediction, cache_remark, estimate
 from planner.planning.serving import Serving
 from planner.simulator.record import TokenRuns
 from planner.workload.load import Load

@@ -25,8 +25,8 @@ from planner.planning import defaults
 from planner.planning.deployment import resolve_deployment
 from planner.planning.plan import Goal, PlanFile
 from planner.planning.predict import Prediction
-from planner.planning.search.candidate import Candidate, Merit, Ranking, pareto
 from planner.planning.search.search import Search
+from planner.planning.search.space import Candidate, Merit, Ranking, pareto
 from planner.planning.serving import Serving
 from planner.units import percent
 from planner.workload.load import Load

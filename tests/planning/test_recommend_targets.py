@@ -34,10 +34,10 @@ from planner.planning.plan import Plan, PlanFile
 from planner.planning.predict import Prediction, ServedLoad
 from planner.planning.search import by_targets
 from planner.planning.search.by_targets import alone, missed_for_certain
-from planner.planning.search.candidate import Merit, Ranking
 from planner.planning.search.plans import plans_in_order
 from planner.planning.search.search import Search
 from planner.planning.search.servers import Servers, fewest_servers, share_of
+from planner.planning.search.space import Merit, Ranking
 from planner.planning.uncertainty import least_upper
 from planner.timing.step import Batch
 from planner.workload.load import Load, mixed

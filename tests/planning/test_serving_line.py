@@ -12,7 +12,7 @@ from planner import recommend_plans
 from planner.engine import parse_version, read_line
 from planner.errors import InputError
 from planner.planning import Objective, Prediction, Search, Serving, Space, resolve_deployment
-from planner.planning.search.candidate import Candidate
+from planner.planning.search.space import Candidate
 from planner.workload import Load, Targets
 
 pytestmark = pytest.mark.usefixtures("best_plans", "short_replays")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import InputError
-from planner.planning.search.candidate import Merit
+from planner.planning.search.space import Merit
 from planner.planning.search.tuning import Prospects, TunedRun, TuningState, measured_merit, merit_words, read_state
 from planner.planning.uncertainty import Forecast
 from planner.timing.belief import Spread

@@ -21,7 +21,7 @@ from physics_cases import engine, gpu, llama_8b, mixer_model, mla_model, moe_mod
 from planner.engine.settings import LoraConfig  # noqa: E402
 from planner.hardware.profiles import load_constants  # noqa: E402
 from planner.model.architecture import CompressedAttention, SparseIndexer, StateMixer  # noqa: E402
-from planner.timing import drafts, step  # noqa: E402
+from planner.timing import step  # noqa: E402
 from planner.timing.roofline import Part, Term, TimedTerm  # noqa: E402
 
 SUITE = [str(HERE / f"test_{name}.py") for name in ("terms", "collectives", "speculation", "efficiency")]
@@ -95,8 +95,8 @@ def mutations() -> Iterator[tuple[str, Mutation]]:
     yield "rows of the busiest rank", scaled_result(step, "hottest_rows")
     yield "host", scaled_result(step.StepModel, "host_s")
     yield "launches", scaled_result(step.StepModel, "_launch_s")
-    yield "drafting", scaled_result(drafts.SpeculativeStep, "draft_s")
-    yield "search for drafts", scaled_result(drafts.SpeculativeStep, "_search_s")
+    yield "drafting", scaled_result(step.SpeculativeStep, "draft_s")
+    yield "search for drafts", scaled_result(step.SpeculativeStep, "_search_s")
 
 
 class First:

@@ -21,9 +21,8 @@ from planner.model.architecture import Model
 from planner.planning.deployment import Deployment, resolve_deployment
 from planner.planning.predict import Prediction, estimate
 from planner.simulator.bench import serve_table
-from planner.timing.drafts import SpeculativeStep, module_model, speculative_step
 from planner.timing.operators import step_operators
-from planner.timing.step import Batch, StepModel
+from planner.timing.step import Batch, SpeculativeStep, StepModel, module_model, speculative_step
 from planner.workload.load import Load
 
 #: Parameters of Llama-3.1-8B that every step reads: all but the embedding (128,256 x 4,096) and 65 norms.

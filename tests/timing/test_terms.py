@@ -17,8 +17,7 @@ from planner.engine.settings import EngineConfig, LoraConfig
 from planner.hardware.profiles import GpuProfile
 from planner.model.architecture import Attention, CompressedAttention, Model, SparseIndexer, StateMixer
 from planner.model.quantization import as_quantized
-from planner.timing.drafts import speculative_step
-from planner.timing.step import Batch, OperatorTime, StepModel
+from planner.timing.step import Batch, OperatorTime, StepModel, speculative_step
 
 BYTES_PER_S, FLOP_PER_S, FP8_FLOP_PER_S, LINK_BYTES_PER_S = 3.35e12, 989e12, 1979e12, 450e9
 PROMPT_PAD, DECODE_PAD = 550, 160  #: of an H100: pairs of a prompt token, tokens of a sequence (constants.toml)

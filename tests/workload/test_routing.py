@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from planner.workload import requests as routed
-from planner.workload import sessions
 from planner.workload.load import Load
-from planner.workload.requests import Prefixes, Requests, answer_s, share
-from planner.workload.sessions import named_sessions
+from planner.workload.requests import POOL_PROMPTS, Prefixes, Requests, answer_s, named_sessions, share
 from planner.workload.targets import Router
 
 
@@ -120,7 +118,7 @@ def test_at_every_rate_there_are_the_same_requests_nearer_together(name: str) ->
     for sent in (slow, fast):
         assert sent.recorded is not None
         ends_s = [float(one.arrival_s[-1]) for one in sent.recorded.pool]
-        assert np.mean(ends_s) == pytest.approx(sessions.POOL_PROMPTS / 4 / sent.request_rate, rel=0.05)
+        assert np.mean(ends_s) == pytest.approx(POOL_PROMPTS / 4 / sent.request_rate, rel=0.05)
         # each turn finds the one before it, wherever the round begins
         new_tok = sent.recorded.input_len.mean() - sent.recorded.reusable_tok
         assert new_tok == pytest.approx(kind.input_tok.mean, rel=0.1)

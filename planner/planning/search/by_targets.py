@@ -23,10 +23,9 @@ from planner.planning.capacity import Capacity, Steady, at_concurrency, at_load,
 from planner.planning.defaults import TOLERANCE, USUAL_BATCH
 from planner.planning.deployment import Deployment
 from planner.planning.predict import Reading, ServedLoad, doubt_at, estimate
-from planner.planning.search.candidate import Candidate, Ranking, Rejected
 from planner.planning.search.plans import for_users
 from planner.planning.search.servers import Servers, fewest_servers, judged_share
-from planner.planning.search.space import Choices, Objective
+from planner.planning.search.space import Candidate, Choices, Objective, Ranking, Rejected
 from planner.planning.uncertainty import Uncertainty, least_upper
 from planner.timing import Batch
 from planner.units import MS, counted

@@ -21,11 +21,10 @@ from planner.planning.deployment import Deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import Prediction
-from planner.planning.search.candidate import Merit, Ranking
 from planner.planning.search.departures import recipe_of
 from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
-from planner.planning.search.space import Objective, Space
+from planner.planning.search.space import Merit, Objective, Ranking, Space
 from planner.planning.serving import Serving, asked_by, timed_engine
 from planner.resources import package_dir, tables_of
 from planner.secrets import is_secret

@@ -18,9 +18,8 @@ from planner.planning.capacity import at_concurrency, in_flight, most_held, stea
 from planner.planning.cost import MILLION_PER_S, Price, Rented, interval_of, price_of
 from planner.planning.defaults import CERTAIN, EQUAL, TOLERANCE, Per
 from planner.planning.deployment import Deployment
-from planner.planning.limits import find_limit
-from planner.planning.predict import Prediction
-from planner.planning.search.candidate import Candidate, Refused
+from planner.planning.predict import Prediction, find_limit
+from planner.planning.search.space import Candidate, Refused
 from planner.planning.serving import Serving
 from planner.planning.uncertainty import Forecast
 from planner.units import GIB, HOUR_S, Interval, percent

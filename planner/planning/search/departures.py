@@ -10,9 +10,8 @@ from planner import engine
 from planner.errors import IllegalPlanError, brief
 from planner.planning.advice import TO_CAPTURE, captures_by_context
 from planner.planning.deployment import Deployment
-from planner.planning.search.candidate import Candidate, Merit, Ranking
 from planner.planning.search.comparison import ComparedPoint, Comparison
-from planner.planning.search.space import Objective, Space
+from planner.planning.search.space import Candidate, Merit, Objective, Ranking, Space
 
 _LAYOUT = engine.tagged("axes")
 #: Settings that are named where only the plan has them; a recipe without a TP size leaves it to the GPU.

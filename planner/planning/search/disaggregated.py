@@ -27,11 +27,10 @@ from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import Plan
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate, Refused
 from planner.planning.search.departures import recipe_of
 from planner.planning.search.plans import cost, mean_usd, served_name
 from planner.planning.search.search import Search
-from planner.planning.search.space import Choices
+from planner.planning.search.space import Candidate, Choices, Refused
 from planner.units import MS, counted
 from planner.workload import Load, Slo, Targets
 

@@ -19,13 +19,12 @@ from planner.planning import defaults
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, Service
 from planner.planning.predict import Reading
-from planner.planning.search.candidate import Candidate, Ranking
 from planner.planning.search.comparison import Comparison
 from planner.planning.search.fleet import Fleet, Fleets, Terms, divided_fleets
 from planner.planning.search.plans import load_words
 from planner.planning.search.search import Search
 from planner.planning.search.servers import fewest_servers, share_of
-from planner.planning.search.space import Choices, Objective
+from planner.planning.search.space import Candidate, Choices, Objective, Ranking
 from planner.units import MS, counted, figure
 from planner.workload import targets_in_words
 

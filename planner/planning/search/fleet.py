@@ -24,12 +24,12 @@ from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import PlannedOffloading, PlannedRouter, PlannedRung
 from planner.planning.predict import ServedLoad
-from planner.planning.search.candidate import Candidate, Ranking, Refused
 from planner.planning.search.departures import Departures
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.servers import NextRun, Servers
+from planner.planning.search.space import Candidate, Ranking, Refused
 from planner.units import DAY_S, Interval
 from planner.workload import MIXED_PROMPTS, Load, Router, Targets, too_rare
 

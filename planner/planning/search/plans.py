@@ -17,7 +17,6 @@ from planner.planning import defaults
 from planner.planning.capacity import measure
 from planner.planning.cost import Paid, interval_figures, interval_of
 from planner.planning.deployment import Deployment, remarks
-from planner.planning.limits import find_limit, limit_in_words, what_limits
 from planner.planning.plan import (
     BenchmarkLine,
     Plan,
@@ -29,11 +28,10 @@ from planner.planning.plan import (
     PlannedWorkload,
     Service,
 )
-from planner.planning.predict import Prediction, ServedLoad
-from planner.planning.search.candidate import Candidate, Merit, Ranking
+from planner.planning.predict import Prediction, ServedLoad, find_limit, limit_in_words, what_limits
 from planner.planning.search.departures import Departures, beside_recipe, recipe_of
 from planner.planning.search.servers import Servers
-from planner.planning.search.space import INTEGER, Objective, Space
+from planner.planning.search.space import INTEGER, Candidate, Merit, Objective, Ranking, Space
 from planner.simulator import statistic_ms
 from planner.units import DAY_S, GB, GIB, HOUR_S, Interval, counted, figure
 from planner.workload import OF_A_REQUEST, Load, benchmarks, targets_in_words

@@ -19,8 +19,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING, bracket
 from planner.planning.plan import PlannedOffloading, PlannedRival, PlannedRouter, PlannedRung, PlannedTarget, Unaided
 from planner.planning.predict import THROUGHPUT, ServedLoad, doubt_at, estimate
-from planner.planning.search.candidate import Candidate
-from planner.planning.search.space import Objective, Space
+from planner.planning.search.space import Candidate, Objective, Space
 from planner.planning.uncertainty import Uncertainty, UncertaintyOfReplay
 from planner.simulator import MOST_CHUNKS
 from planner.timing import Spread

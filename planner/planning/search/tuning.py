@@ -35,10 +35,8 @@ from planner.planning.defaults import Goal
 from planner.planning.deployment import Deployment
 from planner.planning.plan import Plan, PlanFile, PlannedTarget
 from planner.planning.predict import Prediction
-from planner.planning.search.by_goal import with_figures
-from planner.planning.search.candidate import Candidate, Merit, Ranking
-from planner.planning.search.search import Search
-from planner.planning.search.space import Objective, Space
+from planner.planning.search.search import Search, with_figures
+from planner.planning.search.space import Candidate, Merit, Objective, Ranking, Space
 from planner.planning.serving import Serving, launched_line, redeploy
 from planner.planning.uncertainty import Forecast
 from planner.resources import read_given, write_then_rename
