@@ -21,11 +21,11 @@ from .planning import load_model as load_model
 
 # The commands of the command line, each answering with an Answer
 from .commands.check import check_command as check_command
-from .commands.compare import compare_gpus as compare_gpus
+from .commands.recommend import compare_gpus as compare_gpus
 from .commands.fit import check_fit as check_fit
 from .commands.fit import list_fits as list_fits
 from .commands.fit import sweep_fit as sweep_fit
-from .commands.fleet import size_fleet as size_fleet
+from .commands.recommend import size_fleet as size_fleet
 from .commands.folders import calibrate_from as calibrate_from
 from .commands.folders import evaluate_runs as evaluate_runs
 from .commands.folders import validate_plan as validate_plan

@@ -1,8 +1,11 @@
-"""Settings, GPUs and scripts: ``planner recommend``."""
+"""Searches: ``planner recommend`` (settings, scripts), ``compare`` (GPUs side by side), ``fleet`` (servers, cost)."""
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,12 +16,23 @@ from planner import __version__, planning, workload
 from planner import output as out
 from planner.commands import options as opt
 from planner.commands.declare import COMMANDS, Option, command, taken
-from planner.commands.load import gpus_in, planned_load, rivals, stock_of, with_use_case
+from planner.commands.load import (
+    LENGTHS,
+    checked_workload,
+    gpus_in,
+    load_of,
+    planned_load,
+    refuse_contradictions,
+    rivals,
+    stock_of,
+    stocks,
+    with_use_case,
+)
 from planner.engine import SETTINGS, flag_of, tagged
 from planner.errors import InputError
 from planner.planning import defaults
-from planner.units import MOST_FIGURE, counted
-from planner.workload import Targets
+from planner.units import GB, MOST_FIGURE, counted
+from planner.workload import LATENCIES, Load, Targets
 
 GIVEN = tagged("recommend")  #: settings that the search does not choose, so that they can be given
 Served = Annotated["planning.ModelName", opt.model_argument("[MODEL]", f"Default: {defaults.MODEL}.")]
@@ -218,3 +232,189 @@ def typed(given: Mapping[str, Any]) -> Iterator[str]:
         elif name in declared and declared[name].kind == list[str]:
             value = [getattr(one, "word", one) for one in opt.assignments(value)]
         yield from declared[name].words(value) if name in declared else ()
+
+
+#: Options that the suggested command states itself. It repeats all others.
+STATED = ("model", "gpu", "partitions", "input_len", "output_len", "max_concurrency", "request_rate", "workload",
+          "price", "explain")  # fmt: skip
+Whole = Annotated[int, Interval(ge=1)]
+Positive = Annotated[float, Interval(gt=0, lt=inf)]
+
+
+def _several(flag: str, *names: str, text: str) -> Any:
+    def read(words: str) -> list[float]:
+        numbers = opt.numbers(flag, words, f"{flag} 8,32,128")
+        return [int(number) if number.is_integer() else number for number in numbers]
+
+    return Option(flag, *names, kind=str, read=read, metavar="N,N", panel=opt.LOAD, help=text)
+
+
+_SHOWN = f"{opt.HELP['concurrencies']} Default: {','.join(map(str, defaults.COMPARED_CONCURRENCY))}."
+Per = Annotated[defaults.Per, Option(help=opt.HELP["per"])]
+Packages = Annotated[int | None, Interval(ge=1), Option(help=opt.HELP["packages"])]
+InputLens = Annotated["int | Sequence[int]", _several("--random-input-len", "--input-len", text=opt.HELP["inputs"])]
+OutputLens = Annotated["int | Sequence[int]", _several("--random-output-len", "--output-len", text=opt.HELP["outputs"])]
+Concurrencies = Annotated["int | Sequence[int] | None", _several("--max-concurrency", text=_SHOWN)]
+RequestRates = Annotated["float | Sequence[float] | None", _several("--request-rate", text=opt.HELP["rates"])]
+
+
+@command(
+    "compare", help="GPUs side by side, on equal hardware under equal load.", groups=opt.SERVING, engine=opt.TIME,
+    searched=("tensor_parallel_size",), rivals=rivals(planned=True),
+)  # fmt: skip
+def compare_gpus(
+    model: opt.ModelOrDefault = defaults.MODEL, gpu: opt.GpusOrDefault = defaults.GPUS, *,
+    partitions: opt.Partitions = False, per: Per = "package", packages: Packages = None,
+    input_len: InputLens = defaults.LEN, output_len: OutputLens = defaults.LEN, max_concurrency: Concurrencies = None,
+    request_rate: RequestRates = None, burstiness: opt.Burstiness = 1.0, random_range_ratio: opt.RangeRatio = 0.0,
+    workload: opt.WorkloadName = None, seed: opt.Seed = 0, price: opt.Price = (), explain: opt.Explain = False,
+    **options: Any,
+) -> "out.ComparisonAnswer":  # fmt: skip
+    """Compare GPUs and partition modes on equal hardware under equal load: tokens/s, dollars, watts, odds.
+
+    ``max_concurrency`` (8, 32, 128 requests) or ``request_rate`` are those of all servers of a GPU type; ``price`` is
+    USD per GPU and hour. ``answer.record.points`` has every figure, with its interval. Raises InputError for an
+    impossible load or price, and what ``Serving`` raises."""
+    given = {**locals(), **options}
+    lengths = {"input_len": input_len, "output_len": output_len, "random_range_ratio": random_range_ratio}
+    changed = {name: value for name, value in lengths.items() if value not in (defaults.LEN, 0.0)}
+    arrivals = {"max_concurrency": max_concurrency, "request_rate": request_rate}
+    refuse_contradictions({"workload": workload, **changed, **arrivals}, planned=True)
+    if workload is not None:
+        named = load_of(workload=checked_workload(workload, turns=False))
+        input_len, output_len, random_range_ratio = named.input_len, named.output_len, named.range_ratio
+    rhythm = {"burstiness": burstiness, "range_ratio": random_range_ratio, "seed": seed}
+    loads = _loads(input_len, output_len, max_concurrency, request_rate, rhythm)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, rented=True, **options)
+    asked, profiles = servings[0], [serving.profile for serving in servings]
+    prices = planning.parse_prices(opt.assignments(price), profiles)
+    for load in loads:
+        planning.check_context(load, asked.longest_context, asked.resolved.resolved)
+    sizes = (asked.args.tensor_parallel_size,) if "tensor_parallel_size" in options else ()
+    comparison = planning.compare_hardware(planning.Question(asked, per, packages, sizes), profiles, loads, prices)
+    more = profiles, prices, asked.resolved.notes, repeated({**given, "random_range_ratio": random_range_ratio}, STATED)
+    return out.ComparisonAnswer.of(comparison, *more, remarks=asked.notes, explain=explain)
+
+
+def _loads(
+    input_len: int | Sequence[int], output_len: int | Sequence[int],
+    max_concurrency: int | Sequence[int] | None, request_rate: float | Sequence[float] | None,
+    rhythm: Mapping[str, Any],
+) -> list[Load]:  # fmt: skip
+    arrivals: list[dict[str, Any]]
+    if request_rate is not None:
+        arrivals = [{"request_rate": rate, **rhythm} for rate in _numbers("request_rate", request_rate, Positive)]
+    else:
+        in_flight = defaults.COMPARED_CONCURRENCY if max_concurrency is None else max_concurrency
+        closed = {name: value for name, value in rhythm.items() if name != "burstiness"}
+        arrivals = [{"max_concurrency": flying, **closed} for flying in _numbers("max_concurrency", in_flight, Whole)]
+    inputs, outputs = _numbers("input_len", input_len, Whole), _numbers("output_len", output_len, Whole)
+    if 1 not in (len(inputs), len(outputs)) and len(inputs) != len(outputs):
+        cause = f"--random-input-len names {len(inputs)} lengths, --random-output-len {len(outputs)}"
+        raise InputError(cause, hint="give as many of both, or one of either")
+    most = max(len(inputs), len(outputs))
+    pairs = zip(inputs * (most if len(inputs) == 1 else 1), outputs * (most if len(outputs) == 1 else 1), strict=True)
+    every = dict.fromkeys(
+        Load(given, answered, num_prompts=1, **load) for (given, answered), load in product(pairs, arrivals)
+    )
+    if len(every) > defaults.MOST_LOADS:
+        raise InputError(f"{len(every)} loads are more than {defaults.MOST_LOADS}", hint="compare fewer at once")
+    return list(every)
+
+
+def _numbers(name: str, given: Any, kind: Any) -> list[Any]:
+    values: Iterable[Any] = given if hasattr(given, "__iter__") and not isinstance(given, str) else [given]
+    numbers = [planning.typed(name, value, kind) for value in values]
+    if not numbers:
+        raise InputError(f"{flag_of(name)} is empty", hint=f"for example {flag_of(name)} 8")
+    return numbers
+
+
+_fleet = partial(opt.panel_option, "Fleet")
+#: Options that the suggested command states itself, for its part of the load. It repeats all others.
+LOAD_AND_STOCK = (*LENGTHS, *LATENCIES, "workload", "trace", "classes", "request_rate", "budget", "have", "price")
+ScriptsDir = Annotated[str | None, _fleet(opt.HELP["launch_scripts"], "-o", "--output", metavar="DIR")]
+
+
+class FleetOptions:
+    minimise: Annotated[defaults.Objective, _fleet("Quantity to minimise.")] = "usd"
+    rent: Annotated[defaults.RentedBy, _fleet("Billing unit: gpu or node.")] = "gpu"
+    stock: Annotated[
+        "Mapping[str, int] | Sequence[str]", _fleet(opt.HELP["stock"], kind=list[str], metavar="GPU=N")
+    ] = ()
+    speculation: opt.Speculation = True
+    weight_dtype: opt.CheckpointDtype = None
+    disaggregated: Annotated[bool, _fleet("Also plan separate servers for prefill and decode.")] = False
+    kv_transfer_gb_per_s: Annotated[
+        float | None,
+        Interval(ge=defaults.LEAST_GB_PER_S, le=defaults.MOST_GB_PER_S),
+        _fleet(opt.HELP["kv_transfer"]),
+    ] = None
+
+
+@command(
+    "fleet", help="Servers, GPUs, USD and watts for a load within targets.",
+    groups=(opt.PlannedLoad, opt.SizeOptions, FleetOptions, opt.ServerOptions, opt.HUB), engine=tagged("fleet"),
+    rivals=rivals(planned=True),
+)  # fmt: skip
+def size_fleet(
+    model: opt.ModelOrDefault = defaults.MODEL, gpu: opt.GpusOrDefault | None = None, *,
+    partitions: opt.Partitions = False, output: ScriptsDir = None, force: opt.Force = False,
+    explain: opt.Explain = False, command_line: str = "", **options: Any,
+) -> "out.FleetAnswer":  # fmt: skip
+    """Size servers, GPUs, dollars and watts that carry a load under latency targets.
+
+    The load is a ``request_rate`` (requests per second, of all servers), ``classes`` or a ``trace``; targets are in ms.
+    ``answer.fleets`` has the best first. Raises InputError for an impossible load or price, and as ``Serving`` does."""
+
+    options, of_case = with_use_case(options)
+    options.pop("goal", None)  # of a use case without targets
+    of_recommend = repeated(options, LOAD_AND_STOCK)
+    given, size, fleet = (taken(options, group) for group in (opt.PlannedLoad, opt.SizeOptions, FleetOptions))
+    transfer_gb_per_s, divide = fleet.get("kv_transfer_gb_per_s"), fleet.get("disaggregated", False)
+    if transfer_gb_per_s is not None and not divide:
+        raise InputError("--kv-transfer-gb-per-s has nothing to go with", hint="add --disaggregated")
+    if output is not None and not divide:
+        raise InputError("-o writes launch scripts of disaggregated serving", hint="add --disaggregated")
+    if output is not None:
+        out.check_folder(Path(output), force=force)
+    load, targets = planned_load(given, size, options.get("scheduling_policy"))
+    filled = size.keys() & {"budget", "have"}
+    targets = targets or (Targets() if filled else None)
+    if targets is None or (targets.value is None and not filled):
+        raise InputError("no load is given", hint="add --request-rate, --class or --trace; or --budget or --have")
+    gpu = (gpus_in(size) if gpu is None else gpu) or defaults.GPUS
+    if load.classes:
+        load, demands = replace(load, name="all"), load.classes
+    elif load.origin is not None:
+        demands = workload.Load.classes_of_trace(load.origin, targets.value if "request_rate" in given else None)
+    else:
+        load = replace(load, name=given.get("workload") or f"{load.input_len}/{load.output_len}")
+        demands = (load,)
+    servings = planning.Serving.on_each(model, gpu, partitions=partitions, rented=True, **options)
+    first, profiles = servings[0], tuple(serving.profile for serving in servings)
+    prices = planning.parse_prices(opt.assignments(given.get("price", ())), profiles)
+    limits = stocks("--stock", opt.assignments(fleet.get("stock", ())), profiles)
+    stock = stock_of(size, profiles, prices)
+    for demand in demands:
+        planning.check_context(demand, first.longest_context, first.resolved.resolved)
+    terms = {name: fleet[name] for name in ("minimise", "rent") if name in fleet}
+    objective = planning.Objective("balanced", load, targets, **size)
+    further = {"speculation": fleet.get("speculation", True), "weight_dtype": fleet.get("weight_dtype")}
+    space = planning.Space(servings, prices=prices, stock=stock, **further)
+    search = planning.Search(space, objective)
+    fleets = planning.plan_fleets(search, planning.Terms(stock=limits, **terms), demands)
+    divided = []
+    for each in fleets.single if divide else ():  # with the engine that carries most on each GPU
+        kind = max(each.kinds, key=lambda kind: kind.rates[0] / kind.num_gpus)
+        one, rate = kind.loads[0], each.solver.demands[0].request_rate
+        assert one is not None
+        sent_bytes_per_s = transfer_gb_per_s and transfer_gb_per_s * GB
+        divided.append(planning.disaggregate(each.solver.search, kind.candidate, one, rate, sent_bytes_per_s))
+    more = tuple(divided), (*load.notes, *first.resolved.notes), of_recommend
+    answer = out.FleetAnswer.of(fleets, *more, remarks=(*of_case, *first.notes), explain=explain)
+    files = answer.split_files(command_line) if output is not None else {}
+    if output is not None and files:
+        out.write_folder(Path(output), files, force=force)
+        out.note(f"wrote {', '.join(files)} into {output}")
+    return answer

@@ -80,9 +80,9 @@ from .search.space import Merit as Merit
 from .search.plans import accuracy_warnings as accuracy_warnings
 from .search.plans import mean_usd as mean_usd
 from .search.plans import plans_in_order as plans_in_order
-from .search.departures import beside_recipe as beside_recipe
-from .search.departures import departures_in as departures_in
-from .search.departures import recipe_of as recipe_of
+from .search.comparison import beside_recipe as beside_recipe
+from .search.comparison import departures_in as departures_in
+from .search.comparison import recipe_of as recipe_of
 from .search.plans import closest_lines as closest_lines
 from .search.plans import closest_point as closest_point
 from .search.plans import little_in_words as little_in_words

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.simulator.sequence import Sequence
+from planner.simulator.record import Sequence
 from planner.workload import Requests
 
 

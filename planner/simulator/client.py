@@ -14,8 +14,7 @@ from planner.errors import InputError
 from planner.simulator.blocks import PrefixBlocks, Tree
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.rank import ENDS, DpRank, Lockstep, PriorityRank
-from planner.simulator.record import Log, Replay, StepRun, TokenRuns
-from planner.simulator.sequence import Sequence
+from planner.simulator.record import Log, Replay, Sequence, StepRun, TokenRuns
 from planner.workload import Load, Requests
 
 #: Called with the metrics of every request that ends, in s by name, and with its class; true ends the replay.

@@ -35,8 +35,7 @@ from operator import attrgetter
 from planner.simulator.blocks import OPEN, KvBlocks, Piece, Tree
 from planner.simulator.limits import SchedulerLimits, StepTimer
 from planner.simulator.rank import BEGINS, MOMENT_S, DpRank
-from planner.simulator.record import Log
-from planner.simulator.sequence import Sequence, Step
+from planner.simulator.record import Log, Sequence, Step
 from planner.timing import Batch
 
 

@@ -13,8 +13,7 @@ from operator import attrgetter, ge
 
 from planner.simulator.blocks import KvBlocks
 from planner.simulator.limits import SchedulerLimits, StepTimer
-from planner.simulator.record import Log, StepRun
-from planner.simulator.sequence import ByPriority, Pace, Sequence, Step, straight
+from planner.simulator.record import ByPriority, Log, Pace, Sequence, Step, StepRun, straight
 from planner.timing import Batch
 
 MOMENT_S = 1e-9  #: times closer than this, in s, count as one moment, so that rounding does not decide who comes first

@@ -6,10 +6,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
-from planner.commands import compare, fleet
 from planner.commands.declare import COMMANDS, Parameter
 from planner.commands.main import main
-from planner.commands.recommend import repeated
+from planner.commands.recommend import LOAD_AND_STOCK, repeated
+from planner.commands.recommend import STATED as STATED_BY_COMPARE
 
 MODEL = "meta-llama/Llama-3.1-8B-Instruct"
 OF_OUTPUT = ("partitions", "output", "force", "explain")
@@ -20,7 +20,7 @@ VALUES: dict[str, Any] = {
     "random_range_ratio": 0.25, "gpu": "h100",
 }  # fmt: skip
 #: Options of which the line states its own part, and those about the output.
-STATED = {"compare": compare.STATED, "fleet": ("gpu", "model", *OF_OUTPUT, *fleet.LOAD_AND_STOCK)}
+STATED = {"compare": STATED_BY_COMPARE, "fleet": ("gpu", "model", *OF_OUTPUT, *LOAD_AND_STOCK)}
 
 
 def value_of(one: Parameter) -> Any:

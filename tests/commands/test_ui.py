@@ -22,8 +22,7 @@ import pytest
 import uvicorn
 from command_line import error_of, run, start
 
-from planner.commands.web.api import ANSWERED, openapi, operations
-from planner.commands.web.app import HEADERS, SENDING_S, Guard, make_app
+from planner.commands.web.app import ANSWERED, HEADERS, SENDING_S, Guard, make_app, openapi, operations
 from planner.commands.web.play import address, move, read_asked, search
 from planner.errors import InputError, UnknownNameError
 from planner.hardware import load_profile

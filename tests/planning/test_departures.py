@@ -19,7 +19,7 @@ from planner.errors import IllegalPlanError
 from planner.hardware.profiles import load_profile
 from planner.model.catalog import find_entry
 from planner.planning.predict import Estimate
-from planner.planning.search.departures import Departures, recipe_of
+from planner.planning.search.comparison import Departures, recipe_of
 from planner.planning.search.space import Candidate, Objective, Ranking, Space
 from planner.workload import Load
 

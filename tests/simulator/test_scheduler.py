@@ -15,8 +15,7 @@ from reference_scheduler import reference_replay
 from planner.errors import InputError
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits, StepTimer
-from planner.simulator.record import Replay
-from planner.simulator.sequence import Step
+from planner.simulator.record import Replay, Step
 from planner.timing.step import Batch
 from planner.workload.load import Load
 from planner.workload.requests import Requests

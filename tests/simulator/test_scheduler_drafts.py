@@ -13,7 +13,7 @@ from test_scheduler import ROOMY, Linear, cases, serve, times
 from planner.errors import InputError
 from planner.simulator.client import Client, replay
 from planner.simulator.limits import SchedulerLimits
-from planner.simulator.sequence import Pace
+from planner.simulator.record import Pace
 from planner.workload.load import Load
 
 THREE_OF_FOUR = replace(ROOMY, decode_tok=4, tokens_per_step=3.0)

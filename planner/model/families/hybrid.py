@@ -32,7 +32,7 @@ from planner.model.blocks import (
     vector,
 )
 from planner.model.config import Config, family
-from planner.model.families.moe import latent_weights, read_latent
+from planner.model.families.decoders import latent_weights, read_latent
 
 STATE, SHARED = Component.STATE, Component.SHARED_EXPERT
 BACKBONE_NAMES = OuterNames("backbone.embeddings", "backbone.norm_f", layers="backbone.layers.")

@@ -11,9 +11,8 @@ from math import prod
 from planner.model import blocks
 from planner.model.architecture import Component, Layer, ModelParts, Shard, Weight
 from planner.model.config import BUILDERS, Builder, Config, family
-from planner.model.families.dense import gemma4
+from planner.model.families.decoders import deepseek, gemma4, minimax_m3_text, step3p7_text
 from planner.model.families.hybrid import kimi_linear_text, qwen3_5_text
-from planner.model.families.moe import deepseek, minimax_m3_text, step3p7_text
 
 Weights = tuple[Weight, ...]
 MODEL, LANGUAGE = "model.language_model.", "language_model."

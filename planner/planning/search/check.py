@@ -21,7 +21,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.fit import Fit
 from planner.planning.plan import Plan
 from planner.planning.predict import Prediction
-from planner.planning.search.departures import recipe_of
+from planner.planning.search.comparison import recipe_of
 from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search
 from planner.planning.search.space import Merit, Objective, Ranking, Space

@@ -27,7 +27,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import Plan
 from planner.planning.predict import ServedLoad
-from planner.planning.search.departures import recipe_of
+from planner.planning.search.comparison import recipe_of
 from planner.planning.search.plans import cost, mean_usd, served_name
 from planner.planning.search.search import Search
 from planner.planning.search.space import Candidate, Choices, Refused

@@ -24,7 +24,7 @@ from planner.planning.deployment import Deployment
 from planner.planning.largest import ROUNDING
 from planner.planning.plan import PlannedOffloading, PlannedRouter, PlannedRung
 from planner.planning.predict import ServedLoad
-from planner.planning.search.departures import Departures
+from planner.planning.search.comparison import Departures
 from planner.planning.search.mix import Mix, Offer, Rent, cheapest_mix
 from planner.planning.search.plans import for_users
 from planner.planning.search.search import Search

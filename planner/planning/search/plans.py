@@ -29,7 +29,7 @@ from planner.planning.plan import (
     Service,
 )
 from planner.planning.predict import Prediction, ServedLoad, find_limit, limit_in_words, what_limits
-from planner.planning.search.departures import Departures, beside_recipe, recipe_of
+from planner.planning.search.comparison import Departures, beside_recipe, recipe_of
 from planner.planning.search.servers import Servers
 from planner.planning.search.space import INTEGER, Candidate, Merit, Objective, Ranking, Space
 from planner.simulator import statistic_ms
