@@ -354,17 +354,21 @@ def _ways_out(fit: Fit) -> Iterator[WayOut]:
     settings = tuple(_settings(serving, fit))
     if all(one.max_model_len < fit.config.max_model_len / 4 for one in settings):
         settings = (*_frugal(serving), *settings)
-    kinds = [settings, same, others]
+    own = [] if settings else [one for one in same if one.num_gpus == fit.config.num_gpus]
+    kinds = [settings or own, [one for one in same if one not in own], others]
     if here.partition:  # TP over partitions is disputed, and comes last
         kinds.append(tuple(_more_partitions(serving, modes)))
     yield from (option for rank in zip_longest(*kinds) for option in rank if option)
 
 
+def _of_engine(settings: dict[str, Setting]) -> dict[str, Setting]:
+    return {name: value for name, value in settings.items() if name not in ("weight_dtype", "model", "gpu")}
+
+
 def _option(serving: Serving, change: str, settings: dict[str, Setting], **other: Any) -> Iterator[WayOut]:
     """The option where it surely fits. ``other``: the ``model`` and ``profile`` behind ``weight_dtype`` and ``gpu``."""
-    changes = {name: value for name, value in settings.items() if name not in ("weight_dtype", "model", "gpu")}
     with suppress(PlannerError):
-        engine = serving.changed(**changes, **other).memory
+        engine = serving.changed(**_of_engine(settings), **other).memory
         if engine.verdict == "fits":
             served = ("model", "weight_dtype") if "model" in settings else ()
             given = ((name, value) for name, value in settings.items() if name not in served)
@@ -380,7 +384,7 @@ def _first(tries: Iterable[Iterator[WayOut]]) -> Iterator[WayOut]:
 def _shorter(serving: Serving, settings: dict[str, Setting]) -> dict[str, Setting]:
     """``settings`` with the longest context that surely fits under them; empty where that is too short."""
     with suppress(PlannerError):
-        budget = serving.changed(**settings).memory.budget
+        budget = serving.changed(**_of_engine(settings)).memory.budget
         context = budget.config.max_model_len
         longest = budget.longest(budget.num_blocks.low, context) // 64 * 64
         if SHORTEST_CONTEXT_TOK <= longest < context:
@@ -460,9 +464,9 @@ def _frugal(serving: Serving, change: str = "", settings: dict[str, Setting] | N
     some = ({**(settings or {}), **dict(frugal[:count])} for count in range(1, len(frugal) + 1))
     together = tuple(_first(_option(serving, f"{change}frugal settings together", one) for one in some))
     yield from together
-    if not together and (shorter := _shorter(serving, dict(frugal))):
+    if not together and (shorter := _shorter(serving, {**(settings or {}), **dict(frugal)})):
         words = f"{change}frugal settings and a context of {shorter['max_model_len']:,} tokens"
-        yield from _option(serving, words, {**(settings or {}), **shorter})
+        yield from _option(serving, words, shorter)
 
 
 def _saves(serving: Serving, name: str, value: Any) -> bool:
@@ -506,6 +510,14 @@ def _precisions(serving: Serving, profile: GpuProfile) -> Iterator[Precision]:
             yield ONLINE, model, {"quantization": "fp8"}
         else:
             yield name, as_quantized(model, dtype), {"weight_dtype": dtype}
+
+
+def of_four_bits(serving: Serving) -> WayOut | None:
+    """The first published 4-bit checkpoint that fits the GPUs of ``serving``; None where there is none."""
+    precisions = _precisions(serving, serving.profile)
+    made = (one for one in precisions if "model" in one[2] and "4" in str(one[2]["weight_dtype"]))
+    tries = (_with_cache(serving.changed(model=model), name, settings) for name, model, settings in made)
+    return next(chain.from_iterable(tries), None)
 
 
 def _fewest_gpus(serving: Serving) -> Iterator[WayOut]:

@@ -433,12 +433,18 @@ def flags_of(name: str, gpu: str, release: str, **flags: Any) -> list[str]:
 
 
 def test_the_first_way_out_combines_a_precision_with_fewer_gpus() -> None:
-    """Llama-3.3-70B on an H100: 8 bits on two of them, or on one H200; then all 16 bits on four."""
-    first, second, third, *_ = flags_of("meta-llama/Llama-3.3-70B-Instruct", "h100", "0.27.1")
+    """Llama-3.3-70B on an H100: 4 bits on it, 8 bits on two of them, or on one H200."""
+    own, first, second, *_ = flags_of("meta-llama/Llama-3.3-70B-Instruct", "h100", "0.27.1")
     fp8 = "nvidia/Llama-3.3-70B-Instruct-FP8"
     assert first == f"{fp8} --tensor-parallel-size 2"
     assert second in {f"{fp8} --gpu {name}" for name in ("h200-sxm", "h200-nvl")}
-    assert third == "--tensor-parallel-size 4"
+    assert own == "ibnzterrell/Meta-Llama-3.3-70B-Instruct-AWQ-INT4 --kv-cache-dtype fp8"
+
+
+def test_a_card_at_hand_serves_text_alone_with_a_shorter_context() -> None:
+    """Qwen2.5-VL-7B on a 3090: 14.2 GiB of weights fit 24; the profile run of the largest image does not."""
+    first, *_ = Serving("Qwen/Qwen2.5-VL-7B-Instruct", "rtx-3090").fit().options
+    assert first.num_gpus == 1 and {"language_model_only", "max_model_len"} <= first.settings.keys()
 
 
 def test_four_bits_fit_one_card() -> None:

@@ -189,6 +189,13 @@ def test_a_4_bit_checkpoint_that_is_passed_over_is_named() -> None:
     assert "was left out" not in run("recommend", "Qwen/Qwen3-14B-AWQ", *cards).out
 
 
+def test_a_4_bit_checkpoint_for_one_card_is_named_where_the_plan_takes_several() -> None:
+    """31 GB of FP8 leave nothing on a 5090 (vLLM issue 41695): 17 GB of 4 bits are what people run on one."""
+    said = " ".join(run("recommend", "Qwen/Qwen3-Coder-30B-A3B-Instruct", "--gpu", "5090").out.split())
+    assert "on 2 x RTX-5090" in said
+    assert "one RTX-5090 holds a 4-bit checkpoint (int4-awq): QuantTrio/Qwen3-Coder-30B-A3B-Instruct-AWQ" in said
+
+
 @pytest.mark.parametrize("output", ["csv", "markdown"])
 def test_a_table_without_rows_has_its_reasons_on_stderr(output: str) -> None:
     outcome = run("recommend", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "4090", "--gpus", "1", "--format", output)

@@ -336,8 +336,12 @@ class Recommendation(Answer):
             ratio, rate = faster.tok_per_s_per_gpu / candidate.tok_per_s_per_gpu - 1, figure(faster.tok_per_s_per_gpu)
             gain = f"would give {rate} output tokens/s per GPU, {ratio:.0%} more"
             yield "i", f"--kv-cache-dtype fp8 {gain}; it may cost accuracy"
-        more = _measured_next(service) if service else _next_best(ranking, plan) if self.pick == 1 else ()
+        more = _measured_next(service, self._folder) if service else _next_best(ranking, plan) if self.pick == 1 else ()
         yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
+
+    @property
+    def _folder(self) -> str:
+        return "" if self.wrote else " of -o DIR"
 
     def _cheapest(self) -> Iterator[str]:
         """Yield the GPU of the cheapest tokens, where throughput puts another one first."""
@@ -389,7 +393,7 @@ class Recommendation(Answer):
             if place or self._made:
                 yield ""
             if plan:
-                yield from _plan_lines(ranking, plan, self.search.space.prices)
+                yield from _plan_lines(ranking, plan, self.search.space.prices, self._folder)
                 yield from shared.items("i", self.advice[plan.gpu])
                 yield from shared.nearest_lines(self.nearest if plan is self.best else ())
             else:
@@ -455,6 +459,9 @@ def _passed_over(rankings: Sequence[planning.Ranking]) -> Iterator[str]:
     """Yield the 4-bit checkpoints that wider ones keep from cards, whose bandwidth is scarce."""
     cards = dict[str, list[str]]()
     for one in rankings:
+        if one.best and one.ways_out:
+            yield f"one {shared.card(one.profile.id)} holds {_way_words(one.profile, one.ways_out[0])}; compare it"
+            continue
         wider = (each for each in one.rejected if "where no wider format fits" in each.reason)
         narrow = next((each.model for each in wider if str(each.weight_dtype).startswith("int4")), None)
         if narrow and one.best and one.profile.interconnect.kind == "pcie" and "4" not in one.best.config.weight_dtype:
@@ -630,7 +637,7 @@ def predicted_lines(plan: planning.Plan) -> Iterator[str]:
             yield f"{name:<17}  {figure(target.predicted_ms, 4)} ms (target {limit} ms), {most}"
         servers = counted(service.replicas, "such server")
         yield f"load               {service.load:,.4g} {service.load_unit} over {servers}"
-        yield from filter(None, (_confidence_words(service), *_measured_next(service, of="")))
+        yield from filter(None, (_confidence_words(service), *_measured_next(service, "")))
     if plan.evidence_note or plan.calibration != SHIPPED:
         yield f"calibration        {'; '.join(filter(None, (plan.calibration, plan.evidence_note)))}"
 
@@ -667,12 +674,15 @@ def _point(load: Load, candidate: planning.Candidate) -> dict[str, Any]:
     }
 
 
-def _plan_lines(ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float]) -> Iterator[str]:
+def _plan_lines(
+    ranking: planning.Ranking, plan: planning.Plan, prices: Mapping[str, float], folder: str
+) -> Iterator[str]:
     size, service, reasons = counted(plan.num_gpus), plan.service, list(plan.why)
     servers = f"{service.replicas} servers of {size}" if service and service.replicas > 1 else size
     yield f"{ranking.profile.name}: {servers}, {plan.model}"
     if service:
-        reasons += [*_cache_lines(service), _load_note(plan, service), *_rival_lines(plan), *_measured_next(service)]
+        reasons += [*_cache_lines(service), _load_note(plan, service)]
+        reasons += [*_rival_lines(plan), *_measured_next(service, folder)]
         price = planning.price_of(ranking.profile, prices)
         if price and service.usd_per_hour is not None:
             total = f"{service.usd_per_hour:,.2f} USD/h for {counted(ceil(service.packages))}"
@@ -733,7 +743,7 @@ def _rival_lines(plan: planning.Plan) -> Iterator[str]:
         yield f"the interval of {dtype} decides: {takes}; benchmark.sh of --weight-dtype {dtype} -o DIR settles it"
 
 
-def _measured_next(service: planning.Service, of: str = " of -o DIR") -> Iterator[str]:
+def _measured_next(service: planning.Service, of: str) -> Iterator[str]:
     run = service.measure_next
     now = next((rung for rung in service.ladder if rung.confidence == service.confidence), None)
     if run and now:

@@ -23,6 +23,7 @@ from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.cost import Paid
 from planner.planning.deployment import Deployment
+from planner.planning.fit import of_four_bits
 from planner.planning.plan import Plan
 from planner.planning.predict import Prediction
 from planner.planning.search.by_targets import rank_by_targets
@@ -158,7 +159,7 @@ class Search:
         """Rank the candidates of each GPU, in the order of the space. Raises InputError for loads that none replays."""
         self._check_offloading()
         servings = progress.each(self.space.servings, lambda serving: serving.profile.id)
-        return tuple(self._over_nodes(serving) for serving in servings)
+        return tuple(self._on_one_card(serving, self._over_nodes(serving)) for serving in servings)
 
     def of_one(self, deployment: Deployment) -> Ranking:
         """Rank one engine alone, at the concurrency of the objective; without one, with all its places taken."""
@@ -216,13 +217,24 @@ class Search:
             rejected.append(Rejected(profile.id, space.model.resolved, reason=reason))
         return replace(ranking, rejected=tuple(rejected), **self._ways_out(serving))
 
+    def _on_one_card(self, serving: Serving, ranking: Ranking) -> Ranking:
+        """Add the 4-bit checkpoint that one card holds, where the best plan takes several for more bits."""
+        best, cards = ranking.best, serving.profile.interconnect.kind == "pcie" and not self.space.coarse
+        if not best or not cards or best.config.num_gpus == 1 or "4" in best.config.weight_dtype:
+            return ranking
+        way = None if self.space.weight_dtype else of_four_bits(serving.changed(max_model_len=self._held_len))
+        return replace(ranking, ways_out=(way,)) if way else ranking
+
+    @property
+    def _held_len(self) -> int:
+        return self.objective.load.held_len(caching=self.space.args.enable_prefix_caching is not False)
+
     def _ways_out(self, serving: Serving) -> dict[str, Any]:
         """Changes after which one request fits, from the largest tensor-parallel size of a node; or a hint."""
         node = 1 if serving.profile.partition else self.space.node_size(serving.profile)
         for size in (size for size in (8, 4, 2, 1) if size <= node):
-            length = self.objective.load.held_len(caching=self.space.args.enable_prefix_caching is not False)
             try:
-                fit = serving.changed(tensor_parallel_size=size, max_model_len=length).fit()
+                fit = serving.changed(tensor_parallel_size=size, max_model_len=self._held_len).fit()
                 ways = sorted(fit.options, key=lambda way: "max_model_len" in way.settings)  # shorter requests last
                 return {"ways_out": tuple(ways[:WAYS_OUT])}
             except PlannerError as error:

@@ -137,7 +137,8 @@ class Ranking:
     rejected: tuple[Rejected, ...]
     closest: Candidate | None = None  #: where no plan meets the targets: the one that comes nearest
     beyond_stock: str = ""  #: the GPUs of the smallest server that memory allows, where there are fewer
-    ways_out: tuple[WayOut, ...] = ()  #: where nothing fits: changes after which it does, as ``fit`` finds them
+    #: Where nothing fits: changes after which it does, as ``fit`` finds them. Else a 4-bit checkpoint for one card.
+    ways_out: tuple[WayOut, ...] = ()
     hint: str = ""  #: of the refusal, where ``fit`` is refused too
     with_fp8_cache: Candidate | None = None  #: the best with a KV cache without measured scales, which is faster
 
