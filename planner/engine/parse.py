@@ -322,6 +322,7 @@ def _reads_other_format(option: str, name: str, parser: str, recipe: Mapping[str
     if parser:
         return name != parser and not any({name, parser} <= {*group} for group in _TABLE["alike"][option])
     named = name.replace("_", "") in re.sub(r"[-_]", "", model.lower())
+    named = named and not re.search(_TABLE["instruct"], model.lower())
     return option == "reasoning-parser" and bool(recipe) and not named
 
 

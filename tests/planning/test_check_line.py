@@ -534,6 +534,7 @@ def test_the_loader_of_bitsandbytes_takes_no_other_weights(options: str, starts:
     assert (plans or not starts) and all("bitsandbytes" not in words for words in plans)
 
 
+SHORT = ("--max-concurrency", "4", "--random-input-len", "200", "--random-output-len", "20")
 CODER = "Qwen/Qwen3-Coder-30B-A3B-Instruct"
 
 
@@ -544,6 +545,7 @@ CODER = "Qwen/Qwen3-Coder-30B-A3B-Instruct"
         (f"{CODER} --tool-call-parser qwen3_xml", []),
         ("zai-org/GLM-4.7-FP8 --tool-call-parser glm45 -tp 8", ["give glm47"]),  # 4.7 has another format
         (f"{CODER} --tool-call-parser qwen3_coder --reasoning-parser deepseek_r1", ["leave it out"]),
+        (f"{CODER} --tool-call-parser qwen3_coder --reasoning-parser qwen3", ["leave it out"]),  # never reasons
         ("Qwen/Qwen3-8B --tool-call-parser hermes --reasoning-parser deepseek_r1", []),
         ("ByteDance-Seed/Seed-OSS-36B-Instruct --tool-call-parser seed_oss --reasoning-parser seed_oss", []),
         ("Qwen/Qwen3-8B --tool-call-parser qwen", ["give hermes"]),
@@ -558,6 +560,13 @@ def test_parsers_that_read_another_format_than_the_recipes_are_replaced(line: st
         given = {CODER: "qwen3_coder", "zai-org/GLM-4.7-FP8": "glm47"}.get(line.split()[0], "hermes")
         assert value(words, "--tool-call-parser") == given
         assert "deepseek_r1" not in words
+
+
+def test_an_added_backend_takes_the_place_of_one_in_json() -> None:
+    """``attention_backend and attention_config.backend are mutually exclusive`` (``engine/arg_utils.py``)."""
+    config = """--attention-config '{"backend":"TRITON_ATTN"}'"""
+    plans = better(answer("mi300x", f"VLLM_ROCM_USE_AITER=1 vllm serve Qwen/Qwen3-8B {config}", *SHORT))
+    assert plans and all("--attention-config" not in words and "ROCM_AITER_FA" in words for words in plans)
 
 
 @pytest.mark.parametrize(
