@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from os import PathLike
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,12 +16,17 @@ from planner.commands import options as opt
 from planner.commands.declare import COMMANDS, Argument, Option, command
 from planner.errors import HubError, InputError, UnsupportedModelError, os_errors
 from planner.planning import defaults
-from planner.resources import may_be_path, read_given
+from planner.resources import may_be_path, package_dir, read_given, tables_of
 
 
 def _line_of(words: list[str]) -> str | list[str]:
     if words[0].startswith("-") and words[0] != "-":  # in front of the line it was meant for this command
-        raise InputError(f"No such option: {words[0].partition('=')[0]}", hint="see planner check --help")
+        option, parameters = words[0].partition("=")[0], COMMANDS["check"].parameters.values()
+        known = ["--format", *(one.flag for one in parameters)]
+        near = get_close_matches(option, known, 1, 0.8)
+        meant = tables_of(package_dir("commands") / "commands.toml")["meant"].get(option, *near) or ""
+        hint = f"use {meant}" if meant.partition(" ")[0] in known else "see planner check --help"
+        raise InputError(f"No such option: {option}", hint=hint)
     return sys.stdin.read() + "\n" if words == ["-"] else words[0] if len(words) == 1 else words
 
 

@@ -81,6 +81,9 @@ class Parameter:
 
     def check(self, value: Any, see: str) -> Any:
         """The value as a plain one of its type. Raises InputError, naming the flag, for another type or value."""
+        typed = value and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+        if typed and self.option.read and not isinstance(self.option, Argument):
+            return self.option.read(value)
         union = get_origin(self.type) in (Union, UnionType)
         kinds = [kind for kind in (get_args(self.type) if union else (self.type,)) if kind is not NoneType]
         checked = all(kind in SCALARS or get_origin(kind) in (Literal, dict, tuple) for kind in kinds)

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from planner import engine as vllm
 from planner import hardware, planning, workload
 from planner.engine import SETTINGS, EngineArgs, EngineVersion, Environment, default_version, existing_version, flag_of
-from planner.errors import InputError, UnknownNameError
+from planner.errors import InputError, PlannerError, UnknownNameError
 from planner.hardware import GpuProfile, counted_name, load_all, load_profile, profile_ids
 from planner.memory import Basis
 from planner.model import Model, ResolvedModel, as_quantized, catalog_ids, quantized_checkpoints, resolve_model
@@ -214,7 +214,13 @@ def _with_draft(basis: Basis, args: EngineArgs) -> Basis:
     """``basis`` with the second model that ``--speculative-config`` names."""
     drafts = args.speculative_config
     named = drafts and drafts.has_draft_model and drafts.model
-    return replace(basis, draft=resolve_model(named).model) if named and basis.draft is None else basis
+    if not named or basis.draft is not None:
+        return basis
+    try:
+        return replace(basis, draft=resolve_model(named).model)
+    except PlannerError as error:
+        error.cause = f"draft model {named}: {error.cause}"
+        raise
 
 
 def _accepting(args: EngineArgs, resolved: ResolvedModel) -> EngineArgs:

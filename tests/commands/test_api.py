@@ -545,6 +545,14 @@ def test_the_command_of_one_server_repeats_what_the_fleet_was_asked() -> None:
     assert f"{fleet.fleets[0].gpus} x H100" in again.out.partition("\n")[0]
 
 
+def test_classes_may_be_given_as_they_are_typed() -> None:
+    chat, asked = "chat=2:1000:200", {"ttft": 1000.0}
+    typed, made = (size_fleet("Qwen/Qwen3-8B", "h100", classes=[one], **asked) for one in (chat, Load.parse(chat)))
+    assert typed.to_dict() == made.to_dict()
+    with pytest.raises(InputError, match="has no rate"):
+        size_fleet("Qwen/Qwen3-8B", "h100", classes=["chat:2"], **asked)
+
+
 def test_the_command_of_a_classes_own_servers_has_the_targets_of_the_class() -> None:
     classes = [Load.parse("short=4:100:50,ttft=100"), Load.parse("long=4:8000:500,ttft=900")]
     fleet = size_fleet("Qwen/Qwen3-8B", "h100", classes=classes, tpot=40, speculation=False, **PINNED)

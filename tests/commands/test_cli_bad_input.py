@@ -69,6 +69,8 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "option of many": (("deploy", "plans", "--explain"), "No such option: --explain", "and others take --explain"),
     "option of another": ((*FIT, "--stock", "h100=1"), "No such option: --stock", "planner fleet takes --stock"),
     "option of other programs": ((*FIT, "--json"), "No such option: --json", "use --format json"),
+    "check of other programs": (("check", "--json", "--", "vllm", "serve", "m"), "option: --json", "use --format json"),
+    "mistyped for check": (("check", "--num-promts", "9", "vllm", "serve", "m"), "--num-promts", "use --num-prompts"),
     "rate by another name": ((*RECOMMEND, "--rps", "1"), "No such option: --rps", "use --request-rate"),
     "rate of others": ((*FIT, "--rps", "1"), "No such option: --rps", "and others take --request-rate"),
     "link to a model": (("fit", "https://hf.co/Qwen/Qwen3-8B", "--gpu", "h100"), "is a link", "give Qwen/Qwen3-8B"),

@@ -143,6 +143,8 @@ class FleetAnswer(Answer):
             if self._split:
                 yield f"\nprefill and decode on servers of their own:\n\n{table_text(self._split, DISAGGREGATED)}"
             yield from shared.nearest_lines(self.nearest)
+            for words in self._next_commands(best) if best else ():
+                yield from command_lines({}, words)
             return
         if best is None:
             yield from shared.items("x", (f"{one.gpu}: {one.reason}" for one in fleets.refused[:BRIEF_REFUSED]))

@@ -171,7 +171,7 @@ class PredictionRefused(MetricAnswer):
     @property
     def reason(self) -> str:
         config = self.deployment.config
-        where = f"{self.resolved.resolved} on {config.num_gpus} x {self.deployment.profile.id}"
+        where = f"{self.resolved.resolved} on {shared.gpus_on_nodes(config.num_gpus, self.deployment.profile)}"
         return f"{where}, vLLM {config.version}: {self.deployment.refusal(self.workload)}"
 
     def _object(self) -> dict[str, Any]:
@@ -250,7 +250,8 @@ def _notes(deployment: Deployment, resolved: ResolvedModel) -> Iterator[str]:
         likely = f"starts with {percent(deployment.probability_fits)} probability"
         odds = "does not start" if deployment.verdict == "does not fit" else likely
         yield f"vLLM {odds}: {refusal}; the figures assume that it does; planner fit shows ways out"
-    server = f"{resolved.resolved} on {config.num_gpus} x {deployment.profile.id}, {layout_in_words(config)}"
+    gpus = shared.gpus_on_nodes(config.num_gpus, deployment.profile)
+    server = f"{resolved.resolved} on {gpus}, {layout_in_words(config)}"
     yield "; ".join([server, f"vLLM {config.version}", *calibration_note([deployment])])
     if computed := deployment.profile.emulated.get(config.weight_dtype):
         name = deployment.profile.name
