@@ -150,7 +150,8 @@ def _row(default: Any, text: str, tags: str = "", **facts: Any) -> Any:
     return field(default=default, metadata={"help": text, "tags": tags, **facts})
 
 
-_RANKS: Mapping[str, Any] = {"tags": "axes layout searched plan result", "least": 1, "most": MOST_RANKS}
+_RANKS: Mapping[str, Any] = {"least": 1, "most": MOST_RANKS}
+_AXIS: Mapping[str, Any] = {**_RANKS, "tags": "axes layout searched plan result"}
 _COUNT: Mapping[str, Any] = {"least": 1}
 _TOKENS: Mapping[str, Any] = {"least": 1, "scaled": True}
 _BYTES: Mapping[str, Any] = {"least": 1, "scaled": True, "metavar": "BYTES"}
@@ -164,11 +165,11 @@ _GIVEN = "plan result logged recommend fleet"
 class EngineArgs:
     """Flags of ``vllm serve`` that change memory or time, in the order of commands. None: vLLM's default."""
 
-    tensor_parallel_size: int = _row(1, "GPUs that share each layer.", short="-tp", **_RANKS)
-    pipeline_parallel_size: int = _row(1, "Stages of layers.", short="-pp", **_RANKS)
-    data_parallel_size: int = _row(1, "Copies of the engine that share the load (DP ranks).", short="-dp", **_RANKS)
+    tensor_parallel_size: int = _row(1, "GPUs that share each layer.", short="-tp", **_AXIS)
+    pipeline_parallel_size: int = _row(1, "Stages of layers.", short="-pp", **_AXIS)
+    data_parallel_size: int = _row(1, "Copies of the engine that share the load (DP ranks).", short="-dp", **_AXIS)
     decode_context_parallel_size: int = _row(
-        1, "Ranks that share the tokens of the KV cache.", "layout", short="-dcp", least=1, most=MOST_RANKS
+        1, "Ranks that share tokens of the KV cache.", "layout plan recommend fleet", short="-dcp", **_RANKS
     )
     enable_expert_parallel: bool = _row(
         False, "Whole experts on each rank.", "axes layout searched plan result", short="-ep"

@@ -269,6 +269,7 @@ class Plan(_Record):
     tensor_parallel_size: Gpus
     pipeline_parallel_size: Gpus
     data_parallel_size: Gpus
+    decode_context_parallel_size: Gpus = 1
     enable_expert_parallel: bool
     requested_model: str
     model: str  #: the checkpoint to serve: an id on the hub, or the absolute path of a folder

@@ -332,10 +332,11 @@ class Recommendation(Answer):
         if whole and "fp8" not in tried and not self.search.space.weight_dtype:
             yield "i", "no FP8 checkpoint of it is known: --quantization fp8 halves the weights while they load"
         yield from (("i", words) for words in _passed_over(self.rankings))
-        if (faster := ranking.with_fp8_cache) and candidate is ranking.best:
+        for option, faster in ranking.roomier if candidate is ranking.best else ():
             ratio, rate = faster.tok_per_s_per_gpu / candidate.tok_per_s_per_gpu - 1, figure(faster.tok_per_s_per_gpu)
             gain = f"would give {rate} output tokens/s per GPU, {ratio:.0%} more"
-            yield "i", f"--kv-cache-dtype fp8 {gain}; it may cost accuracy"
+            costs = "it may cost accuracy" if "dtype" in option else "not calibrated: check speed and answers first"
+            yield "i", f"{option} {gain}; {costs}"
         more = _measured_next(service, self._folder) if service else _next_best(ranking, plan) if self.pick == 1 else ()
         yield from (("-", reason) for reason in (f"bottleneck: {self._limit_words(plan)}", *more, _serving_line(plan)))
 

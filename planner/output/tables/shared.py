@@ -252,7 +252,7 @@ def gpus_on_nodes(num_gpus: int, profile: GpuProfile) -> str:
 def layout_in_words(settings: Any) -> str:
     """The parallel axes of one server, such as ``TP 4 + EP``, of a plan or of an engine's settings."""
     sizes = {"TP": settings.tensor_parallel_size, "PP": settings.pipeline_parallel_size}
-    sizes["DP"] = settings.data_parallel_size
+    sizes |= {"DP": settings.data_parallel_size, "DCP": getattr(settings, "decode_context_parallel_size", 1)}
     words = [f"{name} {size}" for name, size in sizes.items() if (size or 1) > 1]
     layout = " + ".join([*words, *["EP"] * bool(settings.enable_expert_parallel)]) or "TP 1"
     drafts, nodes = getattr(settings, "speculative_config", None), getattr(settings, "nodes", 1)

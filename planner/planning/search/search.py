@@ -18,7 +18,7 @@ from typing import Any
 from planner import progress
 from planner.engine import EngineArgs
 from planner.errors import InputError, PlannerError
-from planner.model import ResolvedModel
+from planner.model import LatentAttention, ResolvedModel
 from planner.planning import defaults
 from planner.planning.capacity import at_concurrency
 from planner.planning.cost import Paid
@@ -45,23 +45,30 @@ def rank_by_goal(choices: Choices) -> Ranking:
     rejected = [*choices.rejected, *_runners_up(objective, candidates), *choices.left_out()]
     best = (with_figures(objective, for_users(choices.space, objective, one)) for one in candidates[:1])
     kept = (*best, *(replace(one, prediction=None) for one in candidates[1:]))
-    with_fp8_cache = _with_fp8_cache(choices, candidates[0]) if candidates else None
-    return Ranking(choices.profile, choices.version, kept, tuple(rejected), with_fp8_cache=with_fp8_cache)
+    roomier = tuple(_roomier(choices, candidates[0])) if candidates else ()
+    return Ranking(choices.profile, choices.version, kept, tuple(rejected), roomier=roomier)
 
 
-def _with_fp8_cache(choices: Choices, best: Candidate) -> Candidate | None:
-    """Return the largest batches of ``best`` with half the KV cache for each; None where that is no faster or asked."""
+def _roomier(choices: Choices, best: Candidate) -> Iterator[tuple[str, Candidate]]:
+    """Yield the options that shrink a request's KV cache on each GPU, with ``best`` under each that makes it faster."""
     goal, load, space, config = choices.objective.goal, choices.objective.load, choices.space, best.config
     short = best.deployment.requests_of(load) * config.data_parallel_size < (load.max_concurrency or 0)
+    if space.coarse or not (short or goal == "max-throughput"):
+        return
+    options, ranks = dict[str, dict[str, Any]](), config.tensor_parallel_size
     halved = space.args.kv_cache_dtype == "auto" and not config.kv_cache_dtype.startswith("fp8")
-    if not (short or goal == "max-throughput") or not halved or space.coarse or not choices.profile.supports("fp8"):
-        return None
-    args = replace(space.args, **config.settings("axes"), speculative_config=config.speculative_config)
-    args = choices.launched(best.resolved.model, replace(args, kv_cache_dtype="fp8"))
-    batches = best_first([*_batches(choices, best.resolved, args)], goal)
-    faster = [with_figures(choices.objective, one, ranked=True) for one in batches[:1]]
-    least = best.tok_per_s_per_gpu * (1 + defaults.TOLERANCE)
-    return next((one for one in faster if one.tok_per_s_per_gpu > least), None)
+    if halved and choices.profile.supports("fp8"):
+        options["--kv-cache-dtype fp8"] = {"kv_cache_dtype": "fp8"}
+    copied = all(isinstance(one, LatentAttention) and not one.indexer for one in best.resolved.model.distinct_mixers)
+    if copied and config.decode_context_parallel_size == 1 < ranks and choices.profile.platform == "cuda":
+        options[f"--decode-context-parallel-size {ranks}"] = {"decode_context_parallel_size": ranks}
+    layout = replace(space.args, **config.settings("axes"), speculative_config=config.speculative_config)
+    for option, changes in options.items():
+        args = choices.launched(best.resolved.model, replace(layout, **changes))
+        for one in best_first([*_batches(choices, best.resolved, args)], goal)[:1]:
+            faster = with_figures(choices.objective, one, ranked=True)
+            if faster.tok_per_s_per_gpu > best.tok_per_s_per_gpu * (1 + defaults.TOLERANCE):
+                yield option, faster
 
 
 def _recipe_first(choices: Choices, candidates: list[Candidate]) -> list[Candidate]:

@@ -140,7 +140,7 @@ class Ranking:
     #: Where nothing fits: changes after which it does, as ``fit`` finds them. Else a 4-bit checkpoint for one card.
     ways_out: tuple[WayOut, ...] = ()
     hint: str = ""  #: of the refusal, where ``fit`` is refused too
-    with_fp8_cache: Candidate | None = None  #: the best with a KV cache without measured scales, which is faster
+    roomier: tuple[tuple[str, Candidate], ...] = ()  #: options with which the KV cache holds more, and what is faster
 
     @property
     def best(self) -> Candidate | None:
