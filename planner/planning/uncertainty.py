@@ -77,6 +77,23 @@ class Figure:
         return cls(of, STATISTICS.get(statistic) or ("p99" if (percentile or 0) > 75 else "median"))
 
 
+def _as_sure_as_its_parts(shown: dict[str, Any]) -> None:
+    """Narrow E2EL, times and rates of lone requests to what TTFT and TPOT allow: their tokens follow one another."""
+    for key in [key for key in shown if key.endswith("_e2el_ms") and f"{key}_hi" in shown]:
+        first, token = key.replace("e2el", "ttft"), key.replace("e2el", "tpot")
+        if not {f"{first}_hi", f"{token}_hi"} <= shown.keys():
+            continue
+        tokens = (shown[key] - shown[first]) / shown[token] if shown[token] else 0.0
+        low, high = (shown[f"{first}_{end}"] + tokens * shown[f"{token}_{end}"] for end in ("lo", "hi"))
+        shown |= {f"{key}_lo": max(shown[f"{key}_lo"], low), f"{key}_hi": min(shown[f"{key}_hi"], high)}
+        if key == "mean_e2el_ms":
+            fast, slow = shown[f"{key}_lo"] / shown[key], shown[f"{key}_hi"] / shown[key]
+            for name in [name for name in RATES | TIMES if f"{name}_hi" in shown]:
+                least, most = (1 / slow, 1 / fast) if name in RATES else (fast, slow)
+                low, high = max(shown[f"{name}_lo"], shown[name] * least), min(shown[f"{name}_hi"], shown[name] * most)
+                shown |= {f"{name}_lo": low, f"{name}_hi": high}
+
+
 class Uncertainty(ABC):
     """Uncertainty of the figures of one load on one engine."""
 
@@ -108,6 +125,8 @@ class Uncertainty(ABC):
             shown[key] = value
             if isinstance(value, float) and (bounds := self.factors(key)):
                 shown |= {f"{key}_lo": value * bounds[0], f"{key}_hi": value * bounds[1]}
+        if self.lonely:
+            _as_sure_as_its_parts(shown)
         most_ms = shown.get("duration_hi", inf) * 1e3
         for key in [key for key in figures if key.endswith("_ttft_ms")]:  # no request waits longer than it is served
             whole = key.replace("_ttft_", "_e2el_")

@@ -67,6 +67,17 @@ def test_one_request_alone_is_its_prefill_and_its_decode_steps() -> None:
     assert twice["avg_latency"] - result["avg_latency"] == pytest.approx(step_s, rel=0.01)
 
 
+def test_a_lone_request_is_as_sure_as_its_first_and_its_later_tokens() -> None:
+    told = Prediction.of(deployed(), Load(512, 128, 20, max_concurrency=1)).result
+    for end in ("lo", "hi"):
+        together = told[f"mean_ttft_ms_{end}"] + 127 * told[f"mean_tpot_ms_{end}"]
+        reach = (told[f"mean_e2el_ms_{end}"] - told["mean_e2el_ms"]) / (together - told["mean_e2el_ms"])
+        assert 0 < reach <= 1.001
+    for slow, fast in (("hi", "lo"), ("lo", "hi")):
+        assert told[f"duration_{slow}"] <= 20 * told["mean_e2el_ms_hi"] / 1e3 * 1.01
+        assert told[f"output_throughput_{fast}"] * told[f"duration_{slow}"] == pytest.approx(20 * 128, rel=0.001)
+
+
 def test_of_the_replays_at_the_ends_of_an_interval_only_figures_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     replays: list[weakref.ref[Any]] = []
 
