@@ -567,6 +567,8 @@ def test_an_added_backend_takes_the_place_of_one_in_json() -> None:
     config = """--attention-config '{"backend":"TRITON_ATTN"}'"""
     plans = better(answer("mi300x", f"VLLM_ROCM_USE_AITER=1 vllm serve Qwen/Qwen3-8B {config}", *SHORT))
     assert plans and all("--attention-config" not in words and "ROCM_AITER_FA" in words for words in plans)
+    broken = """--attention-config '{"backend":"TRITON_ATTN"'"""  # no closing brace
+    assert answer("mi300x", f"VLLM_ROCM_USE_AITER=1 vllm serve Qwen/Qwen3-8B {broken}", *SHORT, status=1)
 
 
 @pytest.mark.parametrize(

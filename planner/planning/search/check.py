@@ -663,8 +663,9 @@ def _serve(model: str, deployment: Deployment, workload: Load, line: engine.Serv
         variables = {name: value for name, value in lacked.items() if name not in options}
         of_line = (line.env, line.options, line.others)
         env, given, others = ({name: one[name] for name in one if name not in _ATTENTION} for one in of_line)
-        if (text := others.pop("--attention-config", "")).startswith("{"):
-            rest = {name: value for name, value in json.loads(text).items() if name != "backend"}
+        with suppress(KeyError, ValueError, AttributeError):  # vLLM refuses text that is no JSON
+            keyed = json.loads(others.pop("--attention-config")).items()
+            rest = {name: value for name, value in keyed if name != "backend"}
             others |= {"--attention-config": json.dumps(rest, separators=(",", ":"))} if rest else {}
         line = replace(line, env=env | variables, options=given | options, others=others | options)
     return Served(model, deployment, Prediction.of(deployment, workload, percentiles=defaults.PERCENTILES), line)
