@@ -150,8 +150,9 @@ def deploy(
     targets = list(dict.fromkeys(one.value for one in target))
     made = {name: out.render_deployable(emission, name, where, command=command_line) for name in targets}
     for name, each in made.items():
-        if left_out := re.search(r"the load of the plan takes (\d+) .*starts (?!\1\n).*", next(iter(each.values()))):
-            out.note(f"note: {name}: {left_out[0]}")
+        for left_out in (r"the load of the plan takes (\d+) .*starts (?!\1\n).*", "planned with a [a-z-]+ router: .*"):
+            if found := re.search(left_out, next(iter(each.values()))):
+                out.note(f"note: {name}: {found[0]}")
     files = made[targets[0]]
     if len(targets) > 1:
         files = {f"{name}/{file}": content for name in targets for file, content in made[name].items()}

@@ -380,14 +380,15 @@ def _type(spec: CacheSpec) -> tuple[object, ...]:
     return spec.kind, spec.block_size, spec.span_tokens
 
 
-def stored_weight_bytes(model: models.Model) -> int:
-    """Bytes of the stored weights with their scales, without MTP modules and vocabulary padding."""
+def stored_weight_bytes(model: models.Model, *, mtp: bool = False) -> int:
+    """Bytes of the stored weights with their scales, with MTP modules if ``mtp``, without vocabulary padding."""
     layers = sum(
         len(kind.indices) * precision.stored_bytes(weight.shape, weight.copies)
         for kind in model.layer_kinds
         for weight, precision in zip(kind.layer.weights, kind.precisions, strict=True)
     )
-    return layers + sum(model.precision_of(w).stored_bytes(w.shape, w.copies) for w in (*model.outer, *model.vision))
+    outside = (*model.outer, *model.vision, *(model.mtp if mtp else ()))
+    return layers + sum(model.precision_of(w).stored_bytes(w.shape, w.copies) for w in outside)
 
 
 def kv_bytes_per_token(model: models.Model, *, past_windows: bool = False) -> int:

@@ -54,6 +54,7 @@ TARGET_BATCHES = (32, 128)  #: beside the largest that the memory holds: small b
 TOKEN_BUDGETS = (512, 1024, 2048, 4096, 16384)
 CONTEXT_STEP = 256  #: ``max_model_len`` is a multiple of this, so that no odd value is launched
 LONG_CONTEXT_STEP = 1024  #: the same of a serving line whose memory holds less than the model's context
+MEDIA_CONTEXTS = (65_536, 32_768, 16_384, 8192)  #: of one with images, whose profile run takes memory by the context
 LONGEST_CONTEXT = 2**20  #: of a serving line, unless asked for: Llama 4 declares ten times as much
 USUAL_MAX_NUM_SEQS = (8, 16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)  #: what people launch with
 USUAL_RANGE_RATIO = 0.2  #: of lengths, for DP ranks: InferenceX's vary by as much

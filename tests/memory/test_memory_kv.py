@@ -240,6 +240,8 @@ def test_model_facts_have_the_contracts_keys() -> None:
 def test_facts_of_a_model_need_no_gpu() -> None:
     llama = model("meta-llama/Llama-2-13b-hf")
     assert stored_weight_bytes(llama) == 26_031_728_640
+    deepseek = stored_weight_bytes(model("deepseek-ai/DeepSeek-V3"), mtp=True)
+    assert deepseek == pytest.approx(688_574_839_360, rel=1e-6)  # tensors of the published safetensors
     assert kv_bytes_per_token(llama) == 819_200
     assert attention_kinds(llama) == "MHA 40"
     assert attention_kinds(model("meta-llama/Llama-3.1-8B")) == "GQA 32/8"

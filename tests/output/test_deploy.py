@@ -600,11 +600,14 @@ def test_as_many_servers_are_deployed_as_the_plan_needs(target: str, servers: in
 
 
 def test_a_deployment_of_fewer_servers_than_needed_says_so(tmp_path: Path) -> None:
-    needed = Service(targets=(), request_rate=5, replicas=5, total_gpus=10, packages=10, goodput=1)
+    router = {"router": "least-loaded"}
+    needed = Service(targets=(), request_rate=5, replicas=5, total_gpus=10, packages=10, goodput=1, **router)
     made = emission(b200().model_copy(update={"service": needed}))
     write_folder(tmp_path / "plan", {"plan.json": written(made)}, force=False)
     told = run("deploy", f"{tmp_path / 'plan'}", "--target", "slurm")
-    assert "note: slurm: the load of the plan takes 5 servers, this starts 1" in " ".join(told.err.split())
+    said = " ".join(told.err.split())
+    assert "note: slurm: the load of the plan takes 5 servers, this starts 1" in said
+    assert "note: slurm: planned with a least-loaded router: least_conn of nginx" in said
 
 
 def test_start_up_time_follows_the_weights() -> None:

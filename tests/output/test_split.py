@@ -121,16 +121,18 @@ def test_a_server_is_awaited_stopped_and_started_again(tmp_path: Path) -> None:
     assert host.run("bash", decode, "0", FIRST_GPU="4", **env).returncode == 0
     (words,) = (call for call in host.calls("docker") if call[0] == "run")
     assert min(map(int, gpus_and_ports(words, 1)[0])) == 4
+    name = words[words.index("--name") + 1]
+    assert re.fullmatch("planner-decode-[0-9a-f]{12}-0", name), "another plan's server is not this one"
     again = host.run("bash", decode, "0", **env)
     assert again.returncode == 0 and "already running" in again.stdout
     assert sum(call[0] == "run" for call in host.calls("docker")) == 1
     (host.folder / "unhealthy").touch()
     late = host.run("bash", decode, "0", START_TIMEOUT_S="0", **env)
     assert late.returncode == 1 and "no answer" in late.stderr
-    assert ["stop", "planner-decode-0"] not in host.calls("docker"), "another run started it"
+    assert ["stop", name] not in host.calls("docker"), "another run started it"
     assert host.run("bash", decode, "0", "stop").returncode == 0
-    assert ["stop", "planner-decode-0"] in host.calls("docker") and ["rm", "planner-decode-0"] in host.calls("docker")
-    (host.folder / "fails").write_text("planner-decode-1")
+    assert ["stop", name] in host.calls("docker") and ["rm", name] in host.calls("docker")
+    (host.folder / "fails").write_text(name.removesuffix("0") + "1")
     dead = host.run("bash", decode, "1", **env)
     assert dead.returncode == 1 and "stopped before it answered" in dead.stderr and "a line of the log" in dead.stderr
     for wrong in (("x",), ("0", "restart"), ("0", "stop", "1")):

@@ -88,6 +88,7 @@ def test_a_request_shows_its_answer_and_an_empty_one_is_an_error(machine: MakeMa
     assert done.returncode == 0 and "city that is known" in done.stdout
     (call,) = [call for call in here.calls("curl") if call[-1].endswith("/v1/completions")]
     assert call[-1] == "http://127.0.0.1:8000/v1/completions"
+    assert call[call.index("--header") + 1] == "@-", "a key is no argument, which every user sees"
     body = json.loads(call[call.index("--data") + 1])
     assert body.pop("model") == "amd/Llama-3.1-70B-Instruct-FP8-KV"
     assert body == {"prompt": "San Francisco is a", "max_tokens": 20, "temperature": 0}

@@ -205,3 +205,14 @@ def test_a_stretched_context_is_planned_and_launched(options: dict[str, Any]) ->
     assert not given or plan["serve_argv"][plan["serve_argv"].index("--hf-overrides") + 1] == given
     longer = Serving("Qwen/Qwen3-32B", "h100", tensor_parallel_size=2, **options)
     assert longer.fit().config.max_model_len == 131072 and longer.longest_context == 131072
+
+
+def test_a_server_of_images_takes_more_than_the_text_of_its_load() -> None:
+    """A picture of 1,024 x 1,024 is 1,370 tokens of 28 x 28 pixels; the profile run of a video takes the context."""
+    plan = recommend_plans("Qwen/Qwen2.5-VL-7B-Instruct", "l40s", max_concurrency=64, ttft=500, tpot=40).best
+    assert plan and plan.max_model_len >= 16_384
+
+
+def test_a_checkpoint_quantised_on_load_is_downloaded_whole() -> None:
+    plan = recommend_plans("meta-llama/Llama-2-13b-hf", "mi300x", quantization="fp8", gpus=1).best
+    assert plan and plan.memory["checkpoint_bytes"] == 26_031_728_640

@@ -1,5 +1,6 @@
 """Deployables of a plan: docker compose, Slurm and disaggregated servers; Kubernetes from ``kubernetes``."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import fields
 from math import ceil
@@ -152,9 +153,11 @@ def split_files(plan: Disaggregated, command: str) -> dict[str, str]:
 def _side_script(plan: Disaggregated, side: SideLaunch, command: str) -> str:
     nvidia, version = plan.profile.vendor == "nvidia", plan.decode.deployment.config.version
     words, others = docker_args(plan.profile, side.num_gpus), plan.num_gpus - side.servers * side.num_gpus
+    launched = " ".join((side.role, *side.serve_argv))
     names = {
         "plan": plan,
         "side": side,
+        "digest": hashlib.sha256(launched.encode()).hexdigest()[:12],
         "command": command,
         "image": image_for(plan.profile, version).name,
         "ready_timeout": scripts.ready_timeout(version, side.serve_argv, side.env),

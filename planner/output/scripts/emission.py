@@ -200,7 +200,8 @@ def describe_load(plan: Plan) -> str:
 def _load_words(load: PlannedWorkload) -> str:
     arrivals = [f"at most {load.max_concurrency} at once"] if load.max_concurrency else []
     arrivals += [f"{load.request_rate:g} requests/s"] if load.request_rate else []
-    lengths = f"{load.input_len} input and {load.output_len} output tokens"
+    lengths = f"{load.input_len:,} input and {load.output_len:,} output tokens"
+    lengths += f" behind {load.prefix_len:,} that they share" if load.prefix_len else ""
     return f"{counted(load.num_prompts, 'request')} of {lengths}, {', '.join(arrivals) or 'sent as they arrive'}"
 
 

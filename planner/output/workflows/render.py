@@ -111,8 +111,9 @@ def _of_job(job: Subject, command: str) -> scripts.Emission:
     workflow, plan = job.workflow, job.plan
     needed, parts = plan.memory["checkpoint_bytes"], []
     if "quantize.sh" in workflow.scripts:  # the 16-bit checkpoint is downloaded, the quantised one written beside it
-        parts.append(f"{ceil(needed / GB)} GB for the quantised checkpoint")
-        needed += stored_weight_bytes(job.resolved.model)
+        written = stored_weight_bytes(job.deployment.model)
+        parts.append(f"{ceil(written / GB)} GB for the quantised checkpoint")
+        needed += written
     if job.draft:
         draft_bytes = stored_weight_bytes(resolve_model(job.draft).model)
         parts.append(f"{ceil(draft_bytes / GB)} GB of {job.draft}")

@@ -202,7 +202,7 @@ def _memory(deployment: Deployment, total_len: int) -> dict[str, Any]:
         "kv_cache_bytes_hi": round(stage.available.high),
         "kv_cache_tokens": budget.logged_tokens(budget.num_blocks.mid),
         "requests_held": deployment.requests_held(total_len),
-        "checkpoint_bytes": stored_weight_bytes(deployment.model),
+        "checkpoint_bytes": stored_weight_bytes(deployment.checkpoint or deployment.model, mtp=True),
     }
 
 
@@ -584,12 +584,15 @@ def _wider(space: Space, objective: Objective, candidate: Candidate) -> Iterator
         places = min(places, config.most_decodes)
         graphs = engine.capture_size(replace(fixed, max_num_seqs=min(busy, places)), config.version, candidate.profile)
         wide = replace(own, config=replace(fixed, max_num_seqs=places, max_cudagraph_capture_size=graphs))
-        if not given.max_model_len:
-            wide = wide.with_settings(max_model_len=_longest_context(wide))
+        lengths = [given.max_model_len or _longest_context(wide)]
+        if own.model.vision and not given.max_model_len:  # whose profile run takes memory for as long a video
+            lengths += [size for size in defaults.MEDIA_CONTEXTS if config.max_model_len < size < lengths[0]]
         least = held * (1 - defaults.TOLERANCE * (places <= config.max_num_seqs))
-        holds = wide.requests_of(objective.load, pessimistic=cautious) >= least
-        if wide.config != config and wide.fits and not wide.lacking_states and (holds or load):
-            yield wide
+        for longest in lengths:
+            wide = wide.with_settings(max_model_len=longest)
+            holds = wide.requests_of(objective.load, pessimistic=cautious) >= least
+            if wide.config != config and wide.fits and not wide.lacking_states and (holds or load):
+                yield wide
 
 
 def _longest_context(deployment: Deployment) -> int:
