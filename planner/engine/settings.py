@@ -214,8 +214,10 @@ class EngineArgs:
     hf_overrides: str | None = _row(
         None, "Keys of config.json to replace: its context alone counts.", "recommend fleet", metavar="JSON"
     )
-    language_model_only: bool = _row(False, "Leave the vision tower out.", "logged")
-    limit_mm_per_prompt: str | None = _row(None, "Maximum images and videos per prompt.", metavar="JSON")
+    language_model_only: bool = _row(False, "Leave the vision tower out.", "logged recommend fleet")
+    limit_mm_per_prompt: str | None = _row(
+        None, "Maximum images and videos per prompt.", "recommend fleet", metavar="JSON"
+    )
     mm_processor_kwargs: str | None = _row(None, "Image processor: max_pixels counts.", metavar="JSON", only="memory")
     skip_mm_profiling: bool = _row(False, "No images in the profile run.", "logged", only="memory")
     mm_encoder_tp_mode: str | None = _row(

@@ -46,6 +46,7 @@ MOST_PROMPTS = 20_000  #: requests of a longer load whose steps stand for all
 #: One standard deviation of the logarithm of the share of gaps beyond a percentile of ITL. Which prompts share a step
 #: depends on milliseconds of the client: where a percentile lies near the edge of gaps with a prompt, it is either.
 GAP_SHARE = 0.3
+_LONE_PROMPTS = 9  #: that tell how fast an idle server answers
 LEAST_FACTOR = 0.01  #: between a prediction and a measurement: below even odds nothing better is certain
 _NORMAL = NormalDist()
 _HOST = [PARAMETERS.index(name) for name in ("host_step_s", "host_seq_s")]
@@ -134,6 +135,11 @@ class Uncertainty(ABC):
                 bound_ms = min(most_ms, shown.get(f"{whole}_hi", inf))
                 if f"{name}_hi" in shown and shown[name] <= bound_ms:
                     shown[f"{name}_hi"] = min(shown[f"{name}_hi"], bound_ms)
+        decode_ms = shown.get("mean_e2el_ms", 0.0) - shown.get("mean_ttft_ms", 0.0)
+        if decode_ms > 0:  # and decodes no longer
+            bound_ms = shown.get("mean_tpot_ms", inf) * most_ms / decode_ms
+            for key in [key for key in figures if key.endswith("_tpot_ms") and f"{key}_hi" in shown]:
+                shown[f"{key}_hi"] = min(shown[f"{key}_hi"], max(shown[key], bound_ms))
         return shown
 
     def upper(self, key: str, probability: float) -> float:
@@ -306,6 +312,20 @@ class UncertaintyOfReplay(Uncertainty):
         for kept in ("_timeline", "_steps", "_slower_host", "_slower", "_outcome"):
             made.__dict__.pop(kept, None)
         return made
+
+    def beside(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+        shown = super().beside(figures)
+        if not self._replays or self.load.recorded is not None:
+            return shown
+        # a busy server is no faster than an idle one, whose queue needs no guess
+        lone = self.load.at_concurrency(1, _LONE_PROMPTS)
+        served = self.deployment.replay(lone, keep_steps=True)
+        idle, idle_ms = UncertaintyOfReplay(self.deployment, lone, served, queue_reacts=False), _outcome(served)
+        for key in [key for key in figures if f"{key}_lo" in shown]:
+            if (figure := Figure.of_key(key)) and figure.of in OF_A_REQUEST and (factors := idle.factors(key)):
+                least_ms = 1e3 * idle_ms[f"median_{figure.of}"] * factors[0]
+                shown[f"{key}_lo"] = max(shown[f"{key}_lo"], min(least_ms, shown[key]))
+        return shown
 
     def _found_sd(self, figure: Figure, noise: float, above: bool) -> float:
         # the link to the host has no part in the steps

@@ -614,6 +614,13 @@ def test_weights_that_a_gpu_cannot_multiply_are_refused_as_predict_refuses_them(
     assert several.status == 1 and f"vLLM refuses these settings on {gpu}" in several.err
 
 
+def test_a_shorter_context_is_named_beside_more_gpus() -> None:
+    """141 GB of bf16 weights leave a quarter of an MI300X for a context of some 100,000 tokens."""
+    words = " ".join(run("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x,h200").out.split())
+    shorter = re.search(r"mi300x holds it with --max-model-len (\d+); h200-sxm .*--tensor-parallel-size 2", words)
+    assert shorter and 100_000 < int(shorter[1]) < 131_072
+
+
 def test_a_sweep_in_which_nothing_fits_ends_with_no() -> None:
     none = run("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "mi300x-cpx", "--sweep")
     some = run("fit", "meta-llama/Llama-3.3-70B-Instruct", "--gpu", "h100", "--sweep")

@@ -607,6 +607,11 @@ def test_integers_give_way_to_the_native_format_of_their_width(gpu: str, native:
             "fits: 4 GPUs, tensor parallel, an fp8 checkpoint: nvidia/Llama-3.3-70B-Instruct-FP8 --gpus 4",
         ),
         (("meta-llama/Llama-2-13b-hf", "--gpu", "mi300x-cpx"), "fits: fp8 weights, quantised while they load"),
+        # a precision that is asked for by name may be of any publisher
+        (
+            ("meta-llama/Llama-3.1-8B-Instruct", "--gpu", "rtx-4090", "--weight-dtype", "int4-awq"),
+            "Serve hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4 (asked: bf16) on 1 x RTX-4090",
+        ),
         # 671 GB on 640: the next larger GPU as fast
         (("deepseek-ai/DeepSeek-R1", "--have", "h100=8"), "fits: NVIDIA H200 SXM 141GB: --gpu h200-sxm"),
     ],

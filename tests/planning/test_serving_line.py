@@ -216,3 +216,17 @@ def test_a_server_of_images_takes_more_than_the_text_of_its_load() -> None:
 def test_a_checkpoint_quantised_on_load_is_downloaded_whole() -> None:
     plan = recommend_plans("meta-llama/Llama-2-13b-hf", "mi300x", quantization="fp8", gpus=1).best
     assert plan and plan.memory["checkpoint_bytes"] == 26_031_728_640
+
+
+@pytest.mark.parametrize("options", [{"language_model_only": True}, {"limit_mm_per_prompt": '{"image": 0}'}])
+def test_a_model_with_images_is_planned_for_text_alone(options: dict[str, Any]) -> None:
+    """Gemma-3's tower is 417 million parameters: 0.8 GB in bf16, which text alone gives to the KV cache."""
+    asked = {"gpu": "h100", "num_prompts": 64, "max_concurrency": 8}
+    images, text = (
+        recommend_plans("google/gemma-3-27b-it", **asked, **more).to_dict()["plans"][0] for more in ({}, options)
+    )
+    flag = "--" + next(iter(options)).replace("_", "-")
+    assert flag in text["serve_argv"] and flag not in images["serve_argv"]
+    assert text["model"] == images["model"] and text["num_gpus"] == images["num_gpus"]
+    saved = images["memory"]["weights_bytes"] - text["memory"]["weights_bytes"]
+    assert saved == pytest.approx(0.84e9 / text["num_gpus"], rel=0.1)

@@ -142,7 +142,10 @@ class FitTable(Answer):
         among = f"{len(self.answers)} {'settings' if self.sweep else 'GPUs'}"
         if not fitting:
             least = min(((size, one.gpu_id) for one in fits if (size := one.min_tensor_parallel_size)), default=None)
-            then = "; {1} holds it with --tensor-parallel-size {0}".format(*least) if least and not self.sweep else ""
+            longest = max(((one.largest_max_model_len, one.gpu_id) for one in fits), default=(0, ""))
+            ways = ["{1} holds it with --max-model-len {0}".format(*longest)] if longest[0] else []
+            ways += ["{1} holds it with --tensor-parallel-size {0}".format(*least)] if least else []
+            then = "" if self.sweep else "".join(f"; {way}" for way in ways)
             return f"{self.resolved.resolved} fits on none of {among}{then}"
         most = max(fitting, key=lambda answer: answer.max_concurrency)
         where = "" if self.sweep else f": {listed([answer.gpu_id for answer in fitting], BRIEF_NAMES)}"

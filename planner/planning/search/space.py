@@ -427,6 +427,7 @@ class Choices:
         if self.native and wanted in (None, asked.model.quantization.weight_dtype):
             yield asked
         own, made = asked.model.quantization, quantized_checkpoints(asked.resolved) if asked.source != "path" else ()
+        made = sorted(made, key=lambda one: not self._trusted(one))
         seen, measured = {(own.weight_dtype, own.kv_cache_dtype)}, timing.ran_on(self.profile.architecture)
         for checkpoint in made:
             reason, key = self._unsuitable(checkpoint), (checkpoint.weight_dtype, checkpoint.kv_cache_dtype)
@@ -447,9 +448,13 @@ class Choices:
             seen.add(key)
             yield resolve_model(checkpoint.id, network=False)
 
+    def _trusted(self, checkpoint: Checkpoint) -> bool:
+        of_model = self.space.model.resolved.split("/")[0]
+        return checkpoint.publisher.lower() in TRUSTED_PUBLISHERS or checkpoint.publisher == of_model
+
     def _unsuitable(self, checkpoint: Checkpoint) -> str | None:
-        profile, publisher, dtype = self.profile, self.space.model.resolved.split("/")[0], checkpoint.weight_dtype
-        if checkpoint.publisher.lower() not in TRUSTED_PUBLISHERS and checkpoint.publisher != publisher:
+        profile, dtype = self.profile, checkpoint.weight_dtype
+        if not self._trusted(checkpoint) and self.space.weight_dtype is None:
             return f"quantised by {checkpoint.publisher}: give {checkpoint.id} as MODEL to plan it"
         if profile.vendor in ("amd", "nvidia") and profile.vendor not in checkpoint.platforms:
             return f"published for {' and '.join(checkpoint.platforms)} GPUs"
